@@ -1,0 +1,1 @@
+"""Benchmarks and the machinery they share; run from the repository root as ``python -m benchmarks.<suite>``."""

@@ -1,0 +1,387 @@
+"""A client that records everything a server answers, in a form in which two servers can be compared.
+
+A `Capture` keeps each event as it arrived, with its time; what differs from run to run by nature (request ids, creation
+times, timings in metrics) is removed. Text and audio of one request come from different stages, so the order in which
+their events interleave, and how many text tokens share an event, depend on timing even in one and the same server.
+`Capture.answer` is therefore what must be equal: the text and token ids joined, the audio chunk by chunk, and how the
+request ended.
+"""
+
+import asyncio
+import base64
+import dataclasses
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import aiohttp
+
+Kind = Literal["text", "audio", "usage", "error", "other", "done"]
+
+REQUEST_TIMEOUT_S = 300.0
+_VOLATILE = frozenset(
+    {"id", "created", "metrics", "request_id", "system_fingerprint", "stage_durations", "peak_memory_mb"}
+)
+_WAV_HEADER_BYTES = 44
+_AUDIO_FIELDS = ("data", "transcript", "expires_at", "id")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to send: a path such as ``/v1/chat/completions`` and a JSON body."""
+
+    path: str
+    body: Mapping[str, Any]
+    abort_after: int | None = None
+    """Close the connection after this many events; None: read to the end."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer comes piece by piece."""
+        return bool(self.body.get("stream"))
+
+
+def chat_request(
+    prompt: str,
+    *,
+    model: str | None = None,
+    modalities: Sequence[str] = ("text", "audio"),
+    max_tokens: int | None = None,
+    stream: bool = True,
+    abort_after: int | None = None,
+    **body: Any,
+) -> Request:
+    """A chat completion, in the form that ``vllm bench serve --omni --backend openai-chat-omni`` sends."""
+    message = {"role": "user", "content": prompt}
+    data: dict[str, Any] = {"messages": [message], "modalities": list(modalities), "temperature": 0.0}
+    if model is not None:
+        data["model"] = model
+    if max_tokens is not None:
+        data["max_tokens"] = max_tokens
+    if stream:
+        data |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    return Request("/v1/chat/completions", {**data, **body}, abort_after)
+
+
+def speech_request(
+    text: str,
+    *,
+    model: str | None = None,
+    voice: str = "vivian",
+    stream: bool = True,
+    abort_after: int | None = None,
+    **body: Any,
+) -> Request:
+    """A speech request; streamed, it answers with raw PCM as upstream's benchmark asks for it."""
+    data: dict[str, Any] = {"input": text, "voice": voice}
+    if model is not None:
+        data["model"] = model
+    if stream:
+        data |= {"stream": True, "stream_format": "audio", "response_format": "pcm"}
+    return Request("/v1/audio/speech", {**data, **body}, abort_after)
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One server-sent event, one piece of a byte stream, or one whole JSON answer."""
+
+    kind: Kind
+    at_s: float
+    """Arrival, seconds after the request was sent."""
+    content: Mapping[str, Any]
+    """What it said, without the volatile fields and without the audio itself."""
+    audio: bytes = b""
+    """Its audio as sent (for chat a WAV file of its own, for speech raw PCM or whatever format was asked for)."""
+
+
+@dataclasses.dataclass
+class Capture:
+    """Everything one request brought back."""
+
+    request: Request
+    order: int
+    """Position in which the request was started, from 0."""
+    started_at_s: float
+    """When it was sent, `time.monotonic` seconds."""
+    status: int | None = None
+    """HTTP status; None when there was no answer."""
+    events: list[Event] = dataclasses.field(default_factory=list)
+    error: str | None = None
+    """Transport error, HTTP error body, or error event."""
+    error_code: int | str | None = None
+    aborted: bool = False
+    """The client closed the connection, as the request asked."""
+    e2e_s: float = 0.0
+    """From sending to the end of the answer, seconds."""
+
+    @property
+    def text(self) -> str:
+        """All text, joined."""
+        return "".join(event.content.get("text") or "" for event in self.events if event.kind == "text")
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All token ids that the server sent along (``return_token_ids``)."""
+        return [token for event in self.events for token in event.content.get("token_ids") or ()]
+
+    @property
+    def audio_events(self) -> list[Event]:
+        """Events with audio in them."""
+        return [event for event in self.events if event.audio]
+
+    @property
+    def audio(self) -> bytes:
+        """All samples, joined, WAV headers removed."""
+        pieces = [event.audio for event in self.audio_events]
+        if self._events_are_cuts:
+            return _samples(b"".join(pieces))
+        return b"".join(_samples(piece) for piece in pieces)
+
+    @property
+    def _events_are_cuts(self) -> bool:
+        """Whether the audio came as one byte stream, which the transport cuts where it likes."""
+        return any("type" in event.content for event in self.audio_events)
+
+    @property
+    def audio_sha256(self) -> str:
+        """Digest of `audio`."""
+        return _sha256(self.audio)
+
+    @property
+    def finish_reasons(self) -> dict[str, str]:
+        """Finish reason by modality."""
+        found = ((event.content.get("modality"), event.content.get("finish_reason")) for event in self.events)
+        return {str(modality): reason for modality, reason in found if reason}
+
+    @property
+    def usage(self) -> Mapping[str, Any] | None:
+        """The last usage record that speaks for the whole request."""
+        whole = [event.content["usage"] for event in self.events if event.kind == "usage"]
+        return whole[-1] if whole else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first text, seconds."""
+        return next((event.at_s for event in self.events if event.kind == "text" and event.content.get("text")), None)
+
+    @property
+    def ttfp_s(self) -> float | None:
+        """Time to first audio, seconds."""
+        return next((event.at_s for event in self.audio_events), None)
+
+    @property
+    def audio_gaps_s(self) -> list[float]:
+        """Times between successive audio events, seconds."""
+        times = [event.at_s for event in self.audio_events]
+        return [after - before for before, after in itertools.pairwise(times)]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the request was answered to its end without an error."""
+        return self.status == 200 and self.error is None and not self.aborted
+
+    def answer(self) -> dict[str, Any]:
+        """What two servers must agree on, as plain JSON data; nothing in it depends on time."""
+        chunks = [] if self._events_are_cuts else self.audio_events
+        return {
+            "status": self.status,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "audio_sha256": self.audio_sha256,
+            "audio_bytes": len(self.audio),
+            "audio_chunks": [_sha256(event.audio) for event in chunks],
+            "audio_content": [dict(event.content) for event in chunks],
+            "finish_reasons": self.finish_reasons,
+            "usage": self.usage,
+            "error": self.error,
+            "error_code": self.error_code,
+        }
+
+    def digest(self) -> str:
+        """SHA-256 of `answer`."""
+        return _sha256(json.dumps(self.answer(), sort_keys=True).encode())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _samples(audio: bytes) -> bytes:
+    return audio[_WAV_HEADER_BYTES:] if audio[:4] == b"RIFF" and audio[36:40] == b"data" else audio
+
+
+def _plain(value: Any) -> Any:
+    """*value* without volatile fields, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if key not in _VOLATILE}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+async def _server_sent_events(content: aiohttp.StreamReader) -> AsyncIterator[str]:
+    """Data of each event; the transport may cut anywhere, also inside a character."""
+    buffer = b""
+    async for piece in content.iter_any():
+        buffer += piece
+        while (end := buffer.find(b"\n\n")) >= 0:
+            block, buffer = buffer[:end], buffer[end + 2 :]
+            lines = [line[5:].lstrip() for line in block.decode().splitlines() if line.startswith("data:")]
+            if lines:
+                yield "\n".join(lines)
+
+
+def _chat_event(data: Mapping[str, Any], at_s: float) -> list[Event]:
+    """The events of one chat chunk or of one whole chat answer."""
+    if data.get("error") is not None:
+        return [Event("error", at_s, {"error": _plain(data["error"])})]
+    choices = data.get("choices") or []
+    if not choices:
+        return [Event("usage" if data.get("usage") else "other", at_s, _plain(data))]
+    events = []
+    for choice in choices:
+        part: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
+        audio_part = part.get("audio")
+        # Streamed, a chunk says its modality and audio stands where text would; in a whole answer one message has both.
+        modality = data.get("modality")
+        rest = {key: value for key, value in part.items() if key not in ("content", "audio") and value is not None}
+        common = {"index": choice.get("index"), "finish_reason": choice.get("finish_reason"), "delta": _plain(rest)}
+        if modality == "audio":
+            content = {"modality": modality, "usage": data.get("usage"), **common}
+            events.append(Event("audio", at_s, content, base64.b64decode(part.get("content") or "")))
+        elif part.get("content") is not None or not isinstance(audio_part, Mapping):
+            text = {"text": part.get("content"), "token_ids": choice.get("token_ids")}
+            content = {"modality": modality or "text", **text, **common}
+            events.append(Event("text", at_s, content))
+        if isinstance(audio_part, Mapping):
+            told = {key: value for key, value in audio_part.items() if key not in _AUDIO_FIELDS}
+            content = {"modality": "audio", "audio": told, "metadata": choice.get("audio_metadata"), **common}
+            events.append(Event("audio", at_s, content, base64.b64decode(audio_part.get("data") or "")))
+    if data.get("object") == "chat.completion" and data.get("usage"):
+        events.append(Event("usage", at_s, {"usage": data["usage"]}))
+    return events
+
+
+class Client:
+    """Sends requests to one server and records the answers; an async context manager."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+        self._started = 0
+
+    async def __aenter__(self) -> Self:
+        # One connection per request, as a benchmark's clients have: no waiting for a pool.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, read_bufsize=1 << 20)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(self, request: Request) -> Capture:
+        """Send one request and record it to its end, its abort or its error."""
+        if self._session is None:
+            raise RuntimeError("use the client inside `async with`")
+        capture = Capture(request, self._started, time.monotonic())
+        self._started += 1
+        try:
+            async with self._session.post(self._base_url + request.path, json=dict(request.body)) as response:
+                capture.status = response.status
+                if response.status != 200:
+                    await self._read_error(capture, response)
+                elif "event-stream" in response.headers.get("Content-Type", ""):
+                    await self._read_events(capture, response)
+                else:
+                    await self._read_body(capture, response)
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError, ValueError) as error:
+            capture.error = f"{type(error).__name__}: {error}"
+        capture.e2e_s = time.monotonic() - capture.started_at_s
+        return capture
+
+    @staticmethod
+    def _keep(capture: Capture, event: Event) -> bool:
+        """Record *event*; True when the request asked to stop here."""
+        capture.events.append(event)
+        if event.kind == "error":
+            error = event.content["error"]
+            message, code = (error.get("message"), error.get("code")) if isinstance(error, Mapping) else (error, None)
+            capture.error, capture.error_code = str(message), code
+        limit = capture.request.abort_after
+        capture.aborted = limit is not None and len(capture.events) >= limit
+        return capture.aborted
+
+    async def _read_events(self, capture: Capture, response: aiohttp.ClientResponse) -> None:
+        async for data in _server_sent_events(response.content):
+            at_s = time.monotonic() - capture.started_at_s
+            if data == "[DONE]":
+                capture.events.append(Event("done", at_s, {}))
+                continue
+            for event in _chat_event(json.loads(data), at_s):
+                if self._keep(capture, event):
+                    response.close()
+                    return
+        if not capture.events or (capture.events[-1].kind != "done" and capture.error is None):
+            capture.error = "the event stream ended without [DONE]"
+
+    async def _read_body(self, capture: Capture, response: aiohttp.ClientResponse) -> None:
+        """A whole JSON answer, or a byte stream of audio."""
+        kind = response.headers.get("Content-Type", "").split(";")[0]
+        if kind == "application/json":
+            for event in _chat_event(await response.json(), time.monotonic() - capture.started_at_s):
+                self._keep(capture, event)
+            return
+        async for piece in response.content.iter_any():
+            at_s = time.monotonic() - capture.started_at_s
+            if piece and self._keep(capture, Event("audio", at_s, {"modality": "audio", "type": kind}, piece)):
+                response.close()
+                return
+
+    @staticmethod
+    async def _read_error(capture: Capture, response: aiohttp.ClientResponse) -> None:
+        text = await response.text()
+        try:
+            data = json.loads(text)
+        except ValueError:
+            data = text
+        error = data.get("error", data) if isinstance(data, Mapping) else data
+        capture.error = str(error.get("message", error) if isinstance(error, Mapping) else error)
+        capture.error_code = error.get("code") if isinstance(error, Mapping) else response.status
+
+    async def run_closed_loop(self, requests: Sequence[Request], max_concurrency: int) -> list[Capture]:
+        """Keep *max_concurrency* requests in flight, started in the given order, until all are answered.
+
+        Captures come back in the order of *requests*.
+        """
+        captures: list[Capture | None] = [None] * len(requests)
+        waiting = iter(enumerate(requests))
+
+        async def worker() -> None:
+            for index, request in waiting:
+                captures[index] = await self.send(request)
+
+        await asyncio.gather(*(worker() for _ in range(min(max_concurrency, len(requests)))))
+        return [capture for capture in captures if capture is not None]
+
+
+def run_closed_loop(base_url: str, requests: Sequence[Request], max_concurrency: int = 1) -> list[Capture]:
+    """`Client.run_closed_loop` for code that is not asynchronous."""
+
+    async def run() -> list[Capture]:
+        async with Client(base_url) as client:
+            return await client.run_closed_loop(requests, max_concurrency)
+
+    return asyncio.run(run())
+
+
+def differences(ours: Sequence[Capture], theirs: Sequence[Capture]) -> list[str]:
+    """Where two runs of the same requests disagree, one line each; empty when they agree."""
+    found = [] if len(ours) == len(theirs) else [f"{len(ours)} captures against {len(theirs)}"]
+    for index, (left, right) in enumerate(zip(ours, theirs, strict=False)):
+        mine, other = left.answer(), right.answer()
+        unequal = [key for key in mine if mine[key] != other[key]]
+        found += [f"request {index}: {key}: {mine[key]!r} against {other[key]!r}" for key in unequal]
+    return found

@@ -1,0 +1,306 @@
+"""Start and stop a real ``vllm serve --omni``, and account for its processes.
+
+Servers are started on a port that was free a moment ago, in a process group of their own, and count as ready only when
+health is answered while that very process is alive: a server that is shutting down keeps its port, and would answer for
+a new one. Stopping waits for every process of the tree, so that the next server starts on a quiet machine.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+READY_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 45.0
+LOG_TAIL_LINES = 60
+
+DEFAULT_ENVIRONMENT: Mapping[str, str] = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMNI_SIMULATED_DEVICE": "1",
+    "OMP_NUM_THREADS": "1",  # several stage processes share few cores
+}
+
+_STAGE_NAME = re.compile(r"stage(\d+)_replica(\d+)")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
+
+
+class ServerError(RuntimeError):
+    """The server did not start or ended early; the message ends with the tail of its log."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shutdown:
+    """How a server ended."""
+
+    seconds: float
+    """From SIGTERM until its last process was gone."""
+    returncode: int | None
+    """Exit status of the API server process; None where it could not be read."""
+    killed: tuple[str, ...]
+    """Processes that had to be killed, as ``role:pid``; empty after a clean stop."""
+    leftovers: tuple[str, ...]
+    """Shared-memory files that appeared while it ran and that nobody has open now; they are removed."""
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def vllm_command() -> list[str]:
+    """The command line that runs this interpreter's ``vllm``."""
+    beside = Path(sys.executable).parent / "vllm"  # not resolved: a venv's interpreter is a link to another folder
+    if beside.exists():
+        return [str(beside)]
+    found = shutil.which("vllm")
+    if found is None:
+        raise ServerError("there is no `vllm` command beside this interpreter or on PATH; run scripts/setup.sh first")
+    return [found]
+
+
+def role(process: psutil.Process) -> str:
+    """``api``, ``stage<i>_replica<j>`` or ``helper`` (resource trackers), from what the process calls itself."""
+    try:
+        title = " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        return "gone"
+    match = _STAGE_NAME.search(title)
+    if match:
+        return f"stage{match[1]}_replica{match[2]}"
+    return "helper" if "multiprocessing" in title else "api"
+
+
+class Server:
+    """One server as a context manager: ready on entry, gone on exit.
+
+    ``model`` is a folder that `omni_simulated_device.models` wrote (or any model), ``deploy_config`` a deploy YAML.
+    ``environment`` wins over `DEFAULT_ENVIRONMENT`, a value of None removes the variable. The log goes to ``log_path``,
+    or to the server's own folder, which is kept when the server failed.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        deploy_config: str | Path,
+        *,
+        environment: Mapping[str, str | None] | None = None,
+        arguments: Sequence[str] = (),
+        log_path: str | Path | None = None,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
+        self.model = str(model)
+        self.deploy_config = str(deploy_config)
+        self.shutdown: Shutdown | None = None
+        self.start_s: float | None = None
+        """Time from start to ready, seconds."""
+        self._extra_environment = dict(environment or {})
+        self._arguments = list(arguments)
+        self._folder = Path(tempfile.mkdtemp(prefix="omni-serving-"))
+        self.log_path = Path(log_path) if log_path is not None else self._folder / "server.log"
+        self._own_log = log_path is None
+        self._ready_timeout_s = ready_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen: dict[int, psutil.Process] = {}
+        self._shared_memory_before: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        """Base address, without a trailing slash."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def runtime_folder(self) -> Path:
+        """The XDG_RUNTIME_DIR of this server and its stages, nobody else's."""
+        return self._folder / "runtime"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(keep_log=error is not None)
+
+    def environment(self) -> dict[str, str]:
+        """The environment the server gets."""
+        values: dict[str, str | None] = {
+            **os.environ,
+            **DEFAULT_ENVIRONMENT,
+            "XDG_RUNTIME_DIR": str(self.runtime_folder),
+            **self._extra_environment,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def start(self) -> None:
+        """Start the server and wait until it is ready; raise `ServerError` with the log's tail otherwise."""
+        if self._process is not None:
+            raise ServerError("this server was started already")
+        self.runtime_folder.mkdir(mode=0o700)
+        self.port = free_port()
+        self._shared_memory_before = _shared_memory_files()
+        command = [*vllm_command(), "serve", self.model, "--omni", "--deploy-config", self.deploy_config]
+        command += ["--port", str(self.port), *self._arguments]
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment(),
+                cwd=self._folder,  # not the repository: its folders must not shadow installed modules
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready(started + self._ready_timeout_s)
+        except BaseException:
+            self.stop(keep_log=True)
+            raise
+        self.start_s = time.monotonic() - started
+
+    def _wait_until_ready(self, deadline: float) -> None:
+        assert self._process is not None
+        while time.monotonic() < deadline:
+            self.processes()  # remember children early, while their parents can still be asked
+            if self._process.poll() is not None:
+                status = self._process.returncode
+                raise ServerError(f"the server ended with status {status} before it was ready{self._tail()}")
+            if self._healthy():
+                return
+            time.sleep(0.25)
+        raise ServerError(f"the server was not ready after {self._ready_timeout_s:.0f} s{self._tail()}")
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:  # noqa: S310  (our own address)
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _tail(self) -> str:
+        lines = self.log_text().splitlines()[-LOG_TAIL_LINES:]
+        return f"; the end of {self.log_path}:\n" + "\n".join(lines)
+
+    def log_text(self) -> str:
+        """Everything the server has written so far."""
+        try:
+            return self.log_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def alive(self) -> bool:
+        """Whether the API server process still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def processes(self) -> dict[int, str]:
+        """Live processes of the tree: pid to role."""
+        if self._process is not None:
+            with contextlib.suppress(psutil.Error):
+                root = psutil.Process(self._process.pid)
+                for process in (root, *root.children(recursive=True)):
+                    self._seen.setdefault(process.pid, process)
+        live = {}
+        for pid, process in self._seen.items():
+            with contextlib.suppress(psutil.Error):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    live[pid] = role(process)
+        return live
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time (user and system, seconds) used so far, by role; take differences to measure a load."""
+        used: dict[str, float] = {}
+        for pid, name in self.processes().items():
+            with contextlib.suppress(psutil.Error):
+                times = self._seen[pid].cpu_times()
+                used[name] = used.get(name, 0.0) + times.user + times.system
+        return used
+
+    def stop(self, *, keep_log: bool = False) -> Shutdown | None:
+        """SIGTERM the API server, wait for its whole tree, kill what is left; safe to call again."""
+        if self._process is None or self.shutdown is not None:
+            return self.shutdown
+        self.processes()
+        begun = time.monotonic()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        while (left := self._remaining()) and time.monotonic() < begun + self._stop_timeout_s:
+            time.sleep(0.1)
+        killed = tuple(f"{name}:{pid}" for pid, name in left.items())
+        for pid in left:
+            with contextlib.suppress(psutil.Error):
+                self._seen[pid].kill()
+        psutil.wait_procs([self._seen[pid] for pid in left], timeout=5)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        seconds = time.monotonic() - begun
+        self.shutdown = Shutdown(seconds, self._process.returncode, killed, self._remove_shared_memory())
+        if killed:
+            print(f"server on port {self.port}: killed {', '.join(killed)} after {seconds:.0f} s", file=sys.stderr)
+        if not (keep_log and self._own_log):
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return self.shutdown
+
+    def _remaining(self) -> dict[int, str]:
+        assert self._process is not None
+        self._process.poll()  # reaps the root, so that it does not count as a zombie child of ours
+        return self.processes()
+
+    def _remove_shared_memory(self) -> tuple[str, ...]:
+        """Remove shared-memory files that this server left, and name them.
+
+        Only files that are new since the start, that belong to this user and that no process maps or holds open:
+        another server's are left alone.
+        """
+        candidates = _shared_memory_files() - self._shared_memory_before
+        if not candidates:
+            return ()
+        held = _held_shared_memory()
+        removed = []
+        for name in sorted(candidates - held):
+            with contextlib.suppress(OSError):
+                (_SHARED_MEMORY / name).unlink()
+                removed.append(name)
+        return tuple(removed)
+
+
+def _shared_memory_files() -> set[str]:
+    try:
+        entries = list(os.scandir(_SHARED_MEMORY))
+        return {entry.name for entry in entries if entry.is_file() and entry.stat().st_uid == os.getuid()}
+    except OSError:
+        return set()
+
+
+def _held_shared_memory() -> set[str]:
+    """Names of shared-memory files that some process maps or has open."""
+    held = set()
+    prefix = f"{_SHARED_MEMORY}/"
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            held |= {Path(entry.path).name for entry in process.memory_maps() if entry.path.startswith(prefix)}
+            held |= {Path(entry.path).name for entry in process.open_files() if entry.path.startswith(prefix)}
+    return held

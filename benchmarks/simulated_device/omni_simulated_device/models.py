@@ -1,0 +1,326 @@
+"""Model folders for the simulated device: configuration, tokenizer and processors, no weights.
+
+``python -m omni_simulated_device.models {qwen3_omni,qwen3_tts} OUT_DIR`` writes one. Dimensions are those of the
+published models where they set the size of what is sent between stages, and small elsewhere.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Token ids that vllm-omni's Qwen3-Omni stage input processor compares with, as numbers.
+_ROLES = {"user": 872, "system": 8948, "assistant": 77091}
+_OMNI_SPECIAL = {
+    "<|endoftext|>": 151643,
+    "<|im_start|>": 151644,
+    "<|im_end|>": 151645,
+    "<|vision_start|>": 151652,
+    "<|vision_end|>": 151653,
+    "<|image_pad|>": 151655,
+    "<|video_pad|>": 151656,
+    "<|audio_start|>": 151669,
+    "<|audio_end|>": 151670,
+    "<tts_pad>": 151671,
+    "<tts_text_bos>": 151672,
+    "<tts_text_eod>": 151673,
+    "<|audio_pad|>": 151675,
+}
+_SPEECH_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}{{ part.get('text', '') }}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_PATCHES = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
+_PIXELS = {"min_pixels": 3136, "max_pixels": 12845056, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_ROPE = {"rope_type": "default", "type": "default", "interleaved": True}
+
+
+def write_qwen3_omni(folder: Path) -> None:
+    """Write a Qwen3-Omni model folder: byte-level text, the published special ids, the published layer widths."""
+    from transformers import WhisperFeatureExtractor
+
+    folder.mkdir(parents=True, exist_ok=True)
+    extra = {
+        "image_token": "<|image_pad|>",
+        "audio_token": "<|audio_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_bos_token": "<|vision_start|>",
+        "vision_eos_token": "<|vision_end|>",
+        "audio_bos_token": "<|audio_start|>",
+        "audio_eos_token": "<|audio_end|>",
+    }
+    _write_tokenizer(folder, {**_ROLES, **_OMNI_SPECIAL}, tuple(_OMNI_SPECIAL), tuple(_ROLES), extra)
+    WhisperFeatureExtractor(feature_size=128).save_pretrained(folder)
+    processor = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    processor |= {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen3OmniMoeProcessor"}
+    _write(folder / "preprocessor_config.json", {**processor, **_PATCHES, **_PIXELS})
+    _write(
+        folder / "video_preprocessor_config.json",
+        {"video_processor_type": "Qwen2VLVideoProcessor", **_PATCHES, **_PIXELS},
+    )
+    _write(folder / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
+    _write(folder / "generation_config.json", {"eos_token_id": [151645, 151643], "talker_max_new_tokens": 4096})
+    _write(folder / "config.json", _qwen3_omni_config())
+
+
+def write_qwen3_tts(folder: Path) -> None:
+    """Write a Qwen3-TTS (custom voice) model folder with byte-level text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = {token: 256 + index for index, token in enumerate(_SPEECH_SPECIAL)}
+    _write_tokenizer(folder, ids, _SPEECH_SPECIAL, (), {})
+    _write(
+        folder / "generation_config.json",
+        {"do_sample": True, "temperature": 0.9, "top_k": 50, "max_new_tokens": 4096},
+    )
+    _write(folder / "config.json", _qwen3_tts_config(ids))
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_tokenizer(
+    folder: Path,
+    fixed: Mapping[str, int],
+    special: Sequence[str],
+    words: Sequence[str],
+    extra: Mapping[str, str],
+) -> None:
+    """Save a byte-level tokenizer in which the tokens of *fixed* have exactly those ids and no id is unused."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {byte: index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))} | dict(fixed)
+    taken = set(vocabulary.values())
+    # A hole in the id space would shift every added token behind it.
+    vocabulary |= {f"<unused{index}>": index for index in range(max(taken)) if index not in taken}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+    tokenizer.add_special_tokens(list(special))
+    for token, index in fixed.items():
+        if tokenizer.token_to_id(token) != index:
+            raise RuntimeError(f"token {token!r} got id {tokenizer.token_to_id(token)}, wanted {index}")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",  # noqa: S106
+        pad_token="<|endoftext|>",  # noqa: S106
+        extra_special_tokens=dict(extra),
+    )
+    fast.chat_template = _CHAT_TEMPLATE
+    fast.save_pretrained(folder)
+
+
+def _qwen3_omni_config() -> dict[str, Any]:
+    ids = {
+        "audio_token_id": 151675,
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_start_token_id": 151652,
+        "audio_start_token_id": 151669,
+    }
+    text = {
+        "model_type": "qwen3_omni_moe_text",
+        "vocab_size": 152064,
+        "hidden_size": 2048,
+        "intermediate_size": 768,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "decoder_sparse_step": 1,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+        "max_position_embeddings": 65536,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "rope_scaling": {**_ROPE, "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+    }
+    talker_text = {
+        **text,
+        "model_type": "qwen3_omni_moe_talker_text",
+        "vocab_size": 3072,
+        "hidden_size": 1024,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 384,
+        "shared_expert_intermediate_size": 768,
+    }
+    return {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "model_type": "qwen3_omni_moe",
+        "torch_dtype": "bfloat16",
+        "enable_audio_output": True,
+        "im_start_token_id": 151644,
+        "im_end_token_id": 151645,
+        "system_token_id": 8948,
+        "user_token_id": 872,
+        "assistant_token_id": 77091,
+        "tts_pad_token_id": 151671,
+        "tts_bos_token_id": 151672,
+        "tts_eos_token_id": 151673,
+        "thinker_config": {
+            **ids,
+            "model_type": "qwen3_omni_moe_thinker",
+            "audio_end_token_id": 151670,
+            "vision_end_token_id": 151653,
+            "user_token_id": 872,
+            "position_id_per_seconds": 13,
+            "text_config": text,
+            "audio_config": {
+                "d_model": 64,
+                "encoder_layers": 1,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 128,
+                "output_dim": 2048,
+                "num_mel_bins": 128,
+                "n_window": 50,
+                "n_window_infer": 400,
+                "conv_chunksize": 500,
+                "downsample_hidden_size": 32,
+                "max_source_positions": 1500,
+                "activation_function": "gelu",
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 64,
+                "num_heads": 2,
+                "intermediate_size": 128,
+                "out_hidden_size": 2048,
+                "in_channels": 3,
+                "image_size": 768,
+                "patch_size": 16,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+                "num_position_embeddings": 2304,
+                "deepstack_visual_indexes": [0],
+                "hidden_act": "gelu_pytorch_tanh",
+                "initializer_range": 0.02,
+                "apply_vit_abs_pos_embed": True,
+            },
+        },
+        "talker_config": {
+            **ids,
+            "model_type": "qwen3_omni_moe_talker",
+            "accept_hidden_layer": 24,
+            "thinker_hidden_size": 2048,
+            "num_code_groups": 16,
+            "codec_pad_id": 2148,
+            "codec_bos_id": 2149,
+            "codec_eos_token_id": 2150,
+            "codec_nothink_id": 2155,
+            "codec_think_bos_id": 2156,
+            "codec_think_eos_id": 2157,
+            "position_id_per_seconds": 13,
+            "speaker_id": {"chelsie": 2301, "ethan": 2302},
+            "text_config": talker_text,
+            "code_predictor_config": {
+                "model_type": "qwen3_omni_moe_talker_code_predictor",
+                "vocab_size": 2048,
+                "hidden_size": 1024,
+                "intermediate_size": 128,
+                "num_hidden_layers": 5,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "num_code_groups": 16,
+                "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1000000,
+            },
+        },
+        "code2wav_config": {
+            "codebook_size": 2048,
+            "num_quantizers": 16,
+            "hidden_size": 1024,
+            "intermediate_size": 128,
+            "decoder_dim": 1536,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "sliding_window": 72,
+            "upsample_rates": [8, 5, 4, 3],
+            "upsampling_ratios": [2, 2],
+        },
+    }
+
+
+def _qwen3_tts_config(ids: Mapping[str, int]) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": 128,
+        "head_dim": 64,
+        "intermediate_size": 256,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_code_groups": 16,
+        "rope_theta": 1000000,
+    }
+    return {
+        "architectures": ["Qwen3TTSForConditionalGeneration"],
+        "model_type": "qwen3_tts",
+        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+        "tts_model_size": "0b6",
+        "tts_model_type": "custom_voice",
+        "torch_dtype": "bfloat16",
+        "im_start_token_id": ids["<|im_start|>"],
+        "im_end_token_id": ids["<|im_end|>"],
+        "tts_pad_token_id": ids["<tts_pad>"],
+        "tts_bos_token_id": ids["<tts_text_bos>"],
+        "tts_eos_token_id": ids["<tts_text_eod>"],
+        "talker_config": {
+            **sizes,
+            "model_type": "qwen3_tts_talker",
+            "vocab_size": 3072,
+            "num_hidden_layers": 2,
+            "hidden_act": "silu",
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "rope_scaling": {**_ROPE, "mrope_section": [12, 10, 10]},
+            "text_hidden_size": 128,
+            "text_vocab_size": 512,
+            "codec_pad_id": 2148,
+            "codec_bos_id": 2149,
+            "codec_eos_token_id": 2150,
+            "codec_think_id": 2154,
+            "codec_nothink_id": 2155,
+            "codec_think_bos_id": 2156,
+            "codec_think_eos_id": 2157,
+            "position_id_per_seconds": 13,
+            "spk_id": {"vivian": 3065, "ryan": 3061},
+            "spk_is_dialect": {"vivian": False, "ryan": False},
+            "codec_language_id": {"english": 2050, "chinese": 2055},
+            "code_predictor_config": {
+                **sizes,
+                "model_type": "qwen3_tts_talker_code_predictor",
+                "vocab_size": 2048,
+                "num_hidden_layers": 1,
+                "max_position_embeddings": 65536,
+            },
+        },
+        "speaker_encoder_config": {"enc_dim": 128, "sample_rate": 24000},
+    }
+
+
+WRITERS = {"qwen3_omni": write_qwen3_omni, "qwen3_tts": write_qwen3_tts}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="omni_simulated_device.models", description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=sorted(WRITERS))
+    parser.add_argument("folder", type=Path, metavar="OUT_DIR")
+    options = parser.parse_args(arguments)
+    WRITERS[options.model](options.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""What each model stage answers in one step: tokens, payloads for the next stage, and payloads for the client.
+
+A stage keeps nothing of its own between steps. What a request has so far is in `RequestState`; which output comes next
+follows from the scheduler's position, so that a preempted and repeated request gives the same answer again.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from vllm.logger import init_logger
+from vllm_omni.engine.serialization import deserialize_additional_information
+
+from omni_simulated_device import content
+from omni_simulated_device.config import DeviceSettings, StageSettings
+
+logger = init_logger("vllm.omni_simulated_device")
+
+Payload = dict[str, torch.Tensor]
+
+# Of a speech request, what a listener would hear; the rest (limits, chunk sizes) must not change the voice.
+_SPEECH_CONTENT = ("text", "task_type", "language", "speaker", "instruct", "ref_text")
+
+
+@dataclasses.dataclass
+class RequestState:
+    """One request as its stage knows it."""
+
+    req_id: str
+    prompt_token_ids: list[int]
+    sampling_params: Any
+    info: Mapping[str, Any]
+    """Payload that the scheduler attached to this step: the upstream stage's chunk, or the client's fields."""
+    computed: int = 0
+    """Tokens whose step was scheduled before this one."""
+    key: bytes | None = None
+    text_tokens: int = 0
+    """Planned length of the request's text, for a talker."""
+    next_position: int | None = None
+    """Talker: position that the next upstream row must hold."""
+    damaged: bool = False
+    """Talker: an upstream row was missing, repeated or out of order."""
+
+
+@dataclasses.dataclass
+class StepResult:
+    """What one request gets from one step."""
+
+    tokens: list[int]
+    inter_stage: Payload | None = None
+    client: Payload | None = None
+
+
+class Stage(Protocol):
+    """A model stage's behaviour."""
+
+    def step(self, request: RequestState, scheduled: int) -> StepResult:
+        """Answer for *request* in a step that computes *scheduled* of its tokens."""
+        ...
+
+
+def build(vllm_config: Any, settings: DeviceSettings) -> Stage:
+    """The behaviour of the stage that *vllm_config* describes."""
+    name = vllm_config.model_config.model_stage
+    stages: Mapping[str, type[Thinker | OmniTalker | SpeechTalker | Code2Wav]] = {
+        "thinker": Thinker,
+        "talker": OmniTalker,
+        "qwen3_tts": SpeechTalker,
+        "code2wav": Code2Wav,
+    }
+    if name not in stages:
+        raise NotImplementedError(f"model stage {name!r} is not simulated; known stages: {', '.join(stages)}")
+    return stages[name](vllm_config, settings)
+
+
+def _sampling_seed(params: Any) -> int | None:
+    """The request's own seed where it would matter: greedy decoding gives the same answer whatever the seed."""
+    if params is None or not params.temperature:
+        return None
+    return params.seed if params.seed is None else int(params.seed)
+
+
+class Thinker:
+    """Qwen3-Omni stage 0: text, and per token one hidden-state row of two layers for the talker."""
+
+    def __init__(self, vllm_config: Any, settings: DeviceSettings) -> None:
+        hf_config = vllm_config.model_config.hf_config
+        self._seed = settings.seed
+        self._settings = settings.stage("thinker")
+        self._eos = int(hf_config.im_end_token_id)
+        self._context = int(vllm_config.model_config.max_model_len)
+        layer = int(hf_config.talker_config.accept_hidden_layer)
+        width = self._settings.hidden_size or int(hf_config.thinker_config.text_config.hidden_size)
+        if width < content.ROW_BYTES:
+            raise ValueError(f"stages.thinker.hidden_size: found {width}, allowed: {content.ROW_BYTES} or more")
+        self._layers = ("hidden_states.layer_0", f"hidden_states.layer_{layer}")
+        self._filler = torch.full((1, width), 0.5, dtype=torch.bfloat16)
+        mark = torch.zeros(1, 1, width, dtype=torch.bfloat16)
+        self._marks = {"embed.tts_bos": mark, "embed.tts_eos": mark, "embed.tts_pad": mark}
+
+    def _plan(self, request: RequestState) -> tuple[bytes, int | None, int]:
+        """The request's key, after how many tokens it ends by itself (None: never), and how many it will have."""
+        params = request.sampling_params
+        if request.key is None:
+            request.key = content.content_key(self._seed, "text", request.prompt_token_ids, _sampling_seed(params))
+        room = self._context - len(request.prompt_token_ids)
+        limit = min(room, params.max_tokens) if params.max_tokens is not None else room
+        if params.ignore_eos:
+            return request.key, None, limit
+        length = content.choose(request.key, "text length", self._settings.min_tokens, self._settings.max_tokens)
+        length = max(length, params.min_tokens + 1)
+        return request.key, length, min(length, limit)
+
+    def step(self, request: RequestState, scheduled: int) -> StepResult:
+        """Publish the rows of the tokens computed here and, once the prompt is complete, sample one token."""
+        key, length, planned = self._plan(request)
+        tags = content.encode_tags(key, range(request.computed, request.computed + scheduled), planned)
+        rows = self._filler.repeat(scheduled, 1)
+        rows[:, : content.ROW_BYTES] = torch.from_numpy(tags.copy())
+        payload = dict.fromkeys(self._layers, rows) | self._marks
+        index = request.computed + scheduled - len(request.prompt_token_ids)
+        if index < 0:
+            return StepResult([], payload)
+        ends = length is not None and index + 1 >= length
+        return StepResult([self._eos if ends else content.text_token(key, index)], payload)
+
+
+class _Talker:
+    """A stage that makes one codec frame per step until the request's planned number of frames."""
+
+    def __init__(self, vllm_config: Any, settings: DeviceSettings) -> None:
+        hf_config = vllm_config.model_config.hf_config
+        talker = getattr(hf_config, "talker_config", hf_config)
+        self._seed = settings.seed
+        self._settings: StageSettings = settings.stage(vllm_config.model_config.model_stage)
+        self._eos = int(talker.codec_eos_token_id)
+        self._codebooks = int(talker.num_code_groups)
+
+    def _key(self, request: RequestState) -> bytes:
+        raise NotImplementedError
+
+    def step(self, request: RequestState, scheduled: int) -> StepResult:
+        """Sample the first code of the next frame and, like the real talkers, publish the frame sampled before it."""
+        key = self._key(request)
+        index = request.computed + scheduled - len(request.prompt_token_ids)
+        if index <= 0:
+            frame = torch.zeros(scheduled, self._codebooks, dtype=torch.long)
+        else:
+            frame = torch.tensor([self._frame(request, key, index - 1)], dtype=torch.long)
+        payload = {"codes.audio": frame, "meta.codec_frame_valid": torch.full((len(frame),), index > 0)}
+        if index < 0:
+            return StepResult([], payload)
+        params = request.sampling_params
+        frames = content.choose(key, "frames", self._settings.min_frames, self._settings.max_frames)
+        # Qwen3-Omni's talker reads one text token a step and does not end before the text does.
+        frames = max(frames, request.text_tokens, params.min_tokens)
+        ends = index >= frames and not params.ignore_eos
+        return StepResult([self._eos if ends else self._frame(request, key, index)[0]], payload)
+
+    def _frame(self, request: RequestState, key: bytes, index: int) -> list[int]:
+        codes = content.codec_frame(key, index, self._codebooks)
+        if request.damaged:  # what was lost on the way must be heard at the end
+            codes[-1] = codes[-1] % (content.CODEBOOK_SIZE - 1) + 1
+        return codes
+
+
+class SpeechTalker(_Talker):
+    """Qwen3-TTS stage 0: codec frames from the client's text."""
+
+    def _key(self, request: RequestState) -> bytes:
+        if request.key is None:
+            fields = deserialize_additional_information(request.info)
+            spoken = [fields.get(name) for name in _SPEECH_CONTENT]
+            request.key = content.content_key(
+                self._seed, "speech", request.prompt_token_ids, spoken, _sampling_seed(request.sampling_params)
+            )
+        return request.key
+
+
+class OmniTalker(_Talker):
+    """Qwen3-Omni stage 1: codec frames from the thinker's rows, which it also checks for order and completeness."""
+
+    def _key(self, request: RequestState) -> bytes:
+        embed = request.info.get("embed")
+        embed = embed if isinstance(embed, Mapping) else {}
+        if request.key is None:
+            first = embed.get("prefill")
+            if not isinstance(first, torch.Tensor) or not len(first):
+                raise RuntimeError(f"talker request {request.req_id} was scheduled without its thinker's rows")
+            tags = [content.decode_tag(row) for row in first[[0, -1], : content.ROW_BYTES].tolist()]
+            request.key, request.text_tokens = tags[0].key, tags[0].text_tokens
+            request.next_position = tags[-1].position + 1
+            if len(first) != tags[-1].position + 1:
+                self._damage(request, f"{len(first)} prompt rows end at position {tags[-1].position}")
+        elif isinstance(row := embed.get("decode"), torch.Tensor):
+            tag = content.decode_tag(row[-1, : content.ROW_BYTES].tolist())
+            if (tag.key, tag.position) != (request.key, request.next_position):
+                self._damage(request, f"row of position {tag.position} where {request.next_position} was due")
+            request.next_position = tag.position + 1
+        return request.key
+
+    @staticmethod
+    def _damage(request: RequestState, what: str) -> None:
+        if not request.damaged:
+            logger.error("[simulated device] thinker rows of %s are damaged: %s", request.req_id, what)
+        request.damaged = True
+
+    def step(self, request: RequestState, scheduled: int) -> StepResult:
+        """As every talker; Qwen3-Omni's carries no validity flag."""
+        result = super().step(request, scheduled)
+        assert result.inter_stage is not None
+        del result.inter_stage["meta.codec_frame_valid"]
+        return result
+
+
+class Code2Wav:
+    """Last stage: audio of the codec frames in this chunk, left context excluded."""
+
+    def __init__(self, vllm_config: Any, settings: DeviceSettings) -> None:
+        hf_config = vllm_config.model_config.hf_config
+        talker = getattr(hf_config, "talker_config", hf_config)
+        self._codebooks = int(getattr(talker, "num_code_groups", 16))
+        self._samples = settings.stage("code2wav").samples_per_frame
+        self._rate = torch.tensor(24000, dtype=torch.int32)
+
+    def step(self, request: RequestState, scheduled: int) -> StepResult:
+        """Turn the chunk, which arrives as the request's prompt (codebook after codebook), into samples."""
+        if scheduled < len(request.prompt_token_ids):
+            raise RuntimeError(
+                f"code2wav was given {scheduled} of a chunk's {len(request.prompt_token_ids)} codes; "
+                "raise max_num_batched_tokens in the deploy file"
+            )
+        codes = np.asarray(request.prompt_token_ids, dtype=np.int64)
+        frames = len(codes) // self._codebooks
+        meta = request.info.get("meta")
+        skip = int(meta.get("left_context_size") or 0) if isinstance(meta, Mapping) else 0
+        columns = codes[: frames * self._codebooks].reshape(self._codebooks, frames).T[skip:].tolist()
+        waves = [content.frame_samples(column, self._samples) for column in columns]
+        audio = torch.from_numpy(np.concatenate(waves)) if waves else torch.zeros(0)
+        return StepResult([], None, {"model_outputs": audio.reshape(1, -1), "sr": self._rate.clone()})

@@ -1,0 +1,207 @@
+"""The simulated workers: upstream's worker interface over a clock."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.outputs import AsyncModelRunnerOutput
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+from vllm_omni.outputs import OmniModelRunnerOutput
+from vllm_omni.worker.mixins import OmniWorkerMixin
+from vllm_omni.worker.omni_connector_model_runner_mixin import OmniConnectorModelRunnerMixin
+
+from omni_simulated_device import config, stages
+
+logger = init_logger("vllm.omni_simulated_device")
+
+
+class _DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
+    """A step's result that exists from the start but is handed over only when the device would have finished."""
+
+    def __init__(self, output: OmniModelRunnerOutput, ready_at: float) -> None:
+        self._output, self._ready_at = output, ready_at
+
+    def get_output(self) -> OmniModelRunnerOutput:
+        """Sleep until the device is done (monotonic seconds), then return the result."""
+        remaining = self._ready_at - time.monotonic()
+        if remaining > 0:
+            time.sleep(remaining)
+        return self._output
+
+
+def _nothing() -> OmniModelRunnerOutput:
+    return OmniModelRunnerOutput(req_ids=[], req_id_to_index={}, sampled_token_ids=[])
+
+
+# vllm-omni refuses a connector deployment whose runner does not derive from its connector mixin.
+class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
+    """The request bookkeeping of a real model runner, with `stages` in place of a model."""
+
+    samples_tokens = True
+
+    def __init__(self, vllm_config: Any) -> None:
+        settings = config.load()
+        stage = vllm_config.model_config.model_stage
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.kv_caches: list[torch.Tensor] = []
+        self.model = stages.build(vllm_config, settings)
+        self.settings = settings.stage(stage)
+        self._async = bool(vllm_config.scheduler_config.async_scheduling)
+        self._requests: dict[str, stages.RequestState] = {}
+        self._scheduled: Any = None
+        self._device_free_at = 0.0
+        logger.info(
+            "[simulated device] stage=%s async_scheduling=%s seed=%d %s",
+            stage,
+            self._async,
+            settings.seed,
+            self.settings,
+        )
+
+    def execute_model(self, scheduler_output: Any) -> OmniModelRunnerOutput | None:
+        """Take over the scheduler's changes; None means that `sample_tokens` follows."""
+        for req_id in scheduler_output.finished_req_ids:
+            self._requests.pop(req_id, None)
+        for new in scheduler_output.scheduled_new_reqs:
+            self._requests[new.req_id] = stages.RequestState(
+                req_id=new.req_id,
+                prompt_token_ids=list(new.prompt_token_ids or ()),
+                sampling_params=new.sampling_params,
+                info=getattr(new, "additional_information", None) or {},
+                computed=new.num_computed_tokens,
+            )
+        cached = scheduler_output.scheduled_cached_reqs
+        infos: Mapping[str, Any] = getattr(cached, "additional_information", None) or {}
+        prompts: Mapping[str, Any] = getattr(cached, "prompt_token_ids", None) or {}
+        for position, req_id in enumerate(cached.req_ids):
+            request = self._requests[req_id]
+            request.computed = cached.num_computed_tokens[position]
+            request.info = infos.get(req_id) or {}
+            if req_id in prompts and not self.samples_tokens:  # a code2wav chunk replaces the prompt
+                request.prompt_token_ids = list(prompts[req_id] or ())
+        if scheduler_output.total_num_scheduled_tokens <= 0:
+            return _nothing()
+        self._scheduled = scheduler_output
+        return None
+
+    def sample_tokens(self, _grammar_output: Any = None) -> OmniModelRunnerOutput | AsyncModelRunnerOutput:
+        """Answer for every scheduled request and put the step on the device's timeline."""
+        scheduler_output, self._scheduled = self._scheduled, None
+        if scheduler_output is None:
+            return _nothing()
+        scheduled: Mapping[str, int] = scheduler_output.num_scheduled_tokens
+        results = [self.model.step(self._requests[req_id], count) for req_id, count in scheduled.items()]
+        inter_stage, client = [r.inter_stage for r in results], [r.client for r in results]
+        output = OmniModelRunnerOutput(
+            req_ids=list(scheduled),
+            req_id_to_index={req_id: index for index, req_id in enumerate(scheduled)},
+            sampled_token_ids=[r.tokens for r in results] if self.samples_tokens else [],
+            inter_stage_outputs=inter_stage if any(inter_stage) else None,
+            multimodal_outputs=client if any(client) else None,
+        )
+        cost = self.settings
+        step_s = (
+            cost.base_ms * 1e-3
+            + cost.per_token_us * 1e-6 * scheduler_output.total_num_scheduled_tokens
+            + cost.per_req_us * 1e-6 * len(results)
+        )
+        self._device_free_at = max(time.monotonic(), self._device_free_at) + step_s
+        pending = _DeviceOutput(output, self._device_free_at)
+        return pending if self._async else pending.get_output()
+
+
+class SimulatedGenerationModelRunner(SimulatedModelRunner):
+    """Runner of a stage that samples nothing."""
+
+    samples_tokens = False
+
+
+class SimulatedARWorker(OmniWorkerMixin, WorkerBase):  # type: ignore[misc]
+    """A worker without weights, kernels or KV memory."""
+
+    model_runner_cls: type[SimulatedModelRunner] = SimulatedModelRunner
+
+    def init_device(self) -> None:
+        """Create the runner; there is no device to open."""
+        self.device = torch.device("cpu")
+        self.model_runner = self.model_runner_cls(self.vllm_config)
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """There are no weights."""
+
+    def get_model(self) -> Any:
+        """The stage's behaviour stands where the module would."""
+        return self.model_runner.model
+
+    def get_kv_cache_spec(self) -> dict[str, FullAttentionSpec]:
+        """One pretended layer: the scheduler accounts for blocks, nothing is allocated."""
+        return {
+            "simulated.layers.0.attn": FullAttentionSpec(
+                block_size=self.cache_config.block_size, num_kv_heads=8, head_size=128, dtype=torch.bfloat16
+            )
+        }
+
+    def get_supported_kv_cache_layouts(self) -> list[str]:
+        """The layouts of the CPU attention backend, which the platform names."""
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+        from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+
+        return [layout.name for layout in get_supported_kv_cache_layouts([CPUAttentionBackend])]
+
+    def determine_available_memory(self) -> int:
+        """Pretended KV cache memory, bytes."""
+        return int(self.model_runner.settings.kv_cache_mib) * 2**20
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Keep the block plan; there is no cache to allocate."""
+        self.kv_cache_config = kv_cache_config
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Nothing is compiled; the times are seconds."""
+        return CompilationTimes(language_model=0.0, encoder=0.0)
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Follow the engine when it shortens the context to what fits the cache."""
+        self.model_config.max_model_len = max_model_len
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """Every stage is driven through generate requests."""
+        return ("generate",)
+
+    def get_kv_connector_handshake_metadata(self) -> None:
+        """There is no KV connector."""
+
+    def execute_model(self, scheduler_output: Any) -> OmniModelRunnerOutput | None:
+        """First half of a step."""
+        return self.model_runner.execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: Any = None) -> OmniModelRunnerOutput | AsyncModelRunnerOutput:
+        """Second half of a step."""
+        return self.model_runner.sample_tokens(grammar_output)
+
+    def take_draft_token_ids(self) -> None:
+        """There is no speculative decoding."""
+
+    def encoder_loaded(self) -> bool:
+        """Asked before multimodal input; there is no encoder to wait for."""
+        return True
+
+    def execute_dummy_batch(self) -> None:
+        """Keeps data-parallel peers in step; there are none."""
+
+    def profile(self, *_args: Any, **_kwargs: Any) -> None:
+        """There is nothing to profile."""
+
+    def list_loras(self) -> set[int]:
+        """No adapters."""
+        return set()
+
+
+class SimulatedGenerationWorker(SimulatedARWorker):
+    """Worker of code2wav stages."""
+
+    model_runner_cls = SimulatedGenerationModelRunner

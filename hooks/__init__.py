@@ -1,0 +1,16 @@
+"""Hooks: how third parties watch the fast path and decide what ends a pass.
+
+A plugin is an object (or module) with functions marked ``@hookimpl``; it is found through the entry-point group
+``omni_fastpath.hooks`` or registered with ``HOOKS.register``. ``specs`` says when each hook is called.
+"""
+
+from __future__ import annotations
+
+if __name__ != "omni_fastpath.hooks":
+    # A second module object would hold a second manager, and half of the plugins would never be called.
+    raise ImportError(f"import omni_fastpath.hooks, not {__name__}")
+
+from omni_fastpath.hooks.manager import HOOKS, HookManager
+from omni_fastpath.hooks.specs import PassReport, RawOutputView, hookimpl
+
+__all__ = ["HOOKS", "HookManager", "PassReport", "RawOutputView", "hookimpl"]

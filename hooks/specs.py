@@ -1,0 +1,85 @@
+"""The hooks, when they are called and with what.
+
+All but ``on_patch_state`` are called on the orchestrator's event loop, between two raw outputs: what a hook spends
+there, everybody's audio waits for. A hook that raises is reported once and its plugin is switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pluggy
+
+PROJECT = "omni_fastpath"
+ENTRY_POINT_GROUP = "omni_fastpath.hooks"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class RawOutputView(NamedTuple):
+    """One raw output after upstream processed it and before it is routed.
+
+    Attributes:
+        stage_id: Stage that it came from.
+        replica_id: Replica of that stage.
+        final_output: Whether the stage's outputs go to the user.
+        raw_outputs: Upstream's ``EngineCoreOutputs``: one batch, an entry for each request that it touches.
+        processed: Upstream's request outputs made from it, in the order in which they will be routed; may be empty.
+        request_states: The orchestrator's live requests by id. Read only.
+    """
+
+    stage_id: int
+    replica_id: int
+    final_output: bool
+    raw_outputs: Any
+    processed: Sequence[Any]
+    request_states: Mapping[str, Any]
+
+
+class PassReport(NamedTuple):
+    """One pass over one replica that took at least one raw output.
+
+    Attributes:
+        stage_id: Stage that was drained.
+        replica_id: Replica of that stage.
+        items: Raw outputs taken.
+        ended: ``empty``, ``routable``, ``items``, ``time`` or ``gone`` (the replica was evicted, or shutdown).
+        queued: Raw outputs still queued at the end.
+        duration_us: Time from the first take to the end, microseconds, yields included.
+    """
+
+    stage_id: int
+    replica_id: int
+    items: int
+    ended: str
+    queued: int
+    duration_us: float
+
+
+class Specs:
+    """The hook specifications."""
+
+    @hookspec(firstresult=True)
+    def is_routable(self, view: RawOutputView) -> bool | None:  # type: ignore[empty-body]
+        """Say whether a raw output ends its replica's pass; None leaves it to the next plugin, at last to our default.
+
+        Called after upstream processed a raw output of a final-output stage and before it routes it.
+        """
+
+    @hookspec
+    def on_dequeued(self, stage_id: int, replica_id: int, raw_outputs: Any) -> None:
+        """A raw output was taken from a replica's queue and passed upstream's keep-or-drop rule."""
+
+    @hookspec
+    def on_pass_end(self, report: PassReport) -> None:
+        """A pass over a replica ended that took at least one raw output."""
+
+    @hookspec
+    def on_routed(self, stage_id: int, replica_id: int, output: Any) -> None:
+        """Upstream routed a request output: to the front end, to the next stage, or nowhere if nobody needs it."""
+
+    @hookspec
+    def on_patch_state(self, patch: str, state: str, reason: str) -> None:
+        """A patch's state in this process changed. Called on whatever thread changed it."""

@@ -1,0 +1,517 @@
+"""The ``fastpath:`` block of a deploy YAML, the environment on top of it, and what both come to.
+
+Upstream replaces a top-level block whole when a deploy YAML overlays another (``resolve_deploy_yaml`` in
+``vllm_omni/config/stage_config.py``), so the chain of ``base_config`` is walked here and the blocks are merged key by
+key. Upstream ignores top-level keys that it does not know: a misspelt ``fastpath`` would be silently off, hence the
+warning for its look-alikes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import importlib
+import importlib.util
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from omni_fastpath import envs, values
+from omni_fastpath.declare import Options, Patch
+from omni_fastpath.envs import EnvChoices, OnUnsupported
+from omni_fastpath.values import ConfigError, refusal, shown, unknown
+
+__all__ = [
+    "ABSENT",
+    "KEY",
+    "Absent",
+    "Block",
+    "ConfigError",
+    "Resolved",
+    "read_blocks",
+    "resolve",
+    "resolve_file",
+]
+
+logger = logging.getLogger("vllm.omni_fastpath")
+
+KEY = "fastpath"
+"""The top-level key in a deploy YAML."""
+
+NOT_ASKED_FOR = "not asked for"
+
+_LOOKALIKE_RATIO = 0.8
+
+
+class Absent(enum.Enum):
+    """The type of ``ABSENT``."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+"""The value of a ``fastpath`` key that is not there; ``null`` is a value and means off."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one file of a ``base_config`` chain says.
+
+    Attributes:
+        path: The file.
+        value: Its ``fastpath`` value as it stands there, or ``ABSENT``.
+        warnings: Top-level keys that look like a misspelt ``fastpath``, one line each.
+    """
+
+    path: Path
+    value: Any
+    warnings: tuple[str, ...] = ()
+
+    def place(self, *keys: str) -> str:
+        """How a message names a key of this block."""
+        return f"{'.'.join((KEY, *(key for key in keys if key)))} in {self.path}"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What YAML and environment come to.
+
+    Attributes:
+        enabled: The patches that are on, in the order of their declarations, with their values.
+        off: Every other patch with the reason.
+        origins: Who switched a patch on or off; empty for one that nobody mentions.
+        on_unsupported: What an unsupported or failed patch does to the start of the server.
+        source: The deploy YAML; None when there is none.
+    """
+
+    enabled: Mapping[str, Options]
+    off: Mapping[str, str]
+    origins: Mapping[str, str]
+    on_unsupported: OnUnsupported = "warn"
+    source: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything is on."""
+        return bool(self.enabled)
+
+    def to_json(self) -> str:
+        """This as text, for ``from_json`` in a process with the same declarations."""
+        return json.dumps(
+            {
+                "enabled": {name: options.model_dump(mode="json") for name, options in self.enabled.items()},
+                "off": dict(self.off),
+                "origins": dict(self.origins),
+                "on_unsupported": self.on_unsupported,
+                "source": self.source,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, patches: Sequence[Patch]) -> Resolved:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            ConfigError: The text is something else, or names a patch or a value that is not declared here.
+        """
+        try:
+            wire = _Wire.model_validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(f"found no resolved configuration: {error}") from None
+        declared = {patch.name: patch for patch in patches}
+        for name in (*wire.enabled, *wire.off):
+            if name not in declared:
+                raise unknown("resolved configuration", name, declared)
+        return cls(
+            enabled={name: _options(declared[name], given, _wire_place(name)) for name, given in wire.enabled.items()},
+            off=wire.off,
+            origins=wire.origins,
+            on_unsupported=wire.on_unsupported,
+            source=wire.source,
+        )
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    enabled: dict[str, dict[str, Any]]
+    off: dict[str, str]
+    origins: dict[str, str]
+    on_unsupported: OnUnsupported
+    source: str | None
+
+
+def _wire_place(name: str) -> Callable[[str], str]:
+    return lambda key: f"resolved configuration, {name}.{key}"
+
+
+# Reading the chain of files
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML as upstream sees it through OmegaConf: no duplicate keys, ``1e3`` a number, dates plain text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"found duplicate key {key.value}"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_blocks(path: str | Path) -> list[Block]:
+    """Read the ``fastpath`` value of a deploy YAML and of the files that it builds on, the base first.
+
+    ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
+
+    Raises:
+        ConfigError: A file cannot be read, the chain comes back to a file, or a ``fastpath`` key stands inside a stage.
+    """
+    blocks: list[Block] = []
+    seen: list[Path] = []
+    current: Path | None = Path(path)
+    while current is not None:
+        if current.resolve() in seen:
+            chain = " -> ".join(str(each) for each in [*(block.path for block in blocks), current])
+            raise ConfigError(f"base_config in {blocks[-1].path}: the chain comes back to a file: {chain}")
+        seen.append(current.resolve())
+        data = _load(current)
+        block = Block(current, data.get(KEY, ABSENT), tuple(_lookalikes(data, current)))
+        _refuse_nested(data, current)
+        for warning in block.warnings:
+            logger.warning("omni-fastpath: %s", warning)
+        blocks.append(block)
+        current = _base(data, current)
+    return blocks[::-1]
+
+
+def _load(path: Path) -> dict[Any, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        # Interpolation is OmegaConf's; it is there whenever vLLM-Omni is, and costs its import only when it is used.
+        data = _interpolated(path) if "${" in text and _has_omegaconf() else yaml.load(text, _Loader)  # noqa: S506
+    except Exception as error:  # OmegaConf has its own tree of errors
+        raise ConfigError(f"{path}: cannot be read as a deploy YAML: {error}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise refusal(str(path), found=shown(data), allowed="a mapping at the top level of a deploy YAML")
+    return data
+
+
+def _has_omegaconf() -> bool:
+    return importlib.util.find_spec("omegaconf") is not None
+
+
+def _interpolated(path: Path) -> Any:
+    omega = importlib.import_module("omegaconf").OmegaConf
+    return omega.to_container(omega.load(path), resolve=True)
+
+
+def _base(data: Mapping[Any, Any], path: Path) -> Path | None:
+    base = data.get("base_config")
+    if base is None:
+        return None
+    if not isinstance(base, str):
+        raise refusal(f"base_config in {path}", found=shown(base), allowed="the path of a deploy YAML")
+    return path.parent / base
+
+
+def _lookalikes(data: Mapping[Any, Any], path: Path) -> Iterator[str]:
+    for key in data:
+        plain = re.sub(r"[^a-z0-9]", "", str(key).lower())
+        if key != KEY and difflib.SequenceMatcher(None, plain, KEY).ratio() >= _LOOKALIKE_RATIO:
+            yield f"{path}: the top-level key {key!r} is ignored by everybody; did you mean {KEY!r}?"
+
+
+def _refuse_nested(data: Mapping[Any, Any], path: Path) -> None:
+    """Refuse the block inside a stage or a platform: upstream drops it there up to 0.28 and refuses it from 0.30 on."""
+    for where in _nested(data):
+        raise refusal(f"{where} in {path}", found="the block inside another", allowed=f"{KEY} at the top level only")
+
+
+def _nested(data: Mapping[Any, Any]) -> Iterator[str]:
+    yield from _in_stages(data.get("stages"), "stages")
+    platforms = data.get("platforms")
+    if isinstance(platforms, dict):
+        for name, platform in platforms.items():
+            if isinstance(platform, dict):
+                if KEY in platform:
+                    yield f"platforms.{name}.{KEY}"
+                yield from _in_stages(platform.get("stages"), f"platforms.{name}.stages")
+
+
+def _in_stages(stages: object, where: str) -> Iterator[str]:
+    if not isinstance(stages, list):
+        return
+    for index, stage in enumerate(stages):
+        if isinstance(stage, dict):
+            inner = {f".{name}": stage.get(name) for name in ("engine_args", "engine_extras", "runtime")}
+            for name, mapping in {"": stage, **inner}.items():
+                if isinstance(mapping, dict) and KEY in mapping:
+                    yield f"{where}[{index}]{name}.{KEY}"
+
+
+# Merging the blocks of a chain
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What the chain so far says about a patch. Its values outlive a ``false``: a later ``true`` finds them again."""
+
+    on: bool
+    origin: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """The chain so far. ``given`` is false for an absent block and for one that is off as a whole."""
+
+    given: bool = False
+    listed: Mapping[str, _Listed] = field(default_factory=dict)
+    unlisted: str = NOT_ASKED_FOR
+    on_unsupported: OnUnsupported | None = None
+
+
+def _merge(blocks: Sequence[Block], patches: Sequence[Patch]) -> _Merged:
+    """Fold the chain, base first, by the table in ``ARCHITECTURE.md``."""
+    merged = _Merged()
+    for block in blocks:
+        merged = _overlaid(merged, block, patches)
+    return merged
+
+
+def _overlaid(inherited: _Merged, block: Block, patches: Sequence[Patch]) -> _Merged:
+    value = block.value
+    if value is ABSENT:
+        return inherited
+    if value is None or value is False or value == {}:
+        return _Merged(unlisted=f"{block.place()} is {json.dumps(value)}")
+    if value is True:
+        return inherited if inherited.given else _default_set(f"{KEY}: true in {block.path}", patches)
+    if not isinstance(value, dict):
+        raise refusal(block.place(), found=shown(value), allowed="true, false or a mapping of patches")
+    return _key_by_key(inherited if inherited.given else _Merged(), block, patches)
+
+
+def _default_set(by: str, patches: Sequence[Patch]) -> _Merged:
+    return _Merged(
+        given=True,
+        listed={patch.name: _Listed(on=True, origin=f"default set ({by})") for patch in patches if patch.default_on},
+        unlisted=f"not in the default set ({by})",
+    )
+
+
+def _key_by_key(inherited: _Merged, block: Block, patches: Sequence[Patch]) -> _Merged:
+    declared = {patch.name: patch for patch in patches}
+    listed = dict(inherited.listed)
+    on_unsupported = inherited.on_unsupported
+    for key, value in block.value.items():
+        if key == "on_unsupported":
+            on_unsupported = _on_unsupported(block, value)
+        elif key in declared:
+            listed[key] = _patch_overlaid(listed.get(key), declared[key], block, value)
+        else:
+            raise unknown(block.place(str(key)), key, [*declared, "on_unsupported"])
+    return _Merged(
+        given=True,
+        listed=listed,
+        unlisted=f"not listed under {block.place()}",
+        on_unsupported=on_unsupported,
+    )
+
+
+def _on_unsupported(block: Block, value: object) -> OnUnsupported:
+    for word in envs.ON_UNSUPPORTED_WORDS:
+        if value == word:
+            return word
+    words = envs.ON_UNSUPPORTED_WORDS
+    raise refusal(
+        block.place("on_unsupported"),
+        found=shown(value),
+        allowed=" or ".join(words),
+        nearest=values.nearest(value, words) if isinstance(value, str) else None,
+    )
+
+
+def _patch_overlaid(inherited: _Listed | None, patch: Patch, block: Block, value: object) -> _Listed:
+    origin = block.place(patch.name)
+    inherited = inherited or _Listed(on=False, origin=origin)
+    if isinstance(value, bool):
+        return _Listed(value, origin, inherited.values, inherited.places)
+    if not isinstance(value, dict):
+        keys = ", ".join(patch.options.model_fields)
+        takes = f"true, false or a mapping of {keys}" if keys else "true or false"
+        raise refusal(origin, found=shown(value), allowed=takes)
+    values.check(patch.options, value, lambda key: block.place(patch.name, key), complete=False)
+    return _Listed(
+        on=True,
+        origin=origin,
+        values={**inherited.values, **value},
+        places={**inherited.places, **{key: block.place(patch.name, key) for key in value}},
+    )
+
+
+# The environment on top, and what a patch requires
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """One patch after YAML and environment. ``by_env`` marks one that the environment switched off."""
+
+    on: bool
+    origin: str
+    reason: str = ""
+    by_env: bool = False
+
+
+def resolve(
+    blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequence[Patch], *, partial: bool = False
+) -> Resolved:
+    """What the blocks of a chain and the environment come to.
+
+    Args:
+        blocks: From ``read_blocks``, the base first; empty without a deploy YAML.
+        environ: The environment, which wins over the blocks.
+        patches: The declarations.
+        partial: The YAML is still to come: a patch whose requirement nobody has switched on yet is off until then
+            instead of refused.
+
+    Raises:
+        ConfigError: Anything that ``values.check`` and ``envs.read`` refuse, and a patch that is on without one that it
+            requires, unless the environment switched that one off.
+    """
+    source = str(blocks[-1].path) if blocks else None
+    if envs.master_off(environ):
+        why = f"{envs.MASTER}={environ[envs.MASTER]}"
+        names = [patch.name for patch in patches]
+        return Resolved({}, dict.fromkeys(names, why), dict.fromkeys(names, why), source=source)
+    choices = envs.read(environ, patches)
+    merged = _with_master(_merge(blocks, patches), choices, environ, patches)
+    said = {patch.name: _verdict(patch, merged, choices, environ) for patch in patches}
+    verdicts = _with_requirements(said, patches, partial=partial)
+    return Resolved(
+        enabled={patch.name: _final(patch, merged, choices) for patch in patches if verdicts[patch.name].on},
+        off={name: verdict.reason for name, verdict in verdicts.items() if not verdict.on},
+        origins={name: verdict.origin for name, verdict in verdicts.items()},
+        on_unsupported=choices.on_unsupported or merged.on_unsupported or "warn",
+        source=source,
+    )
+
+
+def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
+    """``resolve`` for a deploy YAML, which is not even opened under ``OMNI_FASTPATH=0``.
+
+    Raises:
+        ConfigError: As ``read_blocks`` and ``resolve``.
+    """
+    if path is None or envs.master_off(environ):
+        return resolve([], environ, patches)
+    return resolve(read_blocks(path), environ, patches)
+
+
+def _with_master(merged: _Merged, choices: EnvChoices, environ: Mapping[str, str], patches: Sequence[Patch]) -> _Merged:
+    """``OMNI_FASTPATH=1``: the default set, unless the YAML switches something on; values that it gives stay."""
+    if not choices.master or any(listed.on for listed in merged.listed.values()):
+        return merged
+    default = _default_set(f"{envs.MASTER}={environ[envs.MASTER]}", patches)
+    with_values = {
+        name: _Listed(on=True, origin=listed.origin, values=said.values, places=said.places)
+        if (said := merged.listed.get(name))
+        else listed
+        for name, listed in default.listed.items()
+    }
+    return _Merged(True, {**merged.listed, **with_values}, default.unlisted, merged.on_unsupported)
+
+
+def _verdict(patch: Patch, merged: _Merged, choices: EnvChoices, environ: Mapping[str, str]) -> _Verdict:
+    switched = choices.switches.get(patch.name)
+    if switched is not None:
+        variable = f"{patch.env}={environ[patch.env]}"
+        return _Verdict(on=switched, origin=variable, reason="" if switched else variable, by_env=not switched)
+    listed = merged.listed.get(patch.name)
+    if listed is None:
+        return _Verdict(on=False, origin="", reason=merged.unlisted)
+    return _Verdict(on=listed.on, origin=listed.origin, reason="" if listed.on else f"{listed.origin} is false")
+
+
+def _with_requirements(
+    verdicts: Mapping[str, _Verdict], patches: Sequence[Patch], *, partial: bool
+) -> Mapping[str, _Verdict]:
+    """Switch off what requires a patch that the environment switched off; refuse what else lacks a requirement."""
+    verdicts = _without_dependants(verdicts, patches, lambda missing: missing.by_env)
+    lacking = next(_lacking(verdicts, patches), None)
+    if lacking is not None and not partial:
+        raise _contradiction(*lacking, verdicts, patches)
+    return _without_dependants(verdicts, patches, lambda _: True)
+
+
+def _lacking(verdicts: Mapping[str, _Verdict], patches: Sequence[Patch]) -> Iterator[tuple[Patch, str]]:
+    """Every patch that is on, with each of its requirements that is off."""
+    for patch in patches:
+        if verdicts[patch.name].on:
+            yield from ((patch, name) for name in patch.requires if not verdicts[name].on)
+
+
+def _without_dependants(
+    verdicts: Mapping[str, _Verdict], patches: Sequence[Patch], counts: Callable[[_Verdict], bool]
+) -> Mapping[str, _Verdict]:
+    """Switch off dependants until none is left; one that goes off may be what another requires."""
+    verdicts = dict(verdicts)
+    lacking = [(patch, missing) for patch, missing in _lacking(verdicts, patches) if counts(verdicts[missing])]
+    while lacking:
+        patch, missing = lacking[0]
+        why = verdicts[missing]
+        verdicts[patch.name] = _Verdict(
+            on=False, origin=why.origin, reason=f"requires {missing}, which is off: {why.reason}", by_env=why.by_env
+        )
+        lacking = [(patch, missing) for patch, missing in _lacking(verdicts, patches) if counts(verdicts[missing])]
+    return verdicts
+
+
+def _contradiction(
+    patch: Patch, missing: str, verdicts: Mapping[str, _Verdict], patches: Sequence[Patch]
+) -> ConfigError:
+    required = next(each for each in patches if each.name == missing)
+    return ConfigError(
+        f"{KEY}.{patch.name} is on ({verdicts[patch.name].origin}) and requires {KEY}.{missing}, "
+        f"which is off: {verdicts[missing].reason}; switch {missing} on ({KEY}.{missing}: true or {required.env}=1) "
+        f"or {patch.name} off"
+    )
+
+
+def _final(patch: Patch, merged: _Merged, choices: EnvChoices) -> Options:
+    """The values of a patch that is on: its defaults, the YAML's, the environment's."""
+    listed = merged.listed.get(patch.name) or _Listed(on=True, origin="")
+    from_env = choices.values.get(patch.name, {})
+    places = {**listed.places, **{key: envs.place(patch, key) for key in from_env}}
+    # A rule over several keys has no place of its own; it names all that were given.
+    everywhere = ", ".join(dict.fromkeys(places.values())) or f"{KEY}.{patch.name}"
+    return _options(patch, {**listed.values, **from_env}, lambda key: places.get(key, everywhere))
+
+
+def _options(patch: Patch, given: Mapping[str, Any], place: Callable[[str], str]) -> Options:
+    checked = values.check(patch.options, given, place)
+    assert checked is not None, "check returns the options of a complete set of values"
+    return checked

@@ -1,0 +1,152 @@
+"""Every environment variable of ours, in one place.
+
+They are for A/B runs without touching a file and win over the deploy YAML. ``1 true on yes`` and ``0 false off no``,
+whatever their case, are the booleans; anything else is refused, an empty value too.
+
+``OMNI_FASTPATH=0``
+    Everything off, nothing validated, no slot touched: the clean stock arm.
+``OMNI_FASTPATH=1``
+    What the YAML says if it switches anything on, else the default set.
+``OMNI_FASTPATH_<PATCH>=1`` or ``0``
+    That patch on, with the YAML's values or the defaults, even without a block; or off.
+``OMNI_FASTPATH_<PATCH>__<KEY>=V``
+    One value of a patch, read by its type; ``null`` where the type allows it. Switches nothing on.
+``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``
+    As the key ``fastpath.on_unsupported``.
+
+``_OMNI_FASTPATH_HANDOFF`` is not for people: it carries the parent's result to the stages it spawns (``handoff``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from omni_fastpath import values
+from omni_fastpath.declare import Patch
+from omni_fastpath.values import BOOLEAN_WORDS, refusal, shown
+
+NAMESPACE = "OMNI_FASTPATH"
+MASTER = NAMESPACE
+ON_UNSUPPORTED = f"{NAMESPACE}_ON_UNSUPPORTED"
+
+OnUnsupported = Literal["warn", "fail"]
+ON_UNSUPPORTED_WORDS: tuple[OnUnsupported, ...] = ("warn", "fail")
+
+
+@dataclass(frozen=True)
+class EnvChoices:
+    """What the environment says.
+
+    Attributes:
+        master: ``OMNI_FASTPATH``; None when it is not set.
+        switches: Patch to on or off, for the patches that a variable switches.
+        values: Patch to key to value, for the values that a variable sets.
+        on_unsupported: ``OMNI_FASTPATH_ON_UNSUPPORTED``; None when it is not set.
+    """
+
+    master: bool | None = None
+    switches: Mapping[str, bool] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    on_unsupported: OnUnsupported | None = None
+
+    @property
+    def switches_on(self) -> bool:
+        """Whether the environment alone switches anything on."""
+        return self.master is not False and (self.master is True or any(self.switches.values()))
+
+
+def value_variable(patch: Patch, key: str) -> str:
+    """The variable that sets one value of a patch."""
+    return f"{patch.env}__{key.upper()}"
+
+
+def documented(patches: Sequence[Patch]) -> dict[str, str]:
+    """Every variable that may be set, with its meaning."""
+    variables = {
+        MASTER: "0: everything off, nothing validated; 1: what the YAML switches on, else the default set",
+        ON_UNSUPPORTED: "warn or fail: what an unsupported or failed patch does to the start of the server",
+    }
+    for patch in patches:
+        variables[patch.env] = f"1: {patch.name} on, with the YAML's values or the defaults; 0: off"
+        for key in patch.options.model_fields:
+            variables[value_variable(patch, key)] = f"fastpath.{patch.name}.{key}: {values.allowed(patch.options, key)}"
+    return variables
+
+
+def master_off(environ: Mapping[str, str]) -> bool:
+    """Whether ``OMNI_FASTPATH`` is one of ``0 false off no``: then nothing else is looked at, not even validated."""
+    return values.boolean(environ.get(MASTER, "")) is False
+
+
+def read(environ: Mapping[str, str], patches: Sequence[Patch]) -> EnvChoices:
+    """Read and validate the variables of our namespace.
+
+    Raises:
+        ConfigError: An unknown name, a word that is no boolean, or a value that the patch's options refuse.
+    """
+    if master_off(environ):
+        return EnvChoices(master=False)
+    ours = {name: environ[name] for name in sorted(environ) if name.startswith(NAMESPACE)}
+    _refuse_unknown(ours, patches)
+    return EnvChoices(
+        master=_switch(MASTER, ours),
+        switches={patch.name: on for patch in patches if (on := _switch(patch.env, ours)) is not None},
+        values={patch.name: found for patch in patches if (found := _values(patch, ours))},
+        on_unsupported=_on_unsupported(ours),
+    )
+
+
+def _refuse_unknown(ours: Mapping[str, str], patches: Sequence[Patch]) -> None:
+    known = documented(patches)
+    for name in ours:
+        if name not in known:
+            of_its_patch = [other for other in known if "__" in name and other.startswith(f"{name.split('__')[0]}__")]
+            switches = [other for other in known if "__" not in other]
+            error = refusal(
+                name,
+                found="an unknown variable",
+                allowed=", ".join(of_its_patch or [*switches, f"{NAMESPACE}_<PATCH>__<KEY>"]),
+                nearest=values.nearest(name, known),
+            )
+            raise error
+
+
+def _switch(name: str, ours: Mapping[str, str]) -> bool | None:
+    if name not in ours:
+        return None
+    on = values.boolean(ours[name])
+    if on is None:
+        raise refusal(name, found=shown(ours[name]), allowed=BOOLEAN_WORDS)
+    return on
+
+
+def _values(patch: Patch, ours: Mapping[str, str]) -> dict[str, Any]:
+    found = {
+        key: values.parse(patch.options, key, ours[variable])
+        for key in patch.options.model_fields
+        if (variable := value_variable(patch, key)) in ours
+    }
+    values.check(patch.options, found, lambda key: place(patch, key), complete=False)
+    return found
+
+
+def place(patch: Patch, key: str) -> str:
+    """How a message names the variable of a value."""
+    return f"{value_variable(patch, key)} (fastpath.{patch.name}.{key})"
+
+
+def _on_unsupported(ours: Mapping[str, str]) -> OnUnsupported | None:
+    if ON_UNSUPPORTED not in ours:
+        return None
+    word = ours[ON_UNSUPPORTED].strip().lower()
+    for known in ON_UNSUPPORTED_WORDS:
+        if word == known:
+            return known
+    raise refusal(
+        ON_UNSUPPORTED,
+        found=shown(ours[ON_UNSUPPORTED]),
+        allowed=" or ".join(ON_UNSUPPORTED_WORDS),
+        nearest=values.nearest(word, ON_UNSUPPORTED_WORDS),
+    )

@@ -1,0 +1,283 @@
+"""Two-phase install of patches: verify every seam, then write, check, and set the state last; exact undo.
+
+On any error everything that the patch wrote is put back. The functions here raise only what they document; what went
+wrong with a patch stands in the ledger as its state.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from omni_fastpath.config import Resolved
+from omni_fastpath.declare import Bypass, Options, Patch, Process, Seam, SeamKind, State
+from omni_fastpath.ledger import LEDGER, logger
+from omni_fastpath.seams import SeamMovedError, Slot, SlotTakenError, verify
+
+
+class RefusedError(RuntimeError):
+    """``on_unsupported: fail`` and a patch that was asked for cannot serve; the message names it and why."""
+
+
+@dataclass
+class _Written:
+    slot: Slot
+    raw: Any
+    ours: Any
+
+
+@dataclass
+class _Installation:
+    patch: Patch
+    written: list[_Written] = field(default_factory=list)
+
+
+_lock = threading.RLock()
+_installed: dict[str, _Installation] = {}
+
+
+def installed_release(distribution: str = "vllm-omni") -> str | None:
+    """The version of an installed distribution, from its metadata; None when there is none."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def release_problem(patch: Patch) -> str | None:
+    """Why the installed vLLM-Omni is none that the patch was tested on; None when it is one.
+
+    A local version (``0.30.0+cpu``) is the release itself; a development or pre-release of it is not.
+    """
+    found = installed_release()
+    allowed = ", ".join(patch.tested)
+    if found is None:
+        return f"vllm-omni is not installed; tested: {allowed}"
+    try:
+        parsed = Version(found)
+    except InvalidVersion:
+        return f"vllm-omni {found} is no version that can be compared; tested: {allowed}"
+    if any(Version(tested) == Version(parsed.public) for tested in patch.tested):
+        return None
+    return f"vllm-omni {found} is not among the tested releases: {allowed}"
+
+
+def verify_patch(patch: Patch) -> list[str]:
+    """Every way in which the installed upstream differs from the declaration; empty when it fits.
+
+    Imports the modules that the patch's seams name.
+    """
+    problems = [problem] if (problem := release_problem(patch)) else []
+    for seam in (*patch.seams, *(bypass.seam for bypass in patch.bypasses)):
+        try:
+            verify(seam)
+        except SeamMovedError as error:
+            problems.append(str(error))
+    return problems
+
+
+def verify_all(patches: Sequence[Patch] | None = None) -> dict[str, list[str]]:
+    """``verify_patch`` for every patch, for ``omni-fastpath status --verify``."""
+    return {patch.name: verify_patch(patch) for patch in (_patches() if patches is None else patches)}
+
+
+def is_installed(name: str) -> bool:
+    """Whether the patch's slots hold ours in this process."""
+    return name in _installed
+
+
+def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None = None) -> None:
+    """Make this process what ``resolved`` says: take off what is no longer asked for, install the rest.
+
+    Raises:
+        RefusedError: A patch that was asked for is unsupported or failed, and ``on_unsupported`` is ``fail``. Everything
+            that was installed has been taken off again.
+    """
+    known = _patches() if patches is None else patches
+    with _lock:
+        for patch in reversed(known):
+            if patch.name not in resolved.enabled:
+                uninstall(patch)
+                LEDGER.entry(patch).origin = resolved.origins.get(patch.name, "")
+                LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
+        for patch in known:
+            if patch.name in resolved.enabled:
+                _apply_one(patch, resolved.enabled[patch.name], resolved.origins.get(patch.name, ""), process)
+        if resolved.on_unsupported == "fail":
+            _refuse_trouble(known)
+
+
+def _apply_one(patch: Patch, options: Options, origin: str, process: Process) -> None:
+    entry = LEDGER.entry(patch)
+    entry.options, entry.origin = options, origin
+    if is_installed(patch.name):
+        return
+    if process not in patch.processes:
+        where = " or ".join(sorted(each.value for each in patch.processes))
+        LEDGER.set(patch, State.NOT_APPLICABLE, f"its slots are used in the {where} process; this is a {process.value}")
+        return
+    for name in patch.requires:
+        required = LEDGER.named(name)
+        if not is_installed(name) and not required.state.satisfies_requirement:
+            LEDGER.set(patch, required.state, f"requires {name}, which is {required.state.value}: {required.reason}")
+            return
+    install(patch)
+
+
+def _refuse_trouble(patches: Sequence[Patch]) -> None:
+    trouble = [LEDGER.entry(patch) for patch in patches if LEDGER.entry(patch).state.is_trouble]
+    if not trouble:
+        return
+    for patch in reversed(patches):
+        uninstall(patch)
+    lines = "; ".join(f"{entry.patch.name} is {entry.state.value}: {entry.reason}" for entry in trouble)
+    raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {lines}")
+
+
+def install(patch: Patch) -> State:
+    """Install one patch and return its state; never raises for a reason of the patch or of upstream."""
+    with _lock:
+        if is_installed(patch.name):
+            return LEDGER.entry(patch).state
+        problem = release_problem(patch)
+        if problem is not None:
+            return _set(patch, State.UNSUPPORTED, problem)
+        try:
+            slots = [verify(seam) for seam in patch.seams]
+            bypass_slots = [(bypass, verify(bypass.seam)) for bypass in patch.bypasses]
+        except SeamMovedError as error:
+            return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
+        except Exception as error:
+            logger.exception("omni-fastpath: verifying %s failed", patch.name)
+            return _set(patch, State.FAILED, f"verifying it failed: {error!r}")
+        return _install_verified(patch, slots, bypass_slots)
+
+
+def _install_verified(patch: Patch, slots: list[Slot], bypass_slots: list[tuple[Bypass, Slot]]) -> State:
+    installation = _Installation(patch)
+    try:
+        LEDGER.entry(patch)  # the wrappers look up their runtime while they are imported
+        wrappers = importlib.import_module(patch.wrappers)
+        for slot in slots:
+            if slot.seam.kind is SeamKind.ADD and hasattr(slot.owner, slot.name):
+                return _judge_upstreams_own(patch, slot, wrappers)
+        for slot in slots:
+            if slot.seam.kind is not SeamKind.PIN:
+                _write(installation, slot, _make(patch, slot, getattr(wrappers, slot.seam.wrapper or "")))
+        for bypass, slot in bypass_slots:
+            _write(installation, slot, _make(patch, slot, _bypass_wrapper(patch, bypass)))
+    except Exception as error:
+        logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
+        _put_back(installation)
+        return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
+    _installed[patch.name] = installation
+    return _set(patch, State.APPLIED, f"{len(installation.written)} slots hold ours")
+
+
+def _judge_upstreams_own(patch: Patch, slot: Slot, wrappers: Any) -> State:
+    """Upstream has what the patch would add: use it if it does what ours does, and never overwrite it."""
+    difference = getattr(wrappers, slot.seam.probe or "")(slot.owner)
+    if difference is None:
+        return _set(patch, State.SUPERSEDED, f"upstream has {slot.seam.path}, and it behaves as ours would")
+    return _set(patch, State.UNSUPPORTED, f"upstream has a {slot.seam.path} of its own that differs: {difference}")
+
+
+def uninstall(patch: Patch) -> None:
+    """Take one patch off: every slot gets back the raw object that it had, last written first.
+
+    A slot that somebody else wrote after us stays as it is, ours below theirs; that is logged as an error and the patch
+    stays ``applied``, because it is.
+    """
+    with _lock:
+        installation = _installed.get(patch.name)
+        if installation is None:
+            return
+        try:
+            _check_on_top(installation)
+        except SlotTakenError as error:
+            logger.error("omni-fastpath: %s cannot be taken off: %s", patch.name, error)
+            return
+        _put_back(installation)
+        del _installed[patch.name]
+        _set(patch, State.OFF, "taken off")
+
+
+def _check_on_top(installation: _Installation) -> None:
+    for written in installation.written:
+        if not written.slot.holds(written.ours):
+            raise SlotTakenError(f"{written.slot.seam.path} holds {written.slot.raw()!r}")
+
+
+def _put_back(installation: _Installation) -> None:
+    for written in reversed(installation.written):
+        try:
+            written.slot.restore(written.raw, ours=written.ours)
+        except SlotTakenError:
+            logger.exception("omni-fastpath: %s: a slot could not be put back", installation.patch.name)
+    installation.written.clear()
+
+
+def _write(installation: _Installation, slot: Slot, ours: Any) -> None:
+    raw = slot.raw()
+    slot.write(ours)
+    installation.written.append(_Written(slot, raw, ours))
+    if not slot.holds(ours):
+        raise RuntimeError(f"{slot.seam.path} does not hold what was just written into it")
+
+
+def _make(patch: Patch, slot: Slot, wrapper: Callable[..., Any]) -> Any:
+    """What goes into the slot: for ``ADD`` the function itself, else a wrapt wrapper around the raw slot."""
+    if slot.seam.kind is SeamKind.ADD:
+        return wrapper
+    from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
+
+    raw = slot.raw()
+    if slot.seam.replaces and not _is_plain_or_ours(raw):
+        raise SeamMovedError(f"{slot.seam.path} holds somebody else's wrapper {raw!r}; replacing it would drop theirs")
+    ours = FunctionWrapper(raw, wrapper)
+    ours._self_omni_fastpath = patch.name  # noqa: SLF001 - wrapt keeps _self_ attributes on the wrapper itself
+    return ours
+
+
+def _is_plain_or_ours(raw: Any) -> bool:
+    return inspect.isfunction(raw) or hasattr(raw, "_self_omni_fastpath")
+
+
+def _bypass_wrapper(patch: Patch, bypass: Bypass) -> Callable[..., Any]:
+    """A wrapper that tells the truth while upstream runs in a mode in which the patch has no place."""
+
+    async def bypassed(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        entry = LEDGER.entry(patch)
+        before = entry.state, entry.reason
+        LEDGER.set(patch, bypass.state, bypass.reason)
+        try:
+            return await wrapped(*args, **kwargs)
+        finally:
+            if (entry.state, entry.reason) == (bypass.state, bypass.reason):
+                LEDGER.set(patch, *before)
+
+    return bypassed
+
+
+def _set(patch: Patch, state: State, reason: str) -> State:
+    LEDGER.set(patch, state, reason)
+    return state
+
+
+def _patches() -> Sequence[Patch]:
+    from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - the machinery is importable without the patches
+
+    return PATCHES
+
+
+def modules_of(patch: Patch) -> frozenset[str]:
+    """The modules whose import makes the patch installable."""
+    seams: tuple[Seam, ...] = (*patch.seams, *(bypass.seam for bypass in patch.bypasses))
+    return frozenset(seam.module for seam in seams)

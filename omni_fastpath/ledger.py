@@ -1,0 +1,143 @@
+"""What is true about every patch in this process: states, reasons, options in force and engagement counters.
+
+Counters are plain integers written by the one thread that does the work and read by anyone; a reader may see one
+that is an instant old. They cost an addition, and nothing when their patch is off.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_fastpath.declare import Options, Patch, State
+
+logger = logging.getLogger("vllm.omni_fastpath")
+"""A child of vLLM's logger, so that our lines stand among the server's in its format."""
+
+_LEVELS = {
+    State.OFF: logging.DEBUG,
+    State.APPLIED: logging.INFO,
+    State.NOT_APPLICABLE: logging.INFO,
+    State.SUPERSEDED: logging.INFO,
+    State.UNSUPPORTED: logging.WARNING,
+    State.FAILED: logging.WARNING,
+}
+
+
+@dataclass
+class Entry:
+    """One patch in this process."""
+
+    patch: Patch
+    state: State = State.OFF
+    reason: str = "not asked for"
+    origin: str = ""
+    options: Options | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.patch.counters:
+            self.counters.setdefault(name, 0)
+
+
+Listener = Callable[[str, State, str], None]
+
+
+class Ledger:
+    """The entries of this process, and who wants to hear of a change (state file, hooks)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: dict[str, Entry] = {}
+        self._listeners: list[Listener] = []
+
+    def entry(self, patch: Patch) -> Entry:
+        """The entry of a patch, made on first use."""
+        with self._lock:
+            if patch.name not in self._entries:
+                self._entries[patch.name] = Entry(patch)
+            return self._entries[patch.name]
+
+    def named(self, name: str) -> Entry:
+        """The entry of a declared patch.
+
+        Raises:
+            KeyError: No such patch in this process.
+        """
+        with self._lock:
+            return self._entries[name]
+
+    def __iter__(self) -> Iterator[Entry]:
+        with self._lock:
+            return iter(list(self._entries.values()))
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener(name, state, reason)`` after every change; an exception of its is logged, not raised."""
+        self._listeners.append(listener)
+
+    def set(self, patch: Patch, state: State, reason: str) -> None:
+        """Set a patch's state; a real change is logged in one line at the state's level."""
+        entry = self.entry(patch)
+        with self._lock:
+            if (entry.state, entry.reason) == (state, reason):
+                return
+            entry.state, entry.reason = state, reason
+        logger.log(_LEVELS[state], "omni-fastpath: %s %s: %s", patch.name, state.value, reason)
+        for listener in list(self._listeners):
+            try:
+                listener(patch.name, state, reason)
+            except Exception:
+                logger.exception("omni-fastpath: a listener for patch states failed")
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """Every patch as plain data, for the state file and the metrics."""
+        with self._lock:
+            return {
+                name: {
+                    "state": entry.state.value,
+                    "reason": entry.reason,
+                    "origin": entry.origin,
+                    "options": entry.options.model_dump() if entry.options is not None else {},
+                    "counters": dict(entry.counters),
+                }
+                for name, entry in self._entries.items()
+            }
+
+    def clear(self) -> None:
+        """Forget everything; for tests."""
+        with self._lock:
+            self._entries.clear()
+            self._listeners.clear()
+
+
+LEDGER = Ledger()
+"""This process's ledger."""
+
+
+@dataclass(frozen=True)
+class PatchRuntime:
+    """What a patch's wrappers see of the machinery: their values, their counters and their state."""
+
+    entry: Entry
+
+    @property
+    def options(self) -> Any:
+        """The values in force: an instance of the declaration's options model."""
+        return self.entry.options if self.entry.options is not None else self.entry.patch.options()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The engagement counters; written by the thread that does the work."""
+        return self.entry.counters
+
+    def report(self, state: State, reason: str) -> None:
+        """Set the patch's state for this process."""
+        LEDGER.set(self.entry.patch, state, reason)
+
+
+def runtime(name: str) -> PatchRuntime:
+    """The runtime of a declared patch, for its wrappers."""
+    return PatchRuntime(LEDGER.named(name))

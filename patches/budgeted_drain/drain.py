@@ -1,0 +1,388 @@
+"""The loop that replaces the orchestrator's poll loop: wake on arrival, drain within a budget.
+
+One ``DrainLoop`` serves one orchestrator from ``_orchestration_loop`` until shutdown, on the orchestrator's thread.
+All processing is upstream's (``vllm_omni/engine/orchestrator.py``, ``stage_pool.py``); this file decides only when a
+raw output is taken and from where.
+
+The budget is shaped after Linux NAPI: an item and a time limit, and a counter for each that says how often a pass
+ended on it. The socket readers of all replicas run on the same event loop, so that an empty queue may mean "not read
+yet": the loop yields after every stage that gave something, and inside a pass after dear work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import weakref
+from collections.abc import Awaitable, Callable
+from time import perf_counter_ns
+from typing import Any, NamedTuple, Protocol
+
+from omni_fastpath.hooks.specs import PassReport, RawOutputView
+from omni_fastpath.ledger import logger
+
+_YIELD_AFTER_NS = 500_000
+"""Work after which the loop yields even inside a pass. A yield costs microseconds, so this is about one percent."""
+
+_IDLE_WAIT_S = 0.5
+"""Longest sleep without an arrival, as upstream's event-driven loop has it: it only paces the monitor's idle note and
+the look at membership, since every arrival, attach and shutdown wakes the loop."""
+
+_POLL_WAIT_S = 0.001
+"""Upstream's cadence for what can only be polled: diffusion stages and clients without an output queue."""
+
+
+class Took(enum.Enum):
+    """What became of one reading."""
+
+    NOTHING = enum.auto()
+    INVISIBLE = enum.auto()
+    ROUTABLE = enum.auto()
+    FAILED = enum.auto()
+
+
+class Upstream(NamedTuple):
+    """What the loop needs of upstream besides the orchestrator itself, so that this file imports none of it."""
+
+    dead_error: type[BaseException]
+    is_diffusion_start: Callable[[Any], bool]
+
+
+class Limits(Protocol):
+    """The values of ``budgeted_drain``."""
+
+    max_items: int
+    max_time_us: int
+    stop_at_first_routable: bool
+
+
+class Observers(NamedTuple):
+    """Hooks that somebody implements; None where nobody does."""
+
+    on_dequeued: Callable[..., Any] | None = None
+    on_pass_end: Callable[..., Any] | None = None
+    on_routed: Callable[..., Any] | None = None
+
+
+class _OneItem:
+    """A client that has just this raw output: how one that is already taken passes through ``_poll_stage_raw``."""
+
+    __slots__ = ("_item",)
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+
+    async def get_output_async(self) -> Any:
+        return self._item
+
+
+class _Bell:
+    """Rings the loop whenever something is put into one client's queue.
+
+    Upstream's socket reader holds the queue object itself, so the queue is not replaced: its ``put_nowait`` gets an
+    instance attribute in front, which ``remove`` takes off.
+    """
+
+    def __init__(self, queue: asyncio.Queue[Any], ring: Callable[[], None]) -> None:
+        self.queue = queue
+        put = queue.put_nowait
+
+        def put_and_ring(item: Any) -> None:
+            put(item)
+            ring()
+
+        self._ours = put_and_ring
+        vars(queue)["put_nowait"] = put_and_ring
+
+    def remove(self) -> None:
+        if vars(self.queue).get("put_nowait") is self._ours:
+            del vars(self.queue)["put_nowait"]
+
+
+class DrainLoop:
+    """Serves one orchestrator's stages until shutdown.
+
+    Args:
+        orchestrator: Upstream's ``OrchestratorBase``.
+        limits: Item and time budget and whether a routable output ends a pass.
+        counters: The patch's engagement counters.
+        policy: Whether a processed raw output is routable; an exception of its counts as "yes", once reported.
+        observers: Hooks to call.
+        upstream: What else is needed of upstream.
+    """
+
+    running: weakref.WeakSet[DrainLoop] = weakref.WeakSet()
+    """The loops of this process that run now."""
+
+    def __init__(
+        self,
+        orchestrator: Any,
+        limits: Limits,
+        counters: dict[str, int],
+        policy: Callable[[RawOutputView], bool],
+        observers: Observers,
+        upstream: Upstream,
+    ) -> None:
+        self._orch = orchestrator
+        self._shutdown: asyncio.Event = orchestrator._shutdown_event
+        self._max_items = limits.max_items
+        self._max_time_ns = limits.max_time_us * 1000
+        self._stop_at_routable = limits.stop_at_first_routable
+        self._counters = counters
+        self._policy = policy
+        self._observers = observers
+        self._upstream = upstream
+        self._bells: dict[tuple[int, int], tuple[Any, _Bell]] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._heard: list[asyncio.Queue[Any]] = []
+        self._look_again = False
+        self._polling = False
+        self._last_yield_ns = 0
+
+    # ---- The loop ----
+
+    async def run(self) -> None:
+        """Dispatch until the orchestrator's shutdown event is set; upstream's errors propagate as its loop lets them."""
+        self._loop = asyncio.get_running_loop()
+        shutdown = asyncio.ensure_future(self._shutdown.wait())
+        shutdown.add_done_callback(lambda _: self._ring())
+        DrainLoop.running.add(self)
+        self._last_yield_ns = perf_counter_ns()
+        try:
+            while not self._shutdown.is_set():
+                progressed = await self._sweep()
+                if self._shutdown.is_set():
+                    return
+                self._orch._orch_monitor.note_loop(idle=not progressed)
+                if not progressed:
+                    await self._wait()
+        finally:
+            DrainLoop.running.discard(self)
+            shutdown.cancel()
+            for _, bell in self._bells.values():
+                bell.remove()
+            self._bells.clear()
+
+    async def _sweep(self) -> bool:
+        """One pass over every replica of every stage; whether anything was taken."""
+        progressed = False
+        self._polling = self._look_again = False
+        self._heard.clear()
+        for stage_id in range(self._orch.num_stages):
+            pool = self._orch.stage_pools[stage_id]
+            diffusion = pool.stage_type == "diffusion"
+            gave = False
+            for replica_id in pool.available_replica_ids():
+                if self._shutdown.is_set():
+                    return True
+                if diffusion:
+                    self._polling = True
+                    gave |= await self._poll_diffusion(stage_id, pool, replica_id)
+                elif self._hear(stage_id, pool, replica_id):
+                    gave |= await self._drain(stage_id, pool, replica_id)
+                else:
+                    self._polling = True
+                    gave |= await self._poll(stage_id, pool, replica_id)
+            if gave:
+                progressed = True
+                await self._yield()
+        if len(self._bells) > len(self._heard):
+            self._forget_unheard()
+        return progressed
+
+    async def _wait(self) -> None:
+        """Sleep until an output, an attach, a diffusion poll or shutdown is due."""
+        if self._look_again or not all(queue.empty() for queue in self._heard):
+            # It came during a yield, behind the sweep's back. The event loop still gets its turn.
+            await self._yield()
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(_POLL_WAIT_S if self._polling else _IDLE_WAIT_S, self._ring)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+        self._counters["wakeups"] += 1
+        self._last_yield_ns = perf_counter_ns()
+
+    def _ring(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _yield(self) -> None:
+        stretch_us = (perf_counter_ns() - self._last_yield_ns) // 1000
+        if stretch_us > self._counters["longest_stretch_us"]:
+            self._counters["longest_stretch_us"] = stretch_us
+        await asyncio.sleep(0)
+        self._last_yield_ns = perf_counter_ns()
+
+    # ---- Membership ----
+
+    def attached(self, pool: Any) -> None:
+        """A client was attached to ``pool``, on whatever thread: look at it now, not at the next idle note."""
+        if self._loop is not None and any(each is pool for each in self._orch.stage_pools):
+            self._look_again = True
+            self._loop.call_soon_threadsafe(self._ring)
+
+    def _hear(self, stage_id: int, pool: Any, replica_id: int) -> bool:
+        """Hang a bell on the replica's queue if it has none; False for a client that can only be polled."""
+        client = pool.clients[replica_id]
+        key = stage_id, replica_id
+        known = self._bells.get(key)
+        if known is None or known[0] is not client:
+            if known is not None:  # another client in the same slot
+                self._bells.pop(key)[1].remove()
+            queue = getattr(client, "outputs_queue", None)
+            if not isinstance(queue, asyncio.Queue) or not hasattr(client, "get_output_nowait"):
+                return False
+            known = self._bells[key] = client, _Bell(queue, self._ring)
+        self._heard.append(known[1].queue)
+        return True
+
+    def _forget_unheard(self) -> None:
+        """Take the bells off replicas that are no longer served (evicted, detached, unavailable)."""
+        heard = {id(queue) for queue in self._heard}
+        for key, (_, bell) in list(self._bells.items()):
+            if id(bell.queue) not in heard:
+                bell.remove()
+                del self._bells[key]
+
+    # ---- One replica ----
+
+    async def _drain(self, stage_id: int, pool: Any, replica_id: int) -> bool:
+        """Take raw outputs from one replica until a pass ends; whether any was taken.
+
+        A replica of a stage that nobody sees gives one: it has no reason to be drained ahead of one that is seen.
+        """
+        client = pool.clients[replica_id]
+        queue = client.outputs_queue
+        final_output = pool.final_output
+        limit = self._max_items if final_output else 1
+        taken = 0
+        ended = "empty"
+        started_ns = now_ns = perf_counter_ns()
+        while True:
+            try:
+                item = client.get_output_nowait()
+            except Exception as error:
+                logger.exception("omni-fastpath: reading from stage-%s replica-%s failed", stage_id, replica_id)
+                await self._failed(stage_id, replica_id, error)
+                ended = "gone"
+                break
+            if item is None:
+                break
+            taken += 1
+            reading = pool._poll_stage_raw(_OneItem(item))
+            took = await self._dispatch(stage_id, pool, replica_id, reading, judge=final_output)
+            now_ns = perf_counter_ns()
+            if took is Took.FAILED or self._shutdown.is_set() or not pool.is_replica_available(replica_id):
+                ended = "gone"
+                break
+            if queue.empty():
+                break
+            if took is Took.ROUTABLE:
+                ended = "routable"
+                break
+            if taken >= limit:
+                ended = "items" if final_output else "one"
+                break
+            if now_ns - started_ns >= self._max_time_ns:
+                ended = "time"
+                break
+            if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
+                await self._yield()
+        if not taken:
+            return ended == "gone"
+        self._count_pass(taken, ended)
+        if self._observers.on_pass_end is not None:
+            report = PassReport(stage_id, replica_id, taken, ended, queue.qsize(), (now_ns - started_ns) / 1000)
+            self._observers.on_pass_end(report=report)
+        if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
+            await self._yield()
+        return True
+
+    def _count_pass(self, taken: int, ended: str) -> None:
+        counters = self._counters
+        counters["items"] += taken
+        counters["passes"] += 1
+        if ended in ("empty", "routable", "items", "time"):
+            counters[f"ended_{ended}"] += 1
+
+    async def _dispatch(self, stage_id: int, pool: Any, replica_id: int, reading: Awaitable[Any], *, judge: bool) -> Took:
+        """Put the raw output that ``reading`` gives through all of upstream's handling."""
+        terminal_ids: set[str] = set()
+        try:
+            raw = await reading
+            if raw is None:  # nothing there, or a batch without content that upstream's rule drops
+                return Took.NOTHING
+            if self._observers.on_dequeued is not None:
+                self._observers.on_dequeued(stage_id=stage_id, replica_id=replica_id, raw_outputs=raw)
+            processed = await self._orch._process_llm_stage_outputs(stage_id, replica_id, raw, terminal_ids)
+        except BaseException as error:
+            await self._failed(stage_id, replica_id, error)
+            return Took.FAILED
+        # Before routing, which forgets a request that ends.
+        routable = judge and self._stop_at_routable and self._judge(stage_id, replica_id, raw, processed)
+        await self._route(stage_id, replica_id, processed, terminal_ids)
+        return Took.ROUTABLE if routable else Took.INVISIBLE
+
+    def _judge(self, stage_id: int, replica_id: int, raw: Any, processed: list[Any]) -> bool:
+        try:
+            return self._policy(RawOutputView(stage_id, replica_id, True, raw, processed, self._orch.request_states))
+        except Exception:
+            logger.exception("omni-fastpath: judging a raw output failed; from now on each one ends its pass")
+            self._policy = _always
+            return True
+
+    async def _route(self, stage_id: int, replica_id: int, processed: list[Any], terminal_ids: set[str]) -> None:
+        await self._orch._handle_processed_outputs(stage_id, replica_id, processed)
+        await self._orch._finish_raw_terminal_requests(stage_id, replica_id, terminal_ids)
+        if self._observers.on_routed is not None:
+            for output in processed:
+                self._observers.on_routed(stage_id=stage_id, replica_id=replica_id, output=output)
+
+    async def _failed(self, stage_id: int, replica_id: int, error: BaseException) -> None:
+        """What upstream's loop does with an exception: evict a dead replica, ignore during shutdown, else give up.
+
+        Raises:
+            BaseException: ``error``, unless it is a dead replica's or the orchestrator is shutting down.
+        """
+        if isinstance(error, self._upstream.dead_error):
+            await self._orch._handle_dead_replica(stage_id, replica_id, error)
+            return
+        if not isinstance(error, Exception):
+            raise error
+        if self._shutdown.is_set():
+            return
+        logger.error("omni-fastpath: processing of stage-%s replica-%s failed", stage_id, replica_id, exc_info=error)
+        raise error
+
+    # ---- What can only be polled ----
+
+    async def _poll(self, stage_id: int, pool: Any, replica_id: int) -> bool:
+        """A client without an output queue: upstream's own poll, one raw output."""
+        reading = pool.poll_llm_raw_output(replica_id, timeout_s=_POLL_WAIT_S)
+        return await self._dispatch(stage_id, pool, replica_id, reading, judge=False) is not Took.NOTHING
+
+    async def _poll_diffusion(self, stage_id: int, pool: Any, replica_id: int) -> bool:
+        """A diffusion replica: at most one output, handled as upstream's loops do."""
+        try:
+            output = pool.poll_diffusion_output(replica_id)
+            if output is None:
+                return False
+            if self._orch._absorb_diffusion_metrics(stage_id, replica_id, output):
+                return True
+            if not self._upstream.is_diffusion_start(output):
+                pool.record_output_timestamps([output])
+        except BaseException as error:
+            await self._failed(stage_id, replica_id, error)
+            return True
+        await self._route(stage_id, replica_id, [output], set())
+        return True
+
+
+def _always(_view: RawOutputView) -> bool:
+    return True

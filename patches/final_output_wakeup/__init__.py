@@ -1,0 +1,57 @@
+"""The last hop, from the orchestrator's queue to the front end, wakes on arrival.
+
+What:
+    In poll mode the front end looks into the orchestrator's queue and sleeps a millisecond when it is empty. With the
+    patch an empty look waits for the next message, at most a second, and returns it at once.
+Why:
+    Every message waits half a millisecond on average, and an idle server wakes a thousand times a second for nothing.
+    A shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins.
+Why not a hook:
+    The drain is a closure; what it calls when the queue is empty is the only place to wait in.
+Scope:
+    Event loop of the API server or of ``AsyncOmni``, poll mode. Upstream's event-driven mode has a blocking drain of
+    its own. The synchronous ``Omni`` waits on the queue's condition already and is not touched.
+Fragility:
+    Wraps ``OmniEngineBase.try_get_output_async``, whose contract is "a message, or None after a look at the
+    orchestrator's liveness"; both looks remain upstream's. The arrival is seen in ``janus.Queue._put``, which janus
+    documents as the method to override.
+Upstream thread:
+    vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed).
+Remove when:
+    No supported release has a poll mode.
+"""
+
+from __future__ import annotations
+
+from omni_fastpath.declare import Bypass, Patch, Process, Seam, SeamKind, State
+
+PATCH = Patch(
+    name="final_output_wakeup",
+    summary="the front end's drain of the orchestrator's queue wakes on arrival",
+    processes=frozenset({Process.SERVER}),
+    wrappers="omni_fastpath.patches.final_output_wakeup.wrappers",
+    tested=("0.30.0",),
+    docs=__doc__,
+    counters={
+        "woken": "waits that ended because a message arrived",
+        "liveness_checks": "waits that ended without a message and looked whether the orchestrator lives",
+    },
+    seams=(
+        Seam(
+            "vllm_omni.engine.omni_engine_base",
+            "OmniEngineBase.try_get_output_async",
+            ("self",),
+            wrapper="wrapped_try_get_output_async",
+            fingerprints=("de4f6e142d1439ba",),
+        ),
+        Seam("janus", "Queue._put", ("self", "item"), SeamKind.PIN),
+        Seam("janus", "Queue._put_internal", ("self", "item"), SeamKind.PIN, fingerprints=("d566efec5b2ebde2",)),
+    ),
+    bypasses=(
+        Bypass(
+            Seam("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_loop_event_driven", ("self",)),
+            State.SUPERSEDED,
+            "upstream's event-driven mode has a blocking drain of its own",
+        ),
+    ),
+)

@@ -1,0 +1,85 @@
+"""The slot of ``final_output_wakeup``: an empty look at the orchestrator's queue waits for the next message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from omni_fastpath.ledger import runtime
+
+_counters = runtime("final_output_wakeup").counters
+
+_LIVENESS_INTERVAL_S = 1.0
+"""How often a silent orchestrator is looked at; upstream's event-driven drain has the same."""
+
+
+class Bell:
+    """Stands in front of one janus queue's ``_put`` and wakes one waiter on another thread's event loop.
+
+    The producer pays for a cross-thread wake-up only while somebody waits. It rings after the item is in and under
+    the queue's lock, so a waiter that is woken finds it. ``_put`` is janus's documented override point.
+    """
+
+    def __init__(self, put: Callable[[Any], None]) -> None:
+        self._put = put
+        self._waiter: asyncio.Future[bool] | None = None
+
+    @classmethod
+    def of(cls, queue: Any) -> Bell:
+        """The queue's bell, hung up at the first call."""
+        bell = vars(queue).get("_put")
+        if not isinstance(bell, cls):
+            bell = cls(queue._put)
+            queue._put = bell
+        return bell
+
+    def __call__(self, item: Any) -> None:
+        self._put(item)
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            return
+        try:
+            waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
+        except RuntimeError:  # the front end's loop is closed: nobody waits any more
+            return
+
+    def arm(self) -> asyncio.Future[bool]:
+        """A future that becomes True at the next put. Look into the queue once more after arming."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+    def disarm(self) -> None:
+        """The waiter found something, or gave up."""
+        self._waiter = None
+
+
+def _resolve(waiter: asyncio.Future[bool], rung: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(rung)
+
+
+async def wrapped_try_get_output_async(
+    wrapped: Callable[[], Awaitable[Any]], instance: Any, _args: Any, _kwargs: Any
+) -> Any:
+    """The next message; None only after a second without one, and after upstream's look at the orchestrator.
+
+    Raises:
+        RuntimeError: Upstream's, when the orchestrator died.
+    """
+    message = await wrapped()
+    if message is not None:
+        return message
+    bell = Bell.of(instance.output_queue)
+    waiter = bell.arm()
+    timer = waiter.get_loop().call_later(_LIVENESS_INTERVAL_S, _resolve, waiter, False)
+    try:
+        message = await wrapped()  # what came between the look and the arming
+        if message is not None:
+            return message
+        rung = await waiter
+    finally:
+        timer.cancel()
+        bell.disarm()
+    _counters["woken" if rung else "liveness_checks"] += 1
+    return await wrapped()

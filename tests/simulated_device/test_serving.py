@@ -1,0 +1,34 @@
+"""A real server on the simulated device answers, and answers the same request alike."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+import omni_simulated_device
+from omni_simulated_device import models
+
+from benchmarks.serving.capture import chat_request, differences, run_closed_loop
+from benchmarks.serving.server import Server
+
+pytestmark = [pytest.mark.upstream, pytest.mark.server]
+
+DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
+FAST = '{"stages": {"*": {"base_ms": 2, "max_frames": 60}}}'
+
+
+def test_same_request_gets_the_same_bytes(tmp_path: Path) -> None:
+    """Qwen3-Omni, one replica a stage: equal requests get equal text and audio, alone and side by side."""
+    models.write_qwen3_omni(tmp_path / "model")
+    requests = [chat_request("Hello"), chat_request("Hello"), chat_request("Good bye", max_tokens=8)]
+    environment = {omni_simulated_device.CONFIG_VARIABLE: FAST}
+    with Server(tmp_path / "model", DEPLOY / "qwen3_omni.yaml", environment=environment) as server:
+        together = run_closed_loop(server.url, requests, 3)
+        alone = run_closed_loop(server.url, requests, 1)
+    assert all(capture.succeeded and capture.text and capture.audio for capture in together)
+    assert differences(together, alone) == []
+    assert together[0].answer() == together[1].answer()
+    assert together[0].audio_sha256 != together[2].audio_sha256
+    assert server.shutdown is not None
+    assert server.shutdown.killed == ()

@@ -1,0 +1,187 @@
+"""A stage's step depends on the request's content and position, not on who asks, when, or beside whom."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omni_simulated_device import config, content
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm_omni")
+
+from omni_simulated_device import stages  # noqa: E402
+
+pytestmark = pytest.mark.upstream
+
+SETTINGS = config.load(
+    '{"stages": {"*": {"hidden_size": 16, "min_frames": 3, "max_frames": 9, "samples_per_frame": 8}}}'
+)
+EOS, CODEC_EOS = 151645, 2150
+
+
+def vllm_config(stage: str) -> Any:
+    """As much of a vLLM configuration as the stages read."""
+    talker = SimpleNamespace(accept_hidden_layer=24, codec_eos_token_id=CODEC_EOS, num_code_groups=16)
+    thinker = SimpleNamespace(text_config=SimpleNamespace(hidden_size=2048))
+    hf_config = SimpleNamespace(im_end_token_id=EOS, talker_config=talker, thinker_config=thinker)
+    return SimpleNamespace(model_config=SimpleNamespace(model_stage=stage, hf_config=hf_config, max_model_len=4096))
+
+
+def params(**values: Any) -> Any:
+    """Sampling parameters, greedy unless told otherwise."""
+    return SimpleNamespace(
+        **{"max_tokens": None, "min_tokens": 0, "ignore_eos": False, "temperature": 0.0, "seed": None, **values}
+    )
+
+
+def request(prompt: list[int], req_id: str = "a", info: dict[str, Any] | None = None, **values: Any) -> Any:
+    """A new request."""
+    return stages.RequestState(req_id, prompt, params(**values), info or {})
+
+
+def run(stage: Any, state: Any, last: int, spans: Iterator[int] | None = None) -> list[int]:
+    """Tokens of *state* until it ends with *last* or has 200."""
+    tokens: list[int] = []
+    while last not in tokens and len(tokens) < 200:
+        span = next(spans) if spans is not None else 0
+        missing = len(state.prompt_token_ids) - state.computed
+        span = min(span or missing, missing) if missing > 0 else 1
+        tokens += stage.step(state, span).tokens
+        state.computed += span
+    return tokens
+
+
+def test_text_is_the_same_for_other_ids_and_spans() -> None:
+    """Request id and chunked prefill leave the text alone; another prompt changes it."""
+    stage = stages.build(vllm_config("thinker"), SETTINGS)
+    first = run(stage, request([5, 6, 7]), EOS)
+    assert first == run(stage, request([5, 6, 7], "b"), EOS, iter([2, 1] + [1] * 200))
+    assert first != run(stage, request([5, 6, 8]), EOS)
+    assert 20 <= len(first) <= 60
+
+
+def test_text_after_preemption_is_repeated() -> None:
+    """A request that starts over gives the same token at the same position."""
+    stage = stages.build(vllm_config("thinker"), SETTINGS)
+    state = request([5, 6, 7])
+    first = run(stage, state, EOS)
+    state.computed = 0
+    assert run(stage, state, EOS) == first
+
+
+def test_ignore_eos_never_ends() -> None:
+    """Told to ignore the end of sequence, the thinker goes on until the scheduler stops it."""
+    stage = stages.build(vllm_config("thinker"), SETTINGS)
+    assert EOS not in run(stage, request([5], ignore_eos=True, max_tokens=500), EOS)
+
+
+def test_truncated_text_is_a_prefix() -> None:
+    """A lower token limit cuts the text and puts no end of sequence where it cuts."""
+    stage = stages.build(vllm_config("thinker"), SETTINGS)
+    assert run(stage, request([5], max_tokens=4), EOS)[:4] == run(stage, request([5]), EOS)[:4]
+    assert EOS not in run(stage, request([5], max_tokens=4), EOS)[:4]
+
+
+def test_request_seed_counts_only_when_sampling() -> None:
+    """A seed changes the text at a temperature, and not in greedy decoding."""
+    stage = stages.build(vllm_config("thinker"), SETTINGS)
+    assert run(stage, request([5], seed=1), EOS) == run(stage, request([5], seed=2), EOS)
+    hot = [run(stage, request([5], seed=seed, temperature=0.7), EOS) for seed in (1, 2)]
+    assert hot[0] != hot[1]
+
+
+def talk(rows: list[Any], req_id: str = "a") -> list[list[int]]:
+    """Frames that the talker publishes when the thinker's rows reach it one chunk a step."""
+    stage = stages.build(vllm_config("talker"), SETTINGS)
+    state = request([0] * 4, req_id)
+    frames = []
+    for index in range(64):
+        step_rows = rows[index] if index < len(rows) else None
+        name = "prefill" if index == 0 else "decode"
+        state.info = {"embed": {name: step_rows}} if step_rows is not None else {}
+        result = stage.step(state, 4 if index == 0 else 1)
+        state.computed += 4 if index == 0 else 1
+        assert result.inter_stage is not None
+        frames += [frame for frame in result.inter_stage["codes.audio"].tolist() if any(frame)]
+        if result.tokens == [CODEC_EOS]:
+            return frames
+    raise AssertionError("the talker did not end")
+
+
+def thinker_rows(prompt: list[int], steps: int) -> list[Any]:
+    """Chunks as the connector delivers them: the prompt with the first token, then one row each."""
+    stage = stages.build(vllm_config("thinker"), SETTINGS)
+    state = request(prompt, max_tokens=6)
+    rows = []
+    for span in [len(prompt)] + [1] * steps:
+        result = stage.step(state, span)
+        state.computed += span
+        assert result.inter_stage is not None
+        rows.append(result.inter_stage["hidden_states.layer_0"])
+    return [torch.cat(rows[:2]), *rows[2:]]
+
+
+def test_frames_follow_from_the_thinkers_rows() -> None:
+    """The talker's frames depend on the prompt that the rows were made from, and not on ids."""
+    frames = talk(thinker_rows([5, 6, 7], 5))
+    assert frames == talk(thinker_rows([5, 6, 7], 5), "b")
+    assert frames != talk(thinker_rows([5, 6, 8], 5))
+    assert 6 <= len(frames) <= 9
+
+
+def test_lost_or_swapped_rows_change_the_frames() -> None:
+    """A row that is missing, repeated or out of order is heard from there on."""
+    rows = thinker_rows([5, 6, 7], 5)
+    frames = talk(rows)
+    for damaged in (rows[:2] + rows[3:], [*rows[:2], rows[1], *rows[2:]], [rows[0], rows[2], rows[1], *rows[3:]]):
+        assert talk(damaged) != frames
+
+
+def test_talker_without_rows_is_an_error() -> None:
+    """A talker that is scheduled before its thinker's rows arrived says so."""
+    stage = stages.build(vllm_config("talker"), SETTINGS)
+    with pytest.raises(RuntimeError, match="without its thinker's rows"):
+        stage.step(request([0] * 4), 4)
+
+
+def test_speech_follows_from_text_and_voice() -> None:
+    """Text and speaker decide a speech request's frames; limits do not."""
+    stage = stages.build(vllm_config("qwen3_tts"), SETTINGS)
+
+    def spoken(**fields: Any) -> list[int]:
+        return run(stage, request([1] * 3, info={"text": ["hi"], "speaker": ["ryan"], **fields}), CODEC_EOS)
+
+    assert spoken() == spoken(max_new_tokens=[7], non_streaming_mode=[True])
+    assert spoken() != spoken(text=["ho"])
+    assert spoken() != spoken(speaker=["vivian"])
+
+
+def test_audio_is_cut_anywhere_alike() -> None:
+    """Audio of frames is the same however they are chunked, left context excluded."""
+    stage = stages.build(vllm_config("code2wav"), SETTINGS)
+    frames = torch.tensor([content.codec_frame(b"k" * 8, index, 16) for index in range(6)])
+
+    def audio(part: Any, left: int = 0) -> Any:
+        flat = part.T.reshape(-1).tolist()
+        result = stage.step(request(flat, info={"meta": {"left_context_size": left}}), len(flat))
+        assert result.client is not None
+        assert result.client["sr"].item() == 24000
+        return result.client["model_outputs"]
+
+    whole = audio(frames)
+    assert whole.shape == (1, 6 * 8)
+    assert torch.equal(whole, torch.cat([audio(frames[:2]), audio(frames[1:], left=1)], dim=1))
+
+
+def test_partly_scheduled_chunk_is_an_error() -> None:
+    """Code2wav refuses half a chunk: its audio would be wrong without a word."""
+    stage = stages.build(vllm_config("code2wav"), SETTINGS)
+    with pytest.raises(RuntimeError, match="max_num_batched_tokens"):
+        stage.step(request([1] * 32), 16)
+
+
+def test_unknown_stage_is_refused() -> None:
+    """A model stage that is not simulated is named together with those that are."""
+    with pytest.raises(NotImplementedError, match=r"'diffusion'.*thinker"):
+        stages.build(vllm_config("diffusion"), SETTINGS)
