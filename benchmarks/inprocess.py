@@ -136,6 +136,7 @@ class Pipeline:
         kind: RequestOutputKind = RequestOutputKind.DELTA,
         *,
         replicas: Sequence[int] | None = None,
+        resumable: bool = False,
     ) -> OrchestratorRequestState:
         """Register a request that has been submitted to every stage, as under async-chunk.
 
@@ -143,6 +144,7 @@ class Pipeline:
             request_id: Its id.
             kind: How it wants its outputs, at every stage.
             replicas: The replica of each stage that it is bound to; the first by default.
+            resumable: A streaming-input session, whose stages end segment by segment.
         """
         last = len(self.stages) - 1
         params = [SamplingParams(output_kind=kind, detokenize=False, max_tokens=100_000) for _ in self.stages]
@@ -153,6 +155,7 @@ class Pipeline:
             final_output_stage_ids={i for i, stage in enumerate(self.stages) if stage.final_output},
             request_timestamp=time.time(),
         )
+        state.streaming.enabled = resumable
         self.orchestrator.request_states[request_id] = state
         for stage_id, pool in enumerate(self.pools):
             state.stage_submit_ts[stage_id] = time.time()
@@ -167,6 +170,7 @@ class Pipeline:
                 cache_salt=None,
                 data_parallel_rank=None,
                 external_req_id=request_id,
+                resumable=resumable,
             )
             pool.output_processor.add_request(request, None)
             pool._request_bindings[request_id] = replicas[stage_id] if replicas else 0

@@ -49,7 +49,12 @@ class HookManager:
             ValueError: It is registered already, or implements a hook as a wrapper, which could not be switched off.
             pluggy.PluginValidationError: It implements an unknown hook or one with other parameters.
         """
-        registered = self._pluggy.register(plugin, name)
+        try:
+            registered = self._pluggy.register(plugin, name)
+        except pluggy.PluginValidationError:
+            if self._pluggy.is_registered(plugin):  # pluggy before 1.7 keeps what it had accepted, and we none of it
+                self._pluggy.unregister(plugin)
+            raise
         try:
             self._pluggy.check_pending()
             for caller in self._pluggy.get_hookcallers(plugin) or ():

@@ -45,7 +45,8 @@ class PassReport(NamedTuple):
         stage_id: Stage that was drained.
         replica_id: Replica of that stage.
         items: Raw outputs taken.
-        ended: ``empty``, ``routable``, ``items``, ``time`` or ``gone`` (the replica was evicted, or shutdown).
+        ended: ``empty``, ``routable``, ``items``, ``time``, ``one`` (a stage that nobody sees gives one item a pass) or
+            ``gone`` (the replica was evicted or replaced, or shutdown).
         queued: Raw outputs still queued at the end.
         duration_us: Time from the first take to the end, microseconds, yields included.
     """

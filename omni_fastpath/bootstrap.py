@@ -1,38 +1,54 @@
 """How the package comes into a process: registration arms, the deploy YAML decides, the parent hands on.
 
 ``register`` is the entry point of both plugin groups. It never raises for a reason of ours: an exception from a plugin
-function would stop every vLLM process of the machine's user. A refusal is raised where a server can be refused: when
-it reads its deploy YAML, before any stage is spawned.
+function would stop every vLLM process on the machine. A refusal is raised where a server can be refused: when it reads
+its deploy YAML, before any stage is spawned.
+
+Every vLLM process pays for this module, most for nothing: it imports only the standard library until something is
+asked for.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omni_fastpath import config, envs, handoff
-from omni_fastpath.config import ConfigError, Resolved
-from omni_fastpath.declare import Process, State
-from omni_fastpath.install import RefusedError, apply, modules_of
-from omni_fastpath.ledger import LEDGER, logger
-from omni_fastpath.publish import Publisher, export_metrics
+if TYPE_CHECKING:
+    from omni_fastpath.config import Resolved
+    from omni_fastpath.declare import Process
+    from omni_fastpath.publish import Publisher
 
 READER_MODULE = "vllm_omni.config.stage_config"
 READER = "resolve_deploy_yaml"
 """The one slot that is touched when nothing is asked for. Every reader of a deploy YAML in 0.30 comes through it:
 ``load_deploy_config`` looks it up in its module when it is called, however it was imported itself."""
 
-_STAGE_PROCESS_NAMES = ("StageEngineCoreProc", "StageDiffusionProc", "EngineCore", "VllmWorker", "Worker", "Diffusion")
+GATE_MODULE = "vllm_omni.engine.stage_runtime"
+GATE_CLASS = "StageRuntime"
+GATE = "_build_logical_stage_init_plans"
+"""Written only when a server is being refused. A library user's ``Omni`` loads plugins after it has read its deploy
+YAML; the reading that follows swallows exceptions, and this is what it calls next, before any stage is spawned."""
+
+_STAGE_PROCESS = re.compile(
+    r"StageEngineCoreProc_stage\d|StageDiffusionProc$|EngineCore(_DP\d+)?$|VllmWorker-\d+$|DiffusionWorker-\d+$"
+)
+"""What vllm_omni and vllm call the processes that they spawn for a stage."""
+
+logger = logging.getLogger("vllm.omni_fastpath")
 
 _lock = threading.RLock()
 _nesting = threading.local()
 _registered = False
+_listening = False
 _publisher: Publisher | None = None
+_refusal: Exception | None = None
 
 
 def register() -> None:
@@ -43,77 +59,102 @@ def register() -> None:
             return
         _registered = True
     try:
-        _register(process_kind())
+        _register()
     except Exception:
         logger.exception("omni-fastpath: registration failed; this process runs as stock")
 
 
-def process_kind() -> Process:
-    """What kind of process this is: upstream names the processes that it spawns."""
+def is_stage_process() -> bool:
+    """Whether this process was spawned to run a stage."""
     name = multiprocessing.current_process().name
-    if multiprocessing.parent_process() is not None and name.startswith(_STAGE_PROCESS_NAMES):
+    return multiprocessing.parent_process() is not None and _STAGE_PROCESS.match(name) is not None
+
+
+def process_kind() -> Process:
+    """What kind of process this is."""
+    from omni_fastpath.declare import Process  # noqa: PLC0415
+
+    if is_stage_process():
         return Process.STAGE
     return Process.HEADLESS if "--headless" in sys.argv[1:] else Process.SERVER
 
 
-def _register(process: Process) -> None:
-    if envs.master_off(os.environ):
-        _declare_off("OMNI_FASTPATH=0")
-        if process is Process.STAGE or "--omni" in sys.argv[1:]:
-            _publish(process, "environment")
+def _register() -> None:
+    said = any(name.startswith("OMNI_FASTPATH") for name in os.environ)
+    if said and _register_master_off():
         return
-    if process is Process.STAGE:
+    if is_stage_process():
         _register_stage()
         return
     _arm(READER_MODULE, _wrap_reader)
-    _arm_environment(process)
+    if said:
+        _arm_environment()
+
+
+def _register_master_off() -> bool:
+    """``OMNI_FASTPATH=0``: touch nothing; only say so where somebody may ask a server or a stage what it is."""
+    from omni_fastpath import envs  # noqa: PLC0415
+
+    if not envs.master_off(os.environ):
+        return False
+    if is_stage_process() or "--omni" in sys.argv[1:]:
+        from omni_fastpath.declare import State  # noqa: PLC0415
+
+        _set_all(State.OFF, "OMNI_FASTPATH=0")
+        _publish("environment")
+    return True
 
 
 def _register_stage() -> None:
-    """A spawned stage: what the parent resolved, or nothing."""
-    from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - reading declarations is for those who need them
+    """A spawned stage takes what its parent resolved, or nothing."""
+    from omni_fastpath import handoff  # noqa: PLC0415
+
+    if handoff.VARIABLE not in os.environ:
+        return
+    from omni_fastpath.install import apply  # noqa: PLC0415
+    from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
     resolved = handoff.receive(PATCHES, os.environ)
     if resolved is None or not resolved.asked:
         return
+    _listen()
     try:
-        apply(resolved, Process.STAGE)
+        apply(resolved, process_kind())
     finally:
-        _publish(Process.STAGE, resolved.source)
+        _publish(resolved.source)
 
 
-def _arm_environment(process: Process) -> None:
+def _arm_environment() -> None:
     """What the environment switches on by itself is installed when its modules are there, without a YAML."""
+    from omni_fastpath import config  # noqa: PLC0415
+    from omni_fastpath.install import RefusedError, modules_of  # noqa: PLC0415
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
     try:
-        resolved = config.resolve([], os.environ, PATCHES)
-    except ConfigError:
+        resolved = config.resolve([], os.environ, PATCHES, partial=True)
+    except config.ConfigError:
         return  # the server refuses when it reads its deploy YAML; a plain vLLM process is not our business
     if not resolved.asked:
         return
     needed = frozenset[str]().union(*(modules_of(patch) for patch in PATCHES if patch.name in resolved.enabled))
+    imported: set[str] = set()
 
-    def when_all_are_there(_module: Any) -> None:
-        if _publisher is not None or not all(_is_imported(name) for name in needed):
-            return  # a deploy YAML was read in the meantime, or some are still missing
+    def one_more(name: str) -> None:
+        imported.add(name)
+        if imported != needed or _publisher is not None:
+            return  # some are missing, or a deploy YAML was read in the meantime
         try:
-            _take_effect(resolved, process, "environment")
+            _take_effect(resolved, "environment")
         except RefusedError as error:
             # An import is no place to refuse in; the reading of the deploy YAML is, and it resolves again.
-            logger.error("%s", error)
+            logger.error("%s", error)  # noqa: TRY400
 
     for name in needed:
-        _arm(name, when_all_are_there)
-
-
-def _is_imported(name: str) -> bool:
-    module = sys.modules.get(name)
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
+        _arm(name, lambda _module, name=name: one_more(name))
 
 
 def _arm(module: str, hook: Callable[[Any], None]) -> None:
-    """Call ``hook`` when the module has been imported; now, if it has. The hook's errors stay ours."""
+    """Call ``hook`` when the module has been executed; now, if it has. The hook's errors stay ours."""
     from wrapt import register_post_import_hook  # noqa: PLC0415
 
     def guarded(imported: Any) -> None:
@@ -125,12 +166,18 @@ def _arm(module: str, hook: Callable[[Any], None]) -> None:
     register_post_import_hook(guarded, module)
 
 
+# ---- The deploy YAML ----
+
+
 def _wrap_reader(module: Any) -> None:
     from wrapt import FunctionWrapper  # noqa: PLC0415
 
     raw = vars(module).get(READER)
     if raw is None:
-        _declare_trouble(f"{READER_MODULE}:{READER} is gone: the deploy YAML cannot be read")
+        from omni_fastpath.declare import State  # noqa: PLC0415
+
+        _set_all(State.UNSUPPORTED, f"{READER_MODULE}:{READER} is gone: the deploy YAML cannot be read")
+        _publish(None)
         return
     setattr(module, READER, FunctionWrapper(raw, _wrapped_resolve_deploy_yaml))
 
@@ -149,58 +196,113 @@ def _wrapped_resolve_deploy_yaml(wrapped: Callable[..., Any], _instance: Any, ar
         result = wrapped(*args, **kwargs)
     finally:
         _nesting.reading = False
-    path = args[0] if args else kwargs["path"]
-    _deploy_yaml_read(Path(path))
+    _deploy_yaml_read(Path(args[0] if args else kwargs["path"]))
     return result
 
 
 def _deploy_yaml_read(path: Path) -> None:
+    global _refusal  # noqa: PLW0603 - one process, one verdict
+    from omni_fastpath.config import ConfigError  # noqa: PLC0415
+    from omni_fastpath.install import RefusedError  # noqa: PLC0415
+
+    try:
+        _resolve_and_take_effect(path)
+        _refusal = None
+    except (ConfigError, RefusedError) as error:
+        _refusal = error
+        _close_gate()
+        raise
+    except Exception:
+        logger.exception("omni-fastpath: the fastpath block of %s could not take effect; see omni-fastpath status", path)
+
+
+def _resolve_and_take_effect(path: Path) -> None:
+    from omni_fastpath import config, handoff  # noqa: PLC0415
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
     resolved = config.resolve(config.read_blocks(path), os.environ, PATCHES)
     with _lock:
         if not resolved.asked and _publisher is None:
-            return  # nobody asked for anything, now or before: stay invisible
-        _take_effect(resolved, process_kind(), str(path))
-        handoff.export(resolved)
+            # Nobody asked for anything, now or before: stay invisible, and let no stage of ours take up the result
+            # of a server that happens to be our ancestor.
+            os.environ.pop(handoff.VARIABLE, None)
+            return
+        _take_effect(resolved, str(path))
 
 
-def _take_effect(resolved: Resolved, process: Process, source: str) -> None:
+def _close_gate() -> None:
+    """Make sure that the refusal is not lost where upstream swallows what its reader raises."""
+    from omni_fastpath.seams import MARK  # noqa: PLC0415
+
+    owner = getattr(sys.modules.get(GATE_MODULE), GATE_CLASS, None)
+    raw = vars(owner).get(GATE) if owner is not None else None
+    if raw is None or hasattr(raw, MARK):
+        return  # nothing is being started here, or the gate is closed already
+    from wrapt import FunctionWrapper  # noqa: PLC0415
+
+    def gate(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        if _refusal is not None:
+            raise _refusal
+        return wrapped(*args, **kwargs)
+
+    ours = FunctionWrapper(raw, gate)
+    setattr(ours, MARK, "refusal")
+    setattr(owner, GATE, ours)
+
+
+# ---- Taking effect ----
+
+
+def _take_effect(resolved: Resolved, source: str) -> None:
+    """Install in this process, hand the result to the stages that it will spawn, and make it visible."""
+    from omni_fastpath import handoff  # noqa: PLC0415
+    from omni_fastpath.install import apply  # noqa: PLC0415
+
+    _listen()
     try:
-        apply(resolved, process)
+        apply(resolved, process_kind())
+        handoff.export(resolved)
     finally:
-        _publish(process, source)
+        _publish(source)
 
 
-def _publish(process: Process, source: str | None) -> None:
-    """Start the state file and the metrics, once; later calls only note the new source."""
+def _listen() -> None:
+    """Let hook plugins hear of every change of a patch's state, the first included."""
+    global _listening  # noqa: PLW0603 - once per process
+    if _listening:
+        return
+    _listening = True
+    try:
+        from omni_fastpath.hooks import HOOKS  # noqa: PLC0415 - pluggy only where something is asked for
+        from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
+
+        HOOKS.load()
+        LEDGER.listen(HOOKS.on_patch_state)
+    except Exception:
+        logger.exception("omni-fastpath: hook plugins cannot be loaded; the patches work without them")
+
+
+def _publish(source: str | None) -> None:
+    """Start the state file, and where something was asked for the metrics, once; later calls note the new source."""
     global _publisher  # noqa: PLW0603 - one process, one state file
+    from omni_fastpath.publish import Publisher, export_metrics  # noqa: PLC0415
+
     with _lock:
         if _publisher is not None:
-            _publisher.source = source
-            _publisher.write()
+            _publisher.update(source)
             return
-        _publisher = Publisher(process, source)
+        _publisher = Publisher(process_kind(), source)
         _publisher.start()
-        try:
-            from omni_fastpath.hooks import HOOKS  # noqa: PLC0415 - pluggy only where something is on
-
-            LEDGER.listen(HOOKS.on_patch_state)
-            export_metrics()
-        except Exception:
-            logger.exception("omni-fastpath: the metrics cannot be exported")
+        if _listening:
+            try:
+                export_metrics()
+            except Exception:
+                logger.exception("omni-fastpath: the metrics cannot be exported")
 
 
-def _declare_off(reason: str) -> None:
+def _set_all(state: Any, reason: str) -> None:
+    from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
     for patch in PATCHES:
-        LEDGER.set(patch, State.OFF, reason)
-
-
-def _declare_trouble(reason: str) -> None:
-    from omni_fastpath.patches import PATCHES  # noqa: PLC0415
-
-    for patch in PATCHES:
-        LEDGER.set(patch, State.UNSUPPORTED, reason)
-    _publish(process_kind(), None)
+        LEDGER.set(patch, state, reason)

@@ -7,7 +7,6 @@ wrong with a patch stands in the ledger as its state.
 from __future__ import annotations
 
 import importlib
-import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Bypass, Options, Patch, Process, Seam, SeamKind, State
 from omni_fastpath.ledger import LEDGER, logger
-from omni_fastpath.seams import SeamMovedError, Slot, SlotTakenError, verify
+from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
 
 
 class RefusedError(RuntimeError):
@@ -36,11 +35,25 @@ class _Written:
 @dataclass
 class _Installation:
     patch: Patch
+    wrappers: Any
     written: list[_Written] = field(default_factory=list)
+
+
+@dataclass
+class _Watch:
+    """The one wrapper on an upstream function that bypasses patches; all of them share it.
+
+    Each patch with a wrapper of its own there could be taken off only in the reverse of the order in which they came.
+    """
+
+    written: _Written
+    subscribers: dict[str, tuple[Patch, Bypass]] = field(default_factory=dict)
+    active: int = 0
 
 
 _lock = threading.RLock()
 _installed: dict[str, _Installation] = {}
+_watches: dict[str, _Watch] = {}
 
 
 def installed_release(distribution: str = "vllm-omni") -> str | None:
@@ -105,6 +118,8 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None 
         for patch in reversed(known):
             if patch.name not in resolved.enabled:
                 uninstall(patch)
+                if is_installed(patch.name):
+                    continue  # somebody wrote on top: it could not be taken off, and its state says so
                 LEDGER.entry(patch).origin = resolved.origins.get(patch.name, "")
                 LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
         for patch in known:
@@ -161,24 +176,29 @@ def install(patch: Patch) -> State:
 
 
 def _install_verified(patch: Patch, slots: list[Slot], bypass_slots: list[tuple[Bypass, Slot]]) -> State:
-    installation = _Installation(patch)
+    installation = _Installation(patch, None)
     try:
         LEDGER.entry(patch)  # the wrappers look up their runtime while they are imported
-        wrappers = importlib.import_module(patch.wrappers)
+        wrappers = installation.wrappers = importlib.import_module(patch.wrappers)
         for slot in slots:
             if slot.seam.kind is SeamKind.ADD and hasattr(slot.owner, slot.name):
                 return _judge_upstreams_own(patch, slot, wrappers)
         for slot in slots:
             if slot.seam.kind is not SeamKind.PIN:
-                _write(installation, slot, _make(patch, slot, getattr(wrappers, slot.seam.wrapper or "")))
+                _write(installation.written, slot, _make(patch, slot, getattr(wrappers, slot.seam.wrapper or "")))
         for bypass, slot in bypass_slots:
-            _write(installation, slot, _make(patch, slot, _bypass_wrapper(patch, bypass)))
+            _subscribe(patch, bypass, slot)
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    return _set(patch, State.APPLIED, f"{len(installation.written)} slots hold ours")
+    return _set(patch, State.APPLIED, _applied_reason(installation))
+
+
+def _applied_reason(installation: _Installation) -> str:
+    count = len(installation.written)
+    return f"{count} slot{'s' if count != 1 else ''} hold{'s' if count == 1 else ''} ours"
 
 
 def _judge_upstreams_own(patch: Patch, slot: Slot, wrappers: Any) -> State:
@@ -192,44 +212,64 @@ def _judge_upstreams_own(patch: Patch, slot: Slot, wrappers: Any) -> State:
 def uninstall(patch: Patch) -> None:
     """Take one patch off: every slot gets back the raw object that it had, last written first.
 
-    A slot that somebody else wrote after us stays as it is, ours below theirs; that is logged as an error and the patch
-    stays ``applied``, because it is.
+    Refused, with a line in the log, while the patch is in use (a running orchestrator calls it, or an installed patch
+    requires it) and when somebody else wrote one of its slots after us. It then stays ``applied``, because it is, and
+    its reason says why.
     """
     with _lock:
         installation = _installed.get(patch.name)
         if installation is None:
             return
-        try:
-            _check_on_top(installation)
-        except SlotTakenError as error:
-            logger.error("omni-fastpath: %s cannot be taken off: %s", patch.name, error)
+        obstacle = _obstacle(installation)
+        if obstacle is not None:
+            logger.error("omni-fastpath: %s cannot be taken off: %s", patch.name, obstacle)
+            if LEDGER.entry(patch).state is State.APPLIED:
+                _set(patch, State.APPLIED, f"{_applied_reason(installation)}; cannot be taken off: {obstacle}")
             return
         _put_back(installation)
         del _installed[patch.name]
         _set(patch, State.OFF, "taken off")
 
 
-def _check_on_top(installation: _Installation) -> None:
-    for written in installation.written:
+def _obstacle(installation: _Installation) -> str | None:
+    in_use = getattr(installation.wrappers, "in_use", None)
+    if in_use is not None and (user := in_use()) is not None:
+        return str(user)
+    for other in _installed.values():
+        if installation.patch.name in other.patch.requires:
+            return f"{other.patch.name} requires it"
+    watched = [_watches[b.seam.path].written for b in installation.patch.bypasses if _is_last(installation, b)]
+    for written in (*installation.written, *watched):
         if not written.slot.holds(written.ours):
-            raise SlotTakenError(f"{written.slot.seam.path} holds {written.slot.raw()!r}")
+            return f"{written.slot.seam.path} was written by someone else after us: {written.slot.raw()!r}"
+    return None
+
+
+def _is_last(installation: _Installation, bypass: Bypass) -> bool:
+    return set(_watches[bypass.seam.path].subscribers) == {installation.patch.name}
 
 
 def _put_back(installation: _Installation) -> None:
+    for bypass in installation.patch.bypasses:
+        _unsubscribe(installation.patch, bypass)
     for written in reversed(installation.written):
         try:
             written.slot.restore(written.raw, ours=written.ours)
         except SlotTakenError:
             logger.exception("omni-fastpath: %s: a slot could not be put back", installation.patch.name)
     installation.written.clear()
+    taken_off = getattr(installation.wrappers, "taken_off", None)
+    if taken_off is not None:
+        taken_off()
 
 
-def _write(installation: _Installation, slot: Slot, ours: Any) -> None:
+def _write(written: list[_Written], slot: Slot, ours: Any) -> None:
     raw = slot.raw()
     slot.write(ours)
-    installation.written.append(_Written(slot, raw, ours))
     if not slot.holds(ours):
+        slot.restore(raw, ours=slot.raw())
         raise RuntimeError(f"{slot.seam.path} does not hold what was just written into it")
+    written.append(_Written(slot, raw, ours))
 
 
 def _make(patch: Patch, slot: Slot, wrapper: Callable[..., Any]) -> Any:
@@ -239,31 +279,59 @@ def _make(patch: Patch, slot: Slot, wrapper: Callable[..., Any]) -> Any:
     from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
 
     raw = slot.raw()
-    if slot.seam.replaces and not _is_plain_or_ours(raw):
-        raise SeamMovedError(f"{slot.seam.path} holds somebody else's wrapper {raw!r}; replacing it would drop theirs")
     ours = FunctionWrapper(raw, wrapper)
-    ours._self_omni_fastpath = patch.name  # noqa: SLF001 - wrapt keeps _self_ attributes on the wrapper itself
+    setattr(ours, MARK, patch.name)
     return ours
 
 
-def _is_plain_or_ours(raw: Any) -> bool:
-    return inspect.isfunction(raw) or hasattr(raw, "_self_omni_fastpath")
+def _subscribe(patch: Patch, bypass: Bypass, slot: Slot) -> None:
+    """Have the patch's state told while upstream's function runs."""
+    path = bypass.seam.path
+    if path not in _watches:
+        written: list[_Written] = []
+        _write(written, slot, _make(patch, slot, _watcher(path)))
+        _watches[path] = _Watch(written[0])
+    _watches[path].subscribers[patch.name] = patch, bypass
 
 
-def _bypass_wrapper(patch: Patch, bypass: Bypass) -> Callable[..., Any]:
-    """A wrapper that tells the truth while upstream runs in a mode in which the patch has no place."""
+def _unsubscribe(patch: Patch, bypass: Bypass) -> None:
+    watch = _watches.get(bypass.seam.path)
+    if watch is None:
+        return
+    watch.subscribers.pop(patch.name, None)
+    if not watch.subscribers:
+        del _watches[bypass.seam.path]
+        try:
+            watch.written.slot.restore(watch.written.raw, ours=watch.written.ours)
+        except SlotTakenError:
+            logger.exception("omni-fastpath: a slot could not be put back")
 
-    async def bypassed(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
-        entry = LEDGER.entry(patch)
-        before = entry.state, entry.reason
-        LEDGER.set(patch, bypass.state, bypass.reason)
+
+def _watcher(path: str) -> Callable[..., Any]:
+    """A wrapper that tells the truth while upstream runs in a mode in which patches have no place."""
+
+    async def watched(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        _bypassed(path, +1)
         try:
             return await wrapped(*args, **kwargs)
         finally:
-            if (entry.state, entry.reason) == (bypass.state, bypass.reason):
-                LEDGER.set(patch, *before)
+            _bypassed(path, -1)
 
-    return bypassed
+    return watched
+
+
+def _bypassed(path: str, change: int) -> None:
+    """Upstream's function began (+1) or ended (-1). With several engines in a process, the last one to end counts."""
+    with _lock:
+        watch = _watches.get(path)
+        if watch is None:  # taken off while it ran
+            return
+        watch.active += change
+        for patch, bypass in watch.subscribers.values():
+            if watch.active:
+                LEDGER.set(patch, bypass.state, bypass.reason)
+            elif (installation := _installed.get(patch.name)) is not None:
+                LEDGER.set(patch, State.APPLIED, _applied_reason(installation))
 
 
 def _set(patch: Patch, state: State, reason: str) -> State:

@@ -35,7 +35,8 @@ def vllm_release() -> str | None:
 
 
 class Publisher:
-    """Writes this process's state file after every change, and when counters moved, at most every ``REFRESH_S``.
+    """Writes this process's state file after every change of a state, and while a patch is applied, every
+    ``REFRESH_S`` when its counters moved.
 
     Args:
         process: The kind of process this is.
@@ -44,24 +45,36 @@ class Publisher:
 
     def __init__(self, process: Process, source: str | None) -> None:
         self._process = process
-        self.source = source
+        self._source = source
         self._pid = os.getpid()
-        self._changed = threading.Event()
+        self._lock = threading.Lock()
         self._last: dict[str, Any] = {}
+        self._refreshing = False
         self._complained = False
 
     def start(self) -> None:
-        """Write the file now and keep it fresh from a daemon thread; remove it at exit."""
+        """Write the file now and keep it true; remove it at exit."""
         self.write()
-        LEDGER.listen(lambda *_: self._changed.set())
-        threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
+        LEDGER.listen(lambda *_: self.write())
         atexit.register(self._remove)
+
+    def update(self, source: str | None) -> None:
+        """The configuration was read again, perhaps from elsewhere."""
+        if source != self._source:
+            self._source = source
+            self._last = {}
+        self.write()
 
     def write(self) -> None:
         """Write the file if anything changed since it was written."""
-        patches = LEDGER.snapshot()
-        if patches == self._last:
-            return
+        with self._lock:
+            patches = LEDGER.snapshot()
+            if any(entry["state"] == State.APPLIED.value for entry in patches.values()):
+                self._keep_fresh()
+            if patches != self._last:
+                self._write(patches)
+
+    def _write(self, patches: dict[str, Any]) -> None:
         try:
             statefile.write(
                 {
@@ -71,7 +84,7 @@ class Publisher:
                     "vllm": vllm_release(),
                     "vllm_omni": installed_release(),
                     "updated": time.time(),
-                    "source": self.source,
+                    "source": self._source,
                     "patches": patches,
                 }
             )
@@ -81,10 +94,15 @@ class Publisher:
                 self._complained = True
                 logger.warning("omni-fastpath: the state file cannot be written, status will not show this: %s", error)
 
+    def _keep_fresh(self) -> None:
+        """Counters move only where a patch is applied; elsewhere no thread is needed."""
+        if not self._refreshing:
+            self._refreshing = True
+            threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
+
     def _refresh(self) -> None:
         while True:
-            self._changed.wait(REFRESH_S)
-            self._changed.clear()
+            time.sleep(REFRESH_S)
             self.write()
 
     def _remove(self) -> None:

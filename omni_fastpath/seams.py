@@ -12,14 +12,15 @@ import importlib
 import inspect
 import io
 import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 from omni_fastpath.declare import Seam, SeamKind
 
-MARK = "_omni_fastpath_patch"
-"""Attribute of every object that we put into a slot: the name of its patch."""
+MARK = "_self_omni_fastpath"
+"""Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper itself."""
 
 _ABSENT = object()
 
@@ -42,7 +43,7 @@ class Slot:
 
     def raw(self) -> Any:
         """What stands in the owner's own ``__dict__``; ``_ABSENT`` if nothing does."""
-        return vars(self.owner).get(self.name, _ABSENT)
+        return getattr(self.owner, "__dict__", {}).get(self.name, _ABSENT)
 
     @property
     def present(self) -> bool:
@@ -83,7 +84,7 @@ def find(seam: Seam) -> Slot:
         raise SeamMovedError(f"{seam.path}: the module cannot be imported ({error})") from error
     *parents, name = seam.qualname.split(".")
     for parent in parents:
-        found = vars(owner).get(parent, _ABSENT)
+        found = getattr(owner, "__dict__", {}).get(parent, _ABSENT)
         if found is _ABSENT:
             raise SeamMovedError(f"{seam.path}: {owner!r} has no {parent!r}")
         owner = found
@@ -109,6 +110,9 @@ def verify(seam: Seam) -> Slot:
     parameters = tuple(inspect.signature(function).parameters)
     if parameters != seam.parameters:
         raise SeamMovedError(f"{seam.path}: its parameters are {parameters}, expected {seam.parameters}")
+    goes_past = seam.replaces or (seam.kind is SeamKind.PIN and bool(seam.fingerprints))
+    if goes_past and not _is_plain_or_ours(raw):
+        raise SeamMovedError(f"{seam.path}: holds somebody else's wrapper {raw!r}, which the patch would go past")
     if seam.fingerprints:
         body = fingerprint(function)
         if body not in seam.fingerprints:
@@ -125,37 +129,99 @@ def _descriptor(raw: Any) -> str:
     return "function" if isinstance(inspect.unwrap(raw), FunctionType) else type(raw).__name__
 
 
-def fingerprint(function: Any) -> str:
-    """A short hash of a function's source that comments, docstrings and layout do not change.
+def _is_plain_or_ours(raw: Any) -> bool:
+    """Whether nobody else stands between the slot and upstream's function, in whatever depth."""
+    while _is_our_wrapper(raw):
+        raw = raw.__wrapped__
+    raw = raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
+    return inspect.isfunction(raw) and not hasattr(raw, "__wrapped__")
 
-    Taken from the source text and not from byte code or an AST dump, which differ between Python releases.
+
+def _is_our_wrapper(raw: Any) -> bool:
+    try:
+        # Not hasattr: a foreign wrapt wrapper answers that for what it wraps.
+        object.__getattribute__(raw, MARK)
+    except AttributeError:
+        return False
+    return True
+
+
+def fingerprint(function: Any) -> str:
+    """A short hash of a function's source, decorators included, that comments, docstrings and layout do not change.
+
+    Taken from the source's tokens and not from byte code or an AST dump, which differ between Python releases.
 
     Raises:
         SeamMovedError: The source is not to be had.
     """
     try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError) as error:
+        tokens = list(_meaning(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError) as error:
         raise SeamMovedError(f"{function!r}: its source cannot be read ({error})") from error
-    source = inspect.cleandoc("\n" + source) if source[:1].isspace() else source
-    return hashlib.sha256(_normalise(source).encode()).hexdigest()[:16]
+    # No token contains a NUL, so that different sequences stay different.
+    return hashlib.sha256("\0".join(tokens).encode()).hexdigest()[:16]
 
 
-def _normalise(source: str) -> str:
-    lines = source.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
+_LAYOUT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER})
+# One name for each, whatever blanks stand for it: the depth of a block is meaning, its width is not.
+_STRUCTURE = {tokenize.NEWLINE: "NEWLINE\n", tokenize.INDENT: "INDENT\n", tokenize.DEDENT: "DEDENT\n"}
+
+
+def _meaning(source: str) -> Iterator[str]:
+    """The source's tokens without layout and docstrings."""
+    if source[:1].isspace():
+        source = "if True:\n" + source  # a method stands deeper than a module's functions
+    docstrings = list(_docstrings(source))
+    skip_end = False
+    for start, end, kind, text in _tokens(source):
+        if any(first <= start and end <= last for first, last in docstrings):
+            skip_end = True
+        elif kind not in _LAYOUT:
+            # What ends the statement that was the docstring goes with it.
+            if not (skip_end and (kind == tokenize.NEWLINE or text == ";")):
+                yield _STRUCTURE.get(kind, text)
+            skip_end = False
+
+
+_Place = tuple[int, int]
+
+
+def _docstrings(source: str) -> Iterator[tuple[_Place, _Place]]:
+    """Where each docstring begins and ends, as the tokenizer counts: rows from one, columns in characters."""
+    lines = source.split("\n")
+
+    def place(row: int, column: int) -> _Place:
+        return row, len(lines[row - 1].encode()[:column].decode())
+
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and ast.get_docstring(node):
-            doc = node.body[0]
-            for row in range(doc.lineno, (doc.end_lineno or doc.lineno) + 1):
-                lines[row - 1] = ""
-    # Indentation is meaning in Python; the number of blanks per level is not, and neither are blanks inside a line.
-    kept = []
-    for line in lines:
-        text = "".join(line.split())
-        if text:
-            kept.append(f"{len(line) - len(line.lstrip())}:{text}")
-    return "\n".join(kept)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and ast.get_docstring(node, clean=False) is not None:
+                string = first.value
+                yield (
+                    place(string.lineno, string.col_offset),
+                    place(string.end_lineno or string.lineno, string.end_col_offset or 0),
+                )
+
+
+def _tokens(source: str) -> Iterator[tuple[_Place, _Place, int, str]]:
+    """The tokens, an f-string as one, as Python below 3.12 has it: begin, end, type, text."""
+    lines = source.split("\n")
+    depth, begin = 0, (0, 0)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_START":
+            depth, begin = depth + 1, begin if depth else token.start
+        elif kind == "FSTRING_END":
+            depth -= 1
+            if not depth:
+                yield begin, token.end, tokenize.STRING, _between(lines, begin, token.end)
+        elif not depth:
+            yield token.start, token.end, token.type, token.string
+
+
+def _between(lines: list[str], begin: _Place, end: _Place) -> str:
+    (first, left), (last, right) = begin, end
+    if first == last:
+        return lines[first - 1][left:right]
+    return "\n".join((lines[first - 1][left:], *lines[first : last - 1], lines[last - 1][:right]))

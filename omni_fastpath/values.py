@@ -152,14 +152,16 @@ def _constraints(field: FieldInfo) -> Iterator[Any]:
 def allowed(options: type[Options], key: str) -> str:
     """What the field takes, in words: its types, its limits and its description."""
     field = options.model_fields[key]
-    text = " or ".join(_named(member) for member in _members(field.annotation)) + _limits(field)
+    text = type_and_limits(options, key)
     return f"{text} ({field.description})" if field.description else text
 
 
 def type_and_limits(options: type[Options], key: str) -> str:
     """``allowed`` without the description."""
     field = options.model_fields[key]
-    return " or ".join(_named(member) for member in _members(field.annotation)) + _limits(field)
+    members = list(_members(field.annotation))
+    null = " or null" if type(None) in members else ""
+    return " or ".join(_named(member) for member in members if member is not type(None)) + _limits(field) + null
 
 
 def _named(member: Any) -> str:
@@ -169,7 +171,6 @@ def _named(member: Any) -> str:
         float: "a number",
         str: "a string",
         ByteSize: "a size in bytes such as 256MiB",
-        type(None): "null",
     }
     if member in names:
         return names[member]

@@ -2,9 +2,10 @@
 
 A `Capture` keeps each event as it arrived, with its time; what differs from run to run by nature (request ids, creation
 times, timings in metrics) is removed. Text and audio of one request come from different stages, so the order in which
-their events interleave, and how many text tokens share an event, depend on timing even in one and the same server.
-`Capture.answer` is therefore what must be equal: the text and token ids joined, the audio chunk by chunk, and how the
-request ended.
+their events interleave, how many text tokens share an event, the running usage that an audio event repeats, and which
+of the two carries the finish reason (the one that ends last) depend on timing even in one and the same server.
+`Capture.answer` is therefore what must be equal: the text and token ids joined, the audio chunk by chunk, the final
+usage, and how the request ended.
 """
 
 import asyncio
@@ -186,6 +187,7 @@ class Capture:
     def answer(self) -> dict[str, Any]:
         """What two servers must agree on, as plain JSON data; nothing in it depends on time."""
         chunks = [] if self._events_are_cuts else self.audio_events
+        asked = self.request.body.get("modalities") or ()
         return {
             "status": self.status,
             "text": self.text,
@@ -193,8 +195,9 @@ class Capture:
             "audio_sha256": self.audio_sha256,
             "audio_bytes": len(self.audio),
             "audio_chunks": [_sha256(event.audio) for event in chunks],
-            "audio_content": [dict(event.content) for event in chunks],
-            "finish_reasons": self.finish_reasons,
+            "audio_content": [_without(event.content, "usage", "finish_reason") for event in chunks],
+            "finished": bool(self.finish_reasons),
+            "finish_reasons": self.finish_reasons if len(asked) == 1 else None,
             "usage": self.usage,
             "error": self.error,
             "error_code": self.error_code,
@@ -218,6 +221,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if key not in _VOLATILE}
     return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 async def _server_sent_events(content: aiohttp.StreamReader) -> AsyncIterator[str]:

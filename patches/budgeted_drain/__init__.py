@@ -76,6 +76,7 @@ PATCH = Patch(
         "ended_routable": "passes that ended at a routable output with more queued",
         "ended_items": "passes that ended on the item budget with more queued (NAPI's time_squeeze)",
         "ended_time": "passes that ended on the time budget with more queued (NAPI's time_squeeze)",
+        "judge_errors": "raw outputs that could not be judged; each ended its pass",
         "wakeups": "times the idle loop woke",
         "longest_stretch_us": "longest stretch between two yields to the event loop, microseconds (a maximum)",
     },
@@ -86,7 +87,7 @@ PATCH = Patch(
             ("self",),
             wrapper="wrapped_orchestration_loop",
             replaces=True,
-            fingerprints=("478435307fdce813",),
+            fingerprints=("21526a0b0087ea6f",),
         ),
         Seam(
             STAGE_POOL,
@@ -99,9 +100,9 @@ PATCH = Patch(
             "StagePool.poll_llm_raw_output",
             ("self", "replica_id", "timeout_s"),
             SeamKind.PIN,
-            fingerprints=("3073287cb65da5bb",),
+            fingerprints=("1f64fcbbbc3460c3",),
         ),
-        Seam(STAGE_POOL, "StagePool._poll_stage_raw", ("self", "client"), SeamKind.PIN, fingerprints=("6d55fe55b942d8e2",)),
+        Seam(STAGE_POOL, "StagePool._poll_stage_raw", ("self", "client"), SeamKind.PIN, fingerprints=("835009208b1d6a59",)),
         Seam(STAGE_POOL, "StagePool.available_replica_ids", ("self",), SeamKind.PIN),
         Seam(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id"), SeamKind.PIN),
         Seam(

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import weakref
 from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from omni_fastpath.hooks.specs import PassReport, RawOutputView
 from omni_fastpath.ledger import logger
@@ -46,6 +45,11 @@ class Upstream(NamedTuple):
 
     dead_error: type[BaseException]
     is_diffusion_start: Callable[[Any], bool]
+    dequeue: Callable[[Any], Any]
+    """The dequeue that never waits, as a function of the client. Bound once: a class that somebody changes later must
+    not change a loop that runs."""
+    can_dequeue: Callable[[Any], bool]
+    """Whether a client is served with ``dequeue``; any other is polled as upstream polls it."""
 
 
 class Limits(Protocol):
@@ -106,13 +110,13 @@ class DrainLoop:
         orchestrator: Upstream's ``OrchestratorBase``.
         limits: Item and time budget and whether a routable output ends a pass.
         counters: The patch's engagement counters.
-        policy: Whether a processed raw output is routable; an exception of its counts as "yes", once reported.
+        policy: Whether a processed raw output is routable; an exception of its counts as "yes".
         observers: Hooks to call.
         upstream: What else is needed of upstream.
     """
 
-    running: weakref.WeakSet[DrainLoop] = weakref.WeakSet()
-    """The loops of this process that run now."""
+    running: ClassVar[tuple[DrainLoop, ...]] = ()
+    """The loops of this process that run now; replaced, never changed, because other threads read it."""
 
     def __init__(
         self,
@@ -147,7 +151,7 @@ class DrainLoop:
         self._loop = asyncio.get_running_loop()
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         shutdown.add_done_callback(lambda _: self._ring())
-        DrainLoop.running.add(self)
+        DrainLoop.running = (*DrainLoop.running, self)
         self._last_yield_ns = perf_counter_ns()
         try:
             while not self._shutdown.is_set():
@@ -158,7 +162,7 @@ class DrainLoop:
                 if not progressed:
                     await self._wait()
         finally:
-            DrainLoop.running.discard(self)
+            DrainLoop.running = tuple(loop for loop in DrainLoop.running if loop is not self)
             shutdown.cancel()
             for _, bell in self._bells.values():
                 bell.remove()
@@ -176,7 +180,12 @@ class DrainLoop:
             for replica_id in pool.available_replica_ids():
                 if self._shutdown.is_set():
                     return True
-                if diffusion:
+                known = self._bells.get((stage_id, replica_id))
+                if known is not None and known[0] is pool.clients[replica_id]:
+                    self._heard.append(known[1].queue)
+                    if not known[1].queue.empty():
+                        gave |= await self._drain(stage_id, pool, replica_id)
+                elif diffusion:
                     self._polling = True
                     gave |= await self._poll_diffusion(stage_id, pool, replica_id)
                 elif self._hear(stage_id, pool, replica_id):
@@ -228,18 +237,19 @@ class DrainLoop:
             self._loop.call_soon_threadsafe(self._ring)
 
     def _hear(self, stage_id: int, pool: Any, replica_id: int) -> bool:
-        """Hang a bell on the replica's queue if it has none; False for a client that can only be polled."""
+        """Hang a bell on a new client's queue; False for a client that can only be polled.
+
+        The caller drains it even if its queue is empty: the first dequeue is what starts upstream's socket reader.
+        """
         client = pool.clients[replica_id]
         key = stage_id, replica_id
-        known = self._bells.get(key)
-        if known is None or known[0] is not client:
-            if known is not None:  # another client in the same slot
-                self._bells.pop(key)[1].remove()
-            queue = getattr(client, "outputs_queue", None)
-            if not isinstance(queue, asyncio.Queue) or not hasattr(client, "get_output_nowait"):
-                return False
-            known = self._bells[key] = client, _Bell(queue, self._ring)
-        self._heard.append(known[1].queue)
+        if key in self._bells:  # another client was in this slot
+            self._bells.pop(key)[1].remove()
+        queue = getattr(client, "outputs_queue", None)
+        if not isinstance(queue, asyncio.Queue) or not self._upstream.can_dequeue(client):
+            return False
+        self._bells[key] = client, _Bell(queue, self._ring)
+        self._heard.append(queue)
         return True
 
     def _forget_unheard(self) -> None:
@@ -259,26 +269,30 @@ class DrainLoop:
         """
         client = pool.clients[replica_id]
         queue = client.outputs_queue
+        dequeue = self._upstream.dequeue
         final_output = pool.final_output
         limit = self._max_items if final_output else 1
         taken = 0
+        worked_ns = 0
         ended = "empty"
         started_ns = now_ns = perf_counter_ns()
         while True:
+            item_ns = now_ns
             try:
-                item = client.get_output_nowait()
+                item = dequeue(client)
             except Exception as error:
                 logger.exception("omni-fastpath: reading from stage-%s replica-%s failed", stage_id, replica_id)
-                await self._failed(stage_id, replica_id, error)
+                await self._failed(stage_id, pool, replica_id, client, error)
                 ended = "gone"
                 break
             if item is None:
                 break
             taken += 1
             reading = pool._poll_stage_raw(_OneItem(item))
-            took = await self._dispatch(stage_id, pool, replica_id, reading, judge=final_output)
+            took = await self._dispatch(stage_id, pool, replica_id, client, reading, judge=final_output)
             now_ns = perf_counter_ns()
-            if took is Took.FAILED or self._shutdown.is_set() or not pool.is_replica_available(replica_id):
+            worked_ns += now_ns - item_ns
+            if took is Took.FAILED or self._is_gone(pool, replica_id, client):
                 ended = "gone"
                 break
             if queue.empty():
@@ -289,11 +303,15 @@ class DrainLoop:
             if taken >= limit:
                 ended = "items" if final_output else "one"
                 break
-            if now_ns - started_ns >= self._max_time_ns:
+            if worked_ns >= self._max_time_ns:
                 ended = "time"
                 break
             if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
                 await self._yield()
+                if self._is_gone(pool, replica_id, client):
+                    ended = "gone"
+                    break
+                now_ns = perf_counter_ns()
         if not taken:
             return ended == "gone"
         self._count_pass(taken, ended)
@@ -304,6 +322,14 @@ class DrainLoop:
             await self._yield()
         return True
 
+    def _is_gone(self, pool: Any, replica_id: int, client: Any) -> bool:
+        """Whether the pass must end because its replica was evicted, detached or replaced meanwhile, or at shutdown."""
+        return (
+            self._shutdown.is_set()
+            or pool.clients[replica_id] is not client
+            or not pool.is_replica_available(replica_id)
+        )
+
     def _count_pass(self, taken: int, ended: str) -> None:
         counters = self._counters
         counters["items"] += taken
@@ -311,7 +337,9 @@ class DrainLoop:
         if ended in ("empty", "routable", "items", "time"):
             counters[f"ended_{ended}"] += 1
 
-    async def _dispatch(self, stage_id: int, pool: Any, replica_id: int, reading: Awaitable[Any], *, judge: bool) -> Took:
+    async def _dispatch(
+        self, stage_id: int, pool: Any, replica_id: int, client: Any, reading: Awaitable[Any], *, judge: bool
+    ) -> Took:
         """Put the raw output that ``reading`` gives through all of upstream's handling."""
         terminal_ids: set[str] = set()
         try:
@@ -322,7 +350,7 @@ class DrainLoop:
                 self._observers.on_dequeued(stage_id=stage_id, replica_id=replica_id, raw_outputs=raw)
             processed = await self._orch._process_llm_stage_outputs(stage_id, replica_id, raw, terminal_ids)
         except BaseException as error:
-            await self._failed(stage_id, replica_id, error)
+            await self._failed(stage_id, pool, replica_id, client, error)
             return Took.FAILED
         # Before routing, which forgets a request that ends.
         routable = judge and self._stop_at_routable and self._judge(stage_id, replica_id, raw, processed)
@@ -333,8 +361,10 @@ class DrainLoop:
         try:
             return self._policy(RawOutputView(stage_id, replica_id, True, raw, processed, self._orch.request_states))
         except Exception:
-            logger.exception("omni-fastpath: judging a raw output failed; from now on each one ends its pass")
-            self._policy = _always
+            # Ending the pass loses nothing; the next output is judged afresh.
+            if not self._counters["judge_errors"]:
+                logger.exception("omni-fastpath: judging a raw output failed; such an output ends its pass")
+            self._counters["judge_errors"] += 1
             return True
 
     async def _route(self, stage_id: int, replica_id: int, processed: list[Any], terminal_ids: set[str]) -> None:
@@ -344,12 +374,14 @@ class DrainLoop:
             for output in processed:
                 self._observers.on_routed(stage_id=stage_id, replica_id=replica_id, output=output)
 
-    async def _failed(self, stage_id: int, replica_id: int, error: BaseException) -> None:
+    async def _failed(self, stage_id: int, pool: Any, replica_id: int, client: Any, error: BaseException) -> None:
         """What upstream's loop does with an exception: evict a dead replica, ignore during shutdown, else give up.
 
         Raises:
             BaseException: ``error``, unless it is a dead replica's or the orchestrator is shutting down.
         """
+        if isinstance(error, self._upstream.dead_error) and pool.clients[replica_id] is not client:
+            return  # the death of a client that was replaced meanwhile is not its successor's
         if isinstance(error, self._upstream.dead_error):
             await self._orch._handle_dead_replica(stage_id, replica_id, error)
             return
@@ -364,11 +396,13 @@ class DrainLoop:
 
     async def _poll(self, stage_id: int, pool: Any, replica_id: int) -> bool:
         """A client without an output queue: upstream's own poll, one raw output."""
+        client = pool.clients[replica_id]
         reading = pool.poll_llm_raw_output(replica_id, timeout_s=_POLL_WAIT_S)
-        return await self._dispatch(stage_id, pool, replica_id, reading, judge=False) is not Took.NOTHING
+        return await self._dispatch(stage_id, pool, replica_id, client, reading, judge=False) is not Took.NOTHING
 
     async def _poll_diffusion(self, stage_id: int, pool: Any, replica_id: int) -> bool:
         """A diffusion replica: at most one output, handled as upstream's loops do."""
+        client = pool.clients[replica_id]
         try:
             output = pool.poll_diffusion_output(replica_id)
             if output is None:
@@ -378,11 +412,7 @@ class DrainLoop:
             if not self._upstream.is_diffusion_start(output):
                 pool.record_output_timestamps([output])
         except BaseException as error:
-            await self._failed(stage_id, replica_id, error)
+            await self._failed(stage_id, pool, replica_id, client, error)
             return True
         await self._route(stage_id, replica_id, [output], set())
         return True
-
-
-def _always(_view: RawOutputView) -> bool:
-    return True

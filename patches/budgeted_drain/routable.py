@@ -34,55 +34,56 @@ class DefaultPolicy:
         self._seen: dict[tuple[int, str], Sizes] = {}
 
     def __call__(self, view: RawOutputView) -> bool:
-        """Whether this raw output is routable."""
-        routable = any(_changes_the_request(entry) for entry in view.raw_outputs.outputs)
+        """Whether this raw output is routable.
+
+        It runs once per raw output of a stage that is seen, so the common case (DELTA, nothing new) is kept flat.
+        """
+        routable = False
+        for entry in view.raw_outputs.outputs:
+            if entry.finish_reason is not None or _forwards(entry):
+                routable = True
+                break
         for output in view.processed:
             # No early exit: the records of a CUMULATIVE request must see each of its outputs.
-            routable |= self._brings_something(view, output)
+            if self._brings_something(view, output):
+                routable = True
         return routable
 
     def _brings_something(self, view: RawOutputView, output: Any) -> bool:
-        if getattr(output, "error", None) is not None:
+        if output.finished or getattr(output, "error", None) is not None:
+            self._seen.pop((view.stage_id, output.request_id), None)
             return True
         state = view.request_states.get(output.request_id)
-        if state is None:  # upstream drops it
-            self._seen.pop((view.stage_id, output.request_id), None)
+        if state is None or not view.final_output:  # upstream drops the first and shows nobody the second
             return False
-        if not view.final_output:
-            return bool(output.finished)
         kind = getattr(state.sampling_params_list[view.stage_id], "output_kind", None)
-        if kind == self._delta:
-            return bool(output.finished) or any(self._has_elements(completion) for completion in output.outputs)
-        if kind == self._cumulative:
+        if kind is self._delta:
+            for completion in output.outputs:
+                if completion.text or completion.token_ids:
+                    return True
+                payload = getattr(completion, "multimodal_output", None)
+                if payload is not None:
+                    for key in self._drainable:
+                        if _elements(payload.get(key)):
+                            return True
+            return False
+        if kind is self._cumulative:
             return self._has_grown(view, output)
         return True
 
-    def _has_elements(self, completion: Any) -> bool:
-        if completion.text or completion.token_ids:
-            return True
-        return any(_elements(value) for value in self._modalities(completion))
-
     def _has_grown(self, view: RawOutputView, output: Any) -> bool:
         key = view.stage_id, output.request_id
-        if output.finished:
-            self._seen.pop(key, None)
-            return True
         sizes = tuple(size for completion in output.outputs for size in self._sizes(completion))
         before = self._seen.get(key, ())
         self._seen[key] = sizes
         if len(self._seen) > 2 * len(view.request_states) + 64:
             self._forget_ended(view.request_states)
-        return any(size > (before[i] if i < len(before) else 0) for i, size in enumerate(sizes))
+        return sizes != before and any(sizes)  # smaller than before is a new segment's beginning
 
     def _sizes(self, completion: Any) -> Sizes:
-        values = tuple(_elements(value) for value in self._modalities(completion))
+        payload = getattr(completion, "multimodal_output", None) or {}
+        values = tuple(_elements(payload.get(key)) for key in self._drainable)
         return (len(completion.text), len(completion.token_ids), *values)
-
-    def _modalities(self, completion: Any) -> tuple[Any, ...]:
-        payload = getattr(completion, "multimodal_output", None)
-        if not isinstance(payload, Mapping):
-            return ()
-        return tuple(payload.get(key) for key in self._drainable)
 
     def _forget_ended(self, live: Mapping[str, Any]) -> None:
         """Drop the records of requests that ended without a finished output of theirs (aborts, errors)."""
@@ -95,14 +96,14 @@ class DefaultPolicy:
         return len(self._seen)
 
 
-def _changes_the_request(entry: Any) -> bool:
-    """Whether a raw entry is terminal, an error, a segment's end, or a KV-ready mark.
+def _forwards(entry: Any) -> bool:
+    """Whether a raw entry without a finish reason makes a forward happen: a segment's end, or a KV-ready mark.
 
-    Read from the raw output: swallowed terminals, errors and KV-ready marks leave no processed object behind.
+    Read from the raw output, like errors and swallowed terminals: they leave no processed object behind.
     """
-    if entry.finish_reason is not None or getattr(entry, "is_segment_finished", False):
+    if getattr(entry, "is_segment_finished", False):
         return True
-    kv_params = getattr(entry, "kv_transfer_params", None)
+    kv_params = entry.kv_transfer_params
     return isinstance(kv_params, dict) and bool(kv_params.get("kv_ready"))
 
 

@@ -6,17 +6,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.data import is_diffusion_request_started_output
 from vllm_omni.outputs.output_modality import DRAINABLE_MODALITIES
 
+from omni_fastpath.declare import State
 from omni_fastpath.hooks import HOOKS
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import logger, runtime
 from omni_fastpath.patches.budgeted_drain.drain import DrainLoop, Observers, Upstream
 from omni_fastpath.patches.budgeted_drain.routable import DefaultPolicy
 
 _runtime = runtime("budgeted_drain")
-_UPSTREAM = Upstream(dead_error=EngineDeadError, is_diffusion_start=is_diffusion_request_started_output)
 _DRAINABLE = tuple(sorted(str(modality) for modality in DRAINABLE_MODALITIES))
 
 
@@ -27,22 +28,46 @@ def default_policy() -> DefaultPolicy:
 
 def drain_loop(orchestrator: Any) -> DrainLoop:
     """The loop for one orchestrator, with the values in force and the hooks that somebody implements now."""
-    HOOKS.load()
     observers = Observers(*(HOOKS.observer(name) for name in Observers._fields))
     policy = HOOKS.policy(default_policy())
-    return DrainLoop(orchestrator, _runtime.options, _runtime.counters, policy, observers, _UPSTREAM)
+    return DrainLoop(orchestrator, _runtime.options, _runtime.counters, policy, observers, _upstream())
+
+
+def _upstream() -> Upstream:
+    dequeue = AsyncMPClient.get_output_nowait  # nonblocking_dequeue's, or one of upstream's that behaves like it
+    waiting = AsyncMPClient.get_output_async
+
+    def can_dequeue(client: Any) -> bool:
+        """Only where both dequeues are the ones that were verified: a subclass with its own knows why it has it."""
+        kind = type(client)
+        return (
+            getattr(kind, "get_output_nowait", None) is dequeue and getattr(kind, "get_output_async", None) is waiting
+        )
+
+    return Upstream(EngineDeadError, is_diffusion_request_started_output, dequeue, can_dequeue)
 
 
 def wrapped_orchestration_loop(
-    _wrapped: Callable[..., Awaitable[None]], instance: Any, _args: Any, _kwargs: Any
+    wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[None]:
-    """Run our loop in place of upstream's poll loop."""
-    return drain_loop(instance).run()
+    """Run our loop in place of upstream's poll loop; upstream's, if ours cannot even be built."""
+    try:
+        loop = drain_loop(instance)
+    except Exception as error:
+        logger.exception("omni-fastpath: the drain cannot start; upstream's poll loop runs")
+        _runtime.report(State.FAILED, f"it could not start, upstream's loop runs: {error!r}")
+        return wrapped(*args, **kwargs)
+    return loop.run()
 
 
 def wrapped_add_client(wrapped: Callable[..., int], instance: Any, args: Any, kwargs: Any) -> int:
     """Attach as upstream does, then let the loop that serves this pool look at the new replica."""
     replica_id = wrapped(*args, **kwargs)
-    for loop in list(DrainLoop.running):
+    for loop in DrainLoop.running:
         loop.attached(instance)
     return replica_id
+
+
+def in_use() -> str | None:
+    """Who would be left without the patch, if it were taken off now."""
+    return "a running orchestrator is served by it" if DrainLoop.running else None

@@ -2,7 +2,7 @@
 
 What:
     In poll mode the front end looks into the orchestrator's queue and sleeps a millisecond when it is empty. With the
-    patch an empty look waits for the next message, at most a second, and returns it at once.
+    patch an empty look waits for the next message, at most a tenth of a second, and returns it at once.
 Why:
     Every message waits half a millisecond on average, and an idle server wakes a thousand times a second for nothing.
     A shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins.
@@ -42,10 +42,10 @@ PATCH = Patch(
             "OmniEngineBase.try_get_output_async",
             ("self",),
             wrapper="wrapped_try_get_output_async",
-            fingerprints=("de4f6e142d1439ba",),
+            fingerprints=("90e4087a3b50d8fc",),
         ),
         Seam("janus", "Queue._put", ("self", "item"), SeamKind.PIN),
-        Seam("janus", "Queue._put_internal", ("self", "item"), SeamKind.PIN, fingerprints=("d566efec5b2ebde2",)),
+        Seam("janus", "Queue._put_internal", ("self", "item"), SeamKind.PIN, fingerprints=("b1a0c43bbe5cd793",)),
     ),
     bypasses=(
         Bypass(

@@ -53,7 +53,7 @@ PATCH = Patch(
             "AsyncMPClient.get_output_async",
             ("self",),
             SeamKind.PIN,
-            fingerprints=("5ef50adbab09d653",),
+            fingerprints=("7c485f3c509463bd",),
         ),
         Seam(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",), SeamKind.PIN),
         Seam(CORE_CLIENT, "MPClient._format_exception", ("self", "e"), SeamKind.PIN),

@@ -10,7 +10,7 @@ import omni_simulated_device
 from omni_simulated_device import models
 
 from benchmarks.serving.capture import chat_request, differences, run_closed_loop
-from benchmarks.serving.server import Server
+from benchmarks.serving.server import Server, ServerError
 
 pytestmark = [pytest.mark.upstream, pytest.mark.server]
 
@@ -32,3 +32,22 @@ def test_same_request_gets_the_same_bytes(tmp_path: Path) -> None:
     assert together[0].audio_sha256 != together[2].audio_sha256
     assert server.shutdown is not None
     assert server.shutdown.killed == ()
+
+
+def test_failed_start_shows_the_log(tmp_path: Path) -> None:
+    """A server that cannot start raises with its log's tail, and leaves no process behind."""
+    (tmp_path / "model").mkdir()
+    server = Server(tmp_path / "model", DEPLOY / "qwen3_omni.yaml", log_path=tmp_path / "log")
+    with pytest.raises(ServerError, match="before it was ready; the end of"), server:
+        pytest.fail("it started")
+    assert server.processes() == {}
+
+
+def test_misspelt_setting_refuses_to_start(tmp_path: Path) -> None:
+    """A setting of the device that does not exist stops the server, and its error is in the log's tail."""
+    models.write_qwen3_omni(tmp_path / "model")
+    environment = {omni_simulated_device.CONFIG_VARIABLE: '{"stages": {"thinker": {"base_m": 1}}}'}
+    server = Server(tmp_path / "model", DEPLOY / "qwen3_omni.yaml", environment=environment, log_path=tmp_path / "log")
+    with pytest.raises(ServerError), server:
+        pytest.fail("it started")
+    assert "stages.thinker.base_m: unknown key" in server.log_text()

@@ -1,0 +1,105 @@
+"""What dispatch costs: the real loop, 200 raw outputs on the last of three stages, processing stubbed.
+
+    python -m benchmarks.dispatch
+
+Batches of one request. Upstream's processing, routing and terminal bookkeeping are replaced by functions that do
+nothing, so that what remains is dequeue, keep-or-drop rule, judging, budget and yields. ``routable 1 of 16`` is the
+queue of issue #4561: fifteen outputs that nobody sees before each one that somebody does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+from benchmarks.arms import ARMS, FASTPATH, ONE_ITEM, STOCK, alternate, switch_on
+
+ITEMS = 200
+ROUNDS = 5
+
+
+def measure(every: int, repeats: int) -> list[float]:
+    """Microseconds of dispatch an item, once a repeat; one output in ``every`` is routable."""
+    from benchmarks.inprocess import Pipeline, audio, batch, silent
+
+    figures = []
+    for _ in range(repeats):
+        pipeline = Pipeline()
+        pipeline.add_request("one")
+        orchestrator = pipeline.orchestrator
+        done = 0
+        started_ns = ended_ns = 0
+        heard, unheard = audio("one", 1.0), silent("one")
+        processed = {id(entry): _request_output(entry is heard) for entry in (heard, unheard)}
+
+        async def process(_stage: int, _replica: int, raw: Any, _ids: set[str], known: Any = processed) -> Any:
+            nonlocal started_ns
+            started_ns = started_ns or time.perf_counter_ns()  # not the thread's and the orchestrator's start
+            return [known[id(raw.outputs[0])]]
+
+        async def handle(*_: Any) -> None:
+            nonlocal done, ended_ns
+            done += 1
+            if done == ITEMS:
+                ended_ns = time.perf_counter_ns()
+
+        async def finish(*_: Any) -> None:
+            return
+
+        orchestrator._process_llm_stage_outputs = process
+        orchestrator._handle_processed_outputs = handle
+        orchestrator._finish_raw_terminal_requests = finish
+        pipeline.put(2, *(batch(heard if n % every == every - 1 else unheard) for n in range(ITEMS)))
+        with pipeline:
+            while not ended_ns:
+                time.sleep(0.01)
+        figures.append((ended_ns - started_ns) / 1000 / (ITEMS - 1))
+    return figures
+
+
+def _request_output(heard: bool) -> Any:
+    """What upstream's processing makes of such an entry; made once, because making it is not dispatch."""
+    from benchmarks.inprocess import SAMPLE_RATE
+    from vllm.outputs import RequestOutput
+    from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
+
+    import torch
+
+    payload = MultimodalPayload({"audio": torch.ones(1 if heard else 0)}, {"sr": SAMPLE_RATE})
+    completion = MultimodalCompletionOutput(
+        multimodal_output=payload, index=0, text="", token_ids=[], cumulative_logprob=None, logprobs=None
+    )
+    return RequestOutput("one", None, [], None, [completion], finished=False)
+
+
+def main() -> None:
+    """Run one arm (``--arm``), or all of them and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arm", choices=ARMS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    if options.arm:
+        arm = ARMS[options.arm]
+        switch_on(arm)
+        repeats = 20 if arm.on else 3
+        print(json.dumps({name: statistics.median(measure(every, repeats)) for name, every in CASES.items()}))
+        return
+    arms = (STOCK, FASTPATH, ONE_ITEM)
+    results = alternate("benchmarks.dispatch", arms, options.rounds)
+    print(f"\nDispatch, microseconds a raw output ({ITEMS} queued on the last of three stages, processing stubbed)")
+    print(f"{'arm':24}" + "".join(f"{name:>28}" for name in CASES))
+    for arm in arms:
+        cells = []
+        for name in CASES:
+            found = [each[name] for each in results[arm.name]]
+            cells.append(f"{statistics.median(found):.1f} ({min(found):.1f} to {max(found):.1f})")
+        print(f"{arm.name:24}" + "".join(f"{cell:>28}" for cell in cells))
+
+
+CASES = {"routable 1 of 16": 16, "all routable": 1}
+
+if __name__ == "__main__":
+    main()

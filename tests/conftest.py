@@ -1,0 +1,49 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+HAS_UPSTREAM = importlib.util.find_spec("vllm_omni") is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the real upstream are skipped, visibly, where it is not installed."""
+    for item in items:
+        needs = item.get_closest_marker("upstream") or item.get_closest_marker("server")
+        if needs and not HAS_UPSTREAM:
+            item.add_marker(pytest.mark.skip(reason="vllm-omni is not installed here"))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable of ours from outside, and no state file outside the test's folder."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("OMNI_FASTPATH", "_OMNI_FASTPATH")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    """The default set installed in this process, taken off afterwards."""
+    from omni_fastpath import config
+    from omni_fastpath.declare import Process, State
+    from omni_fastpath.install import apply, uninstall
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
+    assert {entry.patch.name: entry.state for entry in LEDGER} == {p.name: State.APPLIED for p in PATCHES}
+    try:
+        yield
+    finally:
+        for patch in reversed(PATCHES):
+            uninstall(patch)

@@ -1,0 +1,169 @@
+"""Fresh processes that need not import the world first: a test's body runs in a fork of one that has.
+
+vLLM takes ten seconds to import, nearly all of it in third parties that nobody patches. ``cold`` has imported those and
+no module that a patch touches, nor anything of ours; ``warm`` has imported the patched modules too. Neither knows
+pytest's process: its patches, its monkeypatching and its filters.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NoReturn, ParamSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+COLD = ("torch", "transformers", "vllm.v1.engine.utils", "vllm.config", "vllm.v1.executor", "pytest", "prometheus_client")
+WARM = (
+    "vllm_omni.config.stage_config",
+    "vllm_omni.engine.orchestrator",
+    "vllm_omni.engine.omni_engine_base",
+    "vllm_omni.engine.stage_runtime",
+)
+TIMEOUT_S = 120
+_PR_SET_PDEATHSIG = 1
+
+P = ParamSpec("P")
+State = Literal["cold", "warm"]
+
+
+def isolated(state: State, *argv: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Run the decorated test's body in a fork of the ``cold`` or ``warm`` process; its arguments are pickled.
+
+    Args:
+        state: What the process has imported.
+        argv: Its ``sys.argv``, without the program.
+    """
+
+    def decorate(test: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            assert not args
+            _call(_address(state), (test.__module__, test.__qualname__, dict(kwargs), dict(os.environ), argv))
+
+        return run
+
+    return decorate
+
+
+# ---- pytest's side ----
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="omni-fastpath-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@functools.cache
+def _address(state: State) -> str:
+    address = str(_folder() / state)
+    if state == "cold":
+        command = [sys.executable, __file__, address, *COLD]
+        environment = {name: value for name, value in os.environ.items() if "OMNI_FASTPATH" not in name}
+        process = subprocess.Popen(command, env={**environment, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
+        atexit.register(process.wait)
+        atexit.register(process.kill)
+    else:
+        with _connect(_address("cold")) as connection:
+            connection.sendall(pickle.dumps((address, WARM)))
+    return address
+
+
+def _connect(address: str) -> socket.socket:
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(address)
+        except OSError:
+            connection.close()
+            assert time.monotonic() < deadline, f"no process answers at {address}"
+            time.sleep(0.02)
+        else:
+            connection.settimeout(TIMEOUT_S)
+            return connection
+
+
+def _call(address: str, request: tuple[Any, ...]) -> None:
+    with tempfile.TemporaryFile(dir=_folder()) as output, _connect(address) as connection:
+        socket.send_fds(connection, [pickle.dumps(request)], [output.fileno()])
+        answer = b""
+        while received := connection.recv(100):  # its end is the process's end
+            answer += received
+        output.seek(0)
+        assert answer == b"passed", output.read().decode(errors="replace")
+
+
+# ---- The process's side ----
+
+
+def serve(address: str, modules: tuple[str, ...]) -> NoReturn:
+    """Import the modules, then fork once for each connection."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for name in modules:
+        importlib.import_module(name)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen()
+    gc.freeze()  # a collection in a child would copy every page
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        connection, _ = listener.accept()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.fork() == 0:
+            break
+        connection.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    listener.close()
+    _answer(connection)
+
+
+def _answer(connection: socket.socket) -> NoReturn:
+    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 1)
+    request = pickle.loads(message)  # noqa: S301 - from our own parent
+    if not descriptors:
+        connection.close()
+        serve(*request)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for target in (1, 2):
+        os.dup2(descriptors[0], target)
+    module, name, kwargs, environment, argv = request
+    for variable in [each for each in os.environ if "OMNI_FASTPATH" in each]:
+        del os.environ[variable]
+    os.environ.update(environment)
+    sys.argv[1:] = argv
+    try:
+        getattr(importlib.import_module(module), name).__wrapped__(**kwargs)
+    except BaseException:
+        traceback.print_exc()
+        connection.sendall(b"failed")
+    else:
+        connection.sendall(b"passed")
+    # What a process does at its end, without seconds of taking thousands of modules apart.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    serve(sys.argv[1], tuple(sys.argv[2:]))

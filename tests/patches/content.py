@@ -1,0 +1,80 @@
+"""What the orchestrator's messages say, without what is a time: for comparing two arms."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+_TIMES = ("_ms", "_ts", "timings", "stage_stats", "tokens_per_s")
+
+
+def plain(value: Any) -> Any:
+    """Plain, comparable data: tensors as dtype, shape and numbers."""
+    if hasattr(value, "detach"):
+        return (str(value.dtype), tuple(value.shape), value.detach().flatten().tolist())
+    if isinstance(value, dict) or (hasattr(value, "items") and hasattr(value, "keys")):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+def metrics(stats: Any) -> Any:
+    """The counts of a stage's metrics, without its times."""
+    if stats is None:
+        return None
+    return {
+        f.name: plain(getattr(stats, f.name)) for f in dataclasses.fields(stats) if not f.name.endswith(_TIMES)
+    } | {"itls": len(stats.vllm_itls_ms or [])}
+
+
+def completion(output: Any) -> dict[str, Any]:
+    """One completion: text, tokens, audio and other metadata, reasons."""
+    return {
+        "index": output.index,
+        "text": output.text,
+        "token_ids": list(output.token_ids),
+        "cumulative_token_ids": list(getattr(output, "cumulative_token_ids", [])),
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "multimodal": plain(getattr(output, "multimodal_output", None)),
+    }
+
+
+def message(found: Any) -> tuple[Any, ...]:
+    """One message; the request-level ``finished`` is left out, because it stands on whichever stage ends last."""
+    kind = type(found).__name__
+    if kind == "ErrorMessage":
+        return (kind, found.error, found.status_code, found.error_type, found.fatal)
+    if kind == "StageMetricsMessage":
+        return (kind, found.replica_id, metrics(found.metrics))
+    output = found.engine_outputs
+    return (
+        kind,
+        found.replica_id,
+        output.finished,
+        [completion(each) for each in output.outputs],
+        metrics(found.metrics),
+    )
+
+
+def sequences(messages: Iterable[Any]) -> dict[tuple[str, int | None], list[tuple[Any, ...]]]:
+    """The sequence of messages of each request and stage."""
+    found: dict[tuple[str, int | None], list[tuple[Any, ...]]] = defaultdict(list)
+    for each in messages:
+        found[each.request_id, each.stage_id].append(message(each))
+    return dict(found)
+
+
+def endings(messages: Iterable[Any]) -> dict[str, tuple[int, str]]:
+    """For each request, how many request-final messages it got and what its very last message was."""
+    count: dict[str, int] = defaultdict(int)
+    last: dict[str, str] = {}
+    for each in messages:
+        kind = type(each).__name__
+        ends = kind == "ErrorMessage" or bool(getattr(each, "finished", False))
+        count[each.request_id] += ends
+        last[each.request_id] = "end" if ends else kind
+    return {request_id: (count[request_id], last[request_id]) for request_id in last}

@@ -1,0 +1,326 @@
+"""Order and content are sacred: the same raw outputs give the same messages on stock and with the drain.
+
+The real orchestrator, stage pools, output processors and client; both arms in one process, one after the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.patches.content import endings, sequences
+
+pytestmark = pytest.mark.upstream
+
+Script = Callable[[Any], None]
+
+
+def _run(script: Script, **pipeline: Any) -> tuple[list[Any], Any]:
+    from benchmarks.inprocess import Pipeline
+
+    with Pipeline(**pipeline) as running:
+        script(running)
+        running.settle()
+        found = running.messages()
+    assert running.crash is None
+    return found, running
+
+
+@pytest.fixture
+def both() -> Iterator[Callable[..., tuple[list[Any], list[Any]]]]:
+    """Run a script on stock, then with the default set on; the second arm asserts that it was on."""
+    from omni_fastpath import config
+    from omni_fastpath.declare import Process
+    from omni_fastpath.install import apply, uninstall
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    def run(script: Script, **pipeline: Any) -> tuple[list[Any], list[Any]]:
+        stock, _ = _run(script, **pipeline)
+        apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
+        fast, _ = _run(script, **pipeline)
+        assert LEDGER.named("budgeted_drain").counters["items"] > 0
+        return stock, fast
+
+    yield run
+    for patch in reversed(PATCHES):
+        uninstall(patch)
+
+
+def _three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
+    """Requests of mixed lengths on two replicas a stage; thinker text, talker codes, code2wav N N N A."""
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import audio, batch, codes, silent, text
+        from vllm.v1.engine import FinishReason
+
+        rng = random.Random(seed)
+        plans: dict[tuple[int, int], list[Any]] = {(s, r): [] for s in range(3) for r in range(2)}
+        for n in range(6):
+            request = f"request-{n}"
+            where = [rng.randrange(2) for _ in range(3)]
+            pipeline.add_request(request, kind, replicas=where)
+            steps = rng.randrange(5, 40)
+            lanes = [plans[stage, where[stage]] for stage in range(3)]
+            for step in range(steps):
+                last = step == steps - 1
+                finish = FinishReason.LENGTH if last and n % 2 else FinishReason.STOP if last else None
+                lanes[0].append(text(request, 100 + step, 7 * n, finish=finish))
+                lanes[1].append(codes(request, finish=finish))
+                heard = last or rng.random() < 0.25
+                lanes[2].append(audio(request, n, step, 0.5, finish=finish) if heard else silent(request))
+        for (stage, replica), entries in plans.items():
+            # Interleave the requests of a replica without reordering any of them, in batches of one to three.
+            by_request: dict[str, list[Any]] = {}
+            for entry in entries:
+                by_request.setdefault(entry.request_id, []).append(entry)
+            while by_request:
+                chosen = rng.sample(sorted(by_request), min(len(by_request), rng.randrange(1, 4)))
+                step_entries = [by_request[request].pop(0) for request in chosen]
+                by_request = {request: rest for request, rest in by_request.items() if rest}
+                pipeline.put(stage, batch(*step_entries), replica_id=replica)
+                if bursts and rng.random() < 0.1:
+                    pipeline.settle()
+
+    return script
+
+
+@pytest.mark.parametrize("kind", ["DELTA", "CUMULATIVE", "FINAL_ONLY"])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bursts", [False, True])
+def test_messages_are_the_same(both: Any, kind: str, seed: int, bursts: bool) -> None:
+    """Every request and stage gets the same messages in the same order, its end last and once."""
+    from vllm.sampling_params import RequestOutputKind
+
+    stock, fast = both(
+        _three_stage_script(seed, RequestOutputKind[kind], bursts=bursts),
+        stages=_stages(2),
+    )
+    assert sequences(fast) == sequences(stock)
+    assert endings(fast) == endings(stock) == {f"request-{n}": (1, "end") for n in range(6)}
+
+
+def _stages(replicas: int) -> Any:
+    import dataclasses
+
+    from benchmarks.inprocess import QWEN3_OMNI
+
+    return [dataclasses.replace(stage, replicas=replicas) for stage in QWEN3_OMNI]
+
+
+def test_error_of_a_request_ends_it_alone(both: Any) -> None:
+    """A raw error becomes one error message with upstream's text; the request beside it goes on."""
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import audio, batch, text
+        from vllm.v1.engine import FinishReason
+
+        pipeline.add_request("bad")
+        pipeline.add_request("good")
+        pipeline.put(0, batch(text("bad", 1), text("good", 2)))
+        pipeline.put(0, batch(text("bad", finish=FinishReason.ERROR, stop_reason="it broke"), text("good", 3)))
+        pipeline.put(2, batch(audio("good", 1.0)), batch(audio("bad", 2.0)), batch(audio("good", 3.0)))
+        pipeline.settle()
+
+    stock, fast = both(script)
+    assert sequences(fast) == sequences(stock)
+    assert [m.error for m in fast if type(m).__name__ == "ErrorMessage"] == ["it broke"]
+
+
+def test_dead_replica_is_evicted_after_its_last_outputs(both: Any) -> None:
+    """Outputs queued before the death are routed, its requests fail, those on the other replica go on."""
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import audio, batch
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        pipeline.add_request("stranded", replicas=[0, 0, 0])
+        pipeline.add_request("safe", replicas=[0, 0, 1])
+        pipeline.put(2, batch(audio("stranded", 1.0)), EngineDeadError(), replica_id=0)
+        pipeline.settle()
+        pipeline.put(2, batch(audio("safe", 2.0)), replica_id=1)
+        pipeline.settle()
+        assert pipeline.do(lambda: pipeline.pools[2].live_replica_ids()) == [1]
+        assert pipeline.replicas[2][0].down
+
+    stock, fast = both(script, stages=_stages(2))
+    assert sequences(fast) == sequences(stock)
+    assert [type(m).__name__ for m in fast] == ["OutputMessage", "ErrorMessage", "OutputMessage"]
+
+
+def test_abort_in_the_middle(both: Any) -> None:
+    """Outputs of an aborted request that come after the abort reach nobody, on either arm."""
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import batch, text
+        from vllm_omni.engine.messages import AbortRequestMessage
+
+        pipeline.add_request("gone")
+        pipeline.add_request("stays")
+        pipeline.put(0, batch(text("gone", 1), text("stays", 1)))
+        pipeline.settle()
+        pipeline.requests.sync_q.put_nowait(AbortRequestMessage(request_ids=["gone"]))
+        while "gone" in pipeline.orchestrator.request_states:
+            pipeline.settle()
+        pipeline.put(0, batch(text("gone", 2), text("stays", 2)))
+        pipeline.settle()
+
+    stock, fast = both(script)
+    assert sequences(fast) == sequences(stock)
+
+
+def test_statistics_only_batches_are_kept(both: Any) -> None:
+    """A batch with scheduler statistics and no outputs reaches upstream's processing, and one with nothing does not."""
+    seen: list[Any] = []
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import batch
+        from vllm.v1.metrics.stats import SchedulerStats
+
+        orchestrator = pipeline.orchestrator
+        process = orchestrator._process_llm_stage_outputs
+
+        async def spy(stage_id: int, replica_id: int, raw: Any, ids: set[str]) -> Any:
+            seen.append((stage_id, raw.scheduler_stats, raw.finished_requests))
+            return await process(stage_id, replica_id, raw, ids)
+
+        orchestrator._process_llm_stage_outputs = spy
+        pipeline.put(1, batch(stats=SchedulerStats(num_waiting_reqs=3)), batch(), batch(finished=["somebody"]))
+        pipeline.settle()
+
+    both(script)
+    assert [(stage, stats and stats.num_waiting_reqs, ids) for stage, stats, ids in seen] == [
+        (1, 3, None),
+        (1, None, {"somebody"}),
+    ] * 2
+
+
+def test_streaming_segments_are_seen_one_by_one(both: Any) -> None:
+    """Each segment end is recorded and read before the next raw output overwrites it."""
+    seen: list[Any] = []
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import batch, text
+        from vllm.v1.engine import FinishReason
+
+        pipeline.add_request("session", resumable=True)
+        route = pipeline.orchestrator._route_output
+
+        async def spy(stage_id: int, replica_id: int, output: Any, req_state: Any, stats: Any) -> None:
+            segment = req_state.streaming.segment(stage_id)
+            seen.append((stage_id, segment.finished, list(segment.token_ids), output.finished))
+            if not segment.finished:  # forwarding a segment needs a real next stage
+                await route(stage_id, replica_id, output, req_state, stats)
+
+        pipeline.orchestrator._route_output = spy
+        pipeline.put(
+            0,
+            batch(text("session", 1)),
+            batch(text("session", 2, finish=FinishReason.STOP, is_segment_finished=True)),
+            batch(text("session", 3)),
+            batch(text("session", 4, finish=FinishReason.STOP, is_segment_finished=True)),
+        )
+        pipeline.settle()
+
+    both(script)
+    half = len(seen) // 2
+    assert seen[:half] == seen[half:]
+    assert [(finished, ids) for _, finished, ids, _ in seen[:half] if finished] == [(True, [2]), (True, [4])]
+
+
+def test_payload_carrier_is_rehydrated(both: Any) -> None:
+    """A dict payload that travels as bytes (model runner v2) is restored before processing."""
+    seen: list[Any] = []
+
+    def script(pipeline: Any) -> None:
+        import torch
+        from benchmarks.inprocess import batch, codes
+        from vllm_omni.engine.serialization import serialize_additional_information
+
+        entry = codes("somebody")
+        entry.multimodal_output = None
+        entry.pooling_output_payload = serialize_additional_information({"codes": {"audio": torch.ones(2, 3)}})
+        process = pipeline.orchestrator._process_llm_stage_outputs
+
+        async def spy(stage_id: int, replica_id: int, raw: Any, ids: set[str]) -> Any:
+            seen.append({key: value.tolist() for key, value in raw.outputs[0].pooling_output.items()})
+            return await process(stage_id, replica_id, raw, ids)
+
+        pipeline.orchestrator._process_llm_stage_outputs = spy
+        pipeline.put(1, batch(entry))
+        pipeline.settle()
+
+    both(script)
+    assert seen == [{"codes.audio": [[1.0] * 3] * 2}] * 2
+
+
+def test_kv_ready_marks_are_seen_without_async_chunk(both: Any) -> None:
+    """A KV-ready mark reaches upstream's forward, although no processed output comes of it."""
+    seen: list[Any] = []
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import batch, text
+
+        pipeline.add_request("split")
+        pipeline.orchestrator.request_states["split"].stage_submit_ts.pop(1)
+
+        async def forward(req_id: str, stage_id: int, *args: Any, **kwargs: Any) -> None:
+            seen.append((req_id, stage_id))
+
+        pipeline.orchestrator._forward_to_next_stage = forward
+        pipeline.put(0, batch(text("split", 1)), batch(text("split", kv_transfer_params={"kv_ready": True})))
+        pipeline.settle()
+
+    both(script, async_chunk=False)
+    assert seen == [("split", 0)] * 2
+
+
+def test_collective_rpc_beside_the_drain_visits_each_replica_once(both: Any) -> None:
+    """An RPC that runs while the loop drains calls every replica once, in order."""
+    calls: list[Any] = []
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import audio, batch
+        from vllm_omni.engine.messages import CollectiveRPCRequestMessage
+
+        pipeline.add_request("somebody")
+        for pool in pipeline.pools:
+
+            async def rpc(*, replica_id: int, stage_id: int = pool.stage_id, **_: Any) -> str:
+                calls.append((stage_id, replica_id))
+                return "done"
+
+            pool.collective_rpc = rpc
+        pipeline.requests.sync_q.put_nowait(
+            CollectiveRPCRequestMessage(rpc_id="1", method="ping", args=(), kwargs={}, stage_ids=None)
+        )
+        pipeline.put(2, *(batch(audio("somebody", float(i))) for i in range(200)))
+        assert pipeline.rpc.sync_q.get(timeout=30).results == ["done"] * 6
+        pipeline.settle()
+
+    stock, fast = both(script, stages=_stages(2))
+    assert sequences(fast) == sequences(stock)
+    assert calls == [(stage, replica) for stage in range(3) for replica in range(2)] * 2
+
+
+def test_raw_terminal_without_processed_output_gives_one_empty_end(both: Any) -> None:
+    """A terminal whose state the output processor has dropped ends the request once, after its data."""
+
+    def script(pipeline: Any) -> None:
+        from benchmarks.inprocess import audio, batch, codes, text
+        from vllm.v1.engine import FinishReason
+
+        pipeline.add_request("swallowed")
+        pipeline.put(0, batch(text("swallowed", 1, finish=FinishReason.STOP)))
+        pipeline.put(1, batch(codes("swallowed", finish=FinishReason.STOP)))
+        pipeline.put(2, batch(audio("swallowed", 1.0)))
+        pipeline.settle()
+        pipeline.do(lambda: pipeline.pools[2].output_processor.remove_request("swallowed"))
+        pipeline.put(2, batch(audio("swallowed", finish=FinishReason.STOP)))
+        pipeline.settle()
+
+    stock, fast = both(script)
+    assert sequences(fast) == sequences(stock)
+    assert endings(fast) == {"swallowed": (1, "end")}

@@ -1,0 +1,500 @@
+"""What a pass is: where it ends, what it leaves to others, and that an idle loop sleeps. On the real orchestrator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
+
+
+@pytest.fixture
+def recorder() -> Iterator[Any]:
+    """A built-in recorder, registered for the test."""
+    from omni_fastpath.hooks import HOOKS
+    from omni_fastpath.hooks.observers import Recorder
+
+    plugin = Recorder()
+    HOOKS.register(plugin)
+    yield plugin
+    HOOKS.unregister(plugin)
+
+
+def _passes(recorder: Any, stage_id: int) -> list[tuple[int, str]]:
+    return [(report.items, report.ended) for (report,) in recorder.of("pass") if report.stage_id == stage_id]
+
+
+def _drain(recorder: Any, kind: str, *entries: Any, options: dict[str, Any] | None = None, stage: int = 2) -> Any:
+    """Queue entries, one raw output each, before the loop starts, and run until they are gone."""
+    from benchmarks.inprocess import Pipeline, batch
+    from vllm.sampling_params import RequestOutputKind
+
+    from omni_fastpath.ledger import LEDGER
+
+    entry = LEDGER.named("budgeted_drain")
+    before = entry.options
+    entry.options = entry.patch.options(**({"max_time_us": 1_000_000} | (options or {})))
+    try:
+        pipeline = Pipeline()
+        pipeline.add_request("one", RequestOutputKind[kind])
+        pipeline.add_request("two", RequestOutputKind[kind])
+        pipeline.put(stage, *(batch(each) for each in entries))
+        with pipeline:
+            pipeline.settle()
+        assert pipeline.crash is None
+        return pipeline
+    finally:
+        entry.options = before
+
+
+def test_delta_passes_over_the_silent_and_stops_at_audio(recorder: Any) -> None:
+    """N N N A N N: the first pass takes four and ends at A, the second finds the queue empty."""
+    from benchmarks.inprocess import audio, silent
+
+    _drain(recorder, "DELTA", *[silent("one")] * 3, audio("one", 1.0), silent("one"), silent("one"))
+    assert _passes(recorder, 2) == [(4, "routable"), (2, "empty")]
+
+
+def test_delta_sample_rate_alone_is_invisible(recorder: Any) -> None:
+    """``sr`` stands in every later snapshot and never makes an output routable."""
+    from benchmarks.inprocess import audio, silent
+
+    pipeline = _drain(recorder, "DELTA", audio("one", 1.0), *[silent("one")] * 5, audio("one", 2.0), silent("one"))
+    assert _passes(recorder, 2) == [(1, "routable"), (6, "routable"), (1, "empty")]
+    outputs = [m.engine_outputs.outputs[0].multimodal_output for m in pipeline.messages()]
+    assert len(outputs) == 8
+    assert all("sr" in output for output in outputs)
+
+
+def test_delta_text_tokens_are_routable(recorder: Any) -> None:
+    """Each of a thinker's steps brings tokens, so that each ends a pass."""
+    from benchmarks.inprocess import text
+
+    _drain(recorder, "DELTA", *[text("one", 5)] * 3, stage=0)
+    assert _passes(recorder, 0) == [(1, "routable"), (1, "routable"), (1, "empty")]
+
+
+def test_cumulative_is_routable_when_it_grew(recorder: Any) -> None:
+    """A CUMULATIVE output that repeats what the previous one had is passed over; one with more audio stops the pass."""
+    from benchmarks.inprocess import audio, silent
+
+    _drain(
+        recorder,
+        "CUMULATIVE",
+        audio("one", 1.0),
+        *[silent("one")] * 3,
+        audio("one", 2.0),
+        silent("one"),
+        silent("one"),
+    )
+    assert _passes(recorder, 2) == [(1, "routable"), (4, "routable"), (2, "empty")]
+
+
+def test_cumulative_records_are_per_request(recorder: Any) -> None:
+    """One request's growth is not measured against another's."""
+    from benchmarks.inprocess import audio, silent
+
+    _drain(
+        recorder,
+        "CUMULATIVE",
+        audio("one", 1.0, 2.0, 3.0),
+        audio("two", 1.0),
+        silent("one"),
+        silent("two"),
+        audio("two", 1.0),
+    )
+    assert _passes(recorder, 2) == [(1, "routable"), (1, "routable"), (3, "empty")]
+
+
+def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
+    """Under FINAL_ONLY upstream makes no object before the end, which is what stops the pass."""
+    from benchmarks.inprocess import audio, silent
+    from vllm.v1.engine import FinishReason
+
+    end = audio("one", 2.0, finish=FinishReason.STOP)
+    pipeline = _drain(recorder, "FINAL_ONLY", silent("one"), audio("one", 1.0), end, silent("two"), silent("two"))
+    assert _passes(recorder, 2) == [(3, "routable"), (2, "empty")]
+    assert len(pipeline.messages()) == 1
+
+
+def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
+    """What leaves no processed object behind is read from the raw output."""
+    from benchmarks.inprocess import silent
+    from vllm.v1.engine import FinishReason
+
+    error = silent("one")
+    error.finish_reason, error.stop_reason = FinishReason.ERROR, "broke"
+    _drain(recorder, "DELTA", silent("two"), error, silent("two"), silent("two"))
+    assert _passes(recorder, 2) == [(2, "routable"), (2, "empty")]
+
+
+def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
+    """Nothing routable in sight: the pass ends on the item budget, counted as that."""
+    from benchmarks.inprocess import silent
+
+    from omni_fastpath.ledger import LEDGER
+
+    _drain(recorder, "DELTA", *[silent("one")] * 10, options={"max_items": 4})
+    assert _passes(recorder, 2) == [(4, "items"), (4, "items"), (2, "empty")]
+    assert LEDGER.named("budgeted_drain").counters["ended_items"] == 2
+
+
+def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dear processing: the pass ends on the time budget, counted as that, not on the item budget."""
+    from benchmarks.inprocess import silent
+
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches.budgeted_drain import drain
+
+    clock = iter(range(0, 10**12, 40_000))  # every look at the clock is 40 microseconds after the last
+    monkeypatch.setattr(drain, "perf_counter_ns", lambda: next(clock))
+    _drain(recorder, "DELTA", *[silent("one")] * 9, options={"max_time_us": 100})
+    counters = LEDGER.named("budgeted_drain").counters
+    assert counters["ended_time"] == 2
+    assert counters["ended_items"] == 0
+    assert sum(items for items, _ in _passes(recorder, 2)) == 9
+
+
+def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
+    """``stop_at_first_routable: false`` leaves the budgets alone to end a pass."""
+    from benchmarks.inprocess import audio
+
+    entries = [audio("one", float(i)) for i in range(10)]
+    _drain(recorder, "DELTA", *entries, options={"stop_at_first_routable": False, "max_items": 8})
+    assert _passes(recorder, 2) == [(8, "items"), (2, "empty")]
+
+
+def test_unseen_stage_gives_one_item_a_pass(recorder: Any) -> None:
+    """A talker's backlog is not drained ahead of what users see."""
+    from benchmarks.inprocess import codes
+
+    _drain(recorder, "DELTA", *[codes("one")] * 4, stage=1)
+    assert _passes(recorder, 1) == [(1, "one")] * 3 + [(1, "empty")]
+
+
+def test_audio_does_not_wait_for_the_talkers_backlog(recorder: Any) -> None:
+    """With 50 talker outputs queued, N N N A of code2wav is routed in the first sweep."""
+    from benchmarks.inprocess import Pipeline, audio, batch, codes, silent
+
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    pipeline.put(1, *(batch(codes("one")) for _ in range(50)))
+    pipeline.put(2, *(batch(each) for each in (silent("one"), silent("one"), silent("one"), audio("one", 1.0))))
+    with pipeline:
+        pipeline.settle()
+    stages = [stage for stage, _, _ in recorder.of("dequeued")]
+    assert stages[:5] == [1, 2, 2, 2, 2]
+
+
+def test_policy_that_raises_ends_every_pass(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A broken default policy is reported once and costs draining, never an output."""
+    from benchmarks.inprocess import silent
+
+    from omni_fastpath.patches.budgeted_drain import routable
+
+    original = routable.DefaultPolicy.__call__
+
+    def broken(self: Any, view: Any) -> bool:
+        raise ZeroDivisionError
+
+    routable.DefaultPolicy.__call__ = broken  # type: ignore[method-assign]
+    try:
+        pipeline = _drain(recorder, "DELTA", *[silent("one")] * 4)
+    finally:
+        routable.DefaultPolicy.__call__ = original  # type: ignore[method-assign]
+    assert _passes(recorder, 2) == [(1, "routable")] * 3 + [(1, "empty")]
+    assert len(pipeline.messages()) == 4
+
+
+def test_replica_attached_at_run_time_is_served(recorder: Any) -> None:
+    """A replica that joins a running pool is drained, woken by the attach and by its first output."""
+    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch
+
+    with Pipeline() as pipeline:
+        pipeline.add_request("late", replicas=[0, 0, 1])
+        pipeline.settle()
+        replica = Replica(2, QWEN3_OMNI[2], 1)
+        assert pipeline.do(lambda: pipeline.pools[2].add_client("tcp://new", replica)) == 1
+        pipeline.replicas[2].append(replica)
+        pipeline.settle()
+        pipeline.put(2, batch(audio("late", 1.0)), replica_id=1)
+        pipeline.settle()
+        assert [m.replica_id for m in pipeline.messages()] == [1]
+    assert "put_nowait" not in vars(replica.outputs_queue)
+
+
+def test_removed_replica_leaves_no_bell_and_no_spin(recorder: Any) -> None:
+    """A replica that is taken out with items queued does not keep the loop awake, and its queue is upstream's again."""
+    from benchmarks.inprocess import Pipeline, batch, silent
+
+    from omni_fastpath.ledger import LEDGER
+
+    with Pipeline() as pipeline:
+        pipeline.settle()
+        queue = pipeline.replicas[2][0].outputs_queue
+
+        def remove() -> None:
+            queue.put_nowait(batch(silent("nobody")))
+            pipeline.pools[2].evict_replica(0)
+
+        pipeline.do(remove)
+        time.sleep(0.1)
+        before = LEDGER.named("nonblocking_dequeue").counters["empty"]
+        time.sleep(0.3)
+        looked = LEDGER.named("nonblocking_dequeue").counters["empty"] - before
+        assert looked < 20
+        assert queue.qsize() == 1
+        assert pipeline.do(lambda: "put_nowait" not in vars(queue))
+
+
+def test_queues_are_upstreams_again_after_shutdown(recorder: Any) -> None:
+    """The bells are taken off the clients' queues when the loop ends."""
+    from benchmarks.inprocess import Pipeline
+
+    with Pipeline() as pipeline:
+        pipeline.settle()
+        queues = [r.outputs_queue for replicas in pipeline.replicas for r in replicas]
+        assert all("put_nowait" in vars(queue) for queue in queues)
+    assert not any("put_nowait" in vars(queue) for queue in queues)
+
+
+def test_idle_loop_sleeps(recorder: Any) -> None:
+    """Without work the loop wakes about twice a second; counted, not timed."""
+    from benchmarks.inprocess import Pipeline
+
+    from omni_fastpath.ledger import LEDGER
+
+    with Pipeline() as pipeline:
+        pipeline.settle()
+        counters = LEDGER.named("budgeted_drain").counters
+        before = counters["wakeups"]
+        time.sleep(1.0)
+        assert counters["wakeups"] - before <= 10
+
+
+def test_client_without_a_queue_is_polled_as_upstream_polls(recorder: Any) -> None:
+    """Upstream's test doubles, which have no output queue, are served through upstream's own poll."""
+    from benchmarks.inprocess import Pipeline, audio, batch, silent
+
+    waiting = [batch(silent("one")), batch(audio("one", 1.0))]
+
+    class Double:
+        stage_type = "llm"
+        final_output = True
+        final_output_type = "audio"
+
+        async def get_output_async(self) -> Any:
+            return waiting.pop(0) if waiting else batch()
+
+        def shutdown(self) -> None:
+            """Nothing to do."""
+
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    pipeline.pools[2].clients[0] = Double()
+    with pipeline:
+        while waiting:
+            time.sleep(0.005)
+        pipeline.settle()
+        assert len(pipeline.messages()) == 2
+
+
+def test_diffusion_stage_is_polled_beside_the_drain(recorder: Any) -> None:
+    """A diffusion pool's outputs are routed and its metrics-only sentinel is not."""
+    from types import SimpleNamespace
+
+    from benchmarks.inprocess import Pipeline
+    from vllm_omni.metrics.utils import DIFFUSION_METRICS_ONLY_REQUEST_ID
+
+    outputs = [
+        SimpleNamespace(request_id=DIFFUSION_METRICS_ONLY_REQUEST_ID, metrics={}, finished=False),
+        SimpleNamespace(request_id="image", metrics={}, finished=False, error=None, outputs=[], images=[1]),
+    ]
+    routed: list[Any] = []
+
+    class Diffusion:
+        stage_type = "diffusion"
+        final_output = True
+        final_output_type = "image"
+
+        def get_diffusion_output_nowait(self) -> Any:
+            return outputs.pop(0) if outputs else None
+
+        def shutdown(self) -> None:
+            """Nothing to do."""
+
+    pipeline = Pipeline()
+    pipeline.pools[2].clients[0] = Diffusion()
+
+    async def route(stage_id: int, replica_id: int, found: list[Any]) -> None:
+        routed.extend(output.request_id for output in found)
+
+    pipeline.orchestrator._handle_processed_outputs = route
+    with pipeline:
+        while outputs:
+            time.sleep(0.005)
+        pipeline.settle()
+    assert routed == ["image"]
+
+
+def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: Any) -> None:
+    """An exception from upstream's processing is not swallowed: the orchestrator's thread ends with it."""
+    from benchmarks.inprocess import Pipeline, batch, silent
+
+    pipeline = Pipeline()
+
+    async def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("processing")
+
+    pipeline.orchestrator._process_llm_stage_outputs = broken
+    pipeline.put(2, batch(silent("one")))
+    with pipeline:
+        pipeline._thread.join(10)
+    assert isinstance(pipeline.crash, ZeroDivisionError)
+
+
+def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others on the event loop run in the middle of a pass whose items are dear; the longest stretch is recorded."""
+    from benchmarks.inprocess import Pipeline, batch, silent
+
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches.budgeted_drain import drain
+
+    monkeypatch.setattr(drain, "_YIELD_AFTER_NS", 0)
+    entry = LEDGER.named("budgeted_drain")
+    ran_between: list[int] = []
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    pipeline.put(2, *(batch(silent("one")) for _ in range(8)))
+    process = pipeline.orchestrator._process_llm_stage_outputs
+
+    async def dear(*args: Any) -> Any:
+        import asyncio
+
+        asyncio.get_running_loop().call_soon(lambda: ran_between.append(len(recorder.of("dequeued"))))
+        return await process(*args)
+
+    pipeline.orchestrator._process_llm_stage_outputs = dear
+    with pipeline:
+        pipeline.settle()
+    assert ran_between == list(range(1, 9))
+    assert entry.counters["longest_stretch_us"] > 0
+
+
+def test_attach_from_another_thread_wakes_the_loop(recorder: Any) -> None:
+    """``add_client`` off the event loop's thread is safe and seen."""
+    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch
+
+    with Pipeline() as pipeline:
+        pipeline.add_request("late", replicas=[0, 0, 1])
+        replica = Replica(2, QWEN3_OMNI[2], 1)
+        replica.outputs_queue.put_nowait(batch(audio("late", 1.0)))
+        pipeline.replicas[2].append(replica)
+        thread = threading.Thread(target=pipeline.pools[2].add_client, args=("tcp://new", replica))
+        thread.start()
+        thread.join()
+        pipeline.settle()
+        assert len(pipeline.messages()) == 1
+
+
+def test_a_running_orchestrator_keeps_the_patches(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """What a running loop uses is not taken from under it: the states say applied, and outputs keep flowing."""
+    from benchmarks.inprocess import Pipeline, audio, batch
+
+    from omni_fastpath import config
+    from omni_fastpath.declare import Process
+    from omni_fastpath.install import apply
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    with Pipeline() as pipeline:
+        pipeline.add_request("one")
+        pipeline.settle()
+        apply(config.resolve([], {}, PATCHES), Process.SERVER)
+        states = {entry.patch.name: (entry.state.value, entry.reason) for entry in LEDGER}
+        assert states["budgeted_drain"][0] == states["nonblocking_dequeue"][0] == "applied"
+        assert "running orchestrator" in states["budgeted_drain"][1]
+        assert "budgeted_drain requires it" in states["nonblocking_dequeue"][1]
+        assert states["final_output_wakeup"][0] == "off"
+        pipeline.put(2, batch(audio("one", 1.0)))
+        pipeline.settle()
+        assert len(pipeline.messages()) == 1
+    assert pipeline.crash is None
+
+
+def test_a_class_that_changes_later_does_not_change_a_running_loop(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method of the same name that somebody writes after us is not called; new clients of such a class are polled."""
+    from benchmarks.inprocess import Pipeline, Replica, audio, batch
+
+    def foreign(self: Any) -> Any:
+        raise AssertionError("not ours to call")
+
+    with Pipeline() as pipeline:
+        pipeline.add_request("one")
+        pipeline.settle()
+        monkeypatch.setattr(Replica, "get_output_nowait", foreign, raising=False)
+        pipeline.put(2, batch(audio("one", 1.0)))
+        pipeline.settle()
+        assert len(pipeline.messages()) == 1
+    assert pipeline.crash is None
+
+
+def test_death_of_a_replaced_client_does_not_evict_its_successor(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that re-registers into its slot in the middle of a pass survives what its predecessor still queues."""
+    import asyncio
+
+    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, batch, silent
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    from omni_fastpath.patches.budgeted_drain import drain
+
+    monkeypatch.setattr(drain, "_YIELD_AFTER_NS", 0)
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    pool = pipeline.pools[2]
+    old, new = pipeline.replicas[2][0], Replica(2, QWEN3_OMNI[2], 0)
+    pipeline.put(2, batch(silent("one")), batch(silent("one")))
+    process = pipeline.orchestrator._process_llm_stage_outputs
+
+    async def swapping(*args: Any) -> Any:
+        def swap() -> None:
+            if pool.clients[0] is old:
+                pool.clients[0] = new
+                old.outputs_queue.put_nowait(EngineDeadError())
+
+        asyncio.get_running_loop().call_soon(swap)
+        return await process(*args)
+
+    pipeline.orchestrator._process_llm_stage_outputs = swapping
+    with pipeline:
+        time.sleep(0.3)
+        assert pipeline.do(lambda: pool.clients[0]) is new
+        assert not new.down
+
+
+def test_a_drain_that_cannot_be_built_leaves_upstreams_loop(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If our loop fails to start, upstream's runs, and the state says so."""
+    from benchmarks.inprocess import Pipeline, audio, batch
+
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches.budgeted_drain import wrappers
+
+    def broken(_orchestrator: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(wrappers, "drain_loop", broken)
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    with pipeline:
+        pipeline.put(2, batch(audio("one", 1.0)))
+        pipeline.settle()
+        assert len(pipeline.messages()) == 1
+    assert LEDGER.named("budgeted_drain").state.value == "failed"

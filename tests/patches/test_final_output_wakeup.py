@@ -1,0 +1,225 @@
+"""The last hop: upstream's engine and drain over a real janus queue, with a producer on another thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import janus
+import pytest
+
+pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
+
+
+class _Alive:
+    """What upstream's liveness check looks at."""
+
+    def __init__(self) -> None:
+        self.value = True
+
+
+def _engine() -> tuple[Any, _Alive]:
+    from vllm_omni.engine.omni_engine_base import OmniEngineBase
+
+    class Engine(OmniEngineBase):  # type: ignore[misc]
+        def __init__(self) -> None:  # no super(): there are no stages
+            self.output_queue = janus.Queue()
+            self.alive = _Alive()
+
+        def is_alive(self) -> bool:
+            return self.alive.value
+
+        def __del__(self) -> None:
+            """Nothing to shut down."""
+
+    engine = Engine()
+    return engine, engine.alive
+
+
+def _counters() -> dict[str, int]:
+    from omni_fastpath.ledger import LEDGER
+
+    return LEDGER.named("final_output_wakeup").counters
+
+
+def _loops() -> list[Callable[[], asyncio.AbstractEventLoop]]:
+    import uvloop
+
+    return [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["asyncio", "uvloop"])
+def test_a_message_from_another_thread_wakes_the_waiter(which: int) -> None:
+    """An empty look waits, and returns the message that another thread's event loop puts."""
+    engine, _ = _engine()
+    waiting = threading.Event()
+
+    def produce() -> None:
+        async def put() -> None:
+            await engine.output_queue.async_q.put("audio")
+
+        waiting.wait(10)
+        asyncio.run(put())
+
+    async def consume() -> Any:
+        asyncio.get_running_loop().call_later(0.05, waiting.set)
+        return await engine.try_get_output_async()
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    loop = _loops()[which]()
+    try:
+        assert loop.run_until_complete(consume()) == "audio"
+    finally:
+        loop.close()
+        producer.join()
+    assert _counters() == {"woken": 1, "liveness_checks": 0}
+
+
+async def test_a_waiting_message_is_returned_at_once() -> None:
+    """With something in the queue nobody waits, and the queue keeps upstream's own put."""
+    engine, _ = _engine()
+    engine.output_queue.sync_q.put_nowait("ready")
+    assert await engine.try_get_output_async() == "ready"
+    assert "_put" not in vars(engine.output_queue)
+    assert _counters() == {"woken": 0, "liveness_checks": 0}
+
+
+async def test_silence_ends_in_a_look_at_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a message the wait ends after its interval and gives None, as upstream's contract has it."""
+    from omni_fastpath.patches.final_output_wakeup import wrappers
+
+    monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 0.01)
+    engine, _ = _engine()
+    assert await engine.try_get_output_async() is None
+    assert _counters() == {"woken": 0, "liveness_checks": 1}
+
+
+async def test_a_dead_orchestrator_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Death during the silence raises upstream's own error after the wait."""
+    from omni_fastpath.patches.final_output_wakeup import wrappers
+
+    monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 0.05)
+    engine, alive = _engine()
+    asyncio.get_running_loop().call_soon(setattr, alive, "value", False)
+    with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
+        await engine.try_get_output_async()
+
+
+async def test_a_message_between_the_look_and_the_arming_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is put after the first look and before the bell is armed is found by the second look."""
+    from omni_fastpath.patches.final_output_wakeup import wrappers
+
+    engine, _ = _engine()
+    arm = wrappers.Bell.arm
+
+    def late(self: Any) -> Any:
+        engine.output_queue.sync_q.put_nowait("just now")
+        return arm(self)
+
+    monkeypatch.setattr(wrappers.Bell, "arm", late)
+    assert await engine.try_get_output_async() == "just now"
+
+
+async def test_cancellation_leaves_nothing_armed() -> None:
+    """A drain that is cancelled while it waits leaves no waiter behind; later puts wake nobody and are kept."""
+    engine, _ = _engine()
+    task = asyncio.create_task(engine.try_get_output_async())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    engine.output_queue.sync_q.put_nowait("kept")
+    assert await engine.try_get_output_async() == "kept"
+
+
+def test_a_closed_front_end_does_not_disturb_the_orchestrator() -> None:
+    """A put after the waiter's event loop was closed succeeds: the orchestrator must not die of the front end's end."""
+    engine, _ = _engine()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(engine.try_get_output_async())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    bell = vars(engine.output_queue)["_put"]
+    assert bell._waiter is not None
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        loop.run_until_complete(task)
+    bell._waiter = loop.create_future()
+    loop.close()
+    engine.output_queue.sync_q.put_nowait("late")
+    assert engine.output_queue.sync_q.get_nowait() == "late"
+
+
+async def test_nothing_is_lost_or_reordered_under_load() -> None:
+    """Ten thousand messages from another thread, in bursts and singly, arrive once each and in order."""
+    engine, _ = _engine()
+    total = 10_000
+
+    def produce() -> None:
+        for number in range(total):
+            engine.output_queue.sync_q.put(number)
+            if number % 97 == 0:
+                time.sleep(0.0005)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    found = []
+    while len(found) < total:
+        message = await engine.try_get_output_async()
+        if message is not None:
+            found.append(message)
+    producer.join()
+    assert found == list(range(total))
+
+
+async def test_upstreams_drain_stops_polling() -> None:
+    """The front end's own loop, idle for a third of a second, looks into the queue a few times, not hundreds."""
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    engine, _ = _engine()
+    looks = 0
+    get_nowait = engine.output_queue.sync_q.get_nowait
+
+    class Counting:
+        def get_nowait(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return get_nowait()
+
+    engine.output_queue._sync_queue = Counting()
+    front_end = object.__new__(AsyncOmni)
+    front_end.engine, front_end.final_output_task, front_end.request_states = engine, None, {}
+    front_end._final_output_handler()
+    await asyncio.sleep(0.3)
+    front_end.final_output_task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await front_end.final_output_task
+    assert looks <= 20
+
+
+async def test_a_second_waiter_that_gives_up_leaves_the_first_armed() -> None:
+    """Disarming clears the own waiter only."""
+    engine, _ = _engine()
+    from omni_fastpath.patches.final_output_wakeup.wrappers import Bell
+
+    bell = Bell.of(engine.output_queue)
+    first = bell.arm()
+    bell.disarm(asyncio.get_running_loop().create_future())
+    engine.output_queue.sync_q.put_nowait("for the first")
+    assert await first is True
+
+
+def test_taking_the_patch_off_gives_the_queue_back() -> None:
+    """After an uninstall the janus queue has its own put again."""
+    from omni_fastpath.install import uninstall
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches.final_output_wakeup.wrappers import Bell
+
+    engine, _ = _engine()
+    Bell.of(engine.output_queue)
+    assert "_put" in vars(engine.output_queue)
+    uninstall(LEDGER.named("final_output_wakeup").patch)
+    assert "_put" not in vars(engine.output_queue)

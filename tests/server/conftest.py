@@ -1,0 +1,55 @@
+"""Real servers on the simulated device, shared by the tests of a session; one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEPLOY = Path(__file__).resolve().parents[2] / "benchmarks/simulated_device/omni_simulated_device/deploy"
+
+FAST_STEPS = {"stages": {name: {"base_ms": ms} for name, ms in (("thinker", 4), ("talker", 3), ("code2wav", 3))}}
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A model folder by name, made once."""
+    from omni_simulated_device import models as makers
+
+    made: dict[str, Path] = {}
+
+    def model(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            getattr(makers, f"write_{name}")(made[name])
+        return made[name]
+
+    return model
+
+
+@pytest.fixture(scope="session")
+def server(models: Callable[[str], Path]) -> Callable[..., Any]:
+    """Make a server; use it as a context manager."""
+    from benchmarks.serving.server import Server
+
+    def make(model: str, deploy: Path | str, *, environment: dict[str, str] | None = None, **kwargs: Any) -> Server:
+        path = deploy if isinstance(deploy, Path) else DEPLOY / deploy
+        variables = {"OMNI_SIMULATED_DEVICE_CONFIG": json.dumps(FAST_STEPS), **(environment or {})}
+        return Server(models(model), path, environment=variables, **kwargs)
+
+    return make
+
+
+def states(server: Any, role: str = "server") -> dict[str, dict[str, Any]]:
+    """The patches of the server's process of that role, from its state file."""
+    found = [
+        entry
+        for path in (server.runtime_folder / "omni-fastpath").glob("*.json")
+        if (entry := json.loads(path.read_text()))["role"] == role
+    ]
+    assert found, f"no state file of a {role} process"
+    patches: dict[str, dict[str, Any]] = found[0]["patches"]
+    return patches

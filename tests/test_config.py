@@ -1,0 +1,549 @@
+"""The ``fastpath:`` block: reading the chain, merging it, the environment on top, requirements, values, transport."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from pydantic import ByteSize, Field, model_validator
+
+from omni_fastpath import overlay
+from omni_fastpath.config import ABSENT, Block, ConfigError, Resolved, read_blocks, resolve, resolve_file
+from omni_fastpath.declare import Options, Patch, Process
+from omni_fastpath.patches import PATCHES
+
+
+class PumpOptions(Options):
+    """Values of every kind that a declaration may have."""
+
+    items: int = Field(default=16, ge=1, le=64, description="items that one pass takes")
+    floor: float = Field(default=0.1, gt=0, lt=0.5)
+    pace: float = Field(default=1.0, ge=0)
+    eager: bool = True
+    order: Literal["near_first", "far_first"] = "near_first"
+    tasks: int | None = Field(default=8, ge=1)
+    size: ByteSize = Field(default=ByteSize(1024))
+
+    @model_validator(mode="after")
+    def _near_is_small(self) -> PumpOptions:
+        if self.order == "near_first" and self.items > 32:
+            raise ValueError("near_first takes at most 32 items")
+        return self
+
+
+def made_up(name: str, **extra: Any) -> Patch:
+    """A declaration that no process installs."""
+    return Patch(
+        name=name,
+        summary=f"{name} in a line",
+        processes=frozenset({Process.SERVER}),
+        wrappers="nowhere",
+        seams=(),
+        tested=("0.30.0",),
+        docs="",
+        counters={"done": "work done"},
+        **extra,
+    )
+
+
+PIPE = made_up("pipe")
+PUMP = made_up("pump", options=PumpOptions, requires=("pipe",))
+VALVE = made_up("valve", options=PumpOptions, default_on=False)
+MADE_UP = (PIPE, PUMP, VALVE)
+
+
+def chain(*overlays: Any) -> list[Block]:
+    """Blocks with these values, the base first."""
+    return [Block(Path(f"file{index}.yaml"), value) for index, value in enumerate(overlays)]
+
+
+def outcome(
+    *overlays: Any, environ: Mapping[str, str] | None = None, patches: Sequence[Patch] = MADE_UP
+) -> dict[str, dict[str, Any]]:
+    """What is on, with the values that are not the defaults."""
+    resolved = resolve(chain(*overlays), environ or {}, patches)
+    return {name: options.model_dump(exclude_defaults=True) for name, options in resolved.enabled.items()}
+
+
+DEFAULT_SET: dict[str, Any] = {"pipe": {}, "pump": {}}
+
+
+OFF: tuple[Any, ...] = (False, None, {})
+
+
+@pytest.mark.parametrize(
+    ("overlays", "expected"),
+    [
+        ((), {}),
+        ((ABSENT,), {}),
+        ((True, ABSENT), DEFAULT_SET),
+        (({"pipe": True}, ABSENT), {"pipe": {}}),
+        ((False, ABSENT), {}),
+        *[((inherited, off), {}) for inherited in (ABSENT, True, {"pipe": True}, False) for off in OFF],
+        ((True,), DEFAULT_SET),
+        *[((off, True), DEFAULT_SET) for off in (ABSENT, *OFF)],
+        (({"valve": {"items": 3}}, True), {"valve": {"items": 3}}),
+        ((True, True), DEFAULT_SET),
+        *[((off, {"pipe": True}), {"pipe": {}}) for off in (ABSENT, *OFF)],
+        (
+            ({"pipe": True, "pump": {"items": 3}}, {"pump": {"floor": 0.2}}),
+            {"pipe": {}, "pump": {"items": 3, "floor": 0.2}},
+        ),
+        (({"pipe": True, "pump": {"items": 3}}, {"pump": {"items": 4}}), {"pipe": {}, "pump": {"items": 4}}),
+        (({"pipe": True}, {"valve": True}), {"pipe": {}, "valve": {}}),
+        ((True, {"valve": True}), {**DEFAULT_SET, "valve": {}}),
+        ((True, {"pump": False}), {"pipe": {}}),
+        ((True, {"pump": {"items": 3}}), {"pipe": {}, "pump": {"items": 3}}),
+        ((True, {"on_unsupported": "fail"}), DEFAULT_SET),
+        (({"valve": {"items": 3}}, {"valve": False}), {}),
+        (({"valve": {"items": 3}}, {"valve": True}), {"valve": {"items": 3}}),
+        (({"valve": False}, {"valve": True}), {"valve": {}}),
+        (({"valve": False}, {"valve": {"items": 3}}), {"valve": {"items": 3}}),
+        (({"valve": {}},), {"valve": {}}),
+        (({"valve": {"items": 3}}, {"valve": False}, {"valve": True}), {"valve": {"items": 3}}),
+        (({"valve": {"items": 3}}, False, {"valve": True}), {"valve": {}}),
+        (({"valve": {"items": 3}}, ABSENT, {"valve": {"floor": 0.2}}), {"valve": {"items": 3, "floor": 0.2}}),
+        (({"valve": False}, True), {}),
+        (({"on_unsupported": "fail"},), {}),
+    ],
+)
+def test_blocks_merge_by_the_table(overlays: tuple[Any, ...], expected: dict[str, Any]) -> None:
+    """Each row of the merge table, and rows chained, give exactly these patches and values."""
+    assert outcome(*overlays) == expected
+
+
+@pytest.mark.parametrize(
+    ("overlays", "environ", "expected"),
+    [
+        ((), {}, "warn"),
+        (({"on_unsupported": "fail"},), {}, "fail"),
+        (({"on_unsupported": "fail"}, True), {}, "fail"),
+        (({"on_unsupported": "fail"}, {"pipe": True}), {}, "fail"),
+        (({"on_unsupported": "fail"}, {"on_unsupported": "warn"}), {}, "warn"),
+        (({"on_unsupported": "fail"}, False, True), {}, "warn"),
+        ((True,), {"OMNI_FASTPATH_ON_UNSUPPORTED": "fail"}, "fail"),
+        (({"on_unsupported": "fail"},), {"OMNI_FASTPATH_ON_UNSUPPORTED": "warn"}, "warn"),
+    ],
+)
+def test_on_unsupported_merges_like_a_key(overlays: tuple[Any, ...], environ: dict[str, str], expected: str) -> None:
+    """The key is inherited, overlaid, forgotten when the block is off, and the environment wins."""
+    assert resolve(chain(*overlays), environ, MADE_UP).on_unsupported == expected
+
+
+@pytest.mark.parametrize(
+    ("overlays", "environ", "expected"),
+    [
+        ((), {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
+        ((False,), {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
+        (({"valve": True},), {"OMNI_FASTPATH": "1"}, {"valve": {}}),
+        (({"pump": False, "pipe": False},), {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
+        (({"pipe": True, "pump": {"items": 3}}, {"pipe": False, "pump": False}), {"OMNI_FASTPATH": "1"},
+         {"pipe": {}, "pump": {"items": 3}}),
+        ((), {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_VALVE": "1"}, {**DEFAULT_SET, "valve": {}}),
+        ((), {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_PUMP": "0"}, {"pipe": {}}),
+        ((True,), {"OMNI_FASTPATH": "0"}, {}),
+        ((), {"OMNI_FASTPATH": "0", "OMNI_FASTPATH_VALVE": "1"}, {}),
+        ((), {"OMNI_FASTPATH_VALVE": "1"}, {"valve": {}}),
+        ((False,), {"OMNI_FASTPATH_VALVE": "1"}, {"valve": {}}),
+        (({"valve": {"items": 3}}, {"valve": False}), {"OMNI_FASTPATH_VALVE": "on"}, {"valve": {"items": 3}}),
+        ((True,), {"OMNI_FASTPATH_PUMP": "no"}, {"pipe": {}}),
+        ((), {"OMNI_FASTPATH_VALVE__ITEMS": "3"}, {}),
+        ((), {"OMNI_FASTPATH_VALVE__ITEMS": "3", "OMNI_FASTPATH_VALVE": "1"}, {"valve": {"items": 3}}),
+        (({"valve": {"items": 3}},), {"OMNI_FASTPATH_VALVE__ITEMS": "4"}, {"valve": {"items": 4}}),
+        (({"valve": {"items": 3}},), {"OMNI_FASTPATH_VALVE__FLOOR": "0.2"}, {"valve": {"items": 3, "floor": 0.2}}),
+    ],
+)  # fmt: skip
+def test_environment_wins_over_the_blocks(
+    overlays: tuple[Any, ...], environ: dict[str, str], expected: dict[str, Any]
+) -> None:
+    """Each row of the table of variables over each kind of block gives exactly these patches and values."""
+    assert outcome(*overlays, environ=environ) == expected
+
+
+def test_master_off_validates_nothing(tmp_path: Path) -> None:
+    """Under ``OMNI_FASTPATH=0`` wrong variables, wrong blocks and an unreadable YAML do not stop a server."""
+    environ = {"OMNI_FASTPATH": "off", "OMNI_FASTPATH_NOBODY": "maybe", "OMNI_FASTPATH_PUMP__ITEMS": "x"}
+    resolved = resolve(chain({"nobody": 3}), environ, MADE_UP)
+    assert not resolved.asked
+    assert set(resolved.off.values()) == {"OMNI_FASTPATH=off"}
+    assert not resolve_file(tmp_path / "missing.yaml", environ, MADE_UP).asked
+
+
+@pytest.mark.parametrize(
+    ("overlays", "environ", "origins"),
+    [
+        (({"pipe": True},), {}, {"pipe": "fastpath.pipe in file0.yaml", "pump": "", "valve": ""}),
+        (({"pipe": True}, {"pipe": False}), {}, {"pipe": "fastpath.pipe in file1.yaml", "pump": "", "valve": ""}),
+        (
+            (True,),
+            {"OMNI_FASTPATH_VALVE": "yes"},
+            {
+                "pipe": "default set (fastpath: true in file0.yaml)",
+                "pump": "default set (fastpath: true in file0.yaml)",
+                "valve": "OMNI_FASTPATH_VALVE=yes",
+            },
+        ),
+        (
+            (),
+            {"OMNI_FASTPATH": "1"},
+            {"pipe": "default set (OMNI_FASTPATH=1)", "pump": "default set (OMNI_FASTPATH=1)", "valve": ""},
+        ),
+    ],
+)
+def test_origins_say_who_switched(overlays: tuple[Any, ...], environ: dict[str, str], origins: dict[str, str]) -> None:
+    """A patch's origin is the last file, the variable or the default set that decided; empty if nobody did."""
+    assert resolve(chain(*overlays), environ, MADE_UP).origins == origins
+
+
+@pytest.mark.parametrize(
+    ("overlays", "environ", "reason"),
+    [
+        ((), {}, "not asked for"),
+        ((False,), {}, "fastpath in file0.yaml is false"),
+        ((None,), {}, "fastpath in file0.yaml is null"),
+        (({},), {}, "fastpath in file0.yaml is {}"),
+        ((True,), {}, "not in the default set (fastpath: true in file0.yaml)"),
+        (({"pipe": True},), {}, "not listed under fastpath in file0.yaml"),
+        (({"valve": False},), {}, "fastpath.valve in file0.yaml is false"),
+        (({"valve": True},), {"OMNI_FASTPATH_VALVE": "0"}, "OMNI_FASTPATH_VALVE=0"),
+        (({"valve": True},), {"OMNI_FASTPATH": "0"}, "OMNI_FASTPATH=0"),
+    ],
+)
+def test_off_says_why(overlays: tuple[Any, ...], environ: dict[str, str], reason: str) -> None:
+    """A patch that is off says which file, variable or silence left it off."""
+    resolved = resolve(chain(*overlays), environ, MADE_UP)
+    assert resolved.off["valve"] == reason
+    assert set(resolved.off) | set(resolved.enabled) == {"pipe", "pump", "valve"}
+
+
+@pytest.mark.parametrize(
+    ("overlays", "environ"),
+    [
+        (({"pump": True},), {}),
+        (({"pump": {"items": 3}, "pipe": False},), {}),
+        (({"pipe": True, "pump": True}, {"pipe": False}), {}),
+        ((True, {"pipe": False}), {}),
+        ((), {"OMNI_FASTPATH_PUMP": "1"}),
+        (({"pipe": False},), {"OMNI_FASTPATH_PUMP": "1"}),
+    ],
+)
+def test_contradictions_are_refused(overlays: tuple[Any, ...], environ: dict[str, str]) -> None:
+    """A patch that is on without its requirement, which the environment did not switch off, names both keys."""
+    with pytest.raises(ConfigError) as refused:
+        resolve(chain(*overlays), environ, MADE_UP)
+    message = str(refused.value)
+    for part in ("fastpath.pump", "fastpath.pipe", "OMNI_FASTPATH_PIPE=1"):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("overlays", "environ", "on"),
+    [
+        ((True,), {"OMNI_FASTPATH_PIPE": "0"}, []),
+        ((), {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH_PUMP": "1"}, []),
+        (({"pump": True},), {"OMNI_FASTPATH_PIPE": "0"}, []),
+        (({"pump": True},), {"OMNI_FASTPATH_PIPE": "1"}, ["pipe", "pump"]),
+        (({"pump": True},), {"OMNI_FASTPATH_PUMP": "0"}, []),
+    ],
+)
+def test_the_environment_settles_requirements(
+    overlays: tuple[Any, ...], environ: dict[str, str], on: list[str]
+) -> None:
+    """A requirement off by environment takes its dependants along; one on by environment makes a block whole."""
+    assert list(resolve(chain(*overlays), environ, MADE_UP).enabled) == on
+
+
+def test_a_chain_of_requirements_goes_off_together() -> None:
+    """What requires a patch that went off for want of its own requirement goes off too, and says so."""
+    patches = (PIPE, PUMP, made_up("mill", requires=("pump",)))
+    resolved = resolve(chain(True), {"OMNI_FASTPATH_PIPE": "0"}, patches)
+    assert not resolved.asked
+    assert resolved.off["pump"] == "requires pipe, which is off: OMNI_FASTPATH_PIPE=0"
+    assert resolved.off["mill"].startswith("requires pump, which is off: requires pipe")
+    assert resolved.origins["mill"] == "OMNI_FASTPATH_PIPE=0"
+
+
+def test_partial_waits_for_the_yaml() -> None:
+    """Before the YAML is read, a dependant whose requirement it may bring is off, not refused."""
+    environ = {"OMNI_FASTPATH_PUMP": "1"}
+    assert not resolve([], environ, MADE_UP, partial=True).asked
+    assert list(resolve(chain({"pipe": True}), environ, MADE_UP).enabled) == ["pipe", "pump"]
+
+
+@pytest.mark.parametrize(
+    ("block", "parts"),
+    [
+        (3, ["fastpath in file0.yaml", "found 3", "true, false or a mapping"]),
+        (1, ["fastpath in file0.yaml", "found 1"]),
+        ("true", ["fastpath in file0.yaml", "found 'true'"]),
+        ([], ["fastpath in file0.yaml", "found []"]),
+        (["pump"], ["found ['pump']"]),
+        ({"pomp": True}, ["fastpath.pomp in file0.yaml", "pipe, pump, valve, on_unsupported", "did you mean 'pump'?"]),
+        ({"PUMP": True}, ["fastpath.PUMP", "did you mean 'pump'?"]),
+        ({3: True}, ["fastpath.3 in file0.yaml", "an unknown key 3"]),
+        ({"on_unsuported": "fail"}, ["did you mean 'on_unsupported'?"]),
+        ({"on_unsupported": "fial"}, ["on_unsupported in", "found 'fial'", "warn or fail", "did you mean 'fail'?"]),
+        ({"on_unsupported": True}, ["fastpath.on_unsupported", "found True"]),
+        ({"on_unsupported": None}, ["fastpath.on_unsupported", "found None"]),
+        ({"valve": 3}, ["fastpath.valve in file0.yaml", "found 3", "true, false or a mapping of items, floor"]),
+        ({"valve": None}, ["fastpath.valve", "found None"]),
+        ({"valve": []}, ["fastpath.valve", "found []"]),
+        ({"valve": "on"}, ["fastpath.valve", "found 'on'"]),
+        ({"pipe": {"items": 1}}, ["fastpath.pipe.items", "allowed: no keys"]),
+        ({"pipe": 1}, ["fastpath.pipe", "allowed: true or false"]),
+        ({"valve": {"item": 3}}, ["fastpath.valve.item in file0.yaml", "'item'", "did you mean 'items'?"]),
+        ({"valve": {None: 3}}, ["fastpath.valve.None", "an unknown key None"]),
+        ({"valve": {"items": 0}}, ["valve.items in file0.yaml", "found 0", "an integer from 1 to 64", "one pass"]),
+        ({"valve": {"items": 65}}, ["found 65"]),
+        ({"valve": {"items": True}}, ["fastpath.valve.items", "found True", "an integer"]),
+        ({"valve": {"items": 3.0}}, ["found 3.0"]),
+        ({"valve": {"items": "3"}}, ["found '3'"]),
+        ({"valve": {"items": None}}, ["found None"]),
+        ({"valve": {"floor": True}}, ["fastpath.valve.floor", "found True", "a number above 0", "below 0.5"]),
+        ({"valve": {"pace": float("inf")}}, ["fastpath.valve.pace", "found inf", "a number at least 0"]),
+        ({"valve": {"pace": float("nan")}}, ["found nan"]),
+        ({"valve": {"eager": 1}}, ["fastpath.valve.eager", "found 1", "true or false"]),
+        ({"valve": {"eager": "true"}}, ["found 'true'"]),
+        ({"valve": {"order": "far"}}, ["fastpath.valve.order", "found 'far'", "'near_first' or 'far_first'"]),
+        ({"valve": {"tasks": 0}}, ["fastpath.valve.tasks", "an integer at least 1 or null"]),
+        ({"valve": {"size": "lots"}}, ["fastpath.valve.size", "found 'lots'", "256MiB"]),
+        ({"valve": {"items": 40}}, ["fastpath.valve.items in file0.yaml", "near_first takes at most 32 items"]),
+        ({"valve": {"items": "x" * 500}}, ["found 'xxx", "..."]),
+    ],
+)  # fmt: skip
+def test_wrong_blocks_are_refused_with_everything_one_needs(block: Any, parts: list[str]) -> None:
+    """A refusal names the path, the file, what was found, what is allowed and the nearest spelling."""
+    with pytest.raises(ConfigError) as refused:
+        resolve(chain(block), {}, MADE_UP)
+    for part in parts:
+        assert part in str(refused.value)
+    assert "x" * 100 not in str(refused.value)
+
+
+def test_a_wrong_base_is_refused_under_a_right_overlay() -> None:
+    """A value is judged in the file that has it, even when an overlay replaces it or the patch is off."""
+    for top in ({"valve": {"items": 3}}, {"valve": False}):
+        with pytest.raises(ConfigError, match=r"fastpath\.valve\.items in file0\.yaml"):
+            resolve(chain({"valve": {"items": 0}}, top), {}, MADE_UP)
+
+
+def test_a_rule_over_several_keys_sees_the_whole() -> None:
+    """A rule over two keys is judged on the merged values, not on one file's share of them."""
+    assert outcome({"valve": {"items": 40}}, {"valve": {"order": "far_first"}}) == {
+        "valve": {"items": 40, "order": "far_first"}
+    }
+
+
+def test_every_problem_of_a_patch_is_told_at_once() -> None:
+    """One refusal lists all wrong values of a mapping, a line each."""
+    with pytest.raises(ConfigError) as refused:
+        resolve(chain({"valve": {"items": 0, "floor": 2}}), {}, MADE_UP)
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_values_of_every_kind_arrive() -> None:
+    """Strict validation still takes a null, a byte size with a unit, and an integer for a number."""
+    enabled = resolve(chain({"valve": {"tasks": None, "size": "1KiB"}}), {}, MADE_UP).enabled["valve"]
+    assert isinstance(enabled, PumpOptions)
+    assert (enabled.tasks, enabled.size) == (None, 1024)
+
+
+# Files
+
+
+def write(path: Path, content: str) -> Path:
+    """Write a file and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def test_the_chain_is_read_base_first(tmp_path: Path) -> None:
+    """``base_config`` is relative to the file that names it; absent and null blocks are told apart."""
+    write(tmp_path / "base" / "a.yaml", "stages: []\nfastpath: true\n")
+    write(tmp_path / "base" / "b.yaml", "base_config: a.yaml\n")
+    top = write(tmp_path / "c.yaml", "base_config: base/b.yaml\nfastpath:\n")
+    blocks = read_blocks(top)
+    assert [(block.path.name, block.value) for block in blocks] == [
+        ("a.yaml", True),
+        ("b.yaml", ABSENT),
+        ("c.yaml", None),
+    ]
+    assert resolve(blocks, {}, MADE_UP).source == str(top)
+
+
+def test_an_absolute_base_is_taken_as_it_is(tmp_path: Path) -> None:
+    """An overlay may name its base by an absolute path."""
+    base = write(tmp_path / "x" / "a.yaml", "fastpath: true\n")
+    top = write(tmp_path / "c.yaml", f"base_config: {base}\n")
+    assert [block.value for block in read_blocks(str(top))] == [True, ABSENT]
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"], ["a", "b", "c"]])
+def test_a_chain_that_comes_back_is_refused(tmp_path: Path, names: list[str]) -> None:
+    """Files that build on each other are refused with the whole chain, also by way of another spelling of a path."""
+    for name, base in zip(names, [*names[1:], names[0]], strict=True):
+        write(tmp_path / f"{name}.yaml", f"base_config: ../{tmp_path.name}/{base}.yaml\n")
+    with pytest.raises(ConfigError, match=r"comes back to a file: .*a\.yaml.* -> .*a\.yaml"):
+        read_blocks(tmp_path / ".." / tmp_path.name / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"deploy\.yaml: cannot be read"),
+        ("a: [", r"deploy\.yaml: cannot be read"),
+        ("fastpath: true\nfastpath: false\n", "found duplicate key fastpath"),
+        ("fastpath: {pump: {items: 1, items: 2}}\n", "found duplicate key items"),
+        ("- fastpath\n", "a mapping at the top level"),
+        ("base_config: 3\n", "base_config in .*found 3"),
+        ("base_config: gone.yaml\n", r"gone\.yaml: cannot be read"),
+    ],
+)
+def test_unreadable_files_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    """A file that upstream's loader would not take is refused by name, duplicate keys included."""
+    path = tmp_path / "deploy.yaml"
+    if content is not None:
+        write(path, content)
+    with pytest.raises(ConfigError, match=message):
+        read_blocks(path)
+
+
+def test_interpolation_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    """What OmegaConf, which upstream reads with, cannot resolve is refused by the file's name."""
+    pytest.importorskip("omegaconf")
+    with pytest.raises(ConfigError, match=r"deploy\.yaml: cannot be read"):
+        read_blocks(write(tmp_path / "deploy.yaml", "x: ${nowhere}\n"))
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "stages: []\n"])
+def test_a_file_without_a_block_is_absent(tmp_path: Path, content: str) -> None:
+    """An empty file and one without the key have no block."""
+    assert [block.value for block in read_blocks(write(tmp_path / "a.yaml", content))] == [ABSENT]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "fastpath: yes\n",
+        "fastpath: off\n",
+        "fastpath: ~\n",
+        "fastpath: {valve: {floor: 1e-1}}\n",
+        "fastpath: {valve: {floor: 1.5E+3}}\n",
+        "fastpath: {valve: {items: 1_0, size: 256MiB}}\n",
+        "fastpath: {valve: {order: 2026-01-01}}\n",
+        "defaults: &x {items: 3}\nfastpath: {valve: {<<: *x}}\n",
+        "n: 3\nfastpath: {valve: {items: '${n}'}}\n",
+    ],
+)
+def test_yaml_is_read_as_upstream_reads_it(tmp_path: Path, content: str) -> None:
+    """Words, numbers, dates, merges and interpolation come out as from OmegaConf, which upstream uses."""
+    omega = pytest.importorskip("omegaconf").OmegaConf
+    path = write(tmp_path / "a.yaml", content)
+    expected = omega.to_container(omega.load(path), resolve=True)["fastpath"]
+    value = read_blocks(path)[0].value
+    assert (value, type(value)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ("stages: [{stage_id: 0}, {stage_id: 1, fastpath: true}]\n", r"stages\[1\]\.fastpath"),
+        ("stages: [{stage_id: 0, fastpath: null}]\n", r"stages\[0\]\.fastpath"),
+        ("stages: [{stage_id: 0, engine_args: {fastpath: {}}}]\n", r"stages\[0\]\.engine_args\.fastpath"),
+        ("stages: [{stage_id: 0, engine_extras: {fastpath: {}}}]\n", r"stages\[0\]\.engine_extras\.fastpath"),
+        ("platforms: {cuda: {stages: [{fastpath: 1}]}}\n", r"platforms\.cuda\.stages\[0\]\.fastpath"),
+        ("platforms: {cuda: {fastpath: 1}}\n", r"platforms\.cuda\.fastpath"),
+    ],
+)
+def test_a_block_inside_a_stage_is_refused(tmp_path: Path, content: str, where: str) -> None:
+    """The block is top-level: upstream would drop it in a stage, or refuse it with a message about engine arguments."""
+    with pytest.raises(ConfigError, match=f"{where} in .*top level only"):
+        read_blocks(write(tmp_path / "a.yaml", content))
+
+
+@pytest.mark.parametrize(
+    "content", ["stages: 3\n", "stages: [3, null]\n", "platforms: [1]\n", "platforms: {cuda: null}\n"]
+)
+def test_upstreams_own_mistakes_are_left_to_upstream(tmp_path: Path, content: str) -> None:
+    """Shapes that only upstream can judge pass here."""
+    assert len(read_blocks(write(tmp_path / "a.yaml", content))) == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["fast_path", "fastpth", "Fastpath", "fast-path", "FASTPATH", "fatspath", "omni_fastpath"]
+)
+def test_lookalikes_warn(tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt top-level key, which upstream ignores without a word, is warned of and still not taken."""
+    caplog.set_level(logging.WARNING, logger="vllm.omni_fastpath")
+    [block] = read_blocks(write(tmp_path / "a.yaml", f"{key}: true\n"))
+    assert block.value is ABSENT
+    assert len(block.warnings) == 1
+    assert repr(key) in block.warnings[0]
+
+
+@pytest.mark.upstream
+def test_the_bundled_yamls_read_without_a_warning() -> None:
+    """No key of a deploy YAML in vLLM-Omni is taken for ours, and every chain of theirs can be read."""
+    if not overlay.bundled():
+        pytest.skip("vllm-omni is not installed")
+    for path in overlay.bundled().values():
+        blocks = read_blocks(path)
+        assert all(block.value is ABSENT and not block.warnings for block in blocks)
+
+
+# Transport
+
+
+def test_json_carries_everything() -> None:
+    """``from_json`` gives what ``to_json`` was given, values of every kind included."""
+    block = {"pipe": True, "pump": {"items": 3, "tasks": None, "size": "1KiB", "floor": 0.25}, "on_unsupported": "fail"}
+    resolved = resolve(chain(block), {"OMNI_FASTPATH_VALVE": "0"}, MADE_UP)
+    assert Resolved.from_json(resolved.to_json(), MADE_UP) == resolved
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "3",
+        "{}",
+        '{"enabled": {}, "off": {}, "origins": {}, "on_unsupported": "maybe", "source": null}',
+        '{"enabled": {"nobody": {}}, "off": {}, "origins": {}, "on_unsupported": "warn", "source": null}',
+        '{"enabled": {}, "off": {"nobody": ""}, "origins": {}, "on_unsupported": "warn", "source": null}',
+        '{"enabled": {"pump": {"items": 0}}, "off": {}, "origins": {}, "on_unsupported": "warn", "source": null}',
+        '{"enabled": {}, "off": {}, "origins": {}, "on_unsupported": "warn", "source": null, "more": 1}',
+    ],
+)
+def test_foreign_json_is_refused(text: str) -> None:
+    """Text that is no resolved configuration of these declarations is a ConfigError, nothing else."""
+    with pytest.raises(ConfigError):
+        Resolved.from_json(text, MADE_UP)
+
+
+# The shipped declarations
+
+
+def test_the_shipped_default_set_stands_alone() -> None:
+    """``fastpath: true`` is never a contradiction, and switches on exactly what the declarations say."""
+    resolved = resolve(chain(True), {}, PATCHES)
+    assert set(resolved.enabled) == {patch.name for patch in PATCHES if patch.default_on}
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_a_shipped_patch_can_be_switched_alone(patch: Patch) -> None:
+    """Every shipped patch can be on by a block with its requirements, with its defaults written out."""
+    written = yaml.safe_load(yaml.safe_dump(patch.options().model_dump(mode="json")))
+    block = {**dict.fromkeys(patch.requires, True), patch.name: written or True}
+    assert resolve(chain(block), {}, PATCHES).enabled[patch.name] == patch.options()
+
+
+@pytest.mark.parametrize("patch", [patch for patch in PATCHES if patch.requires], ids=lambda patch: patch.name)
+def test_a_shipped_requirement_is_enforced(patch: Patch) -> None:
+    """A shipped patch on its own is refused by the name of what it requires."""
+    with pytest.raises(ConfigError, match=f"requires fastpath.{patch.requires[0]}"):
+        resolve(chain({patch.name: True}), {}, PATCHES)

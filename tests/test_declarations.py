@@ -1,0 +1,238 @@
+"""What every patch that ships must declare, and that what it declares is true."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+
+from omni_fastpath.declare import Options, Patch, Seam, SeamKind, State
+from omni_fastpath.patches import PATCHES
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "patches"
+HEADINGS = ("What", "Why", "Why not a hook", "Scope", "Fragility", "Upstream thread", "Remove when")
+WORD = re.compile(r"[a-z][a-z0-9_]*")
+
+each_patch = pytest.mark.parametrize("patch", PATCHES, ids=[patch.name for patch in PATCHES])
+
+
+def sections(docs: str) -> dict[str, str]:
+    """The text under each heading, in order."""
+    found = re.split(r"^([A-Z][A-Za-z ]+):\n", docs, flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def sources(patch: Patch) -> list[Path]:
+    """The patch's files but the declaration."""
+    return [file for file in sorted((FOLDER / patch.name).glob("*.py")) if file.name != "__init__.py"]
+
+
+@each_patch
+def test_docstring_has_every_heading(patch: Patch) -> None:
+    """One summary line, then the seven headings in order, each with indented text, and nothing else."""
+    summary, rest = patch.docs.split("\n", 1)
+    assert re.fullmatch(r"[A-Z].+\.", summary)
+    assert rest.startswith("\n")
+    found = sections(patch.docs)
+    assert tuple(found) == HEADINGS
+    for heading, text in found.items():
+        assert text.strip(), heading
+        assert all(line.startswith("    ") for line in text.splitlines() if line), heading
+
+
+@each_patch
+def test_docstring_is_the_modules(patch: Patch) -> None:
+    """What ``explain`` prints is what stands at the top of the file."""
+    assert importlib.import_module(f"omni_fastpath.patches.{patch.name}").__doc__ == patch.docs
+
+
+@each_patch
+def test_upstream_thread_is_named(patch: Patch) -> None:
+    """The heading names an issue or a pull request of upstream's."""
+    assert re.search(r"vllm(-omni)? (issue|PR) #\d+", sections(patch.docs)["Upstream thread"])
+
+
+@each_patch
+def test_names_fit_yaml_and_environment(patch: Patch) -> None:
+    """The name is a word in lower case, its folder's and its modules', and no other patch's variable collides."""
+    assert WORD.fullmatch(patch.name)
+    assert patch.wrappers == f"omni_fastpath.patches.{patch.name}.wrappers"
+    assert "__" not in patch.name
+    assert patch.env == f"OMNI_FASTPATH_{patch.name.upper()}"
+    assert patch.name not in ("on_unsupported", "fastpath")
+    assert patch.summary
+    assert len(patch.summary) <= 90
+    assert patch.processes
+
+
+def test_names_are_unique() -> None:
+    """No two patches share a name."""
+    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
+
+
+def test_order_respects_requirements() -> None:
+    """A patch stands after all that it requires."""
+    before: set[str] = set()
+    for patch in PATCHES:
+        assert set(patch.requires) <= before, patch.name
+        before.add(patch.name)
+
+
+def test_default_set_is_closed() -> None:
+    """A patch of the default set requires only patches of the default set."""
+    default = {patch.name for patch in PATCHES if patch.default_on}
+    assert all(set(patch.requires) <= default for patch in PATCHES if patch.default_on)
+
+
+def test_declared_folders_are_the_folders_on_disk() -> None:
+    """Every folder is a declared patch and the other way round."""
+    folders = {path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == {patch.name for patch in PATCHES}
+    assert all((FOLDER / name / "wrappers.py").is_file() for name in folders)
+
+
+@each_patch
+def test_seams_are_complete(patch: Patch) -> None:
+    """What is written names its wrapper, what is only relied on none, what is replaced or wrapped its parameters."""
+    assert patch.seams
+    seams = [*patch.seams, *(bypass.seam for bypass in patch.bypasses)]
+    assert len({seam.path for seam in seams}) == len(seams)
+    for seam in patch.seams:
+        assert (seam.wrapper is None) == (seam.kind is SeamKind.PIN), seam.path
+        assert (seam.probe is not None) == (seam.kind is SeamKind.ADD), seam.path
+        if seam.replaces:
+            assert seam.fingerprints, seam.path
+        assert all(re.fullmatch("[0-9a-f]{16}", print_) for print_ in seam.fingerprints), seam.path
+    for bypass in patch.bypasses:
+        assert bypass.state in (State.NOT_APPLICABLE, State.SUPERSEDED)
+        assert bypass.reason
+
+
+@each_patch
+def test_releases_are_exact(patch: Patch) -> None:
+    """Tested releases are named one by one, as final releases."""
+    assert patch.tested
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", release) for release in patch.tested)
+
+
+@each_patch
+def test_options_have_defaults_limits_and_descriptions(patch: Patch) -> None:
+    """Every value has a default and a description, every number two limits; the defaults pass their own checks."""
+    assert issubclass(patch.options, Options)
+    defaults = patch.options()
+    assert patch.options.model_validate(defaults.model_dump()) == defaults
+    for name, field in patch.options.model_fields.items():
+        assert WORD.fullmatch(name)
+        assert field.description, name
+        if field.annotation in (int, float):
+            limits = {type(each).__name__ for each in field.metadata}
+            assert limits & {"Ge", "Gt"}, name
+            assert limits & {"Le", "Lt"}, name
+    with pytest.raises(pydantic.ValidationError):
+        patch.options.model_validate({"no_such_value": 1})
+
+
+@pytest.mark.upstream
+@each_patch
+def test_every_wrapper_is_there(patch: Patch) -> None:
+    """Each name that a seam gives resolves to a function in the wrappers module."""
+    from omni_fastpath.ledger import LEDGER
+
+    LEDGER.entry(patch)
+    wrappers = importlib.import_module(patch.wrappers)
+    for seam in patch.seams:
+        for name in (seam.wrapper, seam.probe):
+            assert name is None or callable(getattr(wrappers, name)), f"{seam.path}: {name}"
+
+
+def _counters_used(tree: ast.AST) -> set[str]:
+    """Keys of subscripts on something called counters; of a conditional both, of an f-string its shape."""
+    used: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and "counters" in ast.unparse(node.value):
+            keys = [node.slice.body, node.slice.orelse] if isinstance(node.slice, ast.IfExp) else [node.slice]
+            for key in keys:
+                if isinstance(key, ast.Constant):
+                    used.add(str(key.value))
+                elif isinstance(key, ast.JoinedStr):
+                    used.add("".join(str(p.value) if isinstance(p, ast.Constant) else "*" for p in key.values))
+                else:
+                    pytest.fail(f"a counter that cannot be read off the source: {ast.unparse(node)}")
+    return used
+
+
+@each_patch
+def test_counters_used_are_the_counters_declared(patch: Patch) -> None:
+    """The code writes every declared counter and no other."""
+    used = set().union(*(_counters_used(ast.parse(file.read_text())) for file in sources(patch)))
+    patterns = [re.escape(name).replace(r"\*", "[a-z_]+") for name in used]
+    declared = set(patch.counters)
+    assert {name for name in declared if not any(re.fullmatch(pattern, name) for pattern in patterns)} == set()
+    assert [p for p in patterns if not any(re.fullmatch(p, name) for name in declared)] == []
+    assert declared
+    assert all(WORD.fullmatch(name) and meaning for name, meaning in patch.counters.items())
+
+
+@each_patch
+def test_patch_imports_no_other_patch(patch: Patch) -> None:
+    """Patches share the machinery and nothing else; a declaration imports the standard library, pydantic and ours."""
+    for file in sorted((FOLDER / patch.name).glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, file
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                if name.startswith("omni_fastpath.patches"):
+                    assert name.startswith(f"omni_fastpath.patches.{patch.name}"), f"{file}: {name}"
+                if file.name == "__init__.py":
+                    top = name.split(".")[0]
+                    assert top in {*sys.stdlib_module_names, "pydantic", "omni_fastpath"}, f"{file}: {name}"
+
+
+def test_machinery_knows_no_patch_by_name() -> None:
+    """No file of the machinery or the hooks contains the name of a patch or of one of its seams' owners."""
+    files = [*(ROOT / "omni_fastpath").glob("*.py"), *(ROOT / "hooks").glob("*.py")]
+    names = {patch.name for patch in PATCHES}
+    for file in files:
+        strings = {
+            node.value
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value
+        }
+        assert not names & strings, file
+
+
+@pytest.mark.parametrize("name", ["patches", "hooks", "patches.budgeted_drain"])
+def test_second_module_identity_is_refused(name: str) -> None:
+    """Imported by its folder's name, where that is importable, a package says under which name it lives."""
+    run = subprocess.run(
+        [sys.executable, "-c", f"import {name}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    top = name.split(".")[0]
+    assert run.returncode == 1
+    assert f"ImportError: import omni_fastpath.{top}, not {top}" in run.stderr
+
+
+def test_declaration_is_plain_data() -> None:
+    """Declarations cannot be changed once made."""
+    frozen: list[Any] = [PATCHES[0], PATCHES[0].seams[0], Seam("m", "q")]
+    for each in frozen:
+        with pytest.raises(AttributeError):
+            each.name = "other"

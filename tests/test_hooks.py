@@ -1,0 +1,319 @@
+"""Hook plugins: found, checked, guarded; one that raises costs nobody anything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pluggy
+import pytest
+from tests.patches.content import endings, sequences
+
+from omni_fastpath.declare import State
+from omni_fastpath.hooks import HOOKS, HookManager, PassReport, RawOutputView, hookimpl
+from omni_fastpath.hooks.observers import Recorder
+from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP
+
+VIEW = RawOutputView(0, 0, True, "raw", (), {})
+CALLS: dict[str, dict[str, Any]] = {
+    "on_dequeued": {"stage_id": 1, "replica_id": 0, "raw_outputs": "raw"},
+    "on_pass_end": {"report": PassReport(0, 0, 1, "empty", 0, 1.0)},
+    "on_routed": {"stage_id": 1, "replica_id": 0, "output": "output"},
+}
+
+
+def never(_view: RawOutputView) -> bool:
+    """A default policy."""
+    return False
+
+
+class Plugin:
+    """Holds hooks; hashable, as pluggy needs it."""
+
+
+def plugin(**hooks: Callable[..., Any]) -> Plugin:
+    """A plugin with these hooks; one that is marked already stays as it is marked."""
+    made = Plugin()
+    for name, function in hooks.items():
+        setattr(made, name, function if hasattr(function, "omni_fastpath_impl") else hookimpl(function))
+    return made
+
+
+# ---- Registration ----
+
+
+@pytest.mark.parametrize(
+    ("implementation", "error", "message"),
+    [
+        ({"on_dequeud": lambda stage_id: None}, pluggy.PluginValidationError, "unknown hook 'on_dequeud'"),
+        ({"on_routed": lambda stage: None}, pluggy.PluginValidationError, "stage"),
+        ({"on_routed": hookimpl(wrapper=True)(lambda output: (yield))}, ValueError, "hook wrapper"),
+        ({"on_routed": hookimpl(hookwrapper=True)(lambda output: (yield))}, ValueError, "hook wrapper"),
+    ],
+)
+def test_wrong_plugin_is_refused_whole(implementation: Any, error: type[Exception], message: str) -> None:
+    """An unknown hook, wrong parameters or a wrapper refuses the plugin, its good hooks too; others register still."""
+    manager, called = HookManager(), []
+    wrong = plugin(on_pass_end=lambda report: called.append(report), **implementation)
+    with pytest.raises(error, match=message):
+        manager.register(wrong, "wrong")
+    assert manager.observer("on_pass_end") is None
+    assert manager.observer("on_routed") is None
+    manager.register(Recorder())
+    observer = manager.observer("on_pass_end")
+    assert observer is not None
+    observer(report="report")
+    assert called == []
+
+
+def test_plugin_registers_once() -> None:
+    """A second registration is refused and the first stays."""
+    manager, recorder = HookManager(), Recorder()
+    manager.register(recorder)
+    with pytest.raises(ValueError, match="already registered"):
+        manager.register(recorder)
+    manager.on_patch_state("drum", State.APPLIED, "yes")
+    assert recorder.of("state") == [("drum", "applied", "yes")]
+
+
+def test_unregistered_plugin_is_silent() -> None:
+    """What was taken out is not called, by nobody."""
+    manager, recorder = HookManager(), Recorder()
+    manager.register(recorder)
+    manager.unregister(recorder)
+    assert all(manager.observer(name) is None for name in CALLS)
+
+
+class _EntryPoint:
+    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+        self.name, self.load = name, load
+
+
+def test_entry_points_are_loaded_once_and_broken_ones_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Plugins of the group are registered; one that cannot be imported or does not fit is reported and left out."""
+    recorder, asked = Recorder(), []
+
+    def broken() -> Any:
+        raise ModuleNotFoundError("no such plugin")
+
+    def found(*, group: str) -> list[_EntryPoint]:
+        asked.append(group)
+        wrong = plugin(on_everything=lambda: None)
+        return [
+            _EntryPoint("broken", broken),
+            _EntryPoint("wrong", lambda: wrong),
+            _EntryPoint("good", lambda: recorder),
+        ]
+
+    monkeypatch.setattr("importlib.metadata.entry_points", found)
+    manager = HookManager()
+    manager.load()
+    manager.load()
+    manager.on_patch_state("drum", State.OFF, "no")
+    assert asked == [ENTRY_POINT_GROUP]
+    assert recorder.of("state") == [("drum", "off", "no")]
+    reported = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert reported == [
+        "omni-fastpath: the hook plugin broken cannot be used; it is left out",
+        "omni-fastpath: the hook plugin wrong cannot be used; it is left out",
+    ]
+
+
+# ---- The policy ----
+
+
+def test_default_is_bound_directly() -> None:
+    """When nobody has a say the loop gets the default itself, and observers are None."""
+    manager = HookManager()
+    assert manager.policy(never) is never
+    assert all(manager.observer(name) is None for name in CALLS)
+    manager.register(Recorder())
+    assert manager.policy(never) is never
+
+
+def test_first_answer_wins() -> None:
+    """The plugin that registered last is asked first, and nobody after one that answers."""
+    manager, asked = HookManager(), []
+    for name, answer in (("first", True), ("second", False), ("third", None)):
+        manager.register(plugin(is_routable=lambda view, name=name, answer=answer: asked.append(name) or answer), name)
+    assert manager.policy(lambda _: pytest.fail("the default was asked"))(VIEW) is False
+    assert asked == ["third", "second"]
+
+
+def test_none_falls_through_to_the_default() -> None:
+    """When every plugin leaves it open the default decides, on the same view."""
+    manager, seen = HookManager(), []
+    manager.register(plugin(is_routable=lambda view: seen.append(view)))
+    assert manager.policy(lambda view: seen.append(view) or True)(VIEW) is True
+    assert seen == [VIEW, VIEW]
+
+
+def test_policy_that_raises_is_switched_off_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    """It is reported once; the next plugin decides at once, and later calls do not reach the broken one."""
+    manager, calls = HookManager(), []
+
+    def breaks(view: RawOutputView) -> bool:
+        calls.append(view)
+        raise RuntimeError("broken policy")
+
+    manager.register(plugin(is_routable=lambda view: True), "good")
+    manager.register(plugin(is_routable=breaks), "broken")
+    decide = manager.policy(never)
+    caplog.clear()
+    assert [decide(VIEW) for _ in range(3)] == [True, True, True]
+    assert calls == [VIEW]
+    [record] = caplog.records
+    assert record.getMessage() == "omni-fastpath: hook is_routable of plugin broken raised; the plugin is switched off"
+    assert record.exc_info is not None
+
+
+def test_default_takes_over_from_a_broken_policy() -> None:
+    """A lookup made before the plugin broke answers with the default from then on; a later one is the default."""
+    manager = HookManager()
+    manager.register(plugin(is_routable=lambda view: 1 / 0))
+    decide = manager.policy(lambda _: True)
+    assert [decide(VIEW), decide(VIEW)] == [True, True]
+    assert manager.policy(never) is never
+
+
+# ---- Observers ----
+
+
+@pytest.mark.parametrize("name", [*CALLS, "on_patch_state"])
+def test_observer_that_raises_is_switched_off_and_others_go_on(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """For every observer hook: reported once, never called again, and the others get every call."""
+    manager, before, after, calls = HookManager(), Recorder(), Recorder(), []
+
+    def breaks() -> None:
+        calls.append(name)
+        raise RuntimeError("broken observer")
+
+    manager.register(before, "before")
+    manager.register(plugin(**{name: breaks}), "broken")
+    manager.register(after, "after")
+    caplog.clear()
+    for _ in range(3):
+        if name == "on_patch_state":
+            manager.on_patch_state("drum", State.APPLIED, "yes")
+        else:
+            observer = manager.observer(name)
+            assert observer is not None
+            observer(**CALLS[name])
+    assert (len(calls), len(before.events), len(after.events)) == (1, 3, 3)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"omni-fastpath: hook {name} of plugin broken raised; the plugin is switched off"
+    ]
+
+
+def test_all_hooks_of_a_broken_plugin_are_switched_off() -> None:
+    """One hook that raises silences the plugin's other hooks, in lookups made before too."""
+    manager, calls = HookManager(), []
+    manager.register(plugin(on_routed=lambda output: 1 / 0, on_pass_end=lambda report: calls.append(report)))
+    routed, ended = manager.observer("on_routed"), manager.observer("on_pass_end")
+    assert routed is not None
+    assert ended is not None
+    ended(**CALLS["on_pass_end"])
+    routed(**CALLS["on_routed"])
+    ended(**CALLS["on_pass_end"])
+    assert len(calls) == 1
+    assert manager.observer("on_pass_end") is None
+
+
+def test_hook_may_take_fewer_parameters() -> None:
+    """A plugin names only what it wants to know."""
+    manager, seen = HookManager(), []
+    manager.register(plugin(on_routed=lambda output: seen.append(output), on_dequeued=lambda: seen.append("taken")))
+    for name in ("on_dequeued", "on_routed"):
+        observer = manager.observer(name)
+        assert observer is not None
+        observer(**CALLS[name])
+    assert seen == ["taken", "output"]
+
+
+def test_recorder_keeps_the_last_events() -> None:
+    """The built-in observer is bounded and keeps the newest."""
+    recorder = Recorder(limit=2)
+    for number in range(3):
+        recorder.on_routed(0, 0, number)
+    assert recorder.of("routed") == [(0, 0, 1), (0, 0, 2)]
+
+
+# ---- On the real orchestrator ----
+
+
+@pytest.fixture
+def hooks(installed: None) -> Iterator[HookManager]:
+    """This process's plugins, without those that the test adds when it is over."""
+    before = HOOKS._pluggy.get_plugins()
+    yield HOOKS
+    for added in HOOKS._pluggy.get_plugins() - before:
+        HOOKS.unregister(added)
+
+
+def _messages() -> list[Any]:
+    from benchmarks.inprocess import Pipeline, audio, batch, codes, silent, text
+    from vllm.v1.engine import FinishReason
+
+    with Pipeline() as pipeline:
+        for request in ("a", "b"):
+            pipeline.add_request(request)
+            last = FinishReason.STOP
+            pipeline.put(0, *(batch(text(request, n, finish=last if n == 9 else None)) for n in range(10)))
+            pipeline.put(1, *(batch(codes(request, finish=last if n == 9 else None)) for n in range(10)))
+            pipeline.put(2, *(batch(silent(request)) for _ in range(5)), batch(audio(request, 0.5, 0.25)))
+        pipeline.settle()
+        for request in ("a", "b"):
+            pipeline.put(2, batch(silent(request)), batch(audio(request, 0.75, finish=FinishReason.STOP)))
+        pipeline.settle()
+        found = pipeline.messages()
+    assert pipeline.crash is None
+    return found
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("name", ["is_routable", *CALLS])
+def test_raising_hook_changes_no_message(hooks: HookManager, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Behind a running orchestrator a hook that raises is called once, and every message is as without it."""
+    calls = []
+
+    def breaks() -> None:
+        calls.append(name)
+        raise RuntimeError("broken")
+
+    without = _messages()
+    recorder = Recorder()
+    hooks.register(recorder, "good")
+    hooks.register(plugin(**{name: breaks}), "broken")
+    caplog.clear()
+    with_broken = _messages()
+    assert sequences(with_broken) == sequences(without)
+    assert endings(with_broken) == {request: (1, "end") for request in ("a", "b")}
+    assert calls == [name]
+    assert sum("broken raised" in record.getMessage() for record in caplog.records) == 1
+    assert len(recorder.of("dequeued")) == sum(report.items for (report,) in recorder.of("pass")) == 56
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_policy_plugin_changes_when_and_never_what(hooks: HookManager, answer: bool | None) -> None:
+    """Whatever a plugin answers, every request gets the same messages in the same order."""
+    without = _messages()
+    seen: list[RawOutputView] = []
+    hooks.register(plugin(is_routable=lambda view: seen.append(view) or answer))
+    assert sequences(_messages()) == sequences(without)
+    assert {view.stage_id for view in seen} == {0, 2}
+    assert all(view.final_output for view in seen)
+
+
+@pytest.mark.upstream
+def test_observers_see_what_was_routed(hooks: HookManager) -> None:
+    """Everything that is taken is observed once, and what is routed is observed as upstream's own request outputs."""
+    recorder = Recorder()
+    hooks.register(recorder)
+    messages = _messages()
+    assert [stage for stage, _, _ in recorder.of("dequeued")].count(1) == 20
+    routed = [output for stage, _, output in recorder.of("routed") if stage == 0]
+    assert len(routed) == sum(type(m).__name__ == "OutputMessage" and m.stage_id == 0 for m in messages) == 20

@@ -1,0 +1,541 @@
+"""Installing made-up patches on a made-up upstream: all or nothing, and back exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from typing import Any
+
+import pytest
+from pydantic import Field
+from tests.fakes.upstream import (
+    ADDED,
+    CHECK,
+    EVENTS,
+    LISTEN,
+    MAKE,
+    MODULE,
+    MOVED,
+    PIN,
+    RUN,
+    Upstream,
+    passes,
+    patch,
+    resolved,
+    states,
+    upstream,
+)
+from wrapt import FunctionWrapper
+
+from omni_fastpath.declare import Bypass, Options, Patch, Process, Seam, State
+from omni_fastpath.install import (
+    RefusedError,
+    apply,
+    install,
+    installed_release,
+    is_installed,
+    modules_of,
+    release_problem,
+    uninstall,
+    verify_all,
+    verify_patch,
+)
+from omni_fastpath.ledger import LEDGER, runtime
+
+__all__ = ["upstream"]
+
+FOUR = patch("four", RUN, MAKE, CHECK, LISTEN)
+
+
+def assert_same_slots(upstream: Upstream, before: dict[str, dict[str, Any]]) -> None:
+    """Every owner holds exactly the objects that it held before, and nothing more."""
+    after = upstream.slots()
+    for owner, held in before.items():
+        assert after[owner].keys() == held.keys()
+        assert all(after[owner][name] is value for name, value in held.items())
+
+
+def foreign(function: Any) -> Any:
+    """Somebody else's wrapper, made as most are made."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return ("theirs", function(*args, **kwargs))
+
+    return wrapper
+
+
+# ---- Install and undo ----
+
+
+def test_installed_slots_hold_ours(upstream: Upstream) -> None:
+    """Every slot is wrapped, whatever its kind, and still binds and answers as upstream's."""
+    assert install(FOUR) is State.APPLIED
+    module, loop = upstream.module, upstream.module.Loop
+    assert loop().run(3) == ("ours", ("stock", 3))
+    assert loop.make(3) == ("ours", (loop, 3))
+    assert loop.check(3) == loop().check(3) == ("ours", 3)
+    assert module.listen(3) == ("ours", ("listening", 3, 5))
+    assert LEDGER.entry(FOUR).reason == "4 slots hold ours"
+    assert is_installed("four")
+
+
+def test_undo_is_exact(upstream: Upstream) -> None:
+    """After the undo every slot holds the very object that it held, and what was added is gone."""
+    upstream.wrappers.added = lambda _self: "added"  # type: ignore[attr-defined]
+    both = patch("both", RUN, MAKE, CHECK, LISTEN, ADDED)
+    before = upstream.slots()
+    install(both)
+    assert upstream.module.Loop().added() == "added"
+    uninstall(both)
+    assert_same_slots(upstream, before)
+    assert states() == {"both": State.OFF}
+
+
+def test_second_install_does_nothing(upstream: Upstream) -> None:
+    """An installed patch is not wrapped again, and the second undo is no error."""
+    before = upstream.slots()
+    install(FOUR)
+    once = upstream.slots()
+    assert install(FOUR) is State.APPLIED
+    assert_same_slots(upstream, once)
+    uninstall(FOUR)
+    uninstall(FOUR)
+    assert_same_slots(upstream, before)
+
+
+def test_two_patches_on_a_slot_come_off_in_reverse(upstream: Upstream) -> None:
+    """The lower patch cannot be taken off below the upper; in reverse order both go, exactly."""
+    lower, upper = patch("lower", RUN), patch("upper", RUN, MAKE)
+    before = upstream.slots()
+    install(lower)
+    install(upper)
+    assert upstream.module.Loop().run(1) == ("ours", ("ours", ("stock", 1)))
+    uninstall(lower)
+    assert is_installed("lower")
+    uninstall(upper)
+    uninstall(lower)
+    assert_same_slots(upstream, before)
+
+
+def test_patches_stack_on_a_replaced_slot(upstream: Upstream) -> None:
+    """A replacing patch may stand on another of ours: nothing foreign is lost by that."""
+    replacing = Seam(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes", replaces=True)
+    install(patch("lower", RUN))
+    assert install(patch("upper", replacing)) is State.APPLIED
+
+
+# ---- All or nothing ----
+
+
+@pytest.mark.parametrize("seams", [(RUN, MAKE, MOVED), (MOVED, RUN), (RUN, Seam(MODULE, "Loop.constant", (), PIN))])
+def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[Seam, ...]) -> None:
+    """One seam of several that moved, wherever it stands, leaves every slot alone and names itself."""
+    before = upstream.slots()
+    moved = patch("moved", *seams)
+    assert install(moved) is State.UNSUPPORTED
+    assert_same_slots(upstream, before)
+    assert LEDGER.entry(moved).reason.startswith("a seam moved: made_up_upstream:Loop.")
+    assert not is_installed("moved")
+
+
+def test_nothing_is_written_when_a_bypass_moved(upstream: Upstream) -> None:
+    """The function that tells of another mode is a seam like the others."""
+    before = upstream.slots()
+    bypassed = patch("bypassed", RUN, bypasses=(Bypass(MOVED, State.SUPERSEDED, "there"),))
+    assert install(bypassed) is State.UNSUPPORTED
+    assert_same_slots(upstream, before)
+
+
+def test_missing_wrapper_puts_everything_back(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
+    """A wrapper that the wrappers module lacks, found after slots were written, undoes them."""
+    before = upstream.slots()
+    broken = patch("broken", RUN, MAKE, Seam(MODULE, "listen", ("port", "backlog"), wrapper="missing"))
+    assert install(broken) is State.FAILED
+    assert_same_slots(upstream, before)
+    assert "everything was put back" in LEDGER.entry(broken).reason
+    assert "missing" in caplog.text
+
+
+def test_missing_wrappers_module_fails_the_patch(upstream: Upstream) -> None:
+    """Wrappers that cannot be imported are the patch's failure, not the process's."""
+    before = upstream.slots()
+    assert install(patch("broken", RUN, wrappers="made_up_missing")) is State.FAILED
+    assert_same_slots(upstream, before)
+
+
+class _Refuses(type):
+    """A class that lets nobody set ``make``."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name == "make" and not isinstance(value, classmethod | type(None)):
+            raise AttributeError("read only")
+        super().__setattr__(name, value)
+
+
+class _Copies(type):
+    """A class that keeps something else than what is set."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, foreign(value) if isinstance(value, FunctionWrapper) and name == "make" else value)
+
+
+@pytest.mark.parametrize("metaclass", [_Refuses, _Copies])
+def test_write_that_fails_half_way_puts_everything_back(upstream: Upstream, metaclass: type) -> None:
+    """A slot that refuses to be written, or keeps something else, undoes the slots before it and itself."""
+    loop = upstream.module.Loop
+    body = {name: value for name, value in vars(loop).items() if name not in ("__dict__", "__weakref__")}
+    # A plain function in the slot, so that what is set shows as what it is.
+    body["make"] = body["make"].__func__
+    upstream.module.Loop = metaclass("Loop", loop.__bases__, body)
+    before = upstream.slots()
+    broken = patch("broken", RUN, LISTEN, Seam(MODULE, "Loop.make", ("cls", "size"), wrapper="passes"))
+    assert install(broken) is State.FAILED
+    assert_same_slots(upstream, before)
+    assert not is_installed("broken")
+
+
+def test_error_while_verifying_fails_the_patch(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upstream module that breaks on import in its own way is this patch's failure only."""
+    from omni_fastpath import seams
+
+    def breaks(_name: str) -> Any:
+        raise RuntimeError("half an install")
+
+    monkeypatch.setattr(seams.importlib, "import_module", breaks)
+    broken = patch("broken", RUN)
+    assert install(broken) is State.FAILED
+    assert "half an install" in LEDGER.entry(broken).reason
+
+
+# ---- Adding ----
+
+
+def test_upstreams_own_is_asked_and_kept(upstream: Upstream) -> None:
+    """An attribute that upstream has, even by inheritance, is judged by the probe and never overwritten."""
+    for owner, difference, expected in (
+        (upstream.module.Loop, None, State.SUPERSEDED),
+        (upstream.module.Base, "it waits", State.UNSUPPORTED),
+    ):
+        owner.added = lambda _self: "upstream's"
+        asked: list[Any] = []
+
+        def probe(owner: Any, asked: list[Any] = asked, difference: str | None = difference) -> str | None:
+            asked.append(owner)
+            return difference
+
+        upstream.wrappers.difference = probe  # type: ignore[attr-defined]
+        before = upstream.slots()
+        adding = patch(f"adding_{expected.value}", RUN, ADDED)
+        assert install(adding) is expected
+        assert_same_slots(upstream, before)
+        assert asked == [upstream.module.Loop]
+        assert (difference or "behaves as ours would") in LEDGER.entry(adding).reason
+        del owner.added
+
+
+def test_probe_that_raises_fails_the_patch(upstream: Upstream) -> None:
+    """A probe that cannot cope with upstream's attribute writes nothing."""
+    upstream.module.Loop.added = 5
+    before = upstream.slots()
+    assert install(patch("adding", RUN, ADDED)) is State.FAILED  # the wrappers module has no probe
+    assert_same_slots(upstream, before)
+
+
+# ---- Somebody else's wrappers ----
+
+
+REPLACING = Seam(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes", replaces=True)
+
+
+@pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
+@pytest.mark.parametrize("below", [False, True], ids=["theirs alone", "theirs on ours"])
+def test_replacing_under_a_foreign_wrapper_is_refused(upstream: Upstream, wrap: Any, below: bool) -> None:
+    """A wrapper that does not call what it wraps must not silence somebody else's, however theirs is made."""
+    if below:
+        install(patch("below", RUN))
+    upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
+    before = upstream.slots()
+    replacing = patch("replacing", LISTEN, REPLACING)
+    assert install(replacing) is State.FAILED
+    assert_same_slots(upstream, before)
+    assert "somebody else's wrapper" in LEDGER.entry(replacing).reason
+
+
+def test_wrapping_a_foreign_wrapper_is_fine(upstream: Upstream) -> None:
+    """A wrapper that calls what it wraps stands on anybody's and comes off again."""
+    theirs = foreign(upstream.module.Loop.run)
+    upstream.module.Loop.run = theirs
+    wrapping = patch("wrapping", RUN)
+    assert install(wrapping) is State.APPLIED
+    assert upstream.module.Loop().run(1) == ("ours", ("theirs", ("stock", 1)))
+    uninstall(wrapping)
+    assert vars(upstream.module.Loop)["run"] is theirs
+
+
+@pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
+def test_undo_under_a_foreign_wrapper_is_refused(
+    upstream: Upstream, wrap: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With theirs on top nothing is taken off, not even the other slots; the state stays true and the log says it."""
+    install(FOUR)
+    upstream.module.Loop.make = theirs = wrap(vars(upstream.module.Loop)["make"])
+    before = upstream.slots()
+    for take_off in (lambda: uninstall(FOUR), lambda: apply(resolved(off=(FOUR,)), Process.SERVER, [FOUR])):
+        caplog.clear()
+        take_off()
+        assert_same_slots(upstream, before)
+        assert (is_installed("four"), states()) == (True, {"four": State.APPLIED})
+        assert [record.levelno for record in caplog.records] == [logging.ERROR]
+        assert "four cannot be taken off: made_up_upstream:Loop.make holds" in caplog.text
+    upstream.module.Loop.make = theirs.__wrapped__
+    uninstall(FOUR)
+    assert states() == {"four": State.OFF}
+
+
+# ---- Apply ----
+
+
+A = patch("a", RUN)
+B = patch("b", MAKE, requires=("a",))
+C = patch("c", CHECK, requires=("b",))
+D = patch("d", LISTEN)
+ALL = (A, B, C, D)
+
+
+def test_apply_installs_what_is_on(upstream: Upstream) -> None:
+    """The patches that are on are applied, the others are off with the reason; all know who decided."""
+    apply(resolved(A, off=(B, C, D)), Process.SERVER, ALL)
+    assert states() == {"a": State.APPLIED, "b": State.OFF, "c": State.OFF, "d": State.OFF}
+    assert (LEDGER.named("d").reason, LEDGER.named("d").origin) == ("made off", "a test")
+    assert LEDGER.named("a").origin == "a test"
+
+
+@pytest.mark.parametrize(
+    ("required", "state", "reason"),
+    [
+        (patch("a", MOVED), State.UNSUPPORTED, "a seam moved"),
+        (patch("a", RUN, tested=("0.28.0",)), State.UNSUPPORTED, "not among the tested"),
+        (patch("a", RUN, wrappers="made_up_missing"), State.FAILED, "everything was put back"),
+        (patch("a", RUN, processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "used in the stage process"),
+    ],
+)
+def test_dependants_follow_their_requirement(
+    upstream: Upstream, required: Patch, state: State, reason: str
+) -> None:
+    """What requires a patch that cannot serve gets its state, down the chain; the others are applied."""
+    apply(resolved(required, B, C, D), Process.SERVER, (required, B, C, D))
+    assert states() == {"a": state, "b": state, "c": state, "d": State.APPLIED}
+    assert LEDGER.named("b").reason.startswith(f"requires a, which is {state.value}: ")
+    assert LEDGER.named("c").reason.startswith(f"requires b, which is {state.value}: requires a, ")
+    assert reason in LEDGER.named("c").reason
+    assert not is_installed("b")
+
+
+def test_dependant_of_what_is_off_is_off(upstream: Upstream) -> None:
+    """A configuration that switches only the dependant on gives it its requirement's state."""
+    apply(resolved(B, off=(A, C, D)), Process.SERVER, ALL)
+    assert states()["b"] is State.OFF
+    assert LEDGER.named("b").reason == "requires a, which is off: made off"
+
+
+def test_superseded_requirement_serves(upstream: Upstream) -> None:
+    """Where upstream does itself what is required, the dependant is applied."""
+    upstream.module.Loop.added = lambda _self: None
+    upstream.wrappers.difference = lambda _owner: None  # type: ignore[attr-defined]
+    required = patch("a", ADDED)
+    apply(resolved(required, B), Process.SERVER, (required, B))
+    assert states() == {"a": State.SUPERSEDED, "b": State.APPLIED}
+
+
+def test_other_process_touches_nothing(upstream: Upstream) -> None:
+    """In a process without its slots a patch is not applicable, and upstream's modules are not even looked at."""
+    before = upstream.slots()
+    elsewhere = patch("elsewhere", Seam("made_up_missing", "x"), processes=frozenset({Process.SERVER, Process.STAGE}))
+    apply(resolved(elsewhere), Process.HEADLESS, (elsewhere,))
+    assert states() == {"elsewhere": State.NOT_APPLICABLE}
+    assert LEDGER.named("elsewhere").reason == (
+        "its slots are used in the server or stage process; this is a headless"
+    )
+    assert_same_slots(upstream, before)
+
+
+def test_applied_again_with_less_takes_off(upstream: Upstream) -> None:
+    """A later configuration takes off what it does not switch on, dependants first, and leaves the rest as it is."""
+    before = upstream.slots()
+    apply(resolved(*ALL), Process.SERVER, ALL)
+    assert set(states().values()) == {State.APPLIED}
+    kept = vars(upstream.module)["listen"]
+    apply(resolved(D, off=(A, B, C)), Process.SERVER, ALL)
+    assert states() == {"a": State.OFF, "b": State.OFF, "c": State.OFF, "d": State.APPLIED}
+    assert vars(upstream.module)["listen"] is kept
+    apply(resolved(off=ALL), Process.SERVER, ALL)
+    assert_same_slots(upstream, before)
+
+
+class _Values(Options):
+    size: int = Field(default=1, ge=1)
+
+
+def test_applied_again_with_other_values(upstream: Upstream) -> None:
+    """A later configuration's values are in force without another wrapper."""
+    valued = patch("valued", RUN, options=_Values)
+    apply(resolved(valued), Process.SERVER, (valued,))
+    once = upstream.slots()
+    assert runtime("valued").options.size == 1
+    apply(resolved(valued, options={"valued": _Values(size=7)}), Process.SERVER, (valued,))
+    assert runtime("valued").options.size == 7
+    assert_same_slots(upstream, once)
+
+
+def test_trouble_that_passed_is_applied_the_next_time(upstream: Upstream) -> None:
+    """What was unsupported is tried again by the next configuration."""
+    upstream.release("0.29.0")
+    apply(resolved(A), Process.SERVER, (A,))
+    assert states() == {"a": State.UNSUPPORTED}
+    upstream.release("0.30.0")
+    apply(resolved(A), Process.SERVER, (A,))
+    assert states() == {"a": State.APPLIED}
+
+
+@pytest.mark.parametrize("broken", [patch("e", MOVED), patch("e", RUN, wrappers="made_up_missing")])
+def test_refusal_takes_everything_off(upstream: Upstream, broken: Patch) -> None:
+    """Under ``on_unsupported: fail`` trouble is an error that names patch and reason, and no slot stays written."""
+    before = upstream.slots()
+    with pytest.raises(RefusedError, match=r"fastpath\.on_unsupported is 'fail' and e is (unsupported|failed): "):
+        apply(resolved(*ALL, broken, on_unsupported="fail"), Process.SERVER, (*ALL, broken))
+    assert_same_slots(upstream, before)
+    assert not any(is_installed(each.name) for each in ALL)
+
+
+def test_refusal_names_every_trouble(upstream: Upstream) -> None:
+    """The error names dependants too, each with its reason."""
+    required = patch("a", MOVED)
+    with pytest.raises(RefusedError, match=r"a is unsupported: .*; b is unsupported: requires a"):
+        apply(resolved(required, B, on_unsupported="fail"), Process.SERVER, (required, B))
+
+
+def test_only_trouble_refuses(upstream: Upstream) -> None:
+    """Off, superseded and not applicable are no reason to refuse."""
+    upstream.module.Loop.added = lambda _self: None
+    upstream.wrappers.difference = lambda _owner: None  # type: ignore[attr-defined]
+    superseded, elsewhere = patch("s", ADDED), patch("e", RUN, processes=frozenset({Process.STAGE}))
+    apply(resolved(superseded, elsewhere, off=(A,), on_unsupported="fail"), Process.SERVER, (A, superseded, elsewhere))
+    assert states() == {"a": State.OFF, "s": State.SUPERSEDED, "e": State.NOT_APPLICABLE}
+
+
+# ---- Releases ----
+
+
+@pytest.mark.parametrize("version", ["0.30.0", "0.30", "0.30.0+cpu", "v0.30.0"])
+def test_tested_release_passes(upstream: Upstream, version: str) -> None:
+    """The release itself, however it is spelt and whatever its local version."""
+    upstream.release(version)
+    assert release_problem(A) is None
+    assert install(A) is State.APPLIED
+
+
+@pytest.mark.parametrize(
+    "version",
+    [None, "0.30.1", "0.31.0", "0.29.0", "0.30.0rc1", "0.30.0.dev4", "0.30.0.dev4+cpu", "0.30.0.post1", "1!0.30.0", "main"],
+)
+def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -> None:
+    """Older, newer, pre-release, development, post-release, unreadable or not installed: nothing is written."""
+    upstream.release(version)
+    before = upstream.slots()
+    assert install(A) is State.UNSUPPORTED
+    assert_same_slots(upstream, before)
+    assert LEDGER.named("a").reason.endswith(": 0.30.0")
+    assert (version or "not installed") in LEDGER.named("a").reason
+
+
+def test_installed_release_is_read_from_metadata() -> None:
+    """The version comes from the distribution, without importing it; an unknown one gives None."""
+    assert installed_release("pytest") == pytest.__version__
+    assert installed_release("made-up-distribution") is None
+
+
+def test_verification_reports_everything(upstream: Upstream) -> None:
+    """Every problem is listed, release, seams and bypasses, and nothing is written."""
+    upstream.release("0.31.0")
+    before = upstream.slots()
+    bad = patch("bad", MOVED, RUN, bypasses=(Bypass(MOVED, State.SUPERSEDED, "there"),))
+    assert [problem.split(" ")[0] for problem in verify_patch(bad)] == [
+        "vllm-omni",
+        "made_up_upstream:Loop.gone:",
+        "made_up_upstream:Loop.gone:",
+    ]
+    upstream.release("0.30.0")
+    assert verify_all([A, bad]) == {"a": [], "bad": verify_patch(bad)}
+    assert_same_slots(upstream, before)
+
+
+def test_modules_of_a_patch_include_its_bypasses() -> None:
+    """What must be imported before the patch can be installed."""
+    bypassed = patch("x", RUN, bypasses=(Bypass(Seam("elsewhere", "f"), State.SUPERSEDED, "there"),))
+    assert modules_of(bypassed) == {MODULE, "elsewhere"}
+
+
+# ---- Bypasses ----
+
+
+BYPASSED = patch("bypassed", RUN, bypasses=(Bypass(EVENTS, State.SUPERSEDED, "upstream's own mode runs"),))
+
+
+@pytest.mark.parametrize("error", [None, ValueError, asyncio.CancelledError])
+def test_bypass_is_told_while_it_runs(upstream: Upstream, error: type[BaseException] | None) -> None:
+    """The state changes while upstream's coroutine runs and comes back after it, however it ends."""
+    loop = upstream.module.Loop
+    seen: list[tuple[State, str]] = []
+
+    def look(_self: Any) -> str:
+        entry = LEDGER.named("bypassed")
+        seen.append((entry.state, entry.reason))
+        if error is not None:
+            raise error("upstream's")
+        return "result"
+
+    loop.seen = look
+    assert install(BYPASSED) is State.APPLIED
+    before = LEDGER.named("bypassed").reason
+    if error is None:
+        assert asyncio.run(loop().events()) == "result"
+    else:
+        with pytest.raises(error):
+            asyncio.run(loop().events())
+    assert seen == [(State.SUPERSEDED, "upstream's own mode runs")]
+    assert (states()["bypassed"], LEDGER.named("bypassed").reason) == (State.APPLIED, before)
+
+
+def test_bypass_starts_when_the_coroutine_does(upstream: Upstream) -> None:
+    """A coroutine that is made and never awaited changes nothing."""
+    install(BYPASSED)
+    upstream.module.Loop().events().close()
+    assert states()["bypassed"] is State.APPLIED
+
+
+def test_undo_while_bypassed_stays_undone(upstream: Upstream) -> None:
+    """What happens to the state in the meantime is not overwritten when upstream's coroutine ends."""
+    install(BYPASSED)
+    upstream.module.Loop.seen = lambda _self: uninstall(BYPASSED)
+    asyncio.run(upstream.module.Loop().events())
+    assert states()["bypassed"] is State.OFF
+
+
+def test_bypass_slot_is_put_back(upstream: Upstream) -> None:
+    """The wrapper around the other mode comes off with the patch."""
+    before = upstream.slots()
+    install(BYPASSED)
+    assert upstream.slots()["Loop"]["events"] is not before["Loop"]["events"]
+    uninstall(BYPASSED)
+    assert_same_slots(upstream, before)
+
+
+def test_trouble_is_a_state_and_no_exception(upstream: Upstream) -> None:
+    """Neither install nor apply raises for a patch's own trouble."""
+    for broken in (patch("m", MOVED), patch("w", RUN, wrappers="made_up_missing")):
+        install(broken)
+        apply(resolved(broken), Process.SERVER, (broken,))
+        uninstall(broken)
+    assert set(states().values()) == {State.UNSUPPORTED, State.FAILED}

@@ -1,0 +1,161 @@
+"""The ledger: one state per patch, told to the log and to listeners when it changes."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from pydantic import Field
+from tests.fakes.upstream import patch
+
+from omni_fastpath import ledger
+from omni_fastpath.declare import Options, State
+from omni_fastpath.ledger import Ledger, PatchRuntime
+
+
+class _Values(Options):
+    size: int = Field(default=3)
+
+
+DRUM = patch("drum", counters={"beats": "beats", "rests": "rests"}, options=_Values)
+FLUTE = patch("flute")
+
+
+def test_new_entry_is_off_with_zeroed_counters() -> None:
+    """A patch is off until something is said, and has all of its counters from the start."""
+    entry = Ledger().entry(DRUM)
+    assert (entry.state, entry.reason, entry.counters) == (State.OFF, "not asked for", {"beats": 0, "rests": 0})
+
+
+def test_entry_is_made_once() -> None:
+    """Declaration and name lead to one entry; an unknown name is an error."""
+    book = Ledger()
+    assert book.entry(DRUM) is book.entry(DRUM) is book.named("drum")
+    assert list(book) == [book.named("drum")]
+    with pytest.raises(KeyError):
+        book.named("flute")
+
+
+@pytest.mark.parametrize(
+    ("state", "level"),
+    [
+        (State.OFF, logging.DEBUG),
+        (State.APPLIED, logging.INFO),
+        (State.NOT_APPLICABLE, logging.INFO),
+        (State.SUPERSEDED, logging.INFO),
+        (State.UNSUPPORTED, logging.WARNING),
+        (State.FAILED, logging.WARNING),
+    ],
+)
+def test_change_is_one_line_at_its_level(caplog: pytest.LogCaptureFixture, state: State, level: int) -> None:
+    """Every state has the level that the documentation gives it, and takes one line with its reason."""
+    with caplog.at_level(logging.DEBUG, "vllm.omni_fastpath"):
+        Ledger().set(DRUM, state, "because")
+    assert [(r.levelno, r.getMessage(), r.name) for r in caplog.records] == [
+        (level, f"omni-fastpath: drum {state.value}: because", "vllm.omni_fastpath")
+    ]
+
+
+def test_only_a_change_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """State and reason as they were are no news; another reason is."""
+    book, heard = Ledger(), []
+    book.listen(lambda *what: heard.append(what))
+    with caplog.at_level(logging.DEBUG, "vllm.omni_fastpath"):
+        for reason in ("one", "one", "two"):
+            book.set(DRUM, State.APPLIED, reason)
+    assert heard == [("drum", State.APPLIED, "one"), ("drum", State.APPLIED, "two")]
+    assert len(caplog.records) == 2
+
+
+def test_listener_that_raises_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Its exception is logged, the state is set, and the listeners after it are called."""
+    book, heard = Ledger(), []
+
+    def breaks(*_: object) -> None:
+        raise OSError("disk")
+
+    book.listen(breaks)
+    book.listen(lambda *what: heard.append(what))
+    book.set(DRUM, State.APPLIED, "yes")
+    assert heard == [("drum", State.APPLIED, "yes")]
+    assert book.named("drum").state is State.APPLIED
+    assert "a listener for patch states failed" in caplog.text
+
+
+def test_listener_may_ask_and_set() -> None:
+    """A listener reads the new state, and may change another patch's."""
+    book = Ledger()
+    seen = []
+
+    def listener(name: str, *_: object) -> None:
+        seen.append(book.snapshot()[name]["state"])
+        if name == "drum":
+            book.set(FLUTE, State.FAILED, "follows")
+
+    book.listen(listener)
+    book.set(DRUM, State.UNSUPPORTED, "moved")
+    assert seen == ["unsupported", "failed"]
+
+
+def test_snapshot_is_plain_and_detached() -> None:
+    """A snapshot is data that later changes do not reach."""
+    book = Ledger()
+    entry = book.entry(DRUM)
+    entry.options, entry.origin = _Values(size=5), "a test"
+    book.set(DRUM, State.APPLIED, "yes")
+    entry.counters["beats"] += 2
+    taken = book.snapshot()
+    entry.counters["beats"] += 1
+    book.set(DRUM, State.OFF, "no")
+    assert taken == {
+        "drum": {
+            "state": "applied",
+            "reason": "yes",
+            "origin": "a test",
+            "options": {"size": 5},
+            "counters": {"beats": 2, "rests": 0},
+        }
+    }
+
+
+def test_clear_forgets_patches_and_listeners() -> None:
+    """After it nothing is known and nobody listens."""
+    book, heard = Ledger(), []
+    book.listen(lambda *what: heard.append(what))
+    book.set(DRUM, State.APPLIED, "yes")
+    book.clear()
+    book.set(FLUTE, State.APPLIED, "yes")
+    assert ([entry.patch.name for entry in book], len(heard)) == (["flute"], 1)
+
+
+def test_runtime_sees_values_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper sees the declaration's defaults until values are in force, then those; its counters are the entry's."""
+    book = Ledger()
+    monkeypatch.setattr(ledger, "LEDGER", book)
+    entry = book.entry(DRUM)
+    seen = ledger.runtime("drum")
+    assert isinstance(seen, PatchRuntime)
+    assert seen.options == _Values(size=3)
+    entry.options = _Values(size=9)
+    assert seen.options.size == 9
+    seen.counters["beats"] += 1
+    seen.report(State.SUPERSEDED, "by the wrapper")
+    assert (entry.counters["beats"], entry.state, entry.reason) == (1, State.SUPERSEDED, "by the wrapper")
+    with pytest.raises(KeyError):
+        ledger.runtime("flute")
+
+
+@pytest.mark.parametrize(
+    ("state", "trouble", "satisfies"),
+    [
+        (State.OFF, False, False),
+        (State.APPLIED, False, True),
+        (State.NOT_APPLICABLE, False, False),
+        (State.SUPERSEDED, False, True),
+        (State.UNSUPPORTED, True, False),
+        (State.FAILED, True, False),
+    ],
+)
+def test_what_a_state_means_for_others(state: State, trouble: bool, satisfies: bool) -> None:
+    """Which states refuse a start under ``fail``, and which give dependants what they need."""
+    assert (state.is_trouble, state.satisfies_requirement) == (trouble, satisfies)

@@ -1,0 +1,289 @@
+"""Every patch that ships, on the real upstream: in any order of import, install and undo the slots are whose they should be.
+
+Each case runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from typing import Any
+
+import pytest
+from tests.fakes.processes import isolated
+
+from omni_fastpath.declare import Patch, Process, Seam, SeamKind, State
+from omni_fastpath.patches import PATCHES
+
+pytestmark = pytest.mark.upstream
+
+NAMES = [patch.name for patch in PATCHES]
+STEPS = ("import", "install", "install", "uninstall", "uninstall")
+ORDERS = sorted({" ".join(order) for order in itertools.permutations(STEPS)})
+# What comes before the import of the target can be told only in a process that has not imported it. Whether the import
+# comes after the first install or later makes no difference to the process, which has it from there on.
+WARM_ORDERS = [order for order in ORDERS if order.startswith("import")]
+COLD_ORDERS = [order for order in ORDERS if not order.startswith("import")]
+
+Key = tuple[str, str]
+
+
+def by_name(name: str) -> Patch:
+    """A shipped patch."""
+    return next(patch for patch in PATCHES if patch.name == name)
+
+
+def seams_of(patch: Patch) -> tuple[Seam, ...]:
+    """Everything that the patch declares, what it writes and what it only looks at."""
+    return (*patch.seams, *(bypass.seam for bypass in patch.bypasses))
+
+
+def written(patch: Patch) -> set[Key]:
+    """The slots that hold something of ours when the patch is applied."""
+    own = {(s.module, s.qualname) for s in patch.seams if s.kind is not SeamKind.PIN}
+    return own | {(bypass.seam.module, bypass.seam.qualname) for bypass in patch.bypasses}
+
+
+def owner_of(key: Key) -> Any:
+    """The object whose dictionary has the slot, found without the code under test."""
+    owner: Any = sys.modules[key[0]]
+    for name in key[1].split(".")[:-1]:
+        owner = vars(owner)[name]
+    return owner
+
+
+def raw(key: Key) -> Any:
+    """The raw slot; None when it is absent."""
+    return vars(owner_of(key)).get(key[1].split(".")[-1])
+
+
+def upstreams_own() -> dict[Key, Any]:
+    """The raw slots of every seam of every patch, after importing their modules."""
+    for seam in itertools.chain.from_iterable(map(seams_of, PATCHES)):
+        importlib.import_module(seam.module)
+    return {(s.module, s.qualname): raw((s.module, s.qualname)) for patch in PATCHES for s in seams_of(patch)}
+
+
+def is_upstreams(value: Any) -> bool:
+    """Whether a raw slot holds what its own module defined, or nothing."""
+    return value is None or (type(value).__name__ == "function" and value.__code__.co_filename.find("omni_fastpath") < 0)
+
+
+def assert_holds(patch: Patch | None, own: dict[Key, Any]) -> None:
+    """The patch's slots hold ours, once each, above upstream's own objects; all other slots hold those themselves."""
+    ours = written(patch) if patch is not None else set()
+    for key, stock in own.items():
+        found = raw(key)
+        if key not in ours:
+            assert found is stock, key
+        elif stock is None:
+            assert type(found).__name__ == "function", key
+            assert "omni_fastpath" in found.__module__, key
+        else:
+            assert found is not stock, key
+            assert type(found).__name__ == "FunctionWrapper", key
+            assert type(found).__module__.startswith(("wrapt", "_wrappers", "__wrapt__")), key
+            assert found.__wrapped__ is stock, f"{key} is wrapped twice"
+
+
+def _run(name: str, order: str) -> None:
+    from omni_fastpath.install import install, is_installed, uninstall
+    from omni_fastpath.ledger import LEDGER
+
+    patch = by_name(name)
+    own: dict[Key, Any] = {}
+    expected = False
+    for step in order.split():
+        if step == "import":
+            imported = upstreams_own()
+            own = own or imported
+        elif step == "install":
+            if not own:
+                # The very first install imports the target itself; what was there before is found below ours.
+                assert "vllm_omni" not in sys.modules
+                install(patch)
+                own = {key: _below(found) for key, found in upstreams_own().items()}
+            assert install(patch) is State.APPLIED
+            expected = True
+        else:
+            uninstall(patch)
+            expected = False
+        assert is_installed(name) == expected
+        if own:
+            assert all(map(is_upstreams, own.values()))
+            assert_holds(patch if expected else None, own)
+        else:
+            assert "vllm_omni" not in sys.modules, f"{step} imported upstream"
+    uninstall(patch)
+    assert_holds(None, own)
+    assert LEDGER.entry(patch).state is State.OFF
+
+
+def _below(found: Any) -> Any:
+    if type(found).__name__ == "FunctionWrapper":
+        return found.__wrapped__
+    return None if found is not None and "omni_fastpath" in found.__module__ else found
+
+
+@pytest.mark.parametrize("order", WARM_ORDERS)
+@pytest.mark.parametrize("name", NAMES)
+@isolated("warm")
+def test_order_after_the_import(name: str, order: str) -> None:
+    """With the target imported first: ours while installed, once; upstream's own objects before and after."""
+    _run(name, order)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@isolated("cold")
+def test_orders_before_the_import(name: str) -> None:
+    """An undo before the import touches nothing and imports nothing; an install before it imports the target itself."""
+    first = next(order for order in COLD_ORDERS if order.startswith("uninstall install install uninstall import"))
+    _run(name, first)
+
+
+@pytest.mark.parametrize("order", COLD_ORDERS)
+@pytest.mark.parametrize("name", NAMES)
+@isolated("warm")
+def test_order_around_the_import(name: str, order: str) -> None:
+    """An import between the other steps changes nothing about whose the slots are."""
+    own = upstreams_own()
+    _run(name, f"import {order}")
+    assert_holds(None, own)
+
+
+@isolated("warm")
+def test_all_patches_together_and_off_again() -> None:
+    """The default set applied, applied again, and off: identity of every slot, each wrapped once per patch."""
+    from omni_fastpath import config
+    from omni_fastpath.install import apply
+    from omni_fastpath.ledger import LEDGER
+
+    own = upstreams_own()
+    on = config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES)
+    depth = {key: sum(key in written(patch) for patch in PATCHES if patch.name in on.enabled) for key in own}
+    for _ in range(2):
+        apply(on, Process.SERVER)
+        assert {e.patch.name for e in LEDGER if e.state is State.APPLIED} == set(on.enabled)
+        for key, stock in own.items():
+            found, layers = raw(key), 0
+            while found is not stock:
+                found, layers = (None if stock is None else found.__wrapped__), layers + 1
+            assert layers == depth[key], key
+    apply(config.resolve([], {}, PATCHES), Process.SERVER)
+    assert_holds(None, own)
+    assert {entry.state for entry in LEDGER} == {State.OFF}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@isolated("warm")
+def test_patch_that_is_off_has_no_slot(name: str) -> None:
+    """With everything else on, the slots that only this patch writes are upstream's own objects."""
+    from omni_fastpath import config
+    from omni_fastpath.install import apply
+    from omni_fastpath.ledger import LEDGER
+
+    own = upstreams_own()
+    variables = {"OMNI_FASTPATH": "1", f"OMNI_FASTPATH_{name.upper()}": "0"}
+    on = config.resolve([], variables, PATCHES)
+    apply(on, Process.SERVER)
+    assert LEDGER.named(name).state is State.OFF
+    others = set().union(*(written(patch) for patch in PATCHES if patch.name in on.enabled))
+    for key in written(by_name(name)) - others:
+        assert raw(key) is own[key], key
+
+
+SEAMS = [
+    pytest.param(patch.name, (seam.module, seam.qualname), id=f"{patch.name}-{seam.qualname}")
+    for patch in PATCHES
+    for seam in seams_of(patch)
+    if seam.kind is not SeamKind.ADD
+]
+
+
+def _assert_unsupported(name: str, before: dict[Key, Any], key: Key) -> None:
+    """The patch is unsupported because of that slot, nothing of it is written, dependants follow, others are applied."""
+    from omni_fastpath import config
+    from omni_fastpath.install import apply
+    from omni_fastpath.ledger import LEDGER
+
+    apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
+    affected = {p.name for p in PATCHES if any((s.module, s.qualname) == key for s in seams_of(p))}
+    for patch in PATCHES:
+        entry = LEDGER.entry(patch)
+        if patch.name in affected and not set(patch.requires) & affected:
+            assert entry.state is State.UNSUPPORTED, entry
+            assert entry.reason.startswith(f"a seam moved: {key[0]}:{key[1]}"), entry.reason
+        elif patch.name in affected or set(patch.requires) & affected:
+            assert entry.state is State.UNSUPPORTED, entry
+            assert entry.reason.startswith("requires "), entry.reason
+        else:
+            assert entry.state is State.APPLIED, entry
+    assert LEDGER.named(name).state is State.UNSUPPORTED
+    applied = [patch for patch in PATCHES if LEDGER.entry(patch).state is State.APPLIED]
+    still = set().union(*(written(patch) for patch in applied)) if applied else set()
+    for each, held in before.items():
+        if each not in still:
+            assert raw(each) is held, each
+
+
+@pytest.mark.parametrize(("name", "key"), SEAMS)
+@isolated("warm")
+def test_parameters_that_moved(name: str, key: Key) -> None:
+    """A function with other parameters in any one slot: the patch is unsupported, nothing is written, others go on."""
+    upstreams_own()
+
+    def moved(self: Any, something_new: Any) -> Any:
+        pytest.fail("nobody runs it")
+
+    setattr(owner_of(key), key[1].split(".")[-1], moved)
+    _assert_unsupported(name, upstreams_own(), key)
+
+
+PINNED = [
+    pytest.param(patch.name, (seam.module, seam.qualname), id=f"{patch.name}-{seam.qualname}")
+    for patch in PATCHES
+    for seam in seams_of(patch)
+    if seam.fingerprints
+]
+
+
+@pytest.mark.parametrize(("name", "key"), PINNED)
+@isolated("warm")
+def test_body_that_moved(name: str, key: Key) -> None:
+    """A function of the same parameters with another body, where the body matters, is a seam that moved."""
+    import linecache
+    import textwrap
+
+    import inspect
+
+    stock = upstreams_own()[key]
+    source = textwrap.dedent(inspect.getsource(stock))
+    head, _, _ = source.partition(":\n")
+    changed = source.replace(source, f"{source.rstrip()}\n    moved = True\n")
+    linecache.cache["<moved>"] = (len(changed), None, changed.splitlines(keepends=True), "<moved>")
+    assert head
+    space = dict(stock.__globals__)
+    exec(compile(changed, "<moved>", "exec", dont_inherit=True, flags=stock.__code__.co_flags & 0x1000000), space)  # noqa: S102
+    setattr(owner_of(key), key[1].split(".")[-1], space[key[1].split(".")[-1]])
+    _assert_unsupported(name, upstreams_own(), key)
+
+
+@pytest.mark.parametrize(("name", "key"), SEAMS)
+@isolated("warm")
+def test_slot_that_is_gone(name: str, key: Key) -> None:
+    """Without the slot in its own class or module the patch is unsupported, even when a base class has the name."""
+    before = upstreams_own()
+    delattr(owner_of(key), key[1].split(".")[-1])
+    before[key] = None
+    _assert_unsupported(name, before, key)
+
+
+@isolated("warm")
+def test_shipped_declarations_fit_the_installed_upstream() -> None:
+    """On the installed release every seam of every patch verifies, and verifying writes nothing."""
+    from omni_fastpath.install import verify_all
+
+    own = upstreams_own()
+    assert verify_all() == {patch.name: [] for patch in PATCHES}
+    assert_holds(None, own)

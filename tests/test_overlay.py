@@ -1,0 +1,167 @@
+"""The overlay YAML: what it says, what it refuses, where it finds its base."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from omni_fastpath import overlay
+from omni_fastpath.config import ConfigError, read_blocks, resolve
+from omni_fastpath.declare import Options, Patch, Process
+from omni_fastpath.patches import PATCHES
+
+
+class PumpOptions(Options):
+    """Two values."""
+
+    items: int = Field(default=16, ge=1)
+    eager: bool = True
+
+
+def made_up(name: str, **extra: Any) -> Patch:
+    """A declaration that no process installs."""
+    return Patch(
+        name=name,
+        summary="",
+        processes=frozenset({Process.SERVER}),
+        wrappers="nowhere",
+        seams=(),
+        tested=(),
+        docs="",
+        counters={},
+        **extra,
+    )
+
+
+MADE_UP = (
+    made_up("pipe"),
+    made_up("pump", options=PumpOptions, requires=("pipe",)),
+    made_up("valve", default_on=False),
+)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A deploy YAML without a block."""
+    path = tmp_path / "base.yaml"
+    path.write_text("stages: []\n")
+    return path
+
+
+def built(base: Path, *sets: str) -> Any:
+    """The ``fastpath`` value of the overlay."""
+    return yaml.safe_load(overlay.build(base, sets, MADE_UP))["fastpath"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "value"),
+    [
+        ((), True),
+        (("pump.items=3",), {"pipe": True, "pump": {"items": 3}}),
+        (("pump.items=3", "pump.eager=no"), {"pipe": True, "pump": {"items": 3, "eager": False}}),
+        (("pump=false",), {"pipe": True, "pump": False}),
+        (("valve=on",), {"pipe": True, "pump": True, "valve": True}),
+        (("on_unsupported=fail",), {"pipe": True, "pump": True, "on_unsupported": "fail"}),
+    ],
+)
+def test_set_starts_from_the_default_set(base: Path, sets: tuple[str, ...], value: Any) -> None:
+    """Without ``--set`` the block is ``true``; with it, the default set with what is set."""
+    assert built(base, *sets) == value
+
+
+def test_set_over_an_inherited_block_says_only_what_is_set(base: Path) -> None:
+    """Over a base that switches patches on, the rest stays inherited."""
+    base.write_text("fastpath: {valve: true}\n")
+    assert built(base, "pipe=1") == {"pipe": True}
+
+
+def test_the_written_file_resolves(base: Path, tmp_path: Path) -> None:
+    """The overlay names its base absolutely, so that it works from anywhere, and comes to what was asked."""
+    output = tmp_path / "elsewhere" / "out.yaml"
+    output.parent.mkdir()
+    overlay.write(overlay.build(base, ["pump.items=3"], MADE_UP, output=output), output)
+    blocks = read_blocks(output)
+    assert [block.path for block in blocks] == [base.resolve(), output]
+    assert resolve(blocks, {}, MADE_UP).enabled["pump"] == PumpOptions(items=3)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("pump", "patch.key=value"),
+        ("pmup.items=3", "did you mean 'pump'"),
+        ("pump.item=3", "did you mean 'items'"),
+        ("pump.items=0", r"fastpath\.pump\.items .*found 0.*at least 1"),
+        ("pump.items=x", r"found 'x'"),
+        ("pump=maybe", "found 'maybe'"),
+        ("pipe=0", r"fastpath\.pump .*requires fastpath\.pipe"),
+        ("on_unsupported=fial", "did you mean 'fail'"),
+        ("on_unsuported=fail", "did you mean 'on_unsupported'"),
+    ],
+)
+def test_what_the_server_would_refuse_is_not_written(base: Path, assignment: str, message: str) -> None:
+    """An unknown patch or key, a wrong value and a contradiction are refused as the server would."""
+    with pytest.raises(ConfigError, match=message):
+        overlay.build(base, [assignment], MADE_UP)
+
+
+def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
+    """A file is overwritten on demand only."""
+    output = tmp_path / "out.yaml"
+    overlay.write("one\n", output)
+    with pytest.raises(FileExistsError):
+        overlay.write("two\n", output)
+    assert output.read_text() == "one\n"
+    overlay.write("two\n", output, force=True)
+    assert output.read_text() == "two\n"
+
+
+def test_bundled_yamls_are_found_without_an_import(tmp_path: Path) -> None:
+    """The folder of vllm_omni is found while its code, which would fail here, is not run."""
+    package = tmp_path / "vllm_omni"
+    (package / "deploy").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "deploy" / "some_model.yaml").write_text("stages: []\n")
+    script = "from omni_fastpath import overlay; print(list(overlay.bundled()), overlay.find('some_model').name)"
+    root = Path(__file__).resolve().parent.parent
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": f"{tmp_path}:{root}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == "['some_model'] some_model.yaml\n"
+
+
+def test_a_file_comes_before_a_bundled_name(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that is there is taken; else the name, with or without its suffix; else the nearest are listed."""
+    named = tmp_path / "deploy" / "some_model.yaml"
+    monkeypatch.setattr(overlay, "bundled", lambda: {"some_model": named, "other": named})
+    monkeypatch.chdir(base.parent)
+    assert overlay.find("base.yaml") == base.resolve()
+    assert overlay.find("some_model") == overlay.find("some_model.yaml") == named.resolve()
+    with pytest.raises(ConfigError, match="nearest: some_model"):
+        overlay.find("some_modl")
+
+
+def test_without_vllm_omni_only_files_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name cannot mean anything where vllm-omni is not installed, and the message says so."""
+    monkeypatch.setattr(overlay, "bundled", dict)
+    with pytest.raises(ConfigError, match="no vllm-omni"):
+        overlay.find("some_model")
+
+
+@pytest.mark.upstream
+def test_every_bundled_yaml_takes_the_shipped_default_set() -> None:
+    """The overlay of each deploy YAML of the installed vllm-omni is valid."""
+    if not overlay.bundled():
+        pytest.skip("vllm-omni is not installed")
+    for path in overlay.bundled().values():
+        assert yaml.safe_load(overlay.build(path, [], PATCHES))["fastpath"] is True
