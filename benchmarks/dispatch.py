@@ -62,11 +62,11 @@ def measure(every: int, repeats: int) -> list[float]:
 
 def _request_output(heard: bool) -> Any:
     """What upstream's processing makes of such an entry; made once, because making it is not dispatch."""
-    from benchmarks.inprocess import SAMPLE_RATE
+    import torch
     from vllm.outputs import RequestOutput
     from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
 
-    import torch
+    from benchmarks.inprocess import SAMPLE_RATE
 
     payload = MultimodalPayload({"audio": torch.ones(1 if heard else 0)}, {"sr": SAMPLE_RATE})
     completion = MultimodalCompletionOutput(

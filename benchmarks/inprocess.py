@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import janus
 import torch
@@ -59,9 +59,9 @@ class Replica(AsyncMPClient):  # type: ignore[misc]
         self.stage_id, self.replica_id = stage_id, replica_id
         self.final_output = stage.final_output
         self.final_output_type = stage.modality if stage.final_output else None
-        self.outputs_queue = asyncio.Queue()
+        self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
         self.resources = SimpleNamespace(
-            output_queue_task=object(), output_socket=None, engine_dead=False, validate_alive=lambda frames: None
+            output_queue_task=object(), output_socket=None, engine_dead=False, validate_alive=lambda _frames: None
         )
         self.utility_results: dict[Any, Any] = {}
         self.default_sampling_params = SamplingParams()
@@ -198,7 +198,7 @@ class Pipeline:
 
         return asyncio.run_coroutine_threadsafe(call(), self._loop).result(timeout=30)
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Self:
         started = threading.Event()
 
         async def run() -> None:
@@ -245,7 +245,10 @@ class Pipeline:
 def batch(*entries: OmniEngineCoreOutput, stats: Any = None, finished: Iterable[str] = ()) -> EngineCoreOutputs:
     """One raw output of a stage: an entry for each request that the step touched."""
     return OmniEngineCoreOutputs(
-        outputs=list(entries), scheduler_stats=stats, finished_requests=set(finished) or None, timestamp=time.monotonic()
+        outputs=list(entries),
+        scheduler_stats=stats,
+        finished_requests=set(finished) or None,
+        timestamp=time.monotonic(),
     )
 
 

@@ -116,7 +116,7 @@ class HookManager:
                     self._pluggy.unregister(plugin)
                 return None
 
-        implementation.function = guarded
+        implementation.function = guarded  # type: ignore[misc] # final in the stubs; a slot like others at run time
 
 
 HOOKS = HookManager()

@@ -63,7 +63,7 @@ class Specs:
     """The hook specifications."""
 
     @hookspec(firstresult=True)
-    def is_routable(self, view: RawOutputView) -> bool | None:  # type: ignore[empty-body]
+    def is_routable(self, view: RawOutputView) -> bool | None:
         """Say whether a raw output ends its replica's pass; None leaves it to the next plugin, at last to our default.
 
         Called after upstream processed a raw output of a final-output stage and before it routes it.

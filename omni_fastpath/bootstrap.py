@@ -10,6 +10,7 @@ asked for.
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -139,7 +140,7 @@ def _arm_environment() -> None:
     needed = frozenset[str]().union(*(modules_of(patch) for patch in PATCHES if patch.name in resolved.enabled))
     imported: set[str] = set()
 
-    def one_more(name: str) -> None:
+    def one_more(name: str, _module: Any) -> None:
         imported.add(name)
         if imported != needed or _publisher is not None:
             return  # some are missing, or a deploy YAML was read in the meantime
@@ -147,10 +148,10 @@ def _arm_environment() -> None:
             _take_effect(resolved, "environment")
         except RefusedError as error:
             # An import is no place to refuse in; the reading of the deploy YAML is, and it resolves again.
-            logger.error("%s", error)  # noqa: TRY400
+            logger.error("%s", error)
 
     for name in needed:
-        _arm(name, lambda _module, name=name: one_more(name))
+        _arm(name, functools.partial(one_more, name))
 
 
 def _arm(module: str, hook: Callable[[Any], None]) -> None:
@@ -213,7 +214,7 @@ def _deploy_yaml_read(path: Path) -> None:
         _close_gate()
         raise
     except Exception:
-        logger.exception("omni-fastpath: the fastpath block of %s could not take effect; see omni-fastpath status", path)
+        logger.exception("omni-fastpath: the fastpath block of %s could not take effect", path)
 
 
 def _resolve_and_take_effect(path: Path) -> None:

@@ -110,8 +110,8 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None 
     """Make this process what ``resolved`` says: take off what is no longer asked for, install the rest.
 
     Raises:
-        RefusedError: A patch that was asked for is unsupported or failed, and ``on_unsupported`` is ``fail``. Everything
-            that was installed has been taken off again.
+        RefusedError: A patch that was asked for is unsupported or failed, and ``on_unsupported`` is ``fail``.
+            Everything that was installed has been taken off again.
     """
     known = _patches() if patches is None else patches
     with _lock:
@@ -311,20 +311,21 @@ def _watcher(path: str) -> Callable[..., Any]:
     """A wrapper that tells the truth while upstream runs in a mode in which patches have no place."""
 
     async def watched(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
-        _bypassed(path, +1)
+        # The watch that saw it begin is told of its end; one that came later knows nothing of it.
+        watch = _watches.get(path)
+        _bypassed(watch, +1)
         try:
             return await wrapped(*args, **kwargs)
         finally:
-            _bypassed(path, -1)
+            _bypassed(watch, -1)
 
     return watched
 
 
-def _bypassed(path: str, change: int) -> None:
+def _bypassed(watch: _Watch | None, change: int) -> None:
     """Upstream's function began (+1) or ended (-1). With several engines in a process, the last one to end counts."""
     with _lock:
-        watch = _watches.get(path)
-        if watch is None:  # taken off while it ran
+        if watch is None:
             return
         watch.active += change
         for patch, bypass in watch.subscribers.values():

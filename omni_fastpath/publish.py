@@ -35,8 +35,9 @@ def vllm_release() -> str | None:
 
 
 class Publisher:
-    """Writes this process's state file after every change of a state, and while a patch is applied, every
-    ``REFRESH_S`` when its counters moved.
+    """Writes this process's state file.
+
+    After every change of a state, and while a patch is applied, every ``REFRESH_S`` when its counters moved.
 
     Args:
         process: The kind of process this is.
@@ -144,4 +145,4 @@ def export_metrics() -> None:
         return
     from prometheus_client import REGISTRY  # noqa: PLC0415 - only when something is on
 
-    REGISTRY.register(_Collector(LEDGER))  # type: ignore[arg-type]
+    REGISTRY.register(_Collector(LEDGER))

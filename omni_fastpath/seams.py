@@ -20,7 +20,7 @@ from typing import Any
 from omni_fastpath.declare import Seam, SeamKind
 
 MARK = "_self_omni_fastpath"
-"""Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper itself."""
+"""Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper."""
 
 _ABSENT = object()
 
@@ -133,8 +133,9 @@ def _is_plain_or_ours(raw: Any) -> bool:
     """Whether nobody else stands between the slot and upstream's function, in whatever depth."""
     while _is_our_wrapper(raw):
         raw = raw.__wrapped__
-    raw = raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
-    return inspect.isfunction(raw) and not hasattr(raw, "__wrapped__")
+    # By type: isinstance asks a foreign wrapt wrapper, which answers as what it wraps.
+    raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
+    return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
 
 
 def _is_our_wrapper(raw: Any) -> bool:

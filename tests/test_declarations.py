@@ -197,7 +197,7 @@ def test_patch_imports_no_other_patch(patch: Patch) -> None:
                 if name.startswith("omni_fastpath.patches"):
                     assert name.startswith(f"omni_fastpath.patches.{patch.name}"), f"{file}: {name}"
                 if file.name == "__init__.py":
-                    top = name.split(".")[0]
+                    top = name.partition(".")[0]
                     assert top in {*sys.stdlib_module_names, "pydantic", "omni_fastpath"}, f"{file}: {name}"
 
 
@@ -225,7 +225,7 @@ def test_second_module_identity_is_refused(name: str) -> None:
         text=True,
         check=False,
     )
-    top = name.split(".")[0]
+    top = name.partition(".")[0]
     assert run.returncode == 1
     assert f"ImportError: import omni_fastpath.{top}, not {top}" in run.stderr
 

@@ -9,6 +9,23 @@ from typing import Any
 
 import pytest
 from pydantic import Field
+from wrapt import FunctionWrapper
+
+from omni_fastpath.declare import Bypass, Options, Patch, Process, Seam, State
+from omni_fastpath.install import (
+    RefusedError,
+    apply,
+    install,
+    installed_release,
+    is_installed,
+    modules_of,
+    release_problem,
+    uninstall,
+    verify_all,
+    verify_patch,
+)
+from omni_fastpath.ledger import LEDGER, runtime
+from omni_fastpath.seams import fingerprint
 from tests.fakes.upstream import (
     ADDED,
     CHECK,
@@ -26,22 +43,6 @@ from tests.fakes.upstream import (
     states,
     upstream,
 )
-from wrapt import FunctionWrapper
-
-from omni_fastpath.declare import Bypass, Options, Patch, Process, Seam, State
-from omni_fastpath.install import (
-    RefusedError,
-    apply,
-    install,
-    installed_release,
-    is_installed,
-    modules_of,
-    release_problem,
-    uninstall,
-    verify_all,
-    verify_patch,
-)
-from omni_fastpath.ledger import LEDGER, runtime
 
 __all__ = ["upstream"]
 
@@ -188,7 +189,7 @@ def test_write_that_fails_half_way_puts_everything_back(upstream: Upstream, meta
     body = {name: value for name, value in vars(loop).items() if name not in ("__dict__", "__weakref__")}
     # A plain function in the slot, so that what is set shows as what it is.
     body["make"] = body["make"].__func__
-    upstream.module.Loop = metaclass("Loop", loop.__bases__, body)
+    setattr(upstream.module, "Loop", metaclass("Loop", loop.__bases__, body))  # noqa: B010 - a made-up module
     before = upstream.slots()
     broken = patch("broken", RUN, LISTEN, Seam(MODULE, "Loop.make", ("cls", "size"), wrapper="passes"))
     assert install(broken) is State.FAILED
@@ -198,12 +199,11 @@ def test_write_that_fails_half_way_puts_everything_back(upstream: Upstream, meta
 
 def test_error_while_verifying_fails_the_patch(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upstream module that breaks on import in its own way is this patch's failure only."""
-    from omni_fastpath import seams
 
     def breaks(_name: str) -> Any:
         raise RuntimeError("half an install")
 
-    monkeypatch.setattr(seams.importlib, "import_module", breaks)
+    monkeypatch.setattr("omni_fastpath.seams.importlib.import_module", breaks)
     broken = patch("broken", RUN)
     assert install(broken) is State.FAILED
     assert "half an install" in LEDGER.entry(broken).reason
@@ -258,9 +258,19 @@ def test_replacing_under_a_foreign_wrapper_is_refused(upstream: Upstream, wrap: 
     upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
     before = upstream.slots()
     replacing = patch("replacing", LISTEN, REPLACING)
-    assert install(replacing) is State.FAILED
+    assert install(replacing) is State.UNSUPPORTED
     assert_same_slots(upstream, before)
-    assert "somebody else's wrapper" in LEDGER.entry(replacing).reason
+    assert "Loop.run: holds somebody else's wrapper" in LEDGER.entry(replacing).reason
+
+
+@pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
+def test_pinned_body_under_a_foreign_wrapper_is_refused(upstream: Upstream, wrap: Any) -> None:
+    """Where a body is relied on, a wrapper around it is another body; where only the name matters it is not."""
+    body = fingerprint(upstream.module.Loop.run)
+    upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
+    pinned = patch("pinned", LISTEN, Seam(MODULE, "Loop.run", ("self", "rounds"), PIN, fingerprints=(body,)))
+    assert install(pinned) is State.UNSUPPORTED
+    assert install(patch("named", LISTEN, Seam(MODULE, "Loop.run", ("self", "rounds"), PIN))) is State.APPLIED
 
 
 def test_wrapping_a_foreign_wrapper_is_fine(upstream: Upstream) -> None:
@@ -282,16 +292,48 @@ def test_undo_under_a_foreign_wrapper_is_refused(
     install(FOUR)
     upstream.module.Loop.make = theirs = wrap(vars(upstream.module.Loop)["make"])
     before = upstream.slots()
-    for take_off in (lambda: uninstall(FOUR), lambda: apply(resolved(off=(FOUR,)), Process.SERVER, [FOUR])):
+    for again in range(2):
         caplog.clear()
-        take_off()
+        if again:
+            apply(resolved(off=(FOUR,)), Process.SERVER, [FOUR])
+        else:
+            uninstall(FOUR)
         assert_same_slots(upstream, before)
         assert (is_installed("four"), states()) == (True, {"four": State.APPLIED})
-        assert [record.levelno for record in caplog.records] == [logging.ERROR]
-        assert "four cannot be taken off: made_up_upstream:Loop.make holds" in caplog.text
+        assert "cannot be taken off: made_up_upstream:Loop.make" in LEDGER.named("four").reason
+        assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
+        assert (
+            "four cannot be taken off: made_up_upstream:Loop.make was written by someone else after us" in caplog.text
+        )
     upstream.module.Loop.make = theirs.__wrapped__
     uninstall(FOUR)
     assert states() == {"four": State.OFF}
+
+
+def test_patch_in_use_is_not_taken_off(upstream: Upstream) -> None:
+    """What the wrappers say is in use stays, with their words as the reason; afterwards they are told of the undo."""
+    told: list[str] = []
+    user: list[str | None] = ["an orchestrator runs"]
+    upstream.wrappers.in_use = lambda: user[0]  # type: ignore[attr-defined]
+    upstream.wrappers.taken_off = lambda: told.append("off")  # type: ignore[attr-defined]
+    install(FOUR)
+    uninstall(FOUR)
+    assert (is_installed("four"), told) == (True, [])
+    assert LEDGER.named("four").reason == "4 slots hold ours; cannot be taken off: an orchestrator runs"
+    user[0] = None
+    uninstall(FOUR)
+    assert (is_installed("four"), told) == (False, ["off"])
+
+
+def test_requirement_of_an_installed_patch_is_not_taken_off(upstream: Upstream) -> None:
+    """What an installed patch requires stays as long as that one does."""
+    install(A)
+    install(B)
+    uninstall(A)
+    assert LEDGER.named("a").reason.endswith("cannot be taken off: b requires it")
+    uninstall(B)
+    uninstall(A)
+    assert states() == {"a": State.OFF, "b": State.OFF}
 
 
 # ---- Apply ----
@@ -321,9 +363,7 @@ def test_apply_installs_what_is_on(upstream: Upstream) -> None:
         (patch("a", RUN, processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "used in the stage process"),
     ],
 )
-def test_dependants_follow_their_requirement(
-    upstream: Upstream, required: Patch, state: State, reason: str
-) -> None:
+def test_dependants_follow_their_requirement(upstream: Upstream, required: Patch, state: State, reason: str) -> None:
     """What requires a patch that cannot serve gets its state, down the chain; the others are applied."""
     apply(resolved(required, B, C, D), Process.SERVER, (required, B, C, D))
     assert states() == {"a": state, "b": state, "c": state, "d": State.APPLIED}
@@ -355,9 +395,7 @@ def test_other_process_touches_nothing(upstream: Upstream) -> None:
     elsewhere = patch("elsewhere", Seam("made_up_missing", "x"), processes=frozenset({Process.SERVER, Process.STAGE}))
     apply(resolved(elsewhere), Process.HEADLESS, (elsewhere,))
     assert states() == {"elsewhere": State.NOT_APPLICABLE}
-    assert LEDGER.named("elsewhere").reason == (
-        "its slots are used in the server or stage process; this is a headless"
-    )
+    assert LEDGER.named("elsewhere").reason == ("its slots are used in the server or stage process; this is a headless")
     assert_same_slots(upstream, before)
 
 
@@ -438,7 +476,18 @@ def test_tested_release_passes(upstream: Upstream, version: str) -> None:
 
 @pytest.mark.parametrize(
     "version",
-    [None, "0.30.1", "0.31.0", "0.29.0", "0.30.0rc1", "0.30.0.dev4", "0.30.0.dev4+cpu", "0.30.0.post1", "1!0.30.0", "main"],
+    [
+        None,
+        "0.30.1",
+        "0.31.0",
+        "0.29.0",
+        "0.30.0rc1",
+        "0.30.0.dev4",
+        "0.30.0.dev4+cpu",
+        "0.30.0.post1",
+        "1!0.30.0",
+        "main",
+    ],
 )
 def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -> None:
     """Older, newer, pre-release, development, post-release, unreadable or not installed: nothing is written."""
@@ -506,6 +555,72 @@ def test_bypass_is_told_while_it_runs(upstream: Upstream, error: type[BaseExcept
             asyncio.run(loop().events())
     assert seen == [(State.SUPERSEDED, "upstream's own mode runs")]
     assert (states()["bypassed"], LEDGER.named("bypassed").reason) == (State.APPLIED, before)
+
+
+def test_bypass_tells_every_patch_and_its_wrapper_is_shared(upstream: Upstream) -> None:
+    """Patches with one bypass share one wrapper, come off in any order, and the last one takes it with it."""
+    before = upstream.slots()
+    others = [patch(n, s, bypasses=BYPASSED.bypasses) for n, s in (("one", RUN), ("two", MAKE), ("three", CHECK))]
+    for each in others:
+        install(each)
+    assert upstream.slots()["Loop"]["events"].__wrapped__ is before["Loop"]["events"]
+    seen: list[Any] = []
+    upstream.module.Loop.seen = lambda _self: seen.append(states())
+    asyncio.run(upstream.module.Loop().events())
+    uninstall(others[0])
+    asyncio.run(upstream.module.Loop().events())
+    uninstall(others[2])
+    uninstall(others[1])
+    asyncio.run(upstream.module.Loop().events())
+    in_bypass, off = State.SUPERSEDED, State.OFF
+    assert seen == [
+        {"one": in_bypass, "two": in_bypass, "three": in_bypass},
+        {"one": off, "two": in_bypass, "three": in_bypass},
+        {"one": off, "two": off, "three": off},
+    ]
+    del upstream.module.Loop.seen
+    del before["Loop"]["seen"]
+    assert_same_slots(upstream, before)
+
+
+async def test_bypass_lasts_until_the_last_one_ends(upstream: Upstream) -> None:
+    """With several engines in a process the state comes back with the last that ends."""
+    going = [asyncio.Event(), asyncio.Event()]
+
+    async def wait(_self: Any, number: int) -> None:
+        await going[number].wait()
+
+    upstream.module.Loop.events = wait
+    installed = patch(
+        "several", RUN, bypasses=(Bypass(Seam(MODULE, "Loop.events", ("_self", "number")), State.OFF, ""),)
+    )
+    assert install(installed) is State.APPLIED
+    tasks = [asyncio.ensure_future(upstream.module.Loop().events(number)) for number in range(2)]
+    await asyncio.sleep(0)
+    seen = [states()["several"]]
+    for number, task in enumerate(tasks):
+        going[number].set()
+        await task
+        seen.append(states()["several"])
+    assert seen == [State.OFF, State.OFF, State.APPLIED]
+
+
+async def test_bypass_that_outlives_its_patch_changes_nothing_later(upstream: Upstream) -> None:
+    """What began before the patch was taken off and installed again does not count when it ends."""
+    going = asyncio.Event()
+
+    async def wait(self: Any) -> None:
+        await going.wait()
+
+    upstream.module.Loop.events = wait
+    install(BYPASSED)
+    running = asyncio.ensure_future(upstream.module.Loop().events())
+    await asyncio.sleep(0)
+    uninstall(BYPASSED)
+    install(BYPASSED)
+    going.set()
+    await running
+    assert states()["bypassed"] is State.APPLIED
 
 
 def test_bypass_starts_when_the_coroutine_does(upstream: Upstream) -> None:

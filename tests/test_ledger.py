@@ -6,11 +6,11 @@ import logging
 
 import pytest
 from pydantic import Field
-from tests.fakes.upstream import patch
 
 from omni_fastpath import ledger
 from omni_fastpath.declare import Options, State
 from omni_fastpath.ledger import Ledger, PatchRuntime
+from tests.fakes.upstream import patch
 
 
 class _Values(Options):

@@ -1,20 +1,24 @@
-"""Every patch that ships, on the real upstream: in any order of import, install and undo the slots are whose they should be.
+"""Every patch that ships, on the real upstream: in any order of import, install and undo its slots are as they should be.
 
 Each case runs in a process of its own.
 """
 
 from __future__ import annotations
+import __future__
 
 import importlib
+import inspect
 import itertools
+import linecache
 import sys
+import textwrap
 from typing import Any
 
 import pytest
-from tests.fakes.processes import isolated
 
 from omni_fastpath.declare import Patch, Process, Seam, SeamKind, State
 from omni_fastpath.patches import PATCHES
+from tests.fakes.processes import isolated
 
 pytestmark = pytest.mark.upstream
 
@@ -67,7 +71,9 @@ def upstreams_own() -> dict[Key, Any]:
 
 def is_upstreams(value: Any) -> bool:
     """Whether a raw slot holds what its own module defined, or nothing."""
-    return value is None or (type(value).__name__ == "function" and value.__code__.co_filename.find("omni_fastpath") < 0)
+    return value is None or (
+        type(value).__name__ == "function" and value.__code__.co_filename.find("omni_fastpath") < 0
+    )
 
 
 def assert_holds(patch: Patch | None, own: dict[Key, Any]) -> None:
@@ -202,7 +208,7 @@ SEAMS = [
 
 
 def _assert_unsupported(name: str, before: dict[Key, Any], key: Key) -> None:
-    """The patch is unsupported because of that slot, nothing of it is written, dependants follow, others are applied."""
+    """The patch is unsupported for that slot, nothing of it is written, dependants follow, others are applied."""
     from omni_fastpath import config
     from omni_fastpath.install import apply
     from omni_fastpath.ledger import LEDGER
@@ -252,19 +258,12 @@ PINNED = [
 @isolated("warm")
 def test_body_that_moved(name: str, key: Key) -> None:
     """A function of the same parameters with another body, where the body matters, is a seam that moved."""
-    import linecache
-    import textwrap
-
-    import inspect
-
     stock = upstreams_own()[key]
-    source = textwrap.dedent(inspect.getsource(stock))
-    head, _, _ = source.partition(":\n")
-    changed = source.replace(source, f"{source.rstrip()}\n    moved = True\n")
+    changed = f"{textwrap.dedent(inspect.getsource(stock)).rstrip()}\n    moved = True\n"
     linecache.cache["<moved>"] = (len(changed), None, changed.splitlines(keepends=True), "<moved>")
-    assert head
     space = dict(stock.__globals__)
-    exec(compile(changed, "<moved>", "exec", dont_inherit=True, flags=stock.__code__.co_flags & 0x1000000), space)  # noqa: S102
+    annotations = stock.__code__.co_flags & __future__.annotations.compiler_flag
+    exec(compile(changed, "<moved>", "exec", annotations, dont_inherit=True), space)  # noqa: S102
     setattr(owner_of(key), key[1].split(".")[-1], space[key[1].split(".")[-1]])
     _assert_unsupported(name, upstreams_own(), key)
 

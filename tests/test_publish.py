@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.fakes.processes import ROOT
-from tests.fakes.upstream import patch
 
 from omni_fastpath import __version__, publish, statefile
 from omni_fastpath.declare import Process, State
 from omni_fastpath.ledger import LEDGER, Ledger
 from omni_fastpath.publish import Publisher, _Collector, export_metrics, vllm_release
+from tests.fakes.processes import ROOT
+from tests.fakes.upstream import patch
 
 DRUM = patch("drum", counters={"beats": "beats"})
 FLUTE = patch("flute", counters={})
@@ -34,7 +34,7 @@ def _ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     (tmp_path / "runtime").mkdir(mode=0o700, exist_ok=True)
     monkeypatch.setattr(LEDGER, "_entries", {})
     monkeypatch.setattr(LEDGER, "_listeners", [])
-    monkeypatch.setattr(publish.atexit, "register", lambda function: function)
+    monkeypatch.setattr("omni_fastpath.publish.atexit.register", lambda function: function)
     monkeypatch.setattr(publish.Publisher, "_keep_fresh", lambda self: None)
     yield
     statefile.remove()
@@ -47,7 +47,7 @@ def on_disk() -> dict[str, Any]:
 
 
 def test_file_says_what_the_ledger_says() -> None:
-    """Role, releases, source and every patch with state, reason, origin, options and counters; readable by its owner."""
+    """Role, releases, source and every patch with all that the ledger knows of it; readable by its owner only."""
     LEDGER.set(DRUM, State.APPLIED, "yes")
     LEDGER.set(FLUTE, State.FAILED, "no")
     LEDGER.named("drum").counters["beats"] = 7
@@ -138,7 +138,7 @@ def test_writers_on_several_threads_leave_one_whole_file() -> None:
 def test_counters_are_refreshed_only_where_a_patch_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which nothing is applied has no thread for it; one in which something is has one."""
     asked: list[Publisher] = []
-    monkeypatch.setattr(publish.Publisher, "_keep_fresh", lambda self: asked.append(self))
+    monkeypatch.setattr(publish.Publisher, "_keep_fresh", lambda self: asked.append(self))  # noqa: PLW0108 - to be a method
     publisher = Publisher(Process.STAGE, None)
     publisher.start()
     LEDGER.set(DRUM, State.NOT_APPLICABLE, "elsewhere")
@@ -171,7 +171,9 @@ print(len(statefile.read_live()), flush=True)
 
 def test_counters_follow_and_the_file_goes_with_its_process() -> None:
     """Counters reach the file by themselves; a forked child's end leaves it; the process's own end removes it."""
-    run = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
     assert run.stdout == "1\n"
     assert list(statefile.folder().iterdir()) == []
 
@@ -188,7 +190,7 @@ def scraped(registry: CollectorRegistry) -> dict[str, float]:
 def test_scrape_shows_states_and_counters() -> None:
     """One gauge per patch and state, of which one is 1, and a counter per engagement counter; always the present."""
     ledger, registry = Ledger(), CollectorRegistry()
-    registry.register(_Collector(ledger))  # type: ignore[arg-type]
+    registry.register(_Collector(ledger))
     assert scraped(registry) == {}
     ledger.set(DRUM, State.APPLIED, "yes")
     ledger.named("drum").counters["beats"] = 3

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.upstream import CHECK, EVENTS, LISTEN, MAKE, MODULE, PIN, RUN, Upstream, load, passes, upstream
 from wrapt import FunctionWrapper
 
 from omni_fastpath.declare import Seam, SeamKind
-from omni_fastpath.seams import SeamMovedError, SlotTakenError, find, fingerprint, verify
+from omni_fastpath.seams import MARK, SeamMovedError, SlotTakenError, find, fingerprint, verify
+from tests.fakes.upstream import CHECK, EVENTS, LISTEN, MAKE, MODULE, PIN, RUN, Upstream, load, passes, upstream
 
 __all__ = ["upstream"]
 
@@ -47,7 +47,10 @@ def test_what_is_as_declared_passes(upstream: Upstream, seam: Seam) -> None:
         (Seam(MODULE, "Loop.make", ("cls", "size")), "is a classmethod, expected a function"),
         (Seam(MODULE, "Loop.check", ("value",)), "is a staticmethod, expected a function"),
         (Seam(MODULE, "Loop.run", ("self", "rounds"), descriptor="staticmethod"), "is a function, expected a static"),
-        (Seam(MODULE, "Loop.run", ("self", "turns")), r"parameters are \('self', 'rounds'\), expected \('self', 'turns'"),
+        (
+            Seam(MODULE, "Loop.run", ("self", "turns")),
+            r"parameters are \('self', 'rounds'\), expected \('self', 'turns'",
+        ),
         (Seam(MODULE, "Loop.run", ("self",)), "its parameters are"),
         (Seam(MODULE, "listen", ("backlog", "port")), "its parameters are"),
         (Seam(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)), "its body moved"),
@@ -74,16 +77,21 @@ def test_added_slot_needs_its_owner_only(upstream: Upstream) -> None:
 
 
 @pytest.mark.parametrize("name", ["run", "make", "check"])
-def test_wrapped_slot_answers_as_what_it_wraps(upstream: Upstream, name: str) -> None:
-    """With a wrapt wrapper in the slot descriptor, parameters and fingerprint are upstream's still."""
+def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstream, name: str) -> None:
+    """With a wrapper of ours in the slot descriptor, parameters and fingerprint are upstream's still."""
     seam = {"run": RUN, "make": MAKE, "check": CHECK}[name]
     slot = verify(seam)
     bare = inspect.unwrap(getattr(upstream.module.Loop, name))
     pinned = Seam(
         MODULE, seam.qualname, seam.parameters, PIN, fingerprints=(fingerprint(bare),), descriptor=seam.descriptor
     )
-    slot.write(FunctionWrapper(slot.raw(), passes))
-    assert verify(pinned).holds(slot.raw())
+    wrapper = FunctionWrapper(slot.raw(), passes)
+    setattr(wrapper, MARK, "another")
+    slot.write(wrapper)
+    assert verify(pinned).holds(wrapper)
+    slot.write(FunctionWrapper(wrapper, passes))
+    with pytest.raises(SeamMovedError, match="somebody else's wrapper"):
+        verify(pinned)
 
 
 def test_body_without_source_cannot_be_pinned(upstream: Upstream) -> None:
@@ -130,7 +138,7 @@ def test_classmethod_still_binds_after_the_undo(upstream: Upstream) -> None:
     raw, ours = slot.raw(), FunctionWrapper(slot.raw(), passes)
     slot.write(ours)
     slot.restore(raw, ours=ours)
-    derived = type("Derived", (upstream.module.Loop,), {})
+    derived: Any = type("Derived", (upstream.module.Loop,), {})
     assert derived.make(3) == (derived, 3)
 
 
@@ -173,7 +181,9 @@ def f(self, items, *, limit=3):
 SAME = {
     "comments": BODY.replace("total = 0", "total = 0  # none yet\n    # and one more"),
     "no docstring": BODY.replace('    """What it does."""\n', ""),
-    "another docstring": BODY.replace("What it does.", "A longer one,\n\n    with # and 'quotes'\n  and less indented.\n    "),
+    "another docstring": BODY.replace(
+        "What it does.", "A longer one,\n\n    with # and 'quotes'\n  and less indented.\n    "
+    ),
     "docstring in pieces": BODY.replace('"""What it does."""', '"What it " \\\n      "does."'),
     "empty docstring": BODY.replace("What it does.", ""),
     "nested docstring": BODY.replace("Inside.", "Somewhere else."),

@@ -102,7 +102,13 @@ PATCH = Patch(
             SeamKind.PIN,
             fingerprints=("1f64fcbbbc3460c3",),
         ),
-        Seam(STAGE_POOL, "StagePool._poll_stage_raw", ("self", "client"), SeamKind.PIN, fingerprints=("835009208b1d6a59",)),
+        Seam(
+            STAGE_POOL,
+            "StagePool._poll_stage_raw",
+            ("self", "client"),
+            SeamKind.PIN,
+            fingerprints=("835009208b1d6a59",),
+        ),
         Seam(STAGE_POOL, "StagePool.available_replica_ids", ("self",), SeamKind.PIN),
         Seam(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id"), SeamKind.PIN),
         Seam(

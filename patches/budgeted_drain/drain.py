@@ -31,13 +31,26 @@ _POLL_WAIT_S = 0.001
 """Upstream's cadence for what can only be polled: diffusion stages and clients without an output queue."""
 
 
-class Took(enum.Enum):
-    """What became of one reading."""
+class _Unreadable(NamedTuple):
+    """What stands for a raw output that could not be read."""
 
-    NOTHING = enum.auto()
-    INVISIBLE = enum.auto()
-    ROUTABLE = enum.auto()
+    error: Exception
+
+
+class Took(enum.Enum):
+    """What became of a raw output that was taken."""
+
     FAILED = enum.auto()
+    """Processing it raised, and that was handled."""
+    DROPPED = enum.auto()
+    """It had no content, and upstream's rule drops it."""
+    INVISIBLE = enum.auto()
+    """It was processed and brought nobody anything."""
+    ROUTABLE = enum.auto()
+    """It was processed and brought somebody something."""
+
+
+_COUNTED_ENDINGS = ("empty", "routable", "items", "time")
 
 
 class Upstream(NamedTuple):
@@ -147,7 +160,7 @@ class DrainLoop:
     # ---- The loop ----
 
     async def run(self) -> None:
-        """Dispatch until the orchestrator's shutdown event is set; upstream's errors propagate as its loop lets them."""
+        """Dispatch until the orchestrator's shutdown event is set; errors propagate as upstream's loop lets them."""
         self._loop = asyncio.get_running_loop()
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         shutdown.add_done_callback(lambda _: self._ring())
@@ -223,8 +236,7 @@ class DrainLoop:
 
     async def _yield(self) -> None:
         stretch_us = (perf_counter_ns() - self._last_yield_ns) // 1000
-        if stretch_us > self._counters["longest_stretch_us"]:
-            self._counters["longest_stretch_us"] = stretch_us
+        self._counters["longest_stretch_us"] = max(stretch_us, self._counters["longest_stretch_us"])
         await asyncio.sleep(0)
         self._last_yield_ns = perf_counter_ns()
 
@@ -263,64 +275,62 @@ class DrainLoop:
     # ---- One replica ----
 
     async def _drain(self, stage_id: int, pool: Any, replica_id: int) -> bool:
-        """Take raw outputs from one replica until a pass ends; whether any was taken.
+        """Take raw outputs from one replica until a pass ends; whether anything happened.
 
         A replica of a stage that nobody sees gives one: it has no reason to be drained ahead of one that is seen.
         """
         client = pool.clients[replica_id]
-        queue = client.outputs_queue
-        dequeue = self._upstream.dequeue
         final_output = pool.final_output
         limit = self._max_items if final_output else 1
-        taken = 0
-        worked_ns = 0
-        ended = "empty"
+        taken = worked_ns = 0
+        ended: str | None = None
         started_ns = now_ns = perf_counter_ns()
-        while True:
+        while ended is None:
             item_ns = now_ns
-            try:
-                item = dequeue(client)
-            except Exception as error:
-                logger.exception("omni-fastpath: reading from stage-%s replica-%s failed", stage_id, replica_id)
-                await self._failed(stage_id, pool, replica_id, client, error)
+            item = self._dequeue(stage_id, replica_id, client)
+            if item is None:
+                ended = "empty"
+                break
+            if isinstance(item, _Unreadable):
+                await self._failed(stage_id, pool, replica_id, client, item.error)
                 ended = "gone"
                 break
-            if item is None:
-                break
-            taken += 1
             reading = pool._poll_stage_raw(_OneItem(item))
             took = await self._dispatch(stage_id, pool, replica_id, client, reading, judge=final_output)
             now_ns = perf_counter_ns()
+            taken += 1
             worked_ns += now_ns - item_ns
-            if took is Took.FAILED or self._is_gone(pool, replica_id, client):
-                ended = "gone"
-                break
-            if queue.empty():
-                break
-            if took is Took.ROUTABLE:
-                ended = "routable"
-                break
-            if taken >= limit:
+            ended = self._ending(took, pool, replica_id, client)
+            if ended is None and taken >= limit:
                 ended = "items" if final_output else "one"
-                break
-            if worked_ns >= self._max_time_ns:
+            if ended is None and worked_ns >= self._max_time_ns:
                 ended = "time"
-                break
-            if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
+            if ended is None and now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
                 await self._yield()
+                now_ns = perf_counter_ns()
                 if self._is_gone(pool, replica_id, client):
                     ended = "gone"
-                    break
-                now_ns = perf_counter_ns()
-        if not taken:
-            return ended == "gone"
-        self._count_pass(taken, ended)
-        if self._observers.on_pass_end is not None:
-            report = PassReport(stage_id, replica_id, taken, ended, queue.qsize(), (now_ns - started_ns) / 1000)
-            self._observers.on_pass_end(report=report)
-        if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
-            await self._yield()
-        return True
+        if taken:
+            self._note_pass(stage_id, replica_id, client, taken, ended, now_ns - started_ns)
+            if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
+                await self._yield()
+        return ended != "empty" or taken > 0
+
+    def _dequeue(self, stage_id: int, replica_id: int, client: Any) -> Any:
+        """The next raw output of one client, None when there is none, or what reading it raised."""
+        try:
+            return self._upstream.dequeue(client)
+        except Exception as error:
+            logger.exception("omni-fastpath: reading from stage-%s replica-%s failed", stage_id, replica_id)
+            return _Unreadable(error)
+
+    def _ending(self, took: Took, pool: Any, replica_id: int, client: Any) -> str | None:
+        """Why a pass ends after this output, budgets apart."""
+        if took is Took.FAILED or self._is_gone(pool, replica_id, client):
+            return "gone"
+        if client.outputs_queue.empty():
+            return "empty"
+        return "routable" if took is Took.ROUTABLE else None
 
     def _is_gone(self, pool: Any, replica_id: int, client: Any) -> bool:
         """Whether the pass must end because its replica was evicted, detached or replaced meanwhile, or at shutdown."""
@@ -330,12 +340,16 @@ class DrainLoop:
             or not pool.is_replica_available(replica_id)
         )
 
-    def _count_pass(self, taken: int, ended: str) -> None:
+    def _note_pass(self, stage_id: int, replica_id: int, client: Any, taken: int, ended: str, duration_ns: int) -> None:
         counters = self._counters
         counters["items"] += taken
         counters["passes"] += 1
-        if ended in ("empty", "routable", "items", "time"):
+        if ended in _COUNTED_ENDINGS:
             counters[f"ended_{ended}"] += 1
+        if self._observers.on_pass_end is not None:
+            queued = client.outputs_queue.qsize()
+            report = PassReport(stage_id, replica_id, taken, ended, queued, duration_ns / 1000)
+            self._observers.on_pass_end(report=report)
 
     async def _dispatch(
         self, stage_id: int, pool: Any, replica_id: int, client: Any, reading: Awaitable[Any], *, judge: bool
@@ -344,8 +358,8 @@ class DrainLoop:
         terminal_ids: set[str] = set()
         try:
             raw = await reading
-            if raw is None:  # nothing there, or a batch without content that upstream's rule drops
-                return Took.NOTHING
+            if raw is None:
+                return Took.DROPPED
             if self._observers.on_dequeued is not None:
                 self._observers.on_dequeued(stage_id=stage_id, replica_id=replica_id, raw_outputs=raw)
             processed = await self._orch._process_llm_stage_outputs(stage_id, replica_id, raw, terminal_ids)
@@ -354,7 +368,9 @@ class DrainLoop:
             return Took.FAILED
         # Before routing, which forgets a request that ends.
         routable = judge and self._stop_at_routable and self._judge(stage_id, replica_id, raw, processed)
-        await self._route(stage_id, replica_id, processed, terminal_ids)
+        await self._orch._handle_processed_outputs(stage_id, replica_id, processed)
+        await self._orch._finish_raw_terminal_requests(stage_id, replica_id, terminal_ids)
+        self._note_routed(stage_id, replica_id, processed)
         return Took.ROUTABLE if routable else Took.INVISIBLE
 
     def _judge(self, stage_id: int, replica_id: int, raw: Any, processed: list[Any]) -> bool:
@@ -367,9 +383,7 @@ class DrainLoop:
             self._counters["judge_errors"] += 1
             return True
 
-    async def _route(self, stage_id: int, replica_id: int, processed: list[Any], terminal_ids: set[str]) -> None:
-        await self._orch._handle_processed_outputs(stage_id, replica_id, processed)
-        await self._orch._finish_raw_terminal_requests(stage_id, replica_id, terminal_ids)
+    def _note_routed(self, stage_id: int, replica_id: int, processed: list[Any]) -> None:
         if self._observers.on_routed is not None:
             for output in processed:
                 self._observers.on_routed(stage_id=stage_id, replica_id=replica_id, output=output)
@@ -398,7 +412,7 @@ class DrainLoop:
         """A client without an output queue: upstream's own poll, one raw output."""
         client = pool.clients[replica_id]
         reading = pool.poll_llm_raw_output(replica_id, timeout_s=_POLL_WAIT_S)
-        return await self._dispatch(stage_id, pool, replica_id, client, reading, judge=False) is not Took.NOTHING
+        return await self._dispatch(stage_id, pool, replica_id, client, reading, judge=False) is not Took.DROPPED
 
     async def _poll_diffusion(self, stage_id: int, pool: Any, replica_id: int) -> bool:
         """A diffusion replica: at most one output, handled as upstream's loops do."""
@@ -414,5 +428,6 @@ class DrainLoop:
         except BaseException as error:
             await self._failed(stage_id, pool, replica_id, client, error)
             return True
-        await self._route(stage_id, replica_id, [output], set())
+        await self._orch._handle_processed_outputs(stage_id, replica_id, [output])
+        self._note_routed(stage_id, replica_id, [output])
         return True

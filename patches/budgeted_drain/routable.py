@@ -49,7 +49,7 @@ class DefaultPolicy:
                 routable = True
         return routable
 
-    def _brings_something(self, view: RawOutputView, output: Any) -> bool:
+    def _brings_something(self, view: RawOutputView, output: Any) -> bool:  # noqa: PLR0911 - flat, see __call__
         if output.finished or getattr(output, "error", None) is not None:
             self._seen.pop((view.stage_id, output.request_id), None)
             return True

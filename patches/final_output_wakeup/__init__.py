@@ -2,7 +2,7 @@
 
 What:
     In poll mode the front end looks into the orchestrator's queue and sleeps a millisecond when it is empty. With the
-    patch an empty look waits for the next message, at most a tenth of a second, and returns it at once.
+    patch an empty look waits for the next message, at most a quarter of a second, and returns it at once.
 Why:
     Every message waits half a millisecond on average, and an idle server wakes a thousand times a second for nothing.
     A shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins.

@@ -11,9 +11,10 @@ from omni_fastpath.ledger import runtime
 
 _counters = runtime("final_output_wakeup").counters
 
-_LIVENESS_INTERVAL_S = 0.1
+_LIVENESS_INTERVAL_S = 0.25
 """How often a silent orchestrator is looked at. Upstream's event-driven drain does it once a second; in poll mode users
-are told of an orchestrator's death within milliseconds, and ten wakes a second cost nothing."""
+are told of an orchestrator's death at once, and eight wakes a second (each look is followed by upstream's own
+millisecond) cost nothing."""
 
 _hung: WeakSet[Any] = WeakSet()
 """The janus queues that have a bell."""
@@ -41,6 +42,7 @@ class Bell:
         return bell
 
     def __call__(self, item: Any) -> None:
+        """Put as janus does, then wake whoever waits."""
         self._put(item)
         waiter, self._waiter = self._waiter, None
         if waiter is None:

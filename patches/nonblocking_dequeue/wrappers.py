@@ -36,7 +36,7 @@ class _TrialError(Exception):
     """What the trial queues, and expects to be raised."""
 
 
-def difference_of_upstreams_own(owner: type[Any]) -> str | None:
+def difference_of_upstreams_own(owner: type[Any]) -> str | None:  # noqa: PLR0911 - one return for each way to differ
     """Try the class's own ``get_output_nowait`` on a stand-in; None when it behaves as ours, else how it differs.
 
     An RL framework patches the same name onto vLLM's clients with another contract (it raises when the queue is
@@ -49,7 +49,7 @@ def difference_of_upstreams_own(owner: type[Any]) -> str | None:
         _format_exception=lambda error: error,
         resources=SimpleNamespace(engine_dead=False, output_queue_task=object()),
     )
-    method: Any = owner.get_output_nowait  # type: ignore[attr-defined]
+    method: Any = owner.get_output_nowait
     try:
         empty = method(stand_in)
         if asyncio.iscoroutine(empty):

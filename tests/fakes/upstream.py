@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -136,7 +136,7 @@ def states() -> dict[str, State]:
 
 
 @pytest.fixture
-def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
+def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     """A made-up upstream and a ledger and installer that know only what the test brings."""
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -144,4 +144,4 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstre
     monkeypatch.setattr(install, "_watches", {})
     monkeypatch.setattr(LEDGER, "_entries", {})
     monkeypatch.setattr(LEDGER, "_listeners", [])
-    yield Upstream(folder, monkeypatch)
+    return Upstream(folder, monkeypatch)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _fresh_counters() -> Iterator[None]:
+def _fresh_counters() -> None:
     """Counters are a process's; each test starts from zero."""
     from omni_fastpath.ledger import LEDGER
 
     for entry in LEDGER:
         for name in entry.counters:
             entry.counters[name] = 0
-    yield

@@ -25,9 +25,9 @@ def metrics(stats: Any) -> Any:
     """The counts of a stage's metrics, without its times."""
     if stats is None:
         return None
-    return {
-        f.name: plain(getattr(stats, f.name)) for f in dataclasses.fields(stats) if not f.name.endswith(_TIMES)
-    } | {"itls": len(stats.vllm_itls_ms or [])}
+    return {f.name: plain(getattr(stats, f.name)) for f in dataclasses.fields(stats) if not f.name.endswith(_TIMES)} | {
+        "itls": len(stats.vllm_itls_ms or [])
+    }
 
 
 def completion(output: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
 from tests.patches.content import endings, sequences
 
 pytestmark = pytest.mark.upstream
@@ -53,8 +54,9 @@ def _three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
     """Requests of mixed lengths on two replicas a stage; thinker text, talker codes, code2wav N N N A."""
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import audio, batch, codes, silent, text
         from vllm.v1.engine import FinishReason
+
+        from benchmarks.inprocess import audio, batch, codes, silent, text
 
         rng = random.Random(seed)
         plans: dict[tuple[int, int], list[Any]] = {(s, r): [] for s in range(3) for r in range(2)}
@@ -114,8 +116,9 @@ def test_error_of_a_request_ends_it_alone(both: Any) -> None:
     """A raw error becomes one error message with upstream's text; the request beside it goes on."""
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import audio, batch, text
         from vllm.v1.engine import FinishReason
+
+        from benchmarks.inprocess import audio, batch, text
 
         pipeline.add_request("bad")
         pipeline.add_request("good")
@@ -133,8 +136,9 @@ def test_dead_replica_is_evicted_after_its_last_outputs(both: Any) -> None:
     """Outputs queued before the death are routed, its requests fail, those on the other replica go on."""
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import audio, batch
         from vllm.v1.engine.exceptions import EngineDeadError
+
+        from benchmarks.inprocess import audio, batch
 
         pipeline.add_request("stranded", replicas=[0, 0, 0])
         pipeline.add_request("safe", replicas=[0, 0, 1])
@@ -142,7 +146,7 @@ def test_dead_replica_is_evicted_after_its_last_outputs(both: Any) -> None:
         pipeline.settle()
         pipeline.put(2, batch(audio("safe", 2.0)), replica_id=1)
         pipeline.settle()
-        assert pipeline.do(lambda: pipeline.pools[2].live_replica_ids()) == [1]
+        assert pipeline.do(pipeline.pools[2].live_replica_ids) == [1]
         assert pipeline.replicas[2][0].down
 
     stock, fast = both(script, stages=_stages(2))
@@ -154,8 +158,9 @@ def test_abort_in_the_middle(both: Any) -> None:
     """Outputs of an aborted request that come after the abort reach nobody, on either arm."""
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import batch, text
         from vllm_omni.engine.messages import AbortRequestMessage
+
+        from benchmarks.inprocess import batch, text
 
         pipeline.add_request("gone")
         pipeline.add_request("stays")
@@ -176,8 +181,9 @@ def test_statistics_only_batches_are_kept(both: Any) -> None:
     seen: list[Any] = []
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import batch
         from vllm.v1.metrics.stats import SchedulerStats
+
+        from benchmarks.inprocess import batch
 
         orchestrator = pipeline.orchestrator
         process = orchestrator._process_llm_stage_outputs
@@ -202,8 +208,9 @@ def test_streaming_segments_are_seen_one_by_one(both: Any) -> None:
     seen: list[Any] = []
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import batch, text
         from vllm.v1.engine import FinishReason
+
+        from benchmarks.inprocess import batch, text
 
         pipeline.add_request("session", resumable=True)
         route = pipeline.orchestrator._route_output
@@ -236,8 +243,9 @@ def test_payload_carrier_is_rehydrated(both: Any) -> None:
 
     def script(pipeline: Any) -> None:
         import torch
-        from benchmarks.inprocess import batch, codes
         from vllm_omni.engine.serialization import serialize_additional_information
+
+        from benchmarks.inprocess import batch, codes
 
         entry = codes("somebody")
         entry.multimodal_output = None
@@ -282,8 +290,9 @@ def test_collective_rpc_beside_the_drain_visits_each_replica_once(both: Any) -> 
     calls: list[Any] = []
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import audio, batch
         from vllm_omni.engine.messages import CollectiveRPCRequestMessage
+
+        from benchmarks.inprocess import audio, batch
 
         pipeline.add_request("somebody")
         for pool in pipeline.pools:
@@ -309,8 +318,9 @@ def test_raw_terminal_without_processed_output_gives_one_empty_end(both: Any) ->
     """A terminal whose state the output processor has dropped ends the request once, after its data."""
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import audio, batch, codes, text
         from vllm.v1.engine import FinishReason
+
+        from benchmarks.inprocess import audio, batch, codes, text
 
         pipeline.add_request("swallowed")
         pipeline.put(0, batch(text("swallowed", 1, finish=FinishReason.STOP)))

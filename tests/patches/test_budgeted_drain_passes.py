@@ -30,9 +30,9 @@ def _passes(recorder: Any, stage_id: int) -> list[tuple[int, str]]:
 
 def _drain(recorder: Any, kind: str, *entries: Any, options: dict[str, Any] | None = None, stage: int = 2) -> Any:
     """Queue entries, one raw output each, before the loop starts, and run until they are gone."""
-    from benchmarks.inprocess import Pipeline, batch
     from vllm.sampling_params import RequestOutputKind
 
+    from benchmarks.inprocess import Pipeline, batch
     from omni_fastpath.ledger import LEDGER
 
     entry = LEDGER.named("budgeted_drain")
@@ -112,8 +112,9 @@ def test_cumulative_records_are_per_request(recorder: Any) -> None:
 
 def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
     """Under FINAL_ONLY upstream makes no object before the end, which is what stops the pass."""
-    from benchmarks.inprocess import audio, silent
     from vllm.v1.engine import FinishReason
+
+    from benchmarks.inprocess import audio, silent
 
     end = audio("one", 2.0, finish=FinishReason.STOP)
     pipeline = _drain(recorder, "FINAL_ONLY", silent("one"), audio("one", 1.0), end, silent("two"), silent("two"))
@@ -123,8 +124,9 @@ def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
 
 def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
     """What leaves no processed object behind is read from the raw output."""
-    from benchmarks.inprocess import silent
     from vllm.v1.engine import FinishReason
+
+    from benchmarks.inprocess import silent
 
     error = silent("one")
     error.finish_reason, error.stop_reason = FinishReason.ERROR, "broke"
@@ -135,7 +137,6 @@ def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
 def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
     """Nothing routable in sight: the pass ends on the item budget, counted as that."""
     from benchmarks.inprocess import silent
-
     from omni_fastpath.ledger import LEDGER
 
     _drain(recorder, "DELTA", *[silent("one")] * 10, options={"max_items": 4})
@@ -146,7 +147,6 @@ def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
 def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dear processing: the pass ends on the time budget, counted as that, not on the item budget."""
     from benchmarks.inprocess import silent
-
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.budgeted_drain import drain
 
@@ -193,7 +193,6 @@ def test_audio_does_not_wait_for_the_talkers_backlog(recorder: Any) -> None:
 def test_policy_that_raises_ends_every_pass(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A broken default policy is reported once and costs draining, never an output."""
     from benchmarks.inprocess import silent
-
     from omni_fastpath.patches.budgeted_drain import routable
 
     original = routable.DefaultPolicy.__call__
@@ -230,7 +229,6 @@ def test_replica_attached_at_run_time_is_served(recorder: Any) -> None:
 def test_removed_replica_leaves_no_bell_and_no_spin(recorder: Any) -> None:
     """A replica that is taken out with items queued does not keep the loop awake, and its queue is upstream's again."""
     from benchmarks.inprocess import Pipeline, batch, silent
-
     from omni_fastpath.ledger import LEDGER
 
     with Pipeline() as pipeline:
@@ -265,7 +263,6 @@ def test_queues_are_upstreams_again_after_shutdown(recorder: Any) -> None:
 def test_idle_loop_sleeps(recorder: Any) -> None:
     """Without work the loop wakes about twice a second; counted, not timed."""
     from benchmarks.inprocess import Pipeline
-
     from omni_fastpath.ledger import LEDGER
 
     with Pipeline() as pipeline:
@@ -307,8 +304,9 @@ def test_diffusion_stage_is_polled_beside_the_drain(recorder: Any) -> None:
     """A diffusion pool's outputs are routed and its metrics-only sentinel is not."""
     from types import SimpleNamespace
 
-    from benchmarks.inprocess import Pipeline
     from vllm_omni.metrics.utils import DIFFUSION_METRICS_ONLY_REQUEST_ID
+
+    from benchmarks.inprocess import Pipeline
 
     outputs = [
         SimpleNamespace(request_id=DIFFUSION_METRICS_ONLY_REQUEST_ID, metrics={}, finished=False),
@@ -360,7 +358,6 @@ def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: An
 def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others on the event loop run in the middle of a pass whose items are dear; the longest stretch is recorded."""
     from benchmarks.inprocess import Pipeline, batch, silent
-
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.budgeted_drain import drain
 
@@ -404,7 +401,6 @@ def test_attach_from_another_thread_wakes_the_loop(recorder: Any) -> None:
 def test_a_running_orchestrator_keeps_the_patches(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
     """What a running loop uses is not taken from under it: the states say applied, and outputs keep flowing."""
     from benchmarks.inprocess import Pipeline, audio, batch
-
     from omni_fastpath import config
     from omni_fastpath.declare import Process
     from omni_fastpath.install import apply
@@ -451,9 +447,9 @@ def test_death_of_a_replaced_client_does_not_evict_its_successor(
     """A replica that re-registers into its slot in the middle of a pass survives what its predecessor still queues."""
     import asyncio
 
-    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, batch, silent
     from vllm.v1.engine.exceptions import EngineDeadError
 
+    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, batch, silent
     from omni_fastpath.patches.budgeted_drain import drain
 
     monkeypatch.setattr(drain, "_YIELD_AFTER_NS", 0)
@@ -483,7 +479,6 @@ def test_death_of_a_replaced_client_does_not_evict_its_successor(
 def test_a_drain_that_cannot_be_built_leaves_upstreams_loop(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If our loop fails to start, upstream's runs, and the state says so."""
     from benchmarks.inprocess import Pipeline, audio, batch
-
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.budgeted_drain import wrappers
 

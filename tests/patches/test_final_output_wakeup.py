@@ -166,7 +166,7 @@ async def test_nothing_is_lost_or_reordered_under_load() -> None:
 
     producer = threading.Thread(target=produce)
     producer.start()
-    found = []
+    found: list[int] = []
     while len(found) < total:
         message = await engine.try_get_output_async()
         if message is not None:

@@ -1,0 +1,277 @@
+"""What is built is what is here: links, wheel, source distribution, and a wheel from that."""
+
+from __future__ import annotations
+
+import email.message
+import email.parser
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LINKS = {"omni_fastpath/patches": "../patches", "omni_fastpath/hooks": "../hooks"}
+ENTRY_POINT = "omni_fastpath.bootstrap:register"
+
+
+def git(*arguments: str) -> list[str]:
+    """The lines that git prints about this repository."""
+    run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if run.returncode:
+        pytest.skip(f"this tree is no git repository: {run.stderr.strip()}")
+    return run.stdout.splitlines()
+
+
+def modules_here(root: Path = ROOT) -> set[str]:
+    """The package's files in a checkout, the linked folders followed, by the names that they are imported under."""
+    folders = {"omni_fastpath": "omni_fastpath", "patches": "omni_fastpath/patches", "hooks": "omni_fastpath/hooks"}
+    return {
+        f"{inside}/{file.relative_to(root / folder)}"
+        for folder, inside in folders.items()
+        for file in (root / folder).rglob("*")  # which does not go through links
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+
+
+def checkout(to: Path) -> Path:
+    """A copy of this repository as git would make it: tracked and new files, links as links."""
+    for name in sorted({*git("ls-files"), *git("ls-files", "--others", "--exclude-standard")}):
+        source, target = ROOT / name, to / name
+        if source.is_symlink() or source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    return to
+
+
+def build(where: Path, *targets: str) -> list[Path]:
+    """Build with the declared backend, without a network."""
+    command = [sys.executable, "-m", "hatchling", "build", *(f"--target={target}" for target in targets)]
+    run = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return sorted((where / "dist").iterdir())
+
+
+def without_path() -> dict[str, str]:
+    """The environment without a path to this checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@functools.cache
+def _built(folder: Path) -> tuple[Path, Path, Path]:
+    wheel, sdist = sorted(
+        build(checkout(folder / "checkout"), "sdist", "wheel"), key=lambda file: file.suffix != ".whl"
+    )
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    [unpacked] = (folder / "unpacked").iterdir()
+    [second] = build(unpacked, "wheel")
+    return wheel, sdist, second
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """The wheel, the source distribution, and the wheel made from that."""
+    pytest.importorskip("hatchling")
+    return _built(tmp_path_factory.mktemp("build"))
+
+
+def files_in(wheel: Path) -> set[str]:
+    """What a wheel installs, without its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def metadata(wheel: Path, name: str) -> str:
+    """One of a wheel's metadata files."""
+    with zipfile.ZipFile(wheel) as archive:
+        [found] = [each for each in archive.namelist() if each.endswith(f".dist-info/{name}")]
+        return archive.read(found).decode()
+
+
+def core_metadata(wheel: Path) -> email.message.Message:
+    """A wheel's METADATA."""
+    return email.parser.Parser().parsestr(metadata(wheel, "METADATA"))
+
+
+# ---- Links ----
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_link_is_a_link(link: str) -> None:
+    """In the tree and for git each is a link to its folder at the top, not a copy and not a text file."""
+    assert (ROOT / link).is_symlink(), f"{link} is no link; restore it: ln -s {LINKS[link]} {link}"
+    assert (ROOT / link).readlink() == Path(LINKS[link])
+    assert (ROOT / link / "__init__.py").is_file()
+    [entry] = git("ls-files", "--stage", "--", link)
+    assert entry.split()[0] == "120000"
+
+
+def test_no_other_links() -> None:
+    """Nothing else in the repository depends on links."""
+    linked = {line.split("\t")[1] for line in git("ls-files", "--stage") if line.startswith("120000")}
+    assert linked == set(LINKS)
+
+
+def test_nothing_importable_is_left_out_by_git() -> None:
+    """No file of the package is ignored: what is tested is what a clone has."""
+    ignored = git("ls-files", "--others", "--ignored", "--exclude-standard", "--", "omni_fastpath", "patches", "hooks")
+    assert [name for name in ignored if "__pycache__" not in name] == []
+
+
+# ---- What is built ----
+
+
+def test_wheel_has_every_module(built: tuple[Path, Path, Path]) -> None:
+    """The wheel holds the files of the checkout, each once, under the names that they are imported by."""
+    assert files_in(built[0]) == modules_here()
+
+
+def test_wheel_from_the_sdist_is_the_wheel(built: tuple[Path, Path, Path]) -> None:
+    """A wheel built from the source distribution, as pip does where only that is there, has the same files."""
+    wheel, _, second = built
+    assert files_in(second) == files_in(wheel)
+    assert metadata(second, "METADATA") == metadata(wheel, "METADATA")
+
+
+def test_every_patch_is_in_every_artifact(built: tuple[Path, Path, Path]) -> None:
+    """Declaration and wrappers of each patch, and the hooks, are in both wheels and in the source distribution."""
+    from omni_fastpath.patches import PATCHES
+
+    wheel, sdist, second = built
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    wanted = {f"omni_fastpath/patches/{patch.name}/{file}.py" for patch in PATCHES for file in ("__init__", "wrappers")}
+    wanted |= {f"omni_fastpath/hooks/{file}.py" for file in ("__init__", "manager", "observers", "specs")}
+    for files in (files_in(wheel), in_sdist, files_in(second)):
+        assert wanted - files == set()
+
+
+def test_nothing_leaks_to_the_top(built: tuple[Path, Path, Path]) -> None:
+    """Only the package is importable: no top-level patches, hooks, tests, benchmarks or scripts, no path file."""
+    for wheel in (built[0], built[2]):
+        assert {name.split("/")[0] for name in files_in(wheel)} == {"omni_fastpath"}
+        assert not any("__pycache__" in name or name.endswith((".pth", ".pyc")) for name in files_in(wheel))
+
+
+def test_installed_wheel_works(built: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Unpacked elsewhere it imports its patches and hooks from there, and the folders' own names stay unknown."""
+    with zipfile.ZipFile(built[2]) as archive:
+        archive.extractall(tmp_path)  # noqa: S202 - our own wheel
+    script = f"""
+import importlib.util, sys
+sys.path[:0] = [{str(tmp_path)!r}]
+import omni_fastpath.bootstrap, omni_fastpath.hooks
+from omni_fastpath.patches import PATCHES
+assert omni_fastpath.__file__.startswith({str(tmp_path)!r}), omni_fastpath.__file__
+assert [m for m in ("patches", "hooks") if importlib.util.find_spec(m)] == []
+print(*(patch.name for patch in PATCHES))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=without_path(), capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    from omni_fastpath.patches import PATCHES
+
+    assert run.stdout.split() == [patch.name for patch in PATCHES]
+
+
+def test_installed_here_leaks_nothing_to_the_top(tmp_path: Path) -> None:
+    """However it is installed here, editable too, the folders at the top are not importable by their own names."""
+    script = """
+import importlib.util
+found = [importlib.util.find_spec(name) for name in ("patches", "hooks", "benchmarks")]
+print([each.origin for each in found if each is not None and "%s" in str(each.origin)])
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script % ROOT],
+        cwd=tmp_path,
+        env=without_path(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("instead", ["nothing", "a text file"])
+def test_lost_link_is_noticed(tmp_path: Path, link: str, instead: str) -> None:
+    """A checkout that dropped a link builds a wheel that the comparison above refuses, naming what is missing."""
+    pytest.importorskip("hatchling")
+    where = checkout(tmp_path)
+    (where / link).unlink()
+    if instead == "a text file":  # git without core.symlinks
+        (where / link).write_text(LINKS[link])
+    [wheel] = build(where, "wheel")
+    missing = modules_here(where) - files_in(wheel)
+    assert {name for name in missing if name.startswith(f"{link}/")} == {
+        name for name in modules_here() if name.startswith(f"{link}/")
+    }
+    assert missing
+
+
+def test_wheel_without_its_patches_says_so_and_serves_as_stock(built: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Registration in such an install raises nothing and logs why this process runs as stock."""
+    with zipfile.ZipFile(built[0]) as archive:
+        archive.extractall(tmp_path)  # noqa: S202 - our own wheel
+    shutil.rmtree(tmp_path / "omni_fastpath" / "patches")
+    script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; from omni_fastpath.bootstrap import register; register()"
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**without_path(), "OMNI_FASTPATH": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0
+    assert "registration failed; this process runs as stock" in run.stderr
+    assert "No module named 'omni_fastpath.patches'" in run.stderr
+
+
+# ---- Metadata ----
+
+
+def test_install_changes_no_serving_package(built: tuple[Path, Path, Path]) -> None:
+    """Without an extra nothing of vLLM or torch is required; the extra pins what was tested."""
+    from omni_fastpath.patches import PATCHES
+
+    requirements = core_metadata(built[0]).get_all("Requires-Dist") or []
+    plain = {re.split(r"[^A-Za-z0-9_-]", each)[0].lower() for each in requirements if "extra ==" not in each}
+    assert plain
+    assert not {name for name in plain if name.startswith(("vllm", "torch", "transformers", "numpy", "nvidia"))}
+    [extra] = [each for each in requirements if "extra == 'vllm-omni'" in each]
+    release = re.search(r"vllm-omni==([0-9.]+)", extra)
+    assert release is not None
+    assert all(release[1] in patch.tested for patch in PATCHES)
+
+
+def test_both_loaders_find_the_plugin(built: tuple[Path, Path, Path]) -> None:
+    """The registration stands in vLLM's group, which every process loads, and in vLLM-Omni's; the command is there."""
+    points = ConfigParser()
+    points.read_string(metadata(built[0], "entry_points.txt"))
+    assert points["vllm.general_plugins"]["omni_fastpath"] == ENTRY_POINT
+    assert points["vllm_omni.general_plugins"]["omni_fastpath"] == ENTRY_POINT
+    assert points["console_scripts"]["omni-fastpath"] == "omni_fastpath.cli:main"
+
+
+def test_types_and_licence_are_shipped(built: tuple[Path, Path, Path]) -> None:
+    """The marker for type checkers and the licence text are in the wheel."""
+    assert "omni_fastpath/py.typed" in files_in(built[0])
+    assert core_metadata(built[0])["License-Expression"] == "Apache-2.0"
+    assert "Apache License" in metadata(built[0], "licenses/LICENSE")
+
+
+def test_version_is_the_installed_one(built: tuple[Path, Path, Path]) -> None:
+    """The package knows its version from the metadata."""
+    from omni_fastpath import __version__
+
+    assert core_metadata(built[0])["Version"] == __version__
