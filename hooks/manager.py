@@ -78,7 +78,7 @@ class HookManager:
 
         def decide(view: RawOutputView) -> bool:
             answer = ask(view=view)
-            return default(view) if answer is None else bool(answer)
+            return default(view) if answer is None else answer
 
         return decide
 
@@ -104,7 +104,9 @@ class HookManager:
             if off:
                 return None
             try:
-                return function(*args)
+                answer = function(*args)
+                # Here, where a failure is the plugin's: a tensor, for one, may have no truth value.
+                return bool(answer) if hook == "is_routable" and answer is not None else answer
             except Exception:
                 off = True
                 logger.exception(

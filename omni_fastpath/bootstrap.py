@@ -233,11 +233,11 @@ def _resolve_and_take_effect(path: Path) -> None:
 
 def _close_gate() -> None:
     """Make sure that the refusal is not lost where upstream swallows what its reader raises."""
-    from omni_fastpath.seams import MARK  # noqa: PLC0415
+    from omni_fastpath.seams import MARK, is_ours  # noqa: PLC0415
 
     owner = getattr(sys.modules.get(GATE_MODULE), GATE_CLASS, None)
     raw = vars(owner).get(GATE) if owner is not None else None
-    if raw is None or hasattr(raw, MARK):
+    if raw is None or is_ours(raw):
         return  # nothing is being started here, or the gate is closed already
     from wrapt import FunctionWrapper  # noqa: PLC0415
 

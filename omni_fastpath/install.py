@@ -93,6 +93,8 @@ def verify_patch(patch: Patch) -> list[str]:
             verify(seam)
         except SeamMovedError as error:
             problems.append(str(error))
+        except Exception as error:  # whatever importing upstream's module raises
+            problems.append(f"{seam.path}: looking at it failed: {error!r}")
     return problems
 
 
@@ -193,6 +195,9 @@ def _install_verified(patch: Patch, slots: list[Slot], bypass_slots: list[tuple[
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
+    for bypass in patch.bypasses:
+        if _watches[bypass.seam.path].active:
+            return _set(patch, bypass.state, bypass.reason)
     return _set(patch, State.APPLIED, _applied_reason(installation))
 
 

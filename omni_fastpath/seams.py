@@ -131,14 +131,15 @@ def _descriptor(raw: Any) -> str:
 
 def _is_plain_or_ours(raw: Any) -> bool:
     """Whether nobody else stands between the slot and upstream's function, in whatever depth."""
-    while _is_our_wrapper(raw):
+    while is_ours(raw):
         raw = raw.__wrapped__
     # By type: isinstance asks a foreign wrapt wrapper, which answers as what it wraps.
     raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
     return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
 
 
-def _is_our_wrapper(raw: Any) -> bool:
+def is_ours(raw: Any) -> bool:
+    """Whether this very object is a wrapper of ours."""
     try:
         # Not hasattr: a foreign wrapt wrapper answers that for what it wraps.
         object.__getattribute__(raw, MARK)

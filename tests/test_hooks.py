@@ -147,7 +147,8 @@ def test_default_is_bound_directly() -> None:
 
 def test_first_answer_wins() -> None:
     """The plugin that registered last is asked first, and nobody after one that answers."""
-    manager, asked = HookManager(), []
+    manager = HookManager()
+    asked: list[Any] = []
     for name, answer in (("first", True), ("second", False), ("third", None)):
         manager.register(plugin(is_routable=answering(answer, asked, name)), name)
     assert manager.policy(lambda _: pytest.fail("the default was asked"))(VIEW) is False
@@ -156,7 +157,8 @@ def test_first_answer_wins() -> None:
 
 def test_none_falls_through_to_the_default() -> None:
     """When every plugin leaves it open the default decides, on the same view."""
-    manager, seen = HookManager(), []
+    manager = HookManager()
+    seen: list[Any] = []
     manager.register(plugin(is_routable=answering(None, seen)))
     assert manager.policy(answering(True, seen))(VIEW) is True
     assert seen == [VIEW, VIEW]

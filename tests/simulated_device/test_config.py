@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
-import omni_simulated_device
 import pytest
 import tomllib
+
+import omni_simulated_device
 from omni_simulated_device import config
 
 PROJECT = Path(__file__).parents[2] / "benchmarks" / "simulated_device" / "pyproject.toml"

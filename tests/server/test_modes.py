@@ -1,0 +1,82 @@
+"""Real servers in other modes: Qwen3-TTS on both loops, a bad block, a release that nobody tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import DEPLOY, states
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+
+def _speech() -> list[Any]:
+    from benchmarks.serving.capture import speech_request
+
+    return [speech_request(f"Sentence {n}. " + "More of it. " * (n % 4)) for n in range(12)]
+
+
+def test_tts_on_the_poll_loop_answers_alike(server: Callable[..., Any]) -> None:
+    """Two-stage Qwen3-TTS with the poll loop: every sample is the same, and the drain did the work."""
+    from benchmarks.serving.capture import differences, run_closed_loop
+
+    captures, found = [], {}
+    for switch in ("0", "1"):
+        environment = {"VLLM_OMNI_EVENT_DRIVEN_ORCH": "0", "OMNI_FASTPATH": switch}
+        with server("qwen3_tts", "qwen3_tts.yaml", environment=environment) as running:
+            captures.append(run_closed_loop(running.url, _speech(), 6))
+            found = states(running)
+    assert all(capture.succeeded for capture in captures[0])
+    assert differences(captures[1], captures[0]) == []
+    assert {entry["state"] for entry in found.values()} == {"applied"}
+
+
+def test_tts_on_its_default_loop_says_who_does_the_work(server: Callable[..., Any]) -> None:
+    """In 0.30 Qwen3-TTS runs event-driven: dequeue and drain have no place there, upstream wakes the front end."""
+    from benchmarks.serving.capture import run_closed_loop
+
+    with server("qwen3_tts", "qwen3_tts.yaml", environment={"OMNI_FASTPATH": "1"}) as running:
+        assert all(capture.succeeded for capture in run_closed_loop(running.url, _speech()[:3], 3))
+        found = {name: entry["state"] for name, entry in states(running).items()}
+    assert found == {
+        "nonblocking_dequeue": "not_applicable",
+        "budgeted_drain": "not_applicable",
+        "final_output_wakeup": "superseded",
+    }
+
+
+def test_a_bad_block_refuses_the_start_before_a_stage(server: Callable[..., Any], tmp_path: Path) -> None:
+    """The server ends with an error that names key, finding, choices and nearest spelling; no stage was spawned."""
+    from benchmarks.serving.server import ServerError
+
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        f"base_config: {DEPLOY / 'qwen3_omni.yaml'}\n"
+        "fastpath:\n  nonblocking_dequeue: true\n  budgeted_drain: {max_itmes: 4}\n"
+    )
+    running = server("qwen3_omni", path)
+    with pytest.raises(ServerError), running:
+        pass
+    log = running.log_path.read_text()
+    assert "fastpath.budgeted_drain.max_itmes" in log
+    assert "did you mean 'max_items'" in log
+    assert "StageEngineCoreProc" not in log
+
+
+def test_an_untested_release_serves_as_stock(server: Callable[..., Any], tmp_path: Path) -> None:
+    """With the metadata of a later vLLM-Omni everything is unsupported, said so, and requests are answered."""
+    from benchmarks.serving.capture import chat_request, run_closed_loop
+
+    metadata = tmp_path / "later" / "vllm_omni-0.31.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-omni\nVersion: 0.31.0\n")
+    environment = {"OMNI_FASTPATH": "1", "PYTHONPATH": str(metadata.parent)}
+    with server("qwen3_omni", "qwen3_omni.yaml", environment=environment) as running:
+        (capture,) = run_closed_loop(running.url, [chat_request("Hello", max_tokens=8)])
+        found = states(running)
+    assert capture.succeeded
+    assert {entry["state"] for entry in found.values()} == {"unsupported"}
+    assert "0.31.0 is not among the tested releases: 0.30.0" in found["budgeted_drain"]["reason"]
