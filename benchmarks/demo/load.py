@@ -11,14 +11,24 @@ from typing import Any
 
 from benchmarks.serving.capture import Request, chat_request
 
-STEP_MS: Mapping[str, float] = {"thinker": 2.0, "talker": 5.0, "code2wav": 3.0}
+STEP_MS: Mapping[str, float] = {"thinker": 3.0, "talker": 12.0, "code2wav": 8.0}
 """Fixed part of a step of each stage, milliseconds.
 
-Issue #4561 needs stages that produce raw outputs faster than the orchestrator takes them. The poll loop of 0.30 takes
-one from each of six replicas a round and waits up to a millisecond on each that has none: 150 to 200 rounds a second.
-Thinker steps of 2 ms, which take about 3.5 ms with a process's own work, are above that rate, so its queue grows: a
-small or speculatively decoding text model does the same. The talker and code2wav are slower on purpose: at 2 ms each,
-the six stage processes alone fill two cores, and what is then measured is the machine.
+Issue #4561 needs a stage that makes raw outputs faster than the orchestrator takes them. The poll loop of 0.30 takes
+one from each of the six replicas a round and waits up to a millisecond on each that has none. A thinker step of 3 ms,
+somewhat over 4 with its process's own work, is shorter than such a round, so that its queue grows with every token:
+text waits there, and whatever else a request needs from the orchestrator. The talker and code2wav have the device's
+default steps, about those of one H100.
+
+They are no shorter, because the six stage processes would fill two cores, and then the processor is measured. Tried on
+two cores at 2, 5 and 3 ms: the stock arm used 1.4 cores and served 3.4 requests a second, the fastpath arm 1.7 (and the
+client the rest) and 4.8, and its later waves' median TTFP was 235 ms against 147: stages that work on more requests at
+once on a full machine. The bench's row of cores says whether that is so again.
+
+The queue that builds is the thinker's, of outputs that are all text for the user. code2wav, with chunks of 25 frames,
+makes far fewer outputs than the orchestrator takes, and the drain's counters (as many passes as items) show no
+invisible ones queued before a visible one. So this load has the issue's cause but not its queue N N N A, which
+``benchmarks.dispatch`` has, and the queue alone promises no large difference of TTFP.
 """
 
 
@@ -27,12 +37,12 @@ class Load:
     """The load of one start; every start gets the same.
 
     Attributes:
-        concurrency: Requests in flight. Eight on two cores keep four requests in a batch of each replica, and leave
-            the stock arm a third of the machine idle: what it lacks is not the processor.
+        concurrency: Requests in flight. Eight are four a replica, and leave a quarter of two cores idle in both arms;
+            sixteen do not.
         waves: Requests, in blocks of ``concurrency``; four, as in the issue.
         input_tokens: Length of a prompt; the simulated tokenizer makes one token of a byte.
-        output_tokens: Text tokens of an answer, exactly (``ignore_eos``). 150 tokens are a spoken answer of some ten
-            sentences' words; long enough for a queue that grows with every token to be seen.
+        output_tokens: Text tokens of an answer, exactly (``ignore_eos``). 150 go with some 12 s of audio; long enough
+            for a queue that grows with every token to be seen.
         step_ms: As ``STEP_MS``.
         seed: Of the prompts.
     """
