@@ -11,19 +11,20 @@ from typing import Any
 
 from benchmarks.serving.capture import Request, chat_request
 
-STEP_MS: Mapping[str, float] = {"thinker": 3.0, "talker": 12.0, "code2wav": 8.0}
+STEP_MS: Mapping[str, float] = {"thinker": 2.0, "talker": 5.0, "code2wav": 3.0}
 """Fixed part of a step of each stage, milliseconds.
 
 Issue #4561 needs a stage that makes raw outputs faster than the orchestrator takes them. The poll loop of 0.30 takes
-one from each of the six replicas a round and waits up to a millisecond on each that has none. A thinker step of 3 ms,
-somewhat over 4 with its process's own work, is shorter than such a round, so that its queue grows with every token:
-text waits there, and whatever else a request needs from the orchestrator. The talker and code2wav have the device's
-default steps, about those of one H100.
+one from each of the six replicas a round and waits up to a millisecond on each that has none. A thinker step of 2 ms, some
+3.5 with its process's own work, is shorter than such a round, so that its queue grows with every token: text waits
+there, and whatever else a request needs from the orchestrator.
 
-They are no shorter, because the six stage processes would fill two cores, and then the processor is measured. Tried on
-two cores at 2, 5 and 3 ms: the stock arm used 1.4 cores and served 3.4 requests a second, the fastpath arm 1.7 (and the
-client the rest) and 4.8, and its later waves' median TTFP was 235 ms against 147: stages that work on more requests at
-once on a full machine. The bench's row of cores says whether that is so again.
+Shorter talker and code2wav steps fill two cores with the stage processes alone, in both arms. Longer ones, the device's
+default 12 and 8 ms, leave a quarter of two cores idle, but were tried and hide the difference in something else: for a
+wave or more at a time, in either arm, half of the requests took 3.7 s rather than 2.4 s (a replica's requests then seem
+to take turns in two batches under async scheduling). With these steps the stock arm leaves a third of two cores idle,
+and the fastpath arm, which serves more, less than a tenth: there its times to first audio are those of a full machine.
+The table's row of cores shows how it was; four cores show the other case.
 
 The queue that builds is the thinker's, of outputs that are all text for the user. code2wav, with chunks of 25 frames,
 makes far fewer outputs than the orchestrator takes, and the drain's counters (as many passes as items) show no
@@ -37,8 +38,8 @@ class Load:
     """The load of one start; every start gets the same.
 
     Attributes:
-        concurrency: Requests in flight. Eight are four a replica, and leave a quarter of two cores idle in both arms;
-            sixteen do not.
+        concurrency: Requests in flight. Eight are four a replica; with four in all the queue does not grow, and with
+            sixteen the stage processes fill two cores.
         waves: Requests, in blocks of ``concurrency``; four, as in the issue.
         input_tokens: Length of a prompt; the simulated tokenizer makes one token of a byte.
         output_tokens: Text tokens of an answer, exactly (``ignore_eos``). 150 go with some 12 s of audio; long enough

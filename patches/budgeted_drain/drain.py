@@ -82,15 +82,16 @@ class Observers(NamedTuple):
 
 
 class _OneItem:
-    """A client that has just this raw output: how one that is already taken passes through ``_poll_stage_raw``."""
+    """A client that has just one raw output: how one that is already taken passes through ``_poll_stage_raw``.
 
-    __slots__ = ("_item",)
+    One for all: upstream asks at once, and the loop takes one raw output at a time.
+    """
 
-    def __init__(self, item: Any) -> None:
-        self._item = item
+    __slots__ = ("item",)
 
     async def get_output_async(self) -> Any:
-        return self._item
+        item, self.item = self.item, None
+        return item
 
 
 class _Bell:
@@ -149,6 +150,7 @@ class DrainLoop:
         self._policy = policy
         self._observers = observers
         self._upstream = upstream
+        self._one = _OneItem()
         self._bells: dict[tuple[int, int], tuple[Any, _Bell]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -295,7 +297,8 @@ class DrainLoop:
                 await self._failed(stage_id, pool, replica_id, client, item.error)
                 ended = "gone"
                 break
-            reading = pool._poll_stage_raw(_OneItem(item))
+            self._one.item = item
+            reading = pool._poll_stage_raw(self._one)
             took = await self._dispatch(stage_id, pool, replica_id, client, reading, judge=final_output)
             now_ns = perf_counter_ns()
             taken += 1
