@@ -69,9 +69,7 @@ def main() -> None:
         return
     arms = (STOCK, FASTPATH, ONE_ITEM)
     results = alternate("benchmarks.backlog", arms, options.rounds)
-    print(
-        f"\nFirst audio of {REQUESTS} requests, each behind {SILENT} silent outputs, ms: median of {options.rounds} runs"
-    )
+    print(f"\nFirst audio of {REQUESTS} requests, each behind {SILENT} silent outputs: ms, median of {options.rounds}")
     print(f"{'arm':24}" + "".join(f"{name + ', p50':>34}{'max':>26}" for name in CASES))
     for arm in arms:
         cells = []

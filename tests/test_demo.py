@@ -115,6 +115,7 @@ def test_percentile_of_nothing_is_no_number() -> None:
         ([1.0, 1.0], [1.0, 1.0], "higher", "no"),
         ([1.0, 1.5], [2.0, 2.0], "higher", "yes, better"),
         ([1.0, 2.0], [2.5, 2.5], "higher", "no"),  # as large as the spread is not larger
+        ([1.0, 1.2], [2.0, 2.1], "neither", "yes"),
         ([1.0], [9.0], "higher", "unknown"),
     ],
 )

@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     phases = Phases(console, len(starts) * _PHASES_A_START + 2)
     console.print(
         f"The demo starts {len(starts)} servers, one after another: {', '.join(starts)}. On two cores it takes about "
-        f"{2.4 * len(starts):.0f} minutes.",
+        f"{1.7 * len(starts):.0f} minutes.",
         highlight=False,
     )
     with phases.running():

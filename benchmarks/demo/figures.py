@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Better = Literal["higher", "lower"]
+Better = Literal["higher", "lower", "neither"]
 Wave = Literal["first", "later"]
 
 
@@ -48,8 +48,9 @@ class Start:
         failed: Requests that failed in the bench.
         duration_s: How long the bench's load took.
         cpu_s: Processor seconds of the server's processes during the bench's load, by role.
-        samples: The capture client's requests.
+        samples: The capture client's requests in the closed loop.
         start_s: How long the server took to be ready.
+        paced: Its requests in the open loop, in which every start gets the same arrivals.
     """
 
     arm: str
@@ -59,6 +60,7 @@ class Start:
     cpu_s: dict[str, float]
     samples: Sequence[Sample]
     start_s: float
+    paced: Sequence[Sample] = ()
 
     @property
     def cpu_total_s(self) -> float:
@@ -116,11 +118,13 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``yes, better``, ``yes, worse``, ``no``, or ``unknown``."""
+        """``yes, better``, ``yes, worse``, ``yes`` where neither way is better, ``no``, or ``unknown``."""
         if self.exceeds_spread is None:
             return "unknown"
         if not self.exceeds_spread:
             return "no"
+        if self.measure.better == "neither":
+            return "yes"
         higher = self.mean("fastpath") > self.mean("stock")
         return "yes, better" if higher == (self.measure.better == "higher") else "yes, worse"
 
@@ -148,6 +152,7 @@ def times(samples: Sequence[Sample], name: str) -> list[float]:
     return [value for value in found if value is not None]
 
 
+_SHORT = {"ttft": "time to first text", "ttfp": "TTFP", "e2e": "E2E"}
 _NAMES = {"ttft": "time to first text", "ttfp": "time to first audio packet (TTFP)", "e2e": "end to end (E2E)"}
 
 
@@ -159,8 +164,17 @@ def _latency(name: str, wave: Wave, share: float, concurrency: int) -> Measure:
     return Measure(f"{_NAMES[name]}, capture client", f"{waves}, p{100 * share:.0f}", "ms", "lower", read)
 
 
-def measures(concurrency: int) -> list[Measure]:
-    """Every row of the table, in its order."""
+def _paced(name: str, share: float) -> Measure:
+    def read(start: Start) -> float:
+        return 1000 * percentile(times(start.paced, name), share)
+
+    return Measure(
+        "the same arrivals for every start (open loop)", f"{_SHORT[name]}, p{100 * share:.0f}", "ms", "lower", read
+    )
+
+
+def measures(concurrency: int, *, paced: bool = False) -> list[Measure]:
+    """Every row of the table, in its order; *paced*: those of the open loop too."""
     bench = "vllm bench serve --omni"
     rows = [
         Measure(bench, "throughput", "req/s", "higher", lambda start: start.throughput, 2),
@@ -170,7 +184,7 @@ def measures(concurrency: int) -> list[Measure]:
             bench,
             "server CPU a second of load",
             "cores",
-            "lower",
+            "neither",
             lambda start: start.cpu_total_s / start.duration_s if start.duration_s else math.nan,
             2,
         ),
@@ -182,13 +196,15 @@ def measures(concurrency: int) -> list[Measure]:
         for wave in waves
         for share in (0.5, 0.99)
     ]
+    if paced:
+        rows += [_paced(name, share) for name in ("ttfp", "e2e", "ttft") for share in (0.5, 0.9)]
     return rows
 
 
 def rows(starts: Sequence[Start], concurrency: int) -> list[Row]:
     """The table of the starts."""
     table = []
-    for measure in measures(concurrency):
+    for measure in measures(concurrency, paced=any(start.paced for start in starts)):
         values: dict[str, list[float]] = {"stock": [], "fastpath": []}
         for start in starts:
             values[start.arm].append(measure.read(start))
@@ -225,10 +241,11 @@ def summary(table: Sequence[Row]) -> str:
     verdicts = [row.verdict for row in table]
     if all(verdict == "unknown" for verdict in verdicts):
         return "One start an arm has no spread: nothing can be said about any difference."
+    neutral = f", and {verdicts.count('yes')} has no better way" if "yes" in verdicts else ""
     return (
         f"Of {len(table)} rows, the arms differ by more than the wider spread between starts of one arm in "
         f"{sum(verdict.startswith('yes') for verdict in verdicts)}: fastpath is better in "
-        f"{verdicts.count('yes, better')} and worse in {verdicts.count('yes, worse')}. "
+        f"{verdicts.count('yes, better')} and worse in {verdicts.count('yes, worse')}{neutral}. "
         f"In {verdicts.count('no')} they do not"
         + (f"; {verdicts.count('unknown')} cannot be told." if "unknown" in verdicts else ".")
     )
@@ -236,5 +253,7 @@ def summary(table: Sequence[Row]) -> str:
 
 CLOSED_LOOP = (
     "The load is a closed loop: the arm that answers sooner starts the next requests sooner, so that its stages work "
-    "on more requests at once and on more of the processor. A time to first audio is to be read beside the throughput."
+    "on more requests at once and on more of the processor, and requests that end together are followed by requests "
+    "that start together. A time to first audio of the waves is to be read beside the throughput; the rows with the same "
+    "arrivals for every start compare it by itself."
 )

@@ -16,7 +16,7 @@ from benchmarks.demo.figures import Sample, Start
 from benchmarks.demo.load import Load
 from benchmarks.demo.progress import Phases
 from benchmarks.serving import bench
-from benchmarks.serving.capture import Capture, run_closed_loop
+from benchmarks.serving.capture import Capture, run_closed_loop, run_open_loop
 
 _SAMPLE_EVERY_S = 0.25
 _STATE_FILES_SETTLE_S = 2.5  # omni_fastpath.publish.REFRESH_S, and a little
@@ -130,10 +130,12 @@ def run_start(
             result, cpu = _bench(server, load, work, title)
         with phases.phase(f"{title}: capture client, {load.requests} requests"):
             captures = run_closed_loop(server.url, load.capture_requests(), load.concurrency)
+        with phases.phase(f"{title}: capture client, {load.paced} requests at {load.rate:g} a second"):
+            paced = run_open_loop(server.url, load.paced_requests(), load.rate)
         with phases.phase(f"{title}: proof of the arm after the load"):
             time.sleep(_STATE_FILES_SETTLE_S)
             after = arms.prove(server, arm)
-            sent = len(warm) + load.requests + len(captures)
+            sent = len(warm) + load.requests + len(captures) + len(paced)
             moved = arms.check_engaged(before, after, sent) if arm == arms.FASTPATH else {}
     except Exception as error:
         if not server.alive() and server.start_s is not None:
@@ -151,6 +153,7 @@ def run_start(
         cpu_s=cpu,
         samples=[sample(capture) for capture in captures],
         start_s=server.start_s,
+        paced=[sample(capture) for capture in paced],
     )
     return Outcome(start, captures, after, moved, _without_lists(result.data))
 

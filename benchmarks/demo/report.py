@@ -109,7 +109,7 @@ def _result(starts: Sequence[Start], table: Sequence[Row], parity: Mapping[str, 
         if row.measure.group != group:
             group = row.measure.group
             lines.append(f'<tr class="group"><td colspan="{len(names)}">{html.escape(group)}</td></tr>')
-        kind = row.verdict.removeprefix("yes, ") if row.verdict.startswith("yes") else ""
+        kind = row.verdict.removeprefix("yes, ") if row.verdict.startswith("yes, ") else ""
         lines.append(_line(figures.cells(row), last_class=kind))
     kind = ' class="bad"' if parity["differences"] else ""
     notes = [figures.summary(table), figures.CLOSED_LOOP]

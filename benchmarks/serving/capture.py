@@ -373,6 +373,29 @@ class Client:
         await asyncio.gather(*(worker() for _ in range(min(max_concurrency, len(requests)))))
         return [capture for capture in captures if capture is not None]
 
+    async def run_open_loop(self, requests: Sequence[Request], rate: float) -> list[Capture]:
+        """Start *rate* requests a second, evenly spaced, whatever the server does; captures in the order of *requests*.
+
+        Two servers get the same arrivals. In a closed loop the one that answers sooner also gets more to do.
+        """
+        begun = time.monotonic()
+
+        async def start(index: int, request: Request) -> Capture:
+            await asyncio.sleep(begun + index / rate - time.monotonic())
+            return await self.send(request)
+
+        return list(await asyncio.gather(*(start(index, request) for index, request in enumerate(requests))))
+
+
+def run_open_loop(base_url: str, requests: Sequence[Request], rate: float) -> list[Capture]:
+    """`Client.run_open_loop` for code that is not asynchronous."""
+
+    async def run() -> list[Capture]:
+        async with Client(base_url) as client:
+            return await client.run_open_loop(requests, rate)
+
+    return asyncio.run(run())
+
 
 def run_closed_loop(base_url: str, requests: Sequence[Request], max_concurrency: int = 1) -> list[Capture]:
     """`Client.run_closed_loop` for code that is not asynchronous."""

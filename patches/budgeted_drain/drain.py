@@ -89,6 +89,9 @@ class _OneItem:
 
     __slots__ = ("item",)
 
+    def __init__(self) -> None:
+        self.item: Any = None
+
     async def get_output_async(self) -> Any:
         item, self.item = self.item, None
         return item
