@@ -254,6 +254,6 @@ def summary(table: Sequence[Row]) -> str:
 CLOSED_LOOP = (
     "The load is a closed loop: the arm that answers sooner starts the next requests sooner, so that its stages work "
     "on more requests at once and on more of the processor, and requests that end together are followed by requests "
-    "that start together. A time to first audio of the waves is to be read beside the throughput; the rows with the same "
-    "arrivals for every start compare it by itself."
+    "that start together. A time to first audio of the waves is to be read beside the throughput; the rows with the "
+    "same arrivals for every start compare it by itself."
 )

@@ -57,11 +57,12 @@ def heading(about: Mapping[str, Any]) -> list[str]:
     steps = ", ".join(f"{stage} {step:g} ms" for stage, step in load["step_ms"].items())
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     where = f"{about['replicas']} replicas a stage ({about['deploy']}), {about['cores']} cores"
+    paced = f"{load['paced']} at {load['rate']:g} a second"
     lengths = f"{load['input_tokens']} tokens in, {load['output_tokens']} text tokens out"
     return [
         f"Qwen3-Omni on the simulated device, poll loop, {where}",
-        f"concurrency {load['concurrency']}, {load['requests']} requests a measurement, then {load['paced']} at "
-        f"{load['rate']:g} a second; {lengths}; steps: {steps}",
+        f"concurrency {load['concurrency']}, {load['requests']} requests a measurement, then {paced}; {lengths}; "
+        + f"steps: {steps}",
         f"starts in the order {', '.join(about['order'])}; {versions}",
     ]
 
