@@ -61,8 +61,8 @@ def heading(about: Mapping[str, Any]) -> list[str]:
     lengths = f"{load['input_tokens']} tokens in, {load['output_tokens']} text tokens out"
     return [
         f"Qwen3-Omni on the simulated device, poll loop, {where}",
-        f"concurrency {load['concurrency']}, {load['requests']} requests a measurement, then {paced}; {lengths}; "
-        + f"steps: {steps}",
+        f"concurrency {load['concurrency']}, {load['requests']} requests a measurement, then {paced}; {lengths}",
+        f"steps: {steps}",
         f"starts in the order {', '.join(about['order'])}; {versions}",
     ]
 
