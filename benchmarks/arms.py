@@ -6,8 +6,10 @@ is run twice as often, as an A/A pair that shows the noise.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,6 +56,19 @@ def switch_on(arm: Arm) -> None:
     apply(config.resolve([], arm.environment, PATCHES), Process.SERVER)
     states = {entry.patch.name: entry.state for entry in LEDGER}
     assert set(states.values()) == {State.APPLIED}, states
+
+
+def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options that every in-process benchmark has: ``--arm`` runs one arm here, else all run in turn."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--arm", choices=ARMS)
+    options.add_argument("--rounds", type=int, default=rounds)
+    return options
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least and most of a figure's runs."""
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def run_arm(module: str, arm: Arm, *arguments: str) -> dict[str, Any]:

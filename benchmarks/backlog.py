@@ -10,13 +10,11 @@ raw output from every replica in turn, as stock does, but without stock's waitin
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import time
 from typing import Any
 
-from benchmarks.arms import ARMS, FASTPATH, ONE_ITEM, STOCK, alternate, switch_on
+from benchmarks.arms import ARMS, FASTPATH, ONE_ITEM, STOCK, alternate, parser, spread, switch_on
 
 REQUESTS = 16
 SILENT = 7
@@ -58,10 +56,7 @@ def measure(thinker: int, talker: int) -> dict[str, float]:
 
 def main() -> None:
     """Run one arm (``--arm``), or all of them and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arm", choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    options = parser.parse_args()
+    options = parser(__doc__, ROUNDS).parse_args()
     if options.arm:
         switch_on(ARMS[options.arm])
         measure(1, 1)  # imports and caches
@@ -76,7 +71,7 @@ def main() -> None:
         for name in CASES:
             for figure, width in (("p50", 34), ("max", 26)):
                 found = [run[name][figure] for run in results[arm.name]]
-                cells.append(f"{f'{statistics.median(found):.1f} ({min(found):.1f} to {max(found):.1f})':>{width}}")
+                cells.append(f"{spread(found):>{width}}")
         print(f"{arm.name:24}" + "".join(cells))
 
 

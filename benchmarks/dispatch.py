@@ -9,13 +9,12 @@ queue of issue #4561: fifteen outputs that nobody sees before each one that some
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 from typing import Any
 
-from benchmarks.arms import ARMS, FASTPATH, ONE_ITEM, STOCK, alternate, switch_on
+from benchmarks.arms import ARMS, FASTPATH, ONE_ITEM, STOCK, alternate, parser, spread, switch_on
 
 ITEMS = 200
 ROUNDS = 5
@@ -77,10 +76,7 @@ def _request_output(heard: bool) -> Any:
 
 def main() -> None:
     """Run one arm (``--arm``), or all of them and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arm", choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    options = parser.parse_args()
+    options = parser(__doc__, ROUNDS).parse_args()
     if options.arm:
         arm = ARMS[options.arm]
         switch_on(arm)
@@ -95,7 +91,7 @@ def main() -> None:
         cells = []
         for name in CASES:
             found = [each[name] for each in results[arm.name]]
-            cells.append(f"{statistics.median(found):.1f} ({min(found):.1f} to {max(found):.1f})")
+            cells.append(spread(found))
         print(f"{arm.name:24}" + "".join(f"{cell:>28}" for cell in cells))
 
 

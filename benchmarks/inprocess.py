@@ -273,6 +273,3 @@ def silent(request_id: str, **fields: Any) -> OmniEngineCoreOutput:
     """A code2wav entry that nobody hears: the sample rate, and no samples."""
     payload = {"model_outputs": torch.zeros(0), "sr": torch.tensor(SAMPLE_RATE)}
     return OmniEngineCoreOutput(request_id, [], multimodal_output=payload, **fields)
-
-
-Maker = Callable[[str], OmniEngineCoreOutput]

@@ -9,7 +9,6 @@ them to a request's queue. Four stamps for each: arrived in the client's queue, 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import ARMS, FASTPATH, STOCK, alternate, switch_on
+from benchmarks.arms import ARMS, FASTPATH, STOCK, alternate, parser, spread, switch_on
 
 OUTPUTS = 1000
 GAP_S = 0.006
@@ -165,11 +164,9 @@ def _switches(thread: int | None) -> int:
 
 def main() -> None:
     """Run one arm (``--arm``), or both and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arm", choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--outputs", type=int, default=OUTPUTS)
-    options = parser.parse_args()
+    arguments = parser(__doc__, ROUNDS)
+    arguments.add_argument("--outputs", type=int, default=OUTPUTS)
+    options = arguments.parse_args()
     if options.arm:
         switch_on(ARMS[options.arm])
         print(json.dumps(measure(options.outputs)))
@@ -180,7 +177,7 @@ def main() -> None:
     for name in results["stock"][0]:
         unit = "" if "wakes" in name else " (us)"
         stock, fast = ([run[name] for run in results[arm]] for arm in ("stock", "fastpath"))
-        cells = [f"{statistics.median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in (stock, fast)]
+        cells = [spread(values) for values in (stock, fast)]
         ratio = statistics.median(fast) / max(statistics.median(stock), 1e-9)
         print(f"{name + unit:34}{cells[0]:>30}{cells[1]:>30}{ratio:>10.2f}")
 
