@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from omni_fastpath import __version__, envs, install, overlay, statefile, values
+from omni_fastpath import __version__, envs, install, overlay, servers, statefile, values
 from omni_fastpath.config import ConfigError, Resolved, resolve_file
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.patches import PATCHES
@@ -92,7 +92,8 @@ def _console(stream: Any = None) -> Console:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column, overflow="fold", header_style="underline")
+        name = column in {"patch", "pid", "role", "state"}  # a name that is broken over two lines cannot be copied
+        table.add_column(column, overflow="fold", no_wrap=name, header_style="underline")
     return table
 
 
@@ -131,6 +132,7 @@ def status_report(
         "schema": SCHEMA,
         "installation": _installation(environ, choices, patches),
         "processes": [_with_engagement(process, patches) for process in processes],
+        "servers_without_state": servers.without_state({process["pid"] for process in processes}, ENTRY_POINT),
         "resolved": json.loads(resolved.to_json()) if resolved else None,
         "verify": _verify(patches) if verify else None,
         "configuration_error": error,
@@ -237,6 +239,12 @@ def _problems(report: Mapping[str, Any], asked: set[str]) -> list[str]:
             problems.append(f"{name}: {patch['release_problem']}")
     for name, found in (report["verify"] or {}).items():
         problems += [f"{name}: {problem}" for problem in found if problem not in " ".join(problems)]
+    problems += [
+        f"the server {server['pid']} was started with VLLM_PLUGINS={server['vllm_plugins']}, an allow-list without "
+        f"{ENTRY_POINT}: it runs as upstream made it, whatever its deploy YAML says"
+        for server in report["servers_without_state"]
+        if server["excluded"]
+    ]
     for process in report["processes"]:
         problems += [
             f"process {process['pid']} ({process['role']}): {name} is {record['state']}: {record['reason']}"
@@ -253,6 +261,12 @@ def _show_status(report: Mapping[str, Any], console: Console) -> None:
     if report["resolved"] is not None:
         _show_resolved(report["resolved"], console)
     _show_processes(report["processes"], console)
+    for server in report["servers_without_state"]:
+        if not server["excluded"]:
+            console.print(
+                f"The server {server['pid']} has no state file in {report['installation']['state_folder']}: "
+                "nothing was asked for there, or it runs under another XDG_RUNTIME_DIR."
+            )
     for problem in report["problems"]:
         console.print(f"problem: {problem}", style="bold red")
     if report["configuration_error"] is not None:

@@ -124,6 +124,7 @@ class Patch:
         tested: vLLM-Omni releases it was tested on; any other is ``unsupported``.
         bypasses: Modes of upstream in which it has no place.
         counters: Names of its engagement counters with their meaning; the first says how often it took effect.
+        maxima: Names of the counters that are no counts but the greatest value seen.
         docs: The full explanation that ``omni-fastpath explain`` prints.
     """
 
@@ -139,6 +140,7 @@ class Patch:
     requires: tuple[str, ...] = ()
     default_on: bool = True
     bypasses: tuple[Bypass, ...] = ()
+    maxima: tuple[str, ...] = ()
 
     @property
     def env(self) -> str:

@@ -123,7 +123,10 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None 
                 if is_installed(patch.name):
                     continue  # somebody wrote on top: it could not be taken off, and its state says so
                 LEDGER.entry(patch).origin = resolved.origins.get(patch.name, "")
-                LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
+                reason = resolved.off.get(patch.name, "not asked for")
+                LEDGER.set(patch, State.OFF, reason)
+                if reason.startswith("requires"):  # it was asked for; off alone would only be a line at debug level
+                    logger.warning("omni-fastpath: %s stays off: it %s", patch.name, reason)
         for patch in known:
             if patch.name in resolved.enabled:
                 _apply_one(patch, resolved.enabled[patch.name], resolved.origins.get(patch.name, ""), process)

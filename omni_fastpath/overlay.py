@@ -85,13 +85,19 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
         return True
     inherits = resolve(base, {}, patches).asked
     block: dict[str, Any] = {} if inherits else {patch.name: True for patch in patches if patch.default_on}
+    off: set[str] = set()
+    valued: set[str] = set()
     for assignment in sets:
         name, key, value = parse_set(assignment, patches)
         if key is None:
+            off |= {name} if value is False else set()
             block[name] = value
         else:
+            valued.add(name)
             held = block.get(name)
             block[name] = {**(held if isinstance(held, dict) else {}), key: value}
+    for name in sorted(off & valued):
+        raise refusal(f"--set {name}", found="both 'false' and values", allowed="one of them")
     return block
 
 
@@ -105,15 +111,22 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
         output: Where it will lie, for messages.
 
     Raises:
-        ConfigError: The base cannot be read, or the server would refuse the result.
+        ConfigError: The base cannot be read, the overlay would overwrite a file that it stands on, or the server would
+            refuse the result.
     """
     blocks = read_blocks(base)
+    if output is not None and any(_same_file(block.path, output) for block in blocks):
+        raise refusal("--output", found=shown(str(output)), allowed="a file that is not below the overlay itself")
     value = block_value(blocks, sets, patches)
     where = output or Path("the overlay")
     resolve([*blocks, Block(where, value)], {}, patches)
     document = {"base_config": str(base.resolve()), KEY: value}
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
     return f"# Written by `omni-fastpath overlay`; start the server with --deploy-config and this file.\n{body}"
+
+
+def _same_file(path: str | Path, other: Path) -> bool:
+    return Path(path).resolve() == other.resolve()
 
 
 def write(text: str, output: Path, *, force: bool = False) -> None:

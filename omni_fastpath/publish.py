@@ -122,13 +122,16 @@ class _Collector:
 
         states = GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=["patch", "state"])
         counts = CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=["patch", "event"])
+        maxima = GaugeMetricFamily("omni_fastpath_greatest", "Greatest values seen", labels=["patch", "value"])
         for name, entry in self._ledger.snapshot().items():
             for state in State:
                 states.add_metric([name, state.value], float(entry["state"] == state.value))
+            greatest = self._ledger.named(name).patch.maxima
             for event, count in entry["counters"].items():
-                counts.add_metric([name, event], float(count))
+                (maxima if event in greatest else counts).add_metric([name, event], float(count))
         yield states
         yield counts
+        yield maxima
 
     def describe(self) -> list[Any]:
         """Nothing to check for duplicates at registration."""

@@ -165,3 +165,22 @@ def test_every_bundled_yaml_takes_the_shipped_default_set() -> None:
         pytest.skip("vllm-omni is not installed")
     for path in overlay.bundled().values():
         assert yaml.safe_load(overlay.build(path, [], PATCHES))["fastpath"] is True
+
+
+def test_an_overlay_never_overwrites_what_it_stands_on(tmp_path: Path) -> None:
+    """Writing over the base, or over a file below it, is refused before anything is written."""
+    below = tmp_path / "below.yaml"
+    below.write_text("async_chunk: true\n")
+    base = tmp_path / "base.yaml"
+    base.write_text("base_config: below.yaml\n")
+    for output in (base, below, tmp_path / "." / "base.yaml"):
+        with pytest.raises(ConfigError, match="not below the overlay itself"):
+            overlay.build(base, [], PATCHES, output=output)
+
+
+def test_off_and_a_value_for_the_same_patch_are_refused(tmp_path: Path) -> None:
+    """``--set X=false --set X.key=1`` says two things; neither is dropped silently."""
+    base = tmp_path / "base.yaml"
+    base.write_text("async_chunk: true\n")
+    with pytest.raises(ConfigError, match="both 'false' and values"):
+        overlay.build(base, ["budgeted_drain=false", "budgeted_drain.max_items=3"], PATCHES)

@@ -80,6 +80,7 @@ PATCH = Patch(
         "wakeups": "times the idle loop woke",
         "longest_stretch_us": "longest stretch between two yields to the event loop, microseconds (a maximum)",
     },
+    maxima=("longest_stretch_us",),
     seams=(
         Seam(
             ORCHESTRATOR,
