@@ -48,6 +48,12 @@ class Publisher:
         self._process = process
         self._source = source
         self._pid = os.getpid()
+        # Looked up once: they do not change while a process lives, and the file is written every few seconds.
+        self._releases = {
+            "omni_fastpath": __version__,
+            "vllm": vllm_release(),
+            "vllm_omni": installed_release(),
+        }
         self._lock = threading.Lock()
         self._last: dict[str, Any] = {}
         self._refreshing = False
@@ -81,9 +87,7 @@ class Publisher:
                 {
                     "role": self._process.value,
                     "process_name": multiprocessing.current_process().name,
-                    "omni_fastpath": __version__,
-                    "vllm": vllm_release(),
-                    "vllm_omni": installed_release(),
+                    **self._releases,
                     "updated": time.time(),
                     "source": self._source,
                     "patches": patches,

@@ -90,11 +90,6 @@ class DefaultPolicy:
         for key in [key for key in self._seen if key[1] not in live]:
             del self._seen[key]
 
-    @property
-    def records(self) -> int:
-        """How many requests' sizes are held."""
-        return len(self._seen)
-
 
 def _forwards(entry: Any) -> bool:
     """Whether a raw entry without a finish reason makes a forward happen: a segment's end, or a KV-ready mark.
