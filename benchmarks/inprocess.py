@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Self, TypeVar
@@ -188,6 +188,11 @@ class Pipeline:
 
     # ---- Running ----
 
+    @property
+    def thread(self) -> threading.Thread:
+        """The orchestrator's thread."""
+        return self._thread
+
     def do(self, function: Callable[[], T]) -> T:
         """Call ``function`` on the orchestrator's event loop and return its result; before the start, here and now."""
         if self._loop is None:
@@ -224,10 +229,14 @@ class Pipeline:
         self._loop = None
 
     def settle(self) -> None:
-        """Wait until every queue is empty and what was taken is routed."""
+        """Wait until every queue is empty and what was taken is routed: nothing is about to run on the event loop."""
+        assert self._loop is not None
+        ready = vars(self._loop)["_ready"]  # asyncio's own: upstream's event-driven queue is a local of its loop
         quiet = 0
-        while quiet < 3:
-            waiting = self.do(lambda: sum(r.outputs_queue.qsize() for replicas in self.replicas for r in replicas))
+        while quiet < 3 and self._thread.is_alive():
+            waiting = self.do(
+                lambda: len(ready) + sum(r.outputs_queue.qsize() for replicas in self.replicas for r in replicas)
+            )
             quiet = 0 if waiting else quiet + 1
             time.sleep(0.002)
 
@@ -237,6 +246,39 @@ class Pipeline:
         while not self.outputs.sync_q.empty():
             found.append(self.outputs.sync_q.get_nowait())
         return found
+
+
+# ---- Front end ----
+
+
+def front_end(pipeline: Pipeline, queues: Mapping[str, Any], *, event_driven: bool) -> Any:
+    """Upstream's front end with its own drain, without a server around it.
+
+    Args:
+        pipeline: Whose output queue it drains.
+        queues: For each request, what takes its messages with ``await put(message)``.
+        event_driven: Its event-driven drain, which blocks in a thread, instead of the polling one. A server has the
+            same mode here and in the orchestrator.
+    """
+    from vllm_omni.engine.omni_engine_base import OmniEngineBase
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+    from vllm_omni.entrypoints.client_request_state import ClientRequestState
+
+    class Engine(OmniEngineBase):  # type: ignore[misc]
+        def __init__(self) -> None:  # no super(): there are no stages
+            self.output_queue = pipeline.outputs
+            self._event_driven_orch_default = event_driven
+
+        def is_alive(self) -> bool:
+            return pipeline.thread.is_alive()
+
+        def __del__(self) -> None:
+            """Nothing to shut down."""
+
+    found = object.__new__(AsyncOmni)
+    found.engine, found.final_output_task = Engine(), None
+    found.request_states = {each: ClientRequestState(each, queue=queue) for each, queue in queues.items()}
+    return found
 
 
 # ---- Raw outputs ----

@@ -11,6 +11,6 @@ if __name__ != "omni_fastpath.hooks":
     raise ImportError(f"import omni_fastpath.hooks, not {__name__}")
 
 from omni_fastpath.hooks.manager import HOOKS, HookManager
-from omni_fastpath.hooks.specs import PassReport, RawOutputView, hookimpl
+from omni_fastpath.hooks.specs import BacklogView, PassReport, RawOutputView, hookimpl
 
-__all__ = ["HOOKS", "HookManager", "PassReport", "RawOutputView", "hookimpl"]
+__all__ = ["HOOKS", "BacklogView", "HookManager", "PassReport", "RawOutputView", "hookimpl"]

@@ -6,22 +6,26 @@ When no plugin implements a hook, callers get None (or the default policy itself
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import pluggy
 
-from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP, PROJECT, RawOutputView, Specs
+from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP, PROJECT, BacklogView, RawOutputView, Specs
 from omni_fastpath.ledger import logger
 
 Policy = Callable[[RawOutputView], bool]
+
+_ANSWERS: dict[str, Callable[[Any], Any]] = {"is_routable": bool, "next_stage": operator.index}
+"""What becomes of an answer, for the hooks that have one."""
 
 
 class HookManager:
     """Plugins of this process.
 
-    ``policy`` and ``observer`` are looked up once by the loop that uses them: a plugin that registers later is seen by
-    the next loop, one that is switched off stays in the lookup and does nothing.
+    ``policy``, ``chooser`` and ``observer`` are looked up once by the loop that uses them: a plugin that registers
+    later is seen by the next loop, one that is switched off stays in the lookup and does nothing.
     """
 
     def __init__(self) -> None:
@@ -82,6 +86,18 @@ class HookManager:
 
         return decide
 
+    def chooser(self) -> Callable[[BacklogView], int | None] | None:
+        """What chooses the next stage, or None when no plugin has a say."""
+        ask = self._pluggy.hook.next_stage
+        if not ask.get_hookimpls():
+            return None
+
+        def choose(view: BacklogView) -> int | None:
+            chosen: int | None = ask(view=view)
+            return chosen
+
+        return choose
+
     def observer(self, name: str) -> Callable[..., Any] | None:
         """The hook of that name, to be called with keywords, or None when nobody implements it."""
         hook: pluggy.HookCaller = getattr(self._pluggy.hook, name)
@@ -106,7 +122,7 @@ class HookManager:
             try:
                 answer = function(*args)
                 # Here, where a failure is the plugin's: a tensor, for one, may have no truth value.
-                return bool(answer) if hook == "is_routable" and answer is not None else answer
+                return answer if answer is None or hook not in _ANSWERS else _ANSWERS[hook](answer)
             except Exception:
                 off = True
                 logger.exception(

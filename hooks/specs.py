@@ -38,6 +38,19 @@ class RawOutputView(NamedTuple):
     request_states: Mapping[str, Any]
 
 
+class BacklogView(NamedTuple):
+    """What waits when the next stage is chosen.
+
+    Attributes:
+        waiting: For each stage with a backlog, in no particular order: the queue of each of its replicas, first in
+            first. An item is upstream's ``EngineCoreOutputs``, or the exception that ended the replica. Read only.
+        request_states: The orchestrator's live requests by id. Read only.
+    """
+
+    waiting: Mapping[int, Sequence[Sequence[Any]]]
+    request_states: Mapping[str, Any]
+
+
 class PassReport(NamedTuple):
     """One pass over one replica that took at least one raw output.
 
@@ -45,7 +58,8 @@ class PassReport(NamedTuple):
         stage_id: Stage that was drained.
         replica_id: Replica of that stage.
         items: Raw outputs taken.
-        ended: ``empty``, ``routable``, ``items``, ``time``, ``one`` (a stage that nobody sees gives one item a pass) or
+        ended: ``empty``, ``routable``, ``items``, ``time``, ``one`` (a stage that nobody sees gives one item a pass),
+            ``floor`` (a stage that was due gives one), ``outranked`` (another stage goes first since the last yield) or
             ``gone`` (the replica was evicted or replaced, or shutdown).
         queued: Raw outputs still queued at the end.
         duration_us: Time from the first take to the end, microseconds, yields included.
@@ -66,7 +80,16 @@ class Specs:
     def is_routable(self, view: RawOutputView) -> bool | None:
         """Say whether a raw output ends its replica's pass; None leaves it to the next plugin, at last to our default.
 
-        Called after upstream processed a raw output of a final-output stage and before it routes it.
+        Called after upstream processed a raw output of a final-output stage and before it routes it, where the end of
+        a pass lets another stage in: another one has a backlog, and ``order`` is ``stage_order`` or a plugin chooses.
+        """
+
+    @hookspec(firstresult=True)
+    def next_stage(self, view: BacklogView) -> int | None:
+        """Choose the stage that is served next; None leaves it to the next plugin, at last to the YAML's ``order``.
+
+        Asked when more than one stage has a backlog and none is due by its floor, which goes before any order. An id
+        that has no backlog counts as None. A request's outputs of one stage stay in order whatever is chosen.
         """
 
     @hookspec

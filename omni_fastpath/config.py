@@ -68,11 +68,13 @@ class Block:
         path: The file.
         value: Its ``fastpath`` value as it stands there, or ``ABSENT``.
         warnings: Top-level keys that look like a misspelt ``fastpath``, one line each.
+        stages: Ids of the stages that the file names.
     """
 
     path: Path
     value: Any
     warnings: tuple[str, ...] = ()
+    stages: frozenset[int] = frozenset()
 
     def place(self, *keys: str) -> str:
         """How a message names a key of this block."""
@@ -195,7 +197,7 @@ def read_blocks(path: str | Path) -> list[Block]:
             raise ConfigError(f"base_config in {blocks[-1].path}: the chain comes back to a file: {chain}")
         seen.append(current.resolve())
         data = _load(current)
-        block = Block(current, data.get(KEY, ABSENT), tuple(_lookalikes(data, current)))
+        block = Block(current, data.get(KEY, ABSENT), tuple(_lookalikes(data, current)), _stage_ids(data))
         _refuse_nested(data, current)
         for warning in block.warnings:
             logger.warning("omni-fastpath: %s", warning)
@@ -241,6 +243,12 @@ def _lookalikes(data: Mapping[Any, Any], path: Path) -> Iterator[str]:
         plain = re.sub(r"[^a-z0-9]", "", str(key).lower())
         if key != KEY and difflib.SequenceMatcher(None, plain, KEY).ratio() >= _LOOKALIKE_RATIO:
             yield f"{path}: the top-level key {key!r} is ignored by everybody; did you mean {KEY!r}?"
+
+
+def _stage_ids(data: Mapping[Any, Any]) -> frozenset[int]:
+    stages = data.get("stages")
+    named = [stage.get("stage_id") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    return frozenset(each for each in named if isinstance(each, int))
 
 
 def _refuse_nested(data: Mapping[Any, Any], path: Path) -> None:
@@ -411,8 +419,9 @@ def resolve(
     merged = _with_master(_merge(blocks, patches), choices, environ, patches)
     said = {patch.name: _verdict(patch, merged, choices, environ) for patch in patches}
     verdicts = _with_requirements(said, patches, partial=partial)
+    stages = len(frozenset[int]().union(*(block.stages for block in blocks)))
     return Resolved(
-        enabled={patch.name: _final(patch, merged, choices) for patch in patches if verdicts[patch.name].on},
+        enabled={patch.name: _final(patch, merged, choices, stages) for patch in patches if verdicts[patch.name].on},
         off={name: verdict.reason for name, verdict in verdicts.items() if not verdict.on},
         origins={name: verdict.origin for name, verdict in verdicts.items()},
         on_unsupported=choices.on_unsupported or merged.on_unsupported or "warn",
@@ -501,14 +510,19 @@ def _contradiction(
     )
 
 
-def _final(patch: Patch, merged: _Merged, choices: EnvChoices) -> Options:
-    """The values of a patch that is on: its defaults, the YAML's, the environment's."""
+def _final(patch: Patch, merged: _Merged, choices: EnvChoices, stages: int) -> Options:
+    """The values of a patch that is on: its defaults, the YAML's, the environment's. ``stages`` is 0 if not known."""
     listed = merged.listed.get(patch.name) or _Listed(on=True, origin="")
     from_env = choices.values.get(patch.name, {})
     places = {**listed.places, **{key: envs.place(patch, key) for key in from_env}}
     # A rule over several keys has no place of its own; it names all that were given.
     everywhere = ", ".join(dict.fromkeys(places.values())) or f"{KEY}.{patch.name}"
-    return _options(patch, {**listed.values, **from_env}, lambda key: places.get(key, everywhere))
+    options = _options(patch, {**listed.values, **from_env}, lambda key: places.get(key, everywhere))
+    broken = options.broken_rule(stages)
+    if broken is not None:
+        key, rule = broken
+        raise refusal(places.get(key, everywhere), found=shown(getattr(options, key)), allowed=rule)
+    return options
 
 
 def _options(patch: Patch, given: Mapping[str, Any], place: Callable[[str], str]) -> Options:

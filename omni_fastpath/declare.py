@@ -92,20 +92,31 @@ class Seam:
 
 @dataclass(frozen=True)
 class Bypass:
-    """An upstream function whose running means that a patch has no place here.
+    """An upstream method whose running means that a patch has no place here.
 
     While it runs the patch's state is ``state`` with ``reason``; the slots stay as they are, nobody calls them.
+    ``when`` names an attribute of the method's object: where it is false, the run does not count.
     """
 
     seam: Seam
     state: State
     reason: str
+    when: str | None = None
+
+    def applies_to(self, instance: object) -> bool:
+        """Whether a run on ``instance`` bypasses the patch."""
+        return self.when is None or bool(getattr(instance, self.when, False))
 
 
 class Options(BaseModel):
     """Base of every patch's values: unknown keys refused, no coercion of types, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    def broken_rule(self, stages: int) -> tuple[str, str] | None:
+        """The key whose value does not do for a pipeline with so many stages, and what would; None when all do."""
+        del stages
+        return None
 
 
 @dataclass(frozen=True)

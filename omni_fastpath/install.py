@@ -48,7 +48,12 @@ class _Watch:
 
     written: _Written
     subscribers: dict[str, tuple[Patch, Bypass]] = field(default_factory=dict)
-    active: int = 0
+    running: list[Any] = field(default_factory=list)
+    """The objects whose method runs now."""
+
+    def bypasses(self, bypass: Bypass) -> bool:
+        """Whether one of the runs takes the patch out of its place."""
+        return any(bypass.applies_to(instance) for instance in self.running)
 
 
 _lock = threading.RLock()
@@ -199,7 +204,7 @@ def _install_verified(patch: Patch, slots: list[Slot], bypass_slots: list[tuple[
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
     for bypass in patch.bypasses:
-        if _watches[bypass.seam.path].active:
+        if _watches[bypass.seam.path].bypasses(bypass):
             return _set(patch, bypass.state, bypass.reason)
     return _set(patch, State.APPLIED, _applied_reason(installation))
 
@@ -318,29 +323,39 @@ def _unsubscribe(patch: Patch, bypass: Bypass) -> None:
 def _watcher(path: str) -> Callable[..., Any]:
     """A wrapper that tells the truth while upstream runs in a mode in which patches have no place."""
 
-    async def watched(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+    async def watched(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         # The watch that saw it begin is told of its end; one that came later knows nothing of it.
         watch = _watches.get(path)
-        _bypassed(watch, +1)
+        _note_run(watch, instance, begins=True)
         try:
             return await wrapped(*args, **kwargs)
         finally:
-            _bypassed(watch, -1)
+            _note_run(watch, instance, begins=False)
 
     return watched
 
 
-def _bypassed(watch: _Watch | None, change: int) -> None:
-    """Upstream's function began (+1) or ended (-1). With several engines in a process, the last one to end counts."""
+def _note_run(watch: _Watch | None, instance: Any, *, begins: bool) -> None:
+    """Upstream's method begins or ends on ``instance``. With several engines in a process, the last to end counts."""
     with _lock:
         if watch is None:
             return
-        watch.active += change
+        if begins:
+            watch.running.append(instance)
+        else:
+            watch.running[:] = _without_one(watch.running, instance)
         for patch, bypass in watch.subscribers.values():
-            if watch.active:
+            if not bypass.applies_to(instance):
+                continue
+            if watch.bypasses(bypass):
                 LEDGER.set(patch, bypass.state, bypass.reason)
             elif (installation := _installed.get(patch.name)) is not None:
                 LEDGER.set(patch, State.APPLIED, _applied_reason(installation))
+
+
+def _without_one(running: list[Any], instance: Any) -> list[Any]:
+    at = next(index for index, each in enumerate(running) if each is instance)
+    return running[:at] + running[at + 1 :]
 
 
 def _set(patch: Patch, state: State, reason: str) -> State:

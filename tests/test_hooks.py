@@ -15,6 +15,7 @@ from omni_fastpath.hooks import HOOKS, HookManager, PassReport, RawOutputView, h
 from omni_fastpath.hooks.observers import Recorder
 from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP
 from tests.patches.content import endings, sequences
+from tests.patches.drive import options, run
 
 VIEW = RawOutputView(0, 0, True, "raw", (), {})
 CALLS: dict[str, dict[str, Any]] = {
@@ -259,9 +260,10 @@ def test_recorder_keeps_the_last_events() -> None:
 
 @pytest.fixture
 def hooks(installed: None) -> Iterator[HookManager]:
-    """This process's plugins, without those that the test adds when it is over."""
+    """This process's plugins, without those that the test adds when it is over; the stages take turns."""
     before = HOOKS._pluggy.get_plugins()
-    yield HOOKS
+    with options(order="stage_order"):
+        yield HOOKS
     for added in HOOKS._pluggy.get_plugins() - before:
         HOOKS.unregister(added)
 
@@ -271,20 +273,19 @@ def _messages() -> list[Any]:
 
     from benchmarks.inprocess import Pipeline, audio, batch, codes, silent, text
 
-    with Pipeline() as pipeline:
-        for request in ("a", "b"):
-            pipeline.add_request(request)
-            last = FinishReason.STOP
-            pipeline.put(0, *(batch(text(request, n, finish=last if n == 9 else None)) for n in range(10)))
-            pipeline.put(1, *(batch(codes(request, finish=last if n == 9 else None)) for n in range(10)))
-            pipeline.put(2, *(batch(silent(request)) for _ in range(5)), batch(audio(request, 0.5, 0.25)))
-        pipeline.settle()
+    pipeline = Pipeline()
+    for request in ("a", "b"):
+        pipeline.add_request(request)
+        last = FinishReason.STOP
+        pipeline.put(0, *(batch(text(request, n, finish=last if n == 9 else None)) for n in range(10)))
+        pipeline.put(1, *(batch(codes(request, finish=last if n == 9 else None)) for n in range(10)))
+        pipeline.put(2, *(batch(silent(request)) for _ in range(5)), batch(audio(request, 0.5, 0.25)))
+
+    def end(pipeline: Any) -> None:
         for request in ("a", "b"):
             pipeline.put(2, batch(silent(request)), batch(audio(request, 0.75, finish=FinishReason.STOP)))
-        pipeline.settle()
-        found = pipeline.messages()
-    assert pipeline.crash is None
-    return found
+
+    return run(pipeline, end)
 
 
 @pytest.mark.upstream

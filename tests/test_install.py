@@ -605,6 +605,50 @@ async def test_bypass_lasts_until_the_last_one_ends(upstream: Upstream) -> None:
     assert seen == [State.OFF, State.OFF, State.APPLIED]
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"), [(True, State.SUPERSEDED), (False, State.APPLIED), (None, State.APPLIED)]
+)
+def test_bypass_counts_only_where_its_attribute_is_true(upstream: Upstream, mode: bool | None, expected: State) -> None:
+    """A bypass with ``when`` is told for objects in that mode, not for others, nor where the attribute is missing."""
+    conditional = patch("when", RUN, bypasses=(Bypass(EVENTS, State.SUPERSEDED, "their mode", when="eager"),))
+    loop = upstream.module.Loop()
+    if mode is not None:
+        loop.eager = mode
+    seen: list[State] = []
+    upstream.module.Loop.seen = lambda _self: seen.append(states()["when"])
+    install(conditional)
+    asyncio.run(loop.events())
+    assert (seen, states()["when"]) == ([expected], State.APPLIED)
+
+
+async def test_bypass_of_several_objects_goes_by_those_in_the_mode(upstream: Upstream) -> None:
+    """Runs in the other mode neither end a bypass nor prolong it, and one that runs at the install counts."""
+    going = {name: asyncio.Event() for name in ("plain", "eager")}
+
+    async def wait(self: Any) -> None:
+        await going[self.name].wait()
+
+    def run(name: str, *, eager: bool) -> asyncio.Future[None]:
+        loop = upstream.module.Loop()
+        loop.name, loop.eager = name, eager
+        future: asyncio.Future[None] = asyncio.ensure_future(loop.events())
+        return future
+
+    upstream.module.Loop.events = wait
+    bypasses = (Bypass(EVENTS, State.SUPERSEDED, "their mode", when="eager"),)
+    install(patch("first", RUN, bypasses=bypasses))
+    tasks = [run("plain", eager=False), run("eager", eager=True)]
+    await asyncio.sleep(0)
+    install(patch("second", MAKE, bypasses=bypasses))
+    seen = [states()]
+    for name, task in zip(("plain", "eager"), tasks, strict=True):
+        going[name].set()
+        await task
+        seen.append(states())
+    superseded, applied = (dict.fromkeys(("first", "second"), state) for state in (State.SUPERSEDED, State.APPLIED))
+    assert seen == [superseded, superseded, applied]
+
+
 async def test_bypass_that_outlives_its_patch_changes_nothing_later(upstream: Upstream) -> None:
     """What began before the patch was taken off and installed again does not count when it ends."""
     going = asyncio.Event()

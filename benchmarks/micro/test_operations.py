@@ -53,13 +53,16 @@ def test_pass_of_sixteen(benchmark: Any) -> None:
     loop = drain_loop(pipeline.orchestrator)
     loop._max_time_ns = 10**12  # the first, cold pass must not end on its time budget
     events = asyncio.new_event_loop()
+    events.run_until_complete(loop._look_at_replicas())
 
     def fill() -> Any:
         pipeline.put(2, *(batch(silent("one")) for _ in range(16)))
         return (), {}
 
     def drain() -> None:
-        events.run_until_complete(loop._drain(2, pipeline.pools[2], 0))
+        stage = loop._order.next()
+        assert stage is not None
+        events.run_until_complete(loop._pass(stage))
 
     benchmark.pedantic(drain, setup=fill, rounds=200)
     events.close()
@@ -76,7 +79,7 @@ def test_judging_a_silent_output(benchmark: Any) -> None:
     pipeline = Pipeline()
     pipeline.add_request("one")
     view = RawOutputView(
-        2, 0, True, batch(silent("one")), [_request_output(heard=False)], pipeline.orchestrator.request_states
+        2, 0, True, batch(silent("one")), [_request_output("one", heard=False)], pipeline.orchestrator.request_states
     )
     assert benchmark(default_policy(), view) is False
 

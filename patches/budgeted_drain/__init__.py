@@ -1,39 +1,52 @@
-"""The orchestrator wakes when an output is there and drains each replica within a budget.
+"""The orchestrator wakes when an output is there and drains each replica within a budget, stages in an order.
 
 What:
-    Replaces the orchestrator's poll loop. It sleeps until an output, a diffusion poll or shutdown is due; then each
-    replica of a final-output stage is drained up to its first routable output, within an item and a time budget;
-    a stage that nobody sees gives one item a pass. Raw outputs go one by one, in order, through upstream's own
-    keep-or-drop rule, payload rehydration, processing, routing and terminal bookkeeping. They are never merged:
-    merging changes audio.
+    Replaces both of the orchestrator's loops, the poll loop and the event-driven one. It sleeps until an output, a
+    diffusion poll or shutdown is due. Then, while something waits, it takes the stage that the order names, or one that
+    is due because it got less than its floor of processing time, and drains one of its replicas: a final-output stage
+    up to its first routable output, within an item and a time budget; a stage that nobody sees gives one item a pass.
+    Raw outputs go one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
+    routing and terminal bookkeeping. They are never merged: merging changes audio. An
+    entry that ends a request is dispatched after what already waits of that request at the stages before, by itself.
 Why:
     The poll loop takes one raw output per replica and round and waits up to a millisecond on every empty stage. The
     first audio packet stands behind outputs that nobody sees while the loop waits elsewhere (vllm-omni issue #4561).
+    The event-driven loop does not wait, but puts all stages' outputs into one queue, first in first out, in front of
+    one dispatcher, with a task for each: at high utilisation a burst of the thinker's stands before the first audio.
 Why not a hook:
     Upstream has none in the loop. The other way, an iterator over ``available_replica_ids()`` that yields a replica
     again while its queue has items, leaves upstream's loop body in place, but it must tell the loop's task from
     every other caller of the same method, cannot put stages in another order, cannot yield between stages except
-    inside a poll, and ends each idle wait with upstream's own millisecond. In 0.30 the replaced body is forty lines
-    that only call helpers; those helpers stay upstream's.
+    inside a poll, and ends each idle wait with upstream's own millisecond. In the event-driven loop queue and readers
+    are locals of the method. In 0.30 the replaced bodies only call helpers; those helpers stay upstream's.
 Scope:
-    Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, poll loop. A client without an output queue
+    Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, both modes. A client without an output queue
     (upstream's test doubles) is polled as upstream polls it. Diffusion stages are polled as upstream polls them.
+    Payloads that model runner v2 packs are unpacked in both modes; upstream's event-driven loop of 0.30 leaves them
+    packed, its 0.32 does not.
 Fragility:
-    High by design and therefore pinned: the body of ``_orchestration_loop`` is replaced, the bodies of
-    ``poll_llm_raw_output`` and ``_poll_stage_raw`` are relied on. A changed body makes the patch unsupported and
-    upstream's loop runs. The arrival is seen by an attribute put on each client's own queue object, because
-    upstream's socket reader holds that object; it is taken off when the loop ends.
+    High by design and therefore pinned: the bodies of both loops are replaced, the bodies of ``poll_llm_raw_output``
+    and ``_poll_stage_raw`` are relied on, and those of ``_route_output`` and ``_finish_raw_terminal_requests`` for what
+    ends a request. A changed body makes the patch unsupported and upstream's loop runs. The arrival is seen by an
+    attribute put on each client's own queue object, because upstream's socket reader holds that object; it is taken off
+    when the loop ends. What waits in that queue is seen in the ``deque`` inside of it; a queue without one is polled.
 Upstream thread:
-    vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop).
+    vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop), issue
+    #4680 (many replicas).
 Remove when:
-    Upstream's default loop drains within a budget and fairly across stages.
+    Upstream's default loop drains within a budget, and serves stages in an order with floors.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
-from omni_fastpath.declare import Bypass, Options, Patch, Process, Seam, SeamKind, State
+from omni_fastpath.declare import Options, Patch, Process, Seam, SeamKind
+
+FLOORS_TOGETHER = 0.5
+"""Share of processing time that the floors of all stages may promise together."""
 
 
 class DrainOptions(Options):
@@ -53,8 +66,26 @@ class DrainOptions(Options):
     )
     stop_at_first_routable: bool = Field(
         default=True,
-        description="end a replica's pass at the first raw output that brings somebody something",
+        description="end a replica's pass at the first raw output that brings somebody something; matters where the "
+        "stages take turns (stage_order)",
     )
+    order: Literal["stage_order", "downstream_first", "visible_first"] = Field(
+        default="downstream_first",
+        description="which stage is served first when several have raw outputs waiting",
+    )
+    floor: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=0.5,
+        description="least share of processing time of each stage with a backlog; all stages together at most a half; "
+        "null: min(0.1, 0.5 / stages)",
+    )
+
+    def broken_rule(self, stages: int) -> tuple[str, str] | None:
+        """With more than half of the time promised to floors there is no order left."""
+        if self.floor is None or self.floor * stages <= FLOORS_TOGETHER:
+            return None
+        return "floor", f"at most {FLOORS_TOGETHER / stages:.3g}: {stages} stages share {FLOORS_TOGETHER}"
 
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
@@ -76,11 +107,15 @@ PATCH = Patch(
         "ended_routable": "passes that ended at a routable output with more queued",
         "ended_items": "passes that ended on the item budget with more queued (NAPI's time_squeeze)",
         "ended_time": "passes that ended on the time budget with more queued (NAPI's time_squeeze)",
+        "ended_floor": "passes of a stage that was due: one raw output ahead of the order",
+        "ended_outranked": "passes that ended because another stage goes first since the last yield",
+        "held": "ends of requests held until what waited of them at the stages before was dispatched",
         "judge_errors": "raw outputs that could not be judged; each ended its pass",
         "wakeups": "times the idle loop woke",
         "longest_stretch_us": "longest stretch between two yields to the event loop, microseconds (a maximum)",
+        "longest_away_us": "longest time that a yield took: socket readers and others, microseconds (a maximum)",
     },
-    maxima=("longest_stretch_us",),
+    maxima=("longest_stretch_us", "longest_away_us"),
     seams=(
         Seam(
             ORCHESTRATOR,
@@ -89,6 +124,14 @@ PATCH = Patch(
             wrapper="wrapped_orchestration_loop",
             replaces=True,
             fingerprints=("21526a0b0087ea6f",),
+        ),
+        Seam(
+            ORCHESTRATOR,
+            "OrchestratorBase._orchestration_loop_event_driven",
+            ("self",),
+            wrapper="wrapped_orchestration_loop_event_driven",
+            replaces=True,
+            fingerprints=("9aaab0516c3a5edf",),
         ),
         Seam(
             STAGE_POOL,
@@ -111,6 +154,7 @@ PATCH = Patch(
             fingerprints=("835009208b1d6a59",),
         ),
         Seam(STAGE_POOL, "StagePool.available_replica_ids", ("self",), SeamKind.PIN),
+        Seam(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id"), SeamKind.PIN),
         Seam(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id"), SeamKind.PIN),
         Seam(
             ORCHESTRATOR,
@@ -129,6 +173,14 @@ PATCH = Patch(
             "OrchestratorBase._finish_raw_terminal_requests",
             ("self", "stage_id", "replica_id", "request_ids"),
             SeamKind.PIN,
+            fingerprints=("f8a4ebe7d501312e",),
+        ),
+        Seam(
+            ORCHESTRATOR,
+            "OrchestratorBase._route_output",
+            ("self", "stage_id", "replica_id", "output", "req_state", "stage_metrics"),
+            SeamKind.PIN,
+            fingerprints=("8b69561b20eb72c0",),
         ),
         Seam(
             ORCHESTRATOR,
@@ -141,13 +193,6 @@ PATCH = Patch(
             "OrchestratorBase._absorb_diffusion_metrics",
             ("self", "stage_id", "replica_id", "diffusion_output"),
             SeamKind.PIN,
-        ),
-    ),
-    bypasses=(
-        Bypass(
-            Seam(ORCHESTRATOR, "OrchestratorBase._orchestration_loop_event_driven", ("self",)),
-            State.NOT_APPLICABLE,
-            "upstream's event-driven loop runs; the drain replaces the poll loop only",
         ),
     ),
 )

@@ -1,34 +1,63 @@
-"""The loop that replaces the orchestrator's poll loop: wake on arrival, drain within a budget.
+"""The loop that replaces both of the orchestrator's loops: wake on arrival, drain within a budget, stages in an order.
 
-One ``DrainLoop`` serves one orchestrator from ``_orchestration_loop`` until shutdown, on the orchestrator's thread.
-All processing is upstream's (``vllm_omni/engine/orchestrator.py``, ``stage_pool.py``); this file decides only when a
-raw output is taken and from where.
+One ``DrainLoop`` serves one orchestrator until shutdown, on the orchestrator's thread. All processing is upstream's
+(``vllm_omni/engine/orchestrator.py``, ``stage_pool.py``); this file decides only when a raw output is taken, and
+``order.py`` from which stage.
 
 The budget is shaped after Linux NAPI: an item and a time limit, and a counter for each that says how often a pass
 ended on it. The socket readers of all replicas run on the same event loop, so that an empty queue may mean "not read
-yet": the loop yields after every stage that gave something, and inside a pass after dear work.
+yet": the loop yields after ``_YIELD_AFTER_NS`` of work, inside a pass too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+from collections import deque
 from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from omni_fastpath.hooks.specs import PassReport, RawOutputView
 from omni_fastpath.ledger import logger
+from omni_fastpath.patches.budgeted_drain import FLOORS_TOGETHER
+from omni_fastpath.patches.budgeted_drain.order import Lane, NextStage, Order, Stage
+from omni_fastpath.patches.budgeted_drain.overtaking import Held, Holds
 
-_YIELD_AFTER_NS = 500_000
-"""Work after which the loop yields even inside a pass. A yield costs microseconds, so this is about one percent."""
+_YIELD_AFTER_NS = 100_000
+"""Work after which the loop yields. A yield costs some ten microseconds, and what arrives meanwhile waits for it."""
+
+_YIELD_TURNS = 3
+"""Turns of the event loop in a yield. What stands in a socket is in the client's queue after three: in the first the
+selector finds it, in the second its handler runs, in the third vLLM's reader."""
 
 _IDLE_WAIT_S = 0.5
 """Longest sleep without an arrival, as upstream's event-driven loop has it: it only paces the monitor's idle note and
 the look at membership, since every arrival, attach and shutdown wakes the loop."""
 
+_LOOK_AFTER_NS = 1_000_000
+"""Time after which a busy loop looks at membership again, a millisecond: the pace of upstream's poll loop. A replica
+that is gone is noticed before each raw output."""
+
 _POLL_WAIT_S = 0.001
 """Upstream's cadence for what can only be polled: diffusion stages and clients without an output queue."""
+
+FLOOR = 0.1
+"""Floor of a stage where none is set, with up to five stages; more stages share a half."""
+
+
+def floor_of(floor: float | None, stages: int) -> float:
+    """The floor in force: the one that is set, by default ``min(0.1, 0.5 / stages)``.
+
+    A pipeline whose stages the deploy YAML does not name may have more of them than the set one allows; then, what they
+    can get.
+    """
+    greatest = FLOORS_TOGETHER / max(stages, 1)
+    if floor is not None and floor > greatest:
+        logger.warning(
+            "omni-fastpath: budgeted_drain.floor is %s, %s stages can have %.3g; it is that", floor, stages, greatest
+        )
+    return min(FLOOR if floor is None else floor, greatest)
 
 
 class _Unreadable(NamedTuple):
@@ -50,13 +79,15 @@ class Took(enum.Enum):
     """It was processed and brought somebody something."""
 
 
-_COUNTED_ENDINGS = ("empty", "routable", "items", "time")
+_COUNTED_ENDINGS = ("empty", "routable", "items", "time", "floor", "outranked")
 
 
 class Upstream(NamedTuple):
     """What the loop needs of upstream besides the orchestrator itself, so that this file imports none of it."""
 
     dead_error: type[BaseException]
+    error_reason: Any
+    """``FinishReason.ERROR``."""
     is_diffusion_start: Callable[[Any], bool]
     dequeue: Callable[[Any], Any]
     """The dequeue that never waits, as a function of the client. Bound once: a class that somebody changes later must
@@ -71,6 +102,8 @@ class Limits(Protocol):
     max_items: int
     max_time_us: int
     stop_at_first_routable: bool
+    order: str
+    floor: float | None
 
 
 class Observers(NamedTuple):
@@ -125,11 +158,13 @@ class DrainLoop:
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
-        limits: Item and time budget and whether a routable output ends a pass.
+        limits: Item and time budget, whether a routable output ends a pass, order and floor.
         counters: The patch's engagement counters.
         policy: Whether a processed raw output is routable; an exception of its counts as "yes".
+        ask: A plugin's choice of the next stage; None when nobody has one.
         observers: Hooks to call.
         upstream: What else is needed of upstream.
+        gauge: Told how many raw outputs wait; None where upstream's loop would not tell it.
     """
 
     running: ClassVar[tuple[DrainLoop, ...]] = ()
@@ -141,8 +176,10 @@ class DrainLoop:
         limits: Limits,
         counters: dict[str, int],
         policy: Callable[[RawOutputView], bool],
+        ask: NextStage | None,
         observers: Observers,
         upstream: Upstream,
+        gauge: Callable[[int], None] | None = None,
     ) -> None:
         self._orch = orchestrator
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
@@ -153,80 +190,61 @@ class DrainLoop:
         self._policy = policy
         self._observers = observers
         self._upstream = upstream
+        self._gauge = gauge
         self._one = _OneItem()
-        self._bells: dict[tuple[int, int], tuple[Any, _Bell]] = {}
+        self._holds = Holds(orchestrator.request_states)
+        self._order = Order(
+            limits.order, floor_of(limits.floor, orchestrator.num_stages), ask, orchestrator.request_states
+        )
+        self._lanes: dict[tuple[int, int], Lane] = {}
+        self._bells: dict[tuple[int, int], _Bell] = {}
+        self._stages: list[Stage] = []
+        self._polled: list[tuple[int, Any, int]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._heard: list[asyncio.Queue[Any]] = []
-        self._look_again = False
-        self._polling = False
-        self._last_yield_ns = 0
+        self._look_again = True
+        self._look_ns = self._poll_ns = self._last_yield_ns = 0
 
     # ---- The loop ----
 
     async def run(self) -> None:
-        """Dispatch until the orchestrator's shutdown event is set; errors propagate as upstream's loop lets them."""
+        """Dispatch until the orchestrator's shutdown event is set; errors propagate as upstream's loops let them."""
         self._loop = asyncio.get_running_loop()
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         shutdown.add_done_callback(lambda _: self._ring())
         DrainLoop.running = (*DrainLoop.running, self)
         self._last_yield_ns = perf_counter_ns()
+        note_loop = self._orch._orch_monitor.note_loop
         try:
             while not self._shutdown.is_set():
-                progressed = await self._sweep()
-                if self._shutdown.is_set():
-                    return
-                self._orch._orch_monitor.note_loop(idle=not progressed)
-                if not progressed:
-                    await self._wait()
+                stage = self._order.next()
+                if stage is not None:
+                    await self._pass(stage)
+                    note_loop(idle=False)
+                    if self._gauge is not None:
+                        self._tell()
+                    if perf_counter_ns() < self._look_ns and not self._look_again:
+                        continue
+                if await self._look() or stage is not None:
+                    await self._yield()
+                    continue
+                note_loop(idle=True)
+                await self._wait()
         finally:
             DrainLoop.running = tuple(loop for loop in DrainLoop.running if loop is not self)
             shutdown.cancel()
-            for _, bell in self._bells.values():
+            for bell in self._bells.values():
                 bell.remove()
             self._bells.clear()
-
-    async def _sweep(self) -> bool:
-        """One pass over every replica of every stage; whether anything was taken."""
-        progressed = False
-        self._polling = self._look_again = False
-        self._heard.clear()
-        for stage_id in range(self._orch.num_stages):
-            pool = self._orch.stage_pools[stage_id]
-            diffusion = pool.stage_type == "diffusion"
-            gave = False
-            for replica_id in pool.available_replica_ids():
-                if self._shutdown.is_set():
-                    return True
-                known = self._bells.get((stage_id, replica_id))
-                if known is not None and known[0] is pool.clients[replica_id]:
-                    self._heard.append(known[1].queue)
-                    if not known[1].queue.empty():
-                        gave |= await self._drain(stage_id, pool, replica_id)
-                elif diffusion:
-                    self._polling = True
-                    gave |= await self._poll_diffusion(stage_id, pool, replica_id)
-                elif self._hear(stage_id, pool, replica_id):
-                    gave |= await self._drain(stage_id, pool, replica_id)
-                else:
-                    self._polling = True
-                    gave |= await self._poll(stage_id, pool, replica_id)
-            if gave:
-                progressed = True
-                await self._yield()
-        if len(self._bells) > len(self._heard):
-            self._forget_unheard()
-        return progressed
+            self._lanes.clear()
 
     async def _wait(self) -> None:
-        """Sleep until an output, an attach, a diffusion poll or shutdown is due."""
-        if self._look_again or not all(queue.empty() for queue in self._heard):
-            # It came during a yield, behind the sweep's back. The event loop still gets its turn.
-            await self._yield()
+        """Sleep until an output, an attach, a poll or shutdown is due."""
+        if self._look_again or any(stage.has_backlog() for stage in self._stages):
+            await self._yield()  # it came behind the loop's back; the event loop still gets its turn
             return
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(_POLL_WAIT_S if self._polling else _IDLE_WAIT_S, self._ring)
+        self._waiter = asyncio.get_running_loop().create_future()
+        timer = self._waiter.get_loop().call_later(_POLL_WAIT_S if self._polled else _IDLE_WAIT_S, self._ring)
         try:
             await self._waiter
         finally:
@@ -239,13 +257,26 @@ class DrainLoop:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _yield(self) -> None:
-        stretch_us = (perf_counter_ns() - self._last_yield_ns) // 1000
-        self._counters["longest_stretch_us"] = max(stretch_us, self._counters["longest_stretch_us"])
-        await asyncio.sleep(0)
-        self._last_yield_ns = perf_counter_ns()
+    def _ring_and_tell(self) -> None:
+        self._ring()
+        self._tell()
 
-    # ---- Membership ----
+    def _tell(self) -> None:
+        """Tell upstream's monitor how many raw outputs wait, as its event-driven loop does at each put and get."""
+        if self._gauge is not None:
+            self._gauge(sum(len(lane.waiting) for lane in self._lanes.values()))
+
+    async def _yield(self) -> None:
+        counters, began_ns = self._counters, perf_counter_ns()
+        stretch_us = (began_ns - self._last_yield_ns) // 1000
+        for _ in range(_YIELD_TURNS):
+            await asyncio.sleep(0)
+        self._last_yield_ns = ended_ns = perf_counter_ns()
+        counters["longest_stretch_us"] = max(counters["longest_stretch_us"], stretch_us)
+        away_us = (ended_ns - began_ns) // 1000
+        counters["longest_away_us"] = max(counters["longest_away_us"], away_us)
+
+    # ---- Membership, and what can only be polled ----
 
     def attached(self, pool: Any) -> None:
         """A client was attached to ``pool``, on whatever thread: look at it now, not at the next idle note."""
@@ -253,166 +284,86 @@ class DrainLoop:
             self._look_again = True
             self._loop.call_soon_threadsafe(self._ring)
 
-    def _hear(self, stage_id: int, pool: Any, replica_id: int) -> bool:
-        """Hang a bell on a new client's queue; False for a client that can only be polled.
+    async def _look(self) -> bool:
+        """Take note of who is there, and poll what can only be polled if it is due; whether anything happened."""
+        now_ns = perf_counter_ns()
+        happened = False
+        if self._look_again or now_ns >= self._look_ns:
+            self._look_again = False
+            self._look_ns = now_ns + _LOOK_AFTER_NS
+            happened = await self._look_at_replicas()
+        if self._polled and now_ns >= self._poll_ns:
+            polled = False
+            for stage_id, pool, replica_id in self._polled:
+                if self._shutdown.is_set():
+                    return True
+                poll = self._poll_diffusion if pool.stage_type == "diffusion" else self._poll
+                polled |= await poll(stage_id, pool, replica_id)
+            self._poll_ns = 0 if polled else perf_counter_ns() + int(_POLL_WAIT_S * 1e9)
+            happened |= polled
+        return happened
 
-        The caller drains it even if its queue is empty: the first dequeue is what starts upstream's socket reader.
-        """
+    async def _look_at_replicas(self) -> bool:
+        """Hear the replicas that are there and no others; whether that has changed."""
+        lanes: dict[tuple[int, int], Lane] = {}
+        polled: list[tuple[int, Any, int]] = []
+        changed = False
+        for stage_id in range(self._orch.num_stages):
+            pool = self._orch.stage_pools[stage_id]
+            diffusion = pool.stage_type == "diffusion"
+            for replica_id in pool.available_replica_ids():
+                key = stage_id, replica_id
+                lane = self._lanes.get(key)
+                if lane is None or lane.client is not pool.clients[replica_id]:
+                    changed = True
+                    lane = None if diffusion else await self._hear(stage_id, pool, replica_id)
+                if lane is not None:
+                    lanes[key] = lane
+                elif self._is_there(pool, replica_id):
+                    polled.append((stage_id, pool, replica_id))
+        for key in [key for key, lane in self._lanes.items() if lanes.get(key) is not lane]:
+            # Evicted, detached, unavailable, or another client is in its slot.
+            changed = True
+            if key not in lanes and key in self._bells:  # not where the new client can only be polled: it is off
+                self._bells.pop(key).remove()
+        changed = changed and self._lanes != lanes
+        self._lanes, self._polled = lanes, polled
+        if changed:
+            self._arrange()
+            await self._let_go(self._holds.released_by_change(self._stages))
+        return changed
+
+    async def _hear(self, stage_id: int, pool: Any, replica_id: int) -> Lane | None:
+        """Hang a bell on a new client's queue; None for a client that can only be polled, or that is dead."""
         client = pool.clients[replica_id]
         key = stage_id, replica_id
         if key in self._bells:  # another client was in this slot
-            self._bells.pop(key)[1].remove()
+            self._bells.pop(key).remove()
         queue = getattr(client, "outputs_queue", None)
         if not isinstance(queue, asyncio.Queue) or not self._upstream.can_dequeue(client):
-            return False
-        self._bells[key] = client, _Bell(queue, self._ring)
-        self._heard.append(queue)
-        return True
-
-    def _forget_unheard(self) -> None:
-        """Take the bells off replicas that are no longer served (evicted, detached, unavailable)."""
-        heard = {id(queue) for queue in self._heard}
-        for key, (_, bell) in list(self._bells.items()):
-            if id(bell.queue) not in heard:
-                bell.remove()
-                del self._bells[key]
-
-    # ---- One replica ----
-
-    async def _drain(self, stage_id: int, pool: Any, replica_id: int) -> bool:
-        """Take raw outputs from one replica until a pass ends; whether anything happened.
-
-        A replica of a stage that nobody sees gives one: it has no reason to be drained ahead of one that is seen.
-        """
-        client = pool.clients[replica_id]
-        final_output = pool.final_output
-        limit = self._max_items if final_output else 1
-        taken = worked_ns = 0
-        ended: str | None = None
-        started_ns = now_ns = perf_counter_ns()
-        while ended is None:
-            item_ns = now_ns
-            item = self._dequeue(stage_id, replica_id, client)
-            if item is None:
-                ended = "empty"
-                break
+            return None
+        waiting = getattr(queue, "_queue", None)
+        if type(waiting) is not deque:  # some other kind of queue, or another Python's
+            return None
+        self._bells[key] = _Bell(queue, self._ring if self._gauge is None else self._ring_and_tell)
+        stage = next((each for each in self._stages if each.stage_id == stage_id and each.pool is pool), None)
+        lane = Lane(stage or Stage(stage_id, pool), replica_id, client, queue, waiting)
+        if not waiting:
+            item = self._dequeue(lane)  # which starts upstream's socket reader
             if isinstance(item, _Unreadable):
                 await self._failed(stage_id, pool, replica_id, client, item.error)
-                ended = "gone"
-                break
-            self._one.item = item
-            reading = pool._poll_stage_raw(self._one)
-            took = await self._dispatch(stage_id, pool, replica_id, client, reading, judge=final_output)
-            now_ns = perf_counter_ns()
-            taken += 1
-            worked_ns += now_ns - item_ns
-            ended = self._ending(took, pool, replica_id, client)
-            if ended is None and taken >= limit:
-                ended = "items" if final_output else "one"
-            if ended is None and worked_ns >= self._max_time_ns:
-                ended = "time"
-            if ended is None and now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
-                await self._yield()
-                now_ns = perf_counter_ns()
-                if self._is_gone(pool, replica_id, client):
-                    ended = "gone"
-        if taken:
-            self._note_pass(stage_id, replica_id, client, taken, ended, now_ns - started_ns)
-            if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
-                await self._yield()
-        return ended != "empty" or taken > 0
+        return lane
 
-    def _dequeue(self, stage_id: int, replica_id: int, client: Any) -> Any:
-        """The next raw output of one client, None when there is none, or what reading it raised."""
-        try:
-            return self._upstream.dequeue(client)
-        except Exception as error:
-            logger.exception("omni-fastpath: reading from stage-%s replica-%s failed", stage_id, replica_id)
-            return _Unreadable(error)
-
-    def _ending(self, took: Took, pool: Any, replica_id: int, client: Any) -> str | None:
-        """Why a pass ends after this output, budgets apart."""
-        if took is Took.FAILED or self._is_gone(pool, replica_id, client):
-            return "gone"
-        if client.outputs_queue.empty():
-            return "empty"
-        return "routable" if took is Took.ROUTABLE else None
-
-    def _is_gone(self, pool: Any, replica_id: int, client: Any) -> bool:
-        """Whether the pass must end because its replica was evicted, detached or replaced meanwhile, or at shutdown."""
-        return (
-            self._shutdown.is_set()
-            or pool.clients[replica_id] is not client
-            or not pool.is_replica_available(replica_id)
-        )
-
-    def _note_pass(self, stage_id: int, replica_id: int, client: Any, taken: int, ended: str, duration_ns: int) -> None:
-        counters = self._counters
-        counters["items"] += taken
-        counters["passes"] += 1
-        if ended in _COUNTED_ENDINGS:
-            counters[f"ended_{ended}"] += 1
-        if self._observers.on_pass_end is not None:
-            queued = client.outputs_queue.qsize()
-            report = PassReport(stage_id, replica_id, taken, ended, queued, duration_ns / 1000)
-            self._observers.on_pass_end(report=report)
-
-    async def _dispatch(
-        self, stage_id: int, pool: Any, replica_id: int, client: Any, reading: Awaitable[Any], *, judge: bool
-    ) -> Took:
-        """Put the raw output that ``reading`` gives through all of upstream's handling."""
-        terminal_ids: set[str] = set()
-        try:
-            raw = await reading
-            if raw is None:
-                return Took.DROPPED
-            if self._observers.on_dequeued is not None:
-                self._observers.on_dequeued(stage_id=stage_id, replica_id=replica_id, raw_outputs=raw)
-            processed = await self._orch._process_llm_stage_outputs(stage_id, replica_id, raw, terminal_ids)
-        except BaseException as error:
-            await self._failed(stage_id, pool, replica_id, client, error)
-            return Took.FAILED
-        # Before routing, which forgets a request that ends.
-        routable = judge and self._stop_at_routable and self._judge(stage_id, replica_id, raw, processed)
-        await self._orch._handle_processed_outputs(stage_id, replica_id, processed)
-        await self._orch._finish_raw_terminal_requests(stage_id, replica_id, terminal_ids)
-        self._note_routed(stage_id, replica_id, processed)
-        return Took.ROUTABLE if routable else Took.INVISIBLE
-
-    def _judge(self, stage_id: int, replica_id: int, raw: Any, processed: list[Any]) -> bool:
-        try:
-            return self._policy(RawOutputView(stage_id, replica_id, True, raw, processed, self._orch.request_states))
-        except Exception:
-            # Ending the pass loses nothing; the next output is judged afresh.
-            if not self._counters["judge_errors"]:
-                logger.exception("omni-fastpath: judging a raw output failed; such an output ends its pass")
-            self._counters["judge_errors"] += 1
-            return True
-
-    def _note_routed(self, stage_id: int, replica_id: int, processed: list[Any]) -> None:
-        if self._observers.on_routed is not None:
-            for output in processed:
-                self._observers.on_routed(stage_id=stage_id, replica_id=replica_id, output=output)
-
-    async def _failed(self, stage_id: int, pool: Any, replica_id: int, client: Any, error: BaseException) -> None:
-        """What upstream's loop does with an exception: evict a dead replica, ignore during shutdown, else give up.
-
-        Raises:
-            BaseException: ``error``, unless it is a dead replica's or the orchestrator is shutting down.
-        """
-        if isinstance(error, self._upstream.dead_error) and pool.clients[replica_id] is not client:
-            return  # the death of a client that was replaced meanwhile is not its successor's
-        if isinstance(error, self._upstream.dead_error):
-            await self._orch._handle_dead_replica(stage_id, replica_id, error)
-            return
-        if not isinstance(error, Exception):
-            raise error
-        if self._shutdown.is_set():
-            return
-        logger.error("omni-fastpath: processing of stage-%s replica-%s failed", stage_id, replica_id, exc_info=error)
-        raise error
-
-    # ---- What can only be polled ----
+    def _arrange(self) -> None:
+        """Group the replicas by stage, and order the stages."""
+        stages: dict[int, Stage] = {}
+        for (stage_id, _), lane in self._lanes.items():
+            stage = stages.setdefault(stage_id, lane.stage)
+            lane.stage = stage
+        for stage in stages.values():
+            stage.lanes = deque(lane for lane in self._lanes.values() if lane.stage is stage)
+        self._stages = list(stages.values())
+        self._order.arrange(self._stages)
 
     async def _poll(self, stage_id: int, pool: Any, replica_id: int) -> bool:
         """A client without an output queue: upstream's own poll, one raw output."""
@@ -437,3 +388,221 @@ class DrainLoop:
         await self._orch._handle_processed_outputs(stage_id, replica_id, [output])
         self._note_routed(stage_id, replica_id, [output])
         return True
+
+    # ---- One replica ----
+
+    async def _pass(self, stage: Stage) -> None:  # noqa: C901 - flat, because it runs for each raw output
+        """Take raw outputs from a replica of ``stage`` until a pass ends.
+
+        A replica of a stage that nobody sees gives one: it has no reason to be drained ahead of one that is seen. So
+        does one of a stage that is due: the order goes on after it. Whether an output is routable is asked only where
+        it matters: it ends a pass so that another stage gets its turn, and under a fixed order nobody's turn comes.
+        """
+        lane = stage.take_turn()
+        if lane is None:
+            return
+        order = self._order
+        due = order.due is stage
+        judges = stage.final_output and self._stop_at_routable and order.in_turn
+        limit, at_limit = (self._max_items, "items") if stage.final_output else (1, "one")
+        if due:
+            limit, at_limit = 1, "floor"
+        taken = worked_ns = 0
+        ended: str | None = "gone" if self._is_gone(lane) else None
+        started_ns = now_ns = perf_counter_ns()
+        while ended is None:
+            item_ns = now_ns
+            item = self._dequeue(lane)
+            if item is None or isinstance(item, _Unreadable):
+                ended = await self._nothing(lane, item)
+                break
+            took = await self._handle(lane, item, judges and order.contested)
+            now_ns = perf_counter_ns()
+            order.spent(stage, now_ns - item_ns)
+            if self._holds:
+                await self._let_go(self._holds.released(item, self._stages))
+                now_ns = perf_counter_ns()
+            worked_ns += now_ns - item_ns
+            taken += 1
+            ended = self._ending(took, lane)
+            if ended is None and taken >= limit:
+                ended = at_limit
+            elif ended is None and worked_ns >= self._max_time_ns:
+                ended = "time"
+            elif ended is None and now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
+                ended = await self._make_way(lane)
+                now_ns = perf_counter_ns()
+        if not due:
+            order.passed(stage)
+        self._note_pass(lane, taken, ended, now_ns - started_ns)
+        if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
+            await self._yield()
+
+    async def _nothing(self, lane: Lane, found: _Unreadable | None) -> str:
+        """A dequeue gave no raw output; how that ends the pass."""
+        if found is None:
+            return "empty"
+        if isinstance(found.error, self._upstream.dead_error):
+            # Its requests end with it; what waits of them elsewhere arrived before.
+            await self._dispatch_all()
+            await self._let_go(self._holds.released_from(lane))
+        await self._failed(lane.stage.stage_id, lane.stage.pool, lane.replica_id, lane.client, found.error)
+        return "gone"
+
+    async def _make_way(self, lane: Lane) -> str | None:
+        """Yield in the middle of a pass; why it ends there, or None when it goes on."""
+        await self._yield()
+        if self._is_gone(lane):
+            return "gone"
+        return None if self._order.is_still(lane.stage) else "outranked"
+
+    def _dequeue(self, lane: Lane) -> Any:
+        """The next raw output of one client, None when there is none, or what reading it raised."""
+        try:
+            return self._upstream.dequeue(lane.client)
+        except Exception as error:
+            logger.exception("omni-fastpath: reading from stage-%s replica-%s failed", *_names(lane))
+            return _Unreadable(error)
+
+    def _ending(self, took: Took, lane: Lane) -> str | None:
+        """Why a pass ends after this output, budgets apart."""
+        if took is Took.FAILED or self._is_gone(lane):
+            return "gone"
+        if not lane.waiting:
+            return "empty"
+        return "routable" if took is Took.ROUTABLE else None
+
+    def _is_gone(self, lane: Lane) -> bool:
+        """Whether a replica was evicted, detached or replaced meanwhile, or it is shutdown."""
+        pool = lane.stage.pool
+        return (
+            self._shutdown.is_set()
+            or pool.clients[lane.replica_id] is not lane.client
+            or not pool.is_replica_available(lane.replica_id)
+        )
+
+    def _is_there(self, pool: Any, replica_id: int) -> bool:
+        return pool.clients[replica_id] is not None and pool.is_replica_available(replica_id)
+
+    def _note_pass(self, lane: Lane, taken: int, ended: str, duration_ns: int) -> None:
+        if ended == "gone":
+            self._look_again = True
+        if not taken:
+            return
+        counters = self._counters
+        counters["items"] += taken
+        counters["passes"] += 1
+        if ended in _COUNTED_ENDINGS:
+            counters[f"ended_{ended}"] += 1
+        if self._observers.on_pass_end is not None:
+            report = PassReport(*_names(lane), taken, ended, len(lane.waiting), duration_ns / 1000)
+            self._observers.on_pass_end(report=report)
+
+    # ---- One raw output ----
+
+    def _handle(self, lane: Lane, item: Any, judge: bool) -> Awaitable[Took]:
+        """Put a raw output that was taken through all of upstream's handling, less what must not overtake."""
+        stage = lane.stage
+        if stage.stage_id and self._waits_before(stage.stage_id):
+            self._counters["held"] += self._holds.take_out(lane, item, self._stages)
+        self._one.item = item
+        reading = stage.pool._poll_stage_raw(self._one)
+        return self._dispatch(stage.stage_id, stage.pool, lane.replica_id, lane.client, reading, judge=judge)
+
+    async def _let_go(self, released: list[Held]) -> None:
+        """Dispatch what was held."""
+        for held in released:
+            started_ns = perf_counter_ns()
+            lane = held.lane
+            self._one.item = held.raw_outputs
+            reading = lane.stage.pool._poll_stage_raw(self._one)
+            await self._dispatch(
+                lane.stage.stage_id, lane.stage.pool, lane.replica_id, lane.client, reading, judge=False
+            )
+            self._order.spent(lane.stage, perf_counter_ns() - started_ns)
+
+    async def _dispatch(
+        self, stage_id: int, pool: Any, replica_id: int, client: Any, reading: Awaitable[Any], *, judge: bool
+    ) -> Took:
+        """Put the raw output that ``reading`` gives through all of upstream's handling."""
+        terminal_ids: set[str] = set()
+        try:
+            raw = await reading
+            if raw is None:
+                return Took.DROPPED
+            if self._observers.on_dequeued is not None:
+                self._observers.on_dequeued(stage_id=stage_id, replica_id=replica_id, raw_outputs=raw)
+            processed = await self._orch._process_llm_stage_outputs(stage_id, replica_id, raw, terminal_ids)
+        except BaseException as error:
+            await self._failed(stage_id, pool, replica_id, client, error)
+            return Took.FAILED
+        # Before routing, which forgets a request that ends.
+        routable = judge and self._judge(stage_id, replica_id, raw, processed)
+        await self._orch._handle_processed_outputs(stage_id, replica_id, processed)
+        await self._orch._finish_raw_terminal_requests(stage_id, replica_id, terminal_ids)
+        self._note_routed(stage_id, replica_id, processed)
+        return Took.ROUTABLE if routable else Took.INVISIBLE
+
+    def _waits_before(self, stage_id: int) -> bool:
+        """Whether anything waits at a stage before this one."""
+        for stage in self._stages:  # noqa: SIM110 - as in Stage.has_backlog
+            if stage.stage_id < stage_id and stage.has_backlog():
+                return True
+        return False
+
+    async def _dispatch_all(self) -> None:
+        """Dispatch what waits now at every replica, as upstream's queue in order of arrival would."""
+        for lane in list(self._lanes.values()):
+            count = len(lane.waiting)
+            while count and lane.waiting and not self._is_gone(lane):
+                count -= 1
+                item = self._dequeue(lane)
+                if isinstance(item, _Unreadable):
+                    await self._failed(lane.stage.stage_id, lane.stage.pool, lane.replica_id, lane.client, item.error)
+                    break
+                started_ns = perf_counter_ns()
+                await self._handle(lane, item, False)
+                self._order.spent(lane.stage, perf_counter_ns() - started_ns)
+                self._counters["items"] += 1
+                if self._holds:
+                    await self._let_go(self._holds.released(item, self._stages))
+                if perf_counter_ns() - self._last_yield_ns >= _YIELD_AFTER_NS:
+                    await self._yield()
+
+    def _judge(self, stage_id: int, replica_id: int, raw: Any, processed: list[Any]) -> bool:
+        try:
+            return self._policy(RawOutputView(stage_id, replica_id, True, raw, processed, self._orch.request_states))
+        except Exception:
+            # Ending the pass loses nothing; the next output is judged afresh.
+            if not self._counters["judge_errors"]:
+                logger.exception("omni-fastpath: judging a raw output failed; such an output ends its pass")
+            self._counters["judge_errors"] += 1
+            return True
+
+    def _note_routed(self, stage_id: int, replica_id: int, processed: list[Any]) -> None:
+        if self._observers.on_routed is not None:
+            for output in processed:
+                self._observers.on_routed(stage_id=stage_id, replica_id=replica_id, output=output)
+
+    async def _failed(self, stage_id: int, pool: Any, replica_id: int, client: Any, error: BaseException) -> None:
+        """What upstream's loops do with an exception: evict a dead replica, ignore during shutdown, else give up.
+
+        Raises:
+            BaseException: ``error``, unless it is a dead replica's or the orchestrator is shutting down.
+        """
+        if isinstance(error, self._upstream.dead_error):
+            # The death of a client that was replaced meanwhile is not its successor's, and one death is told once.
+            if pool.clients[replica_id] is client:
+                await self._orch._handle_dead_replica(stage_id, replica_id, error)
+            return
+        if not isinstance(error, Exception):
+            raise error
+        if self._shutdown.is_set():
+            return
+        logger.error("omni-fastpath: processing of stage-%s replica-%s failed", stage_id, replica_id, exc_info=error)
+        raise error
+
+
+def _names(lane: Lane) -> tuple[int, int]:
+    """Stage and replica, as messages and reports name them."""
+    return lane.stage.stage_id, lane.replica_id

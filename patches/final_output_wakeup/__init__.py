@@ -49,9 +49,10 @@ PATCH = Patch(
     ),
     bypasses=(
         Bypass(
-            Seam("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_loop_event_driven", ("self",)),
+            Seam("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_output_handler", ("self",)),
             State.SUPERSEDED,
             "upstream's event-driven mode has a blocking drain of its own",
+            when="_event_driven_orch",
         ),
     ),
 )

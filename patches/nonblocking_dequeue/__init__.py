@@ -9,9 +9,9 @@ Why:
 Why not a hook:
     The queue is a private member of the client and vLLM has no hook there.
 Scope:
-    Orchestrator thread of the API server, poll loop. It belongs to the loop that owns the queue: while the reader
-    tasks of upstream's event-driven loop own it, nobody calls it. By itself it changes nothing: it is what
-    ``budgeted_drain`` calls.
+    Orchestrator thread of the API server. It belongs to the loop that owns the queue: while the reader tasks of
+    upstream's event-driven loop own it, nobody calls it. By itself it changes nothing: it is what ``budgeted_drain``
+    calls, in either mode.
 Fragility:
     Relies on ``outputs_queue`` being an ``asyncio.Queue`` whose items are batches or exceptions, on
     ``_ensure_output_queue_task`` and on ``_format_exception``; the body of ``get_output_async`` is pinned because
@@ -25,7 +25,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Bypass, Patch, Process, Seam, SeamKind, State
+from omni_fastpath.declare import Patch, Process, Seam, SeamKind
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
@@ -57,12 +57,5 @@ PATCH = Patch(
         ),
         Seam(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",), SeamKind.PIN),
         Seam(CORE_CLIENT, "MPClient._format_exception", ("self", "e"), SeamKind.PIN),
-    ),
-    bypasses=(
-        Bypass(
-            Seam("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_loop_event_driven", ("self",)),
-            State.NOT_APPLICABLE,
-            "upstream's event-driven loop runs: its reader tasks own the queues",
-        ),
     ),
 )

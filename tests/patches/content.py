@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-_TIMES = ("_ms", "_ts", "timings", "stage_stats", "tokens_per_s")
+_TIMES = ("_ms", "_ts", "timings", "stage_stats", "tokens_per_s", "batch_id")  # the last counts a stage's ends
 
 
 def plain(value: Any) -> Any:

@@ -29,8 +29,14 @@ def _run(script: Script, **pipeline: Any) -> tuple[list[Any], Any]:
     return found, running
 
 
+@pytest.fixture(params=[False, True], ids=["poll", "event-driven"])
+def event_driven(request: pytest.FixtureRequest) -> bool:
+    """Each fact holds in both modes of the orchestrator, and each arm runs in the same one."""
+    return bool(request.param)
+
+
 @pytest.fixture
-def both() -> Iterator[Callable[..., tuple[list[Any], list[Any]]]]:
+def both(event_driven: bool) -> Iterator[Callable[..., tuple[list[Any], list[Any]]]]:
     """Run a script on stock, then with the default set on; the second arm asserts that it was on."""
     from omni_fastpath import config
     from omni_fastpath.declare import Process
@@ -39,9 +45,9 @@ def both() -> Iterator[Callable[..., tuple[list[Any], list[Any]]]]:
     from omni_fastpath.patches import PATCHES
 
     def run(script: Script, **pipeline: Any) -> tuple[list[Any], list[Any]]:
-        stock, _ = _run(script, **pipeline)
+        stock, _ = _run(script, event_driven=event_driven, **pipeline)
         apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
-        fast, _ = _run(script, **pipeline)
+        fast, _ = _run(script, event_driven=event_driven, **pipeline)
         assert LEDGER.named("budgeted_drain").counters["items"] > 0
         return stock, fast
 
@@ -124,6 +130,7 @@ def test_error_of_a_request_ends_it_alone(both: Any) -> None:
         pipeline.add_request("good")
         pipeline.put(0, batch(text("bad", 1), text("good", 2)))
         pipeline.put(0, batch(text("bad", finish=FinishReason.ERROR, stop_reason="it broke"), text("good", 3)))
+        pipeline.settle()
         pipeline.put(2, batch(audio("good", 1.0)), batch(audio("bad", 2.0)), batch(audio("good", 3.0)))
         pipeline.settle()
 
@@ -237,8 +244,11 @@ def test_streaming_segments_are_seen_one_by_one(both: Any) -> None:
     assert [(finished, ids) for _, finished, ids, _ in seen[:half] if finished] == [(True, [2]), (True, [4])]
 
 
-def test_payload_carrier_is_rehydrated(both: Any) -> None:
-    """A dict payload that travels as bytes (model runner v2) is restored before processing."""
+def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
+    """A dict payload that travels as bytes (model runner v2) is restored before processing, in both modes.
+
+    Upstream's event-driven loop of 0.30 leaves it packed.
+    """
     seen: list[Any] = []
 
     def script(pipeline: Any) -> None:
@@ -253,7 +263,8 @@ def test_payload_carrier_is_rehydrated(both: Any) -> None:
         process = pipeline.orchestrator._process_llm_stage_outputs
 
         async def spy(stage_id: int, replica_id: int, raw: Any, ids: set[str]) -> Any:
-            seen.append({key: value.tolist() for key, value in raw.outputs[0].pooling_output.items()})
+            payload = raw.outputs[0].pooling_output
+            seen.append(payload and {key: value.tolist() for key, value in payload.items()})
             return await process(stage_id, replica_id, raw, ids)
 
         pipeline.orchestrator._process_llm_stage_outputs = spy
@@ -261,7 +272,8 @@ def test_payload_carrier_is_rehydrated(both: Any) -> None:
         pipeline.settle()
 
     both(script)
-    assert seen == [{"codes.audio": [[1.0] * 3] * 2}] * 2
+    restored = {"codes.audio": [[1.0] * 3] * 2}
+    assert seen == [None if event_driven else restored, restored]
 
 
 def test_kv_ready_marks_are_seen_without_async_chunk(both: Any) -> None:

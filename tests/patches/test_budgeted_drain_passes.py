@@ -9,53 +9,52 @@ from typing import Any
 
 import pytest
 
+from tests.patches.drive import IN_TURN, options, recording, run
+
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
 
 
 @pytest.fixture
 def recorder() -> Iterator[Any]:
     """A built-in recorder, registered for the test."""
-    from omni_fastpath.hooks import HOOKS
-    from omni_fastpath.hooks.observers import Recorder
-
-    plugin = Recorder()
-    HOOKS.register(plugin)
-    yield plugin
-    HOOKS.unregister(plugin)
+    with recording() as plugin:
+        yield plugin
 
 
 def _passes(recorder: Any, stage_id: int) -> list[tuple[int, str]]:
     return [(report.items, report.ended) for (report,) in recorder.of("pass") if report.stage_id == stage_id]
 
 
-def _drain(recorder: Any, kind: str, *entries: Any, options: dict[str, Any] | None = None, stage: int = 2) -> Any:
-    """Queue entries, one raw output each, before the loop starts, and run until they are gone."""
+def _drain(
+    recorder: Any, kind: str, *entries: Any, values: dict[str, Any] | None = None, stage: int = 2, beside: int = 0
+) -> Any:
+    """Queue entries, one raw output each, before the loop starts, and run until they are gone; every message.
+
+    ``beside`` more wait at the talker, one for each of its passes, as long as the stages take turns.
+    """
     from vllm.sampling_params import RequestOutputKind
 
-    from benchmarks.inprocess import Pipeline, batch
-    from omni_fastpath.ledger import LEDGER
+    from benchmarks.inprocess import Pipeline, batch, codes
 
-    entry = LEDGER.named("budgeted_drain")
-    before = entry.options
-    entry.options = entry.patch.options(**({"max_time_us": 1_000_000} | (options or {})))
-    try:
+    with options(**({"max_time_us": 1_000_000} | (values or {}))):
         pipeline = Pipeline()
-        pipeline.add_request("one", RequestOutputKind[kind])
-        pipeline.add_request("two", RequestOutputKind[kind])
+        for request in ("one", "two", "beside"):
+            pipeline.add_request(request, RequestOutputKind[kind])
+        pipeline.put(1, *(batch(codes("beside")) for _ in range(beside)))
         pipeline.put(stage, *(batch(each) for each in entries))
-        with pipeline:
-            pipeline.settle()
-        assert pipeline.crash is None
-        return pipeline
-    finally:
-        entry.options = before
+        return run(pipeline)
+
+
+def _contested(recorder: Any, kind: str, *entries: Any, stage: int = 2, **values: Any) -> Any:
+    """The same where a routable output ends a pass: the stages take turns, and another one has a backlog."""
+    return _drain(recorder, kind, *entries, values=IN_TURN | values, stage=stage, beside=len(entries) + 1)
 
 
 def test_delta_passes_over_the_silent_and_stops_at_audio(recorder: Any) -> None:
     """N N N A N N: the first pass takes four and ends at A, the second finds the queue empty."""
     from benchmarks.inprocess import audio, silent
 
-    _drain(recorder, "DELTA", *[silent("one")] * 3, audio("one", 1.0), silent("one"), silent("one"))
+    _contested(recorder, "DELTA", *[silent("one")] * 3, audio("one", 1.0), silent("one"), silent("one"))
     assert _passes(recorder, 2) == [(4, "routable"), (2, "empty")]
 
 
@@ -63,9 +62,9 @@ def test_delta_sample_rate_alone_is_invisible(recorder: Any) -> None:
     """``sr`` stands in every later snapshot and never makes an output routable."""
     from benchmarks.inprocess import audio, silent
 
-    pipeline = _drain(recorder, "DELTA", audio("one", 1.0), *[silent("one")] * 5, audio("one", 2.0), silent("one"))
+    messages = _contested(recorder, "DELTA", audio("one", 1.0), *[silent("one")] * 5, audio("one", 2.0), silent("one"))
     assert _passes(recorder, 2) == [(1, "routable"), (6, "routable"), (1, "empty")]
-    outputs = [m.engine_outputs.outputs[0].multimodal_output for m in pipeline.messages()]
+    outputs = [m.engine_outputs.outputs[0].multimodal_output for m in messages]
     assert len(outputs) == 8
     assert all("sr" in output for output in outputs)
 
@@ -74,7 +73,7 @@ def test_delta_text_tokens_are_routable(recorder: Any) -> None:
     """Each of a thinker's steps brings tokens, so that each ends a pass."""
     from benchmarks.inprocess import text
 
-    _drain(recorder, "DELTA", *[text("one", 5)] * 3, stage=0)
+    _contested(recorder, "DELTA", *[text("one", 5)] * 3, stage=0)
     assert _passes(recorder, 0) == [(1, "routable"), (1, "routable"), (1, "empty")]
 
 
@@ -82,7 +81,7 @@ def test_cumulative_is_routable_when_it_grew(recorder: Any) -> None:
     """A CUMULATIVE output that repeats what the previous one had is passed over; one with more audio stops the pass."""
     from benchmarks.inprocess import audio, silent
 
-    _drain(
+    _contested(
         recorder,
         "CUMULATIVE",
         audio("one", 1.0),
@@ -98,7 +97,7 @@ def test_cumulative_records_are_per_request(recorder: Any) -> None:
     """One request's growth is not measured against another's."""
     from benchmarks.inprocess import audio, silent
 
-    _drain(
+    _contested(
         recorder,
         "CUMULATIVE",
         audio("one", 1.0, 2.0, 3.0),
@@ -117,9 +116,9 @@ def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
     from benchmarks.inprocess import audio, silent
 
     end = audio("one", 2.0, finish=FinishReason.STOP)
-    pipeline = _drain(recorder, "FINAL_ONLY", silent("one"), audio("one", 1.0), end, silent("two"), silent("two"))
+    messages = _contested(recorder, "FINAL_ONLY", silent("one"), audio("one", 1.0), end, silent("two"), silent("two"))
     assert _passes(recorder, 2) == [(3, "routable"), (2, "empty")]
-    assert len(pipeline.messages()) == 1
+    assert len(messages) == 1
 
 
 def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
@@ -130,7 +129,7 @@ def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
 
     error = silent("one")
     error.finish_reason, error.stop_reason = FinishReason.ERROR, "broke"
-    _drain(recorder, "DELTA", silent("two"), error, silent("two"), silent("two"))
+    _contested(recorder, "DELTA", silent("two"), error, silent("two"), silent("two"))
     assert _passes(recorder, 2) == [(2, "routable"), (2, "empty")]
 
 
@@ -139,7 +138,7 @@ def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
     from benchmarks.inprocess import silent
     from omni_fastpath.ledger import LEDGER
 
-    _drain(recorder, "DELTA", *[silent("one")] * 10, options={"max_items": 4})
+    _drain(recorder, "DELTA", *[silent("one")] * 10, values={"max_items": 4})
     assert _passes(recorder, 2) == [(4, "items"), (4, "items"), (2, "empty")]
     assert LEDGER.named("budgeted_drain").counters["ended_items"] == 2
 
@@ -152,7 +151,7 @@ def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pyte
 
     clock = iter(range(0, 10**12, 40_000))  # every look at the clock is 40 microseconds after the last
     monkeypatch.setattr(drain, "perf_counter_ns", lambda: next(clock))
-    _drain(recorder, "DELTA", *[silent("one")] * 9, options={"max_time_us": 100})
+    _drain(recorder, "DELTA", *[silent("one")] * 9, values={"max_time_us": 100})
     counters = LEDGER.named("budgeted_drain").counters
     assert counters["ended_time"] == 2
     assert counters["ended_items"] == 0
@@ -164,7 +163,7 @@ def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
     from benchmarks.inprocess import audio
 
     entries = [audio("one", float(i)) for i in range(10)]
-    _drain(recorder, "DELTA", *entries, options={"stop_at_first_routable": False, "max_items": 8})
+    _contested(recorder, "DELTA", *entries, stop_at_first_routable=False, max_items=8)
     assert _passes(recorder, 2) == [(8, "items"), (2, "empty")]
 
 
@@ -177,17 +176,17 @@ def test_unseen_stage_gives_one_item_a_pass(recorder: Any) -> None:
 
 
 def test_audio_does_not_wait_for_the_talkers_backlog(recorder: Any) -> None:
-    """With 50 talker outputs queued, N N N A of code2wav is routed in the first sweep."""
+    """With 50 talker outputs queued, N N N A of code2wav is routed before them (no floor)."""
     from benchmarks.inprocess import Pipeline, audio, batch, codes, silent
 
     pipeline = Pipeline()
     pipeline.add_request("one")
     pipeline.put(1, *(batch(codes("one")) for _ in range(50)))
     pipeline.put(2, *(batch(each) for each in (silent("one"), silent("one"), silent("one"), audio("one", 1.0))))
-    with pipeline:
+    with options(floor=0.0), pipeline:
         pipeline.settle()
     stages = [stage for stage, _, _ in recorder.of("dequeued")]
-    assert stages[:5] == [1, 2, 2, 2, 2]
+    assert stages[:4] == [2, 2, 2, 2]
 
 
 def test_policy_that_raises_ends_every_pass(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -202,11 +201,11 @@ def test_policy_that_raises_ends_every_pass(recorder: Any, caplog: pytest.LogCap
 
     routable.DefaultPolicy.__call__ = broken  # type: ignore[method-assign]
     try:
-        pipeline = _drain(recorder, "DELTA", *[silent("one")] * 4)
+        messages = _contested(recorder, "DELTA", *[silent("one")] * 4)
     finally:
         routable.DefaultPolicy.__call__ = original  # type: ignore[method-assign]
     assert _passes(recorder, 2) == [(1, "routable")] * 3 + [(1, "empty")]
-    assert len(pipeline.messages()) == 4
+    assert len(messages) == 4
 
 
 def test_replica_attached_at_run_time_is_served(recorder: Any) -> None:

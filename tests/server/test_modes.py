@@ -19,33 +19,36 @@ def _speech() -> list[Any]:
     return [speech_request(f"Sentence {n}. " + "More of it. " * (n % 4)) for n in range(12)]
 
 
-def test_tts_on_the_poll_loop_answers_alike(server: Callable[..., Any]) -> None:
-    """Two-stage Qwen3-TTS with the poll loop: every sample is the same, and the drain did the work."""
+@pytest.mark.parametrize(("event_driven", "wakeup"), [("0", "applied"), ("1", "superseded")])
+def test_tts_answers_alike_on_both_loops(server: Callable[..., Any], event_driven: str, wakeup: str) -> None:
+    """Two-stage Qwen3-TTS, poll loop and event-driven (its default in 0.30): every sample is the same."""
     from benchmarks.serving.capture import differences, run_closed_loop
 
     captures, found = [], {}
     for switch in ("0", "1"):
-        environment = {"VLLM_OMNI_EVENT_DRIVEN_ORCH": "0", "OMNI_FASTPATH": switch}
+        environment = {"VLLM_OMNI_EVENT_DRIVEN_ORCH": event_driven, "OMNI_FASTPATH": switch}
         with server("qwen3_tts", "qwen3_tts.yaml", environment=environment) as running:
             captures.append(run_closed_loop(running.url, _speech(), 6))
             found = states(running)
     assert all(capture.succeeded for capture in captures[0])
     assert differences(captures[1], captures[0]) == []
-    assert {entry["state"] for entry in found.values()} == {"applied"}
+    assert {name: entry["state"] for name, entry in found.items()} == {
+        "nonblocking_dequeue": "applied",
+        "budgeted_drain": "applied",
+        "final_output_wakeup": wakeup,
+    }
+    assert found["budgeted_drain"]["counters"]["items"] > 0
 
 
-def test_tts_on_its_default_loop_says_who_does_the_work(server: Callable[..., Any]) -> None:
-    """In 0.30 Qwen3-TTS runs event-driven: dequeue and drain have no place there, upstream wakes the front end."""
+def test_tts_runs_event_driven_by_default(server: Callable[..., Any]) -> None:
+    """Without a variable 0.30 runs Qwen3-TTS event-driven: the drain serves there, upstream wakes the front end."""
     from benchmarks.serving.capture import run_closed_loop
 
     with server("qwen3_tts", "qwen3_tts.yaml", environment={"OMNI_FASTPATH": "1"}) as running:
         assert all(capture.succeeded for capture in run_closed_loop(running.url, _speech()[:3], 3))
         found = {name: entry["state"] for name, entry in states(running).items()}
-    assert found == {
-        "nonblocking_dequeue": "not_applicable",
-        "budgeted_drain": "not_applicable",
-        "final_output_wakeup": "superseded",
-    }
+    assert found["budgeted_drain"] == "applied"
+    assert found["final_output_wakeup"] == "superseded"
 
 
 def test_a_bad_block_refuses_the_start_before_a_stage(server: Callable[..., Any], tmp_path: Path) -> None:

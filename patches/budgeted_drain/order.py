@@ -1,0 +1,187 @@
+"""Which stage is served next: the order of the stages, and a floor of processing time for each.
+
+Served without preemption: a decision falls after each pass and after each yield. The floor is deficit round robin
+(Shreedhar and Varghese, SIGCOMM 1995) on *processing time*, kept on one clock that only processing moves: a stage whose
+last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing was spent, on whomever,
+and one that is due gets one raw output ahead of the order. So in any stretch of processing time ``T`` in which a stage
+has a backlog it gets at least ``floor * T`` less its dearest raw output, and the floor makes it no more than that plus
+one; an idle stage saves nothing up and gives its share away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from omni_fastpath.hooks.specs import BacklogView
+
+NextStage = Callable[[BacklogView], int | None]
+"""A plugin's choice among the stages with a backlog; None leaves it to the built-in order."""
+
+
+class Lane:
+    """One replica whose queue is heard.
+
+    Attributes:
+        stage: Its stage.
+        replica_id: Replica of that stage.
+        client: Upstream's client in that slot when it was heard.
+        queue: The client's output queue.
+        waiting: The raw outputs in that queue; read only, the queue is upstream's.
+    """
+
+    __slots__ = ("client", "queue", "replica_id", "stage", "waiting")
+
+    def __init__(
+        self, stage: Stage, replica_id: int, client: Any, queue: asyncio.Queue[Any], waiting: deque[Any]
+    ) -> None:
+        self.stage = stage
+        self.replica_id = replica_id
+        self.client = client
+        self.queue = queue
+        self.waiting = waiting
+
+
+class Stage:
+    """One stage with the replicas that are heard.
+
+    Attributes:
+        stage_id: The stage.
+        pool: Upstream's ``StagePool``.
+        final_output: Whether its outputs go to the user.
+        lanes: Its replicas, the one whose turn it is first.
+        due_ns: When it is due, on the clock of processing time.
+        pause_ns: What must be spent for its floor to be worth a raw output such as its last one.
+    """
+
+    __slots__ = ("due_ns", "final_output", "lanes", "pause_ns", "pool", "stage_id")
+
+    def __init__(self, stage_id: int, pool: Any) -> None:
+        self.stage_id = stage_id
+        self.pool = pool
+        self.final_output = bool(pool.final_output)
+        self.lanes: deque[Lane] = deque()
+        self.due_ns = self.pause_ns = 0.0
+
+    def take_turn(self) -> Lane | None:
+        """The next replica in rotation that has a backlog; None when there is none."""
+        lanes = self.lanes
+        for _ in range(len(lanes)):
+            lane = lanes[0]
+            lanes.rotate(-1)
+            if lane.waiting:
+                return lane
+        return None
+
+    def has_backlog(self) -> bool:
+        """Whether a raw output waits at any of its replicas."""
+        for lane in self.lanes:  # noqa: SIM110 - a generator would cost more than the loop; this runs for each pass
+            if lane.waiting:
+                return True
+        return False
+
+
+def rank(order: str, stages: Sequence[Stage]) -> list[Stage]:
+    """The stages, first served first, by a built-in order; for ``stage_order`` where a round starts."""
+    upstream_first = sorted(stages, key=lambda stage: stage.stage_id)
+    if order == "downstream_first":
+        return upstream_first[::-1]
+    if order == "visible_first":
+        return sorted(stages, key=lambda stage: (not stage.final_output, -stage.stage_id))
+    return upstream_first
+
+
+class Order:
+    """Chooses the stage whose turn it is.
+
+    Args:
+        order: ``stage_order`` (each in turn), ``downstream_first`` or ``visible_first``.
+        floor: Least share of processing time of a stage with a backlog; 0 for none.
+        ask: A plugin's choice, asked when more than one stage has a backlog and none is due; None when nobody has one.
+        request_states: The orchestrator's live requests, for the plugin.
+    """
+
+    def __init__(self, order: str, floor: float, ask: NextStage | None, request_states: Mapping[str, Any]) -> None:
+        self._order = order
+        self._floors = floor > 0
+        self._period = 1.0 / floor if floor else 0.0
+        self._ask = ask
+        self._request_states = request_states
+        self._spent_ns = 0.0
+        self._ranked: list[Stage] = []
+        self._from: dict[int, list[Stage]] = {}
+        self._after: dict[int, list[Stage]] = {}
+        self.in_turn = order == "stage_order" or ask is not None
+        """Whether the end of a pass can let another stage in, other than one that is due."""
+        self.contested = False
+        """Whether more than one stage had a backlog at the last decision."""
+        self.due: Stage | None = None
+        """The stage that the last decision chose because it was due, not because of the order."""
+
+    def arrange(self, stages: Sequence[Stage]) -> None:
+        """Take note of the stages that there are now."""
+        ranked = rank(self._order, stages)
+        turns = self._order == "stage_order"
+        count = len(ranked)
+        self._ranked = ranked
+        self._from = {stage.stage_id: ranked[at:] + ranked[:at] if turns else ranked for at, stage in enumerate(ranked)}
+        self._after = {stage.stage_id: self._from[ranked[(at + 1) % count].stage_id] for at, stage in enumerate(ranked)}
+
+    def next(self) -> Stage | None:
+        """The stage that is served now; None when no stage has a backlog."""
+        return self._choose()
+
+    def passed(self, stage: Stage) -> None:
+        """A pass over ``stage`` ended by the order's leave: in ``stage_order`` the next one's turn comes."""
+        self._ranked = self._after.get(stage.stage_id, self._ranked)
+
+    def is_still(self, stage: Stage) -> bool:
+        """Whether ``stage``, in the middle of its pass, would be chosen again after what has arrived."""
+        self._ranked = self._from.get(stage.stage_id, self._ranked)
+        return self._choose() is stage and self.due is None
+
+    def spent(self, stage: Stage, nanoseconds: int) -> None:
+        """Note that processing a raw output of ``stage`` took so long."""
+        self._spent_ns = now = self._spent_ns + nanoseconds
+        stage.pause_ns = pause = nanoseconds * self._period
+        if stage.due_ns <= now:
+            stage.due_ns += pause
+        else:
+            # What it got beyond its floor is held against it for no longer than its dearest raw output is worth: a
+            # stage that had the loop to itself for a while would starve afterwards.
+            stage.due_ns = max(stage.due_ns, now + pause)
+
+    def _choose(self) -> Stage | None:
+        now = self._spent_ns
+        first: Stage | None = None
+        due: Stage | None = None
+        several = False
+        for stage in self._ranked:
+            if stage.has_backlog():
+                if first is None:
+                    first = stage
+                else:
+                    several = True
+                if self._floors and stage.due_ns < now and (due is None or stage.due_ns < due.due_ns):
+                    due = stage
+            else:  # idle: nothing is saved up
+                stage.due_ns = now + stage.pause_ns
+        if not several or due is first:
+            due = None
+        self.due = due
+        self.contested = several
+        if due is not None:
+            return due
+        if several and self._ask is not None:
+            return self._asked(first)
+        return first
+
+    def _asked(self, first: Stage | None) -> Stage | None:
+        waiting = {
+            stage.stage_id: tuple(lane.waiting for lane in stage.lanes) for stage in self._ranked if stage.has_backlog()
+        }
+        assert self._ask is not None
+        chosen = self._ask(BacklogView(waiting, self._request_states))
+        return next((stage for stage in self._ranked if stage.stage_id == chosen and chosen in waiting), first)

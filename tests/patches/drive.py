@@ -1,0 +1,78 @@
+"""Driving the real orchestrator with raw outputs that wait before its loop starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+IN_TURN: dict[str, Any] = {"order": "stage_order", "floor": 0.0}
+"""Options under which the end of a pass lets another stage in, and nothing else does."""
+
+
+@contextmanager
+def options(**values: Any) -> Iterator[None]:
+    """Other values of ``budgeted_drain`` for the loops that start inside."""
+    from omni_fastpath.ledger import LEDGER
+
+    entry = LEDGER.named("budgeted_drain")
+    before = entry.options
+    entry.options = entry.patch.options(**values)
+    try:
+        yield
+    finally:
+        entry.options = before
+
+
+@contextmanager
+def switched_on(**values: Any) -> Iterator[None]:
+    """The default set installed, with these values of ``budgeted_drain``, and taken off afterwards."""
+    from omni_fastpath import config
+    from omni_fastpath.declare import Process
+    from omni_fastpath.install import apply, uninstall
+    from omni_fastpath.patches import PATCHES
+
+    apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
+    try:
+        with options(**values):
+            yield
+    finally:
+        for patch in reversed(PATCHES):
+            uninstall(patch)
+
+
+@contextmanager
+def recording() -> Iterator[Any]:
+    """A built-in recorder, registered meanwhile."""
+    from omni_fastpath.hooks import HOOKS
+    from omni_fastpath.hooks.observers import Recorder
+
+    recorder = Recorder()
+    HOOKS.register(recorder)
+    try:
+        yield recorder
+    finally:
+        HOOKS.unregister(recorder)
+
+
+def stages(replicas: int, visible: tuple[bool, ...] = (True, False, True)) -> list[Any]:
+    """Thinker, talker and code2wav with so many replicas each; which of them the user gets."""
+    from benchmarks.inprocess import QWEN3_OMNI
+
+    return [
+        dataclasses.replace(stage, replicas=replicas, final_output=seen)
+        for stage, seen in zip(QWEN3_OMNI, visible, strict=True)
+    ]
+
+
+def run(pipeline: Any, *later: Callable[[Any], None]) -> list[Any]:
+    """Run a pipeline whose queues are filled until they are empty, then each step; every message."""
+    with pipeline:
+        pipeline.settle()
+        for step in later:
+            step(pipeline)
+            pipeline.settle()
+    assert pipeline.crash is None
+    found: list[Any] = pipeline.messages()
+    return found

@@ -1,0 +1,255 @@
+"""The event-driven mode: upstream's readers, queue and dispatcher are replaced; what else they did is done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.patches.drive import recording, run, stages, switched_on
+
+pytestmark = pytest.mark.upstream
+
+
+@pytest.fixture
+def on() -> Iterator[None]:
+    """The default set."""
+    with switched_on():
+        yield
+
+
+def pipeline(**given: Any) -> Any:
+    """A pipeline in event-driven mode."""
+    from benchmarks.inprocess import Pipeline
+
+    return Pipeline(event_driven=True, **given)
+
+
+def _states() -> dict[str, str]:
+    from omni_fastpath.ledger import LEDGER
+
+    return {entry.patch.name: entry.state.value for entry in LEDGER}
+
+
+def test_states_while_it_runs(on: None) -> None:
+    """The drain and its dequeue are applied, the front end's wake-up is superseded while the orchestrator runs."""
+    applied = dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"), "applied")
+    assert _states() == applied
+    with pipeline() as running:
+        running.settle()
+        assert _states() == applied | {"final_output_wakeup": "superseded"}
+    assert _states() == applied
+
+
+def test_states_in_poll_mode(on: None) -> None:
+    """The same watched method runs in poll mode, where it bypasses nothing."""
+    from benchmarks.inprocess import Pipeline
+
+    with Pipeline() as running:
+        running.settle()
+        assert set(_states().values()) == {"applied"}
+
+
+def test_upstreams_readers_are_not_there(on: None) -> None:
+    """None of upstream's reader, poller and dispatch tasks exist, and our counters move."""
+    import asyncio
+
+    from benchmarks.inprocess import audio, batch
+    from omni_fastpath.ledger import LEDGER
+
+    with pipeline() as running:
+        running.add_request("one")
+        running.put(2, batch(audio("one", 1.0)))
+        running.settle()
+        names = running.do(lambda: [task.get_name() for task in asyncio.all_tasks()])
+        assert not [name for name in names if name.startswith(("orch-reader", "orch-dispatch", "orch-diffusion"))]
+        assert LEDGER.named("budgeted_drain").counters["items"] == 1
+        assert len(running.messages()) == 1
+
+
+def test_fallback_to_upstreams_loop(on: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where our loop cannot be built upstream's event-driven loop serves, and the state says why."""
+    from benchmarks.inprocess import audio, batch
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches.budgeted_drain import wrappers
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("no loop")
+
+    monkeypatch.setattr(wrappers, "drain_loop", broken)
+    made = pipeline()
+    made.add_request("one")
+    made.put(2, batch(audio("one", 1.0)))
+    assert len(run(made)) == 1
+    entry = LEDGER.named("budgeted_drain")
+    assert entry.counters["items"] == 0
+    assert (entry.state.value, "no loop" in entry.reason) == ("failed", True)
+
+
+def test_queues_are_upstreams_again_after_shutdown(on: None) -> None:
+    """The bells are taken off the clients' queues when the loop ends, and no loop counts as running."""
+    from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
+
+    with pipeline() as running:
+        running.settle()
+        queues = [r.outputs_queue for replicas in running.replicas for r in replicas]
+        assert all("put_nowait" in vars(queue) for queue in queues)
+        assert len(DrainLoop.running) == 1
+    assert not any("put_nowait" in vars(queue) for queue in queues)
+    assert not DrainLoop.running
+
+
+def test_idle_loop_sleeps(on: None) -> None:
+    """Without work the loop wakes about twice a second; counted, not timed."""
+    from omni_fastpath.ledger import LEDGER
+
+    with pipeline() as running:
+        running.settle()
+        counters = LEDGER.named("budgeted_drain").counters
+        before = counters["wakeups"]
+        time.sleep(1.0)
+        assert counters["wakeups"] - before <= 10
+
+
+def test_replica_attached_at_run_time_is_served(on: None) -> None:
+    """The attach and the first output wake the loop; no reconcile interval is waited for."""
+    from benchmarks.inprocess import QWEN3_OMNI, Replica, audio, batch
+
+    with pipeline() as running:
+        running.add_request("late", replicas=[0, 0, 1])
+        running.settle()
+        replica = Replica(2, QWEN3_OMNI[2], 1)
+        running.do(lambda: running.pools[2].add_client("tcp://new", replica))
+        running.replicas[2].append(replica)
+        running.put(2, batch(audio("late", 1.0)), replica_id=1)
+        running.settle()
+        assert [each.replica_id for each in running.messages()] == [1]
+
+
+@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
+def test_client_that_is_replaced_by_one_to_be_polled(on: None, event_driven: bool) -> None:
+    """Another client in a replica's slot, one without a queue, is polled from then on; nothing breaks."""
+    from benchmarks.inprocess import Pipeline, audio, batch
+
+    waiting = [batch(audio("one", 1.0))]
+
+    class Double:
+        stage_type = "llm"
+        final_output = True
+        final_output_type = "audio"
+
+        async def get_output_async(self) -> Any:
+            return waiting.pop(0) if waiting else batch()
+
+        def shutdown(self) -> None:
+            """Nothing to do."""
+
+    with Pipeline(event_driven=event_driven) as running:
+        running.add_request("one")
+        running.settle()
+        queue = running.replicas[2][0].outputs_queue
+
+        def swap() -> None:
+            running.pools[2].clients[0] = Double()
+
+        running.do(swap)
+        while waiting and running.thread.is_alive():
+            time.sleep(0.005)
+        running.settle()
+        assert len(running.messages()) == 1
+        assert "put_nowait" not in vars(queue)
+    assert running.crash is None
+
+
+def test_diffusion_stage_is_polled(on: None) -> None:
+    """A diffusion pool's outputs are routed, its metrics-only sentinel is not."""
+    from vllm_omni.metrics.utils import DIFFUSION_METRICS_ONLY_REQUEST_ID
+
+    outputs = [
+        SimpleNamespace(request_id=DIFFUSION_METRICS_ONLY_REQUEST_ID, metrics={}, finished=False),
+        SimpleNamespace(request_id="image", metrics={}, finished=False, error=None, outputs=[], images=[1]),
+    ]
+    routed: list[Any] = []
+
+    class Diffusion:
+        stage_type = "diffusion"
+        final_output = True
+        final_output_type = "image"
+
+        def get_diffusion_output_nowait(self) -> Any:
+            return outputs.pop(0) if outputs else None
+
+        def shutdown(self) -> None:
+            """Nothing to do."""
+
+    made = pipeline()
+    made.pools[2].clients[0] = Diffusion()
+
+    async def route(stage_id: int, replica_id: int, found: list[Any]) -> None:
+        routed.extend(output.request_id for output in found)
+
+    made.orchestrator._handle_processed_outputs = route
+    with made:
+        while outputs:
+            time.sleep(0.005)
+        made.settle()
+    assert routed == ["image"]
+
+
+@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
+def test_monitor_is_told(on: None, event_driven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's monitor sees the backlog shrink to nothing in event-driven mode, and is told none in poll mode."""
+    from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor
+
+    from benchmarks.inprocess import Pipeline, audio, batch
+
+    monkeypatch.setenv("VLLM_OMNI_ORCH_MONITOR_PATH", str(tmp_path / "monitor.json"))
+    told: list[int] = []
+
+    class Monitor(OrchestratorMonitor):  # type: ignore[misc]
+        def set_dispatch_queue_size(self, size: int) -> None:
+            told.append(size)
+            super().set_dispatch_queue_size(size)
+
+    made = Pipeline(event_driven=event_driven)
+    made.orchestrator._orch_monitor = Monitor(replica_sampler=made.orchestrator._sample_replica_metrics)
+    made.add_request("one")
+    with made:
+        made.settle()
+        made.put(2, *(batch(audio("one", float(n))) for n in range(40)))
+        made.settle()
+    windows = json.loads((tmp_path / "monitor.json").read_text(encoding="utf-8"))["windows"]
+    assert sum(windows["loop_active"]) > 0
+    assert sum(windows["loop_idle"]) > 0
+    if event_driven:
+        assert (max(told), told[-1]) == (40, 0)
+        assert max(windows["dispatch_queue_high_water"]) == 40
+    else:
+        assert told == []
+
+
+def test_evicted_replica_leaves_the_others(on: None) -> None:
+    """After a death the replicas that live are served on, and the dead one's queue is upstream's again."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    from benchmarks.inprocess import audio, batch
+
+    made = pipeline(stages=stages(2))
+    made.add_request("stranded")
+    made.add_request("safe", replicas=[0, 0, 1])
+    made.put(2, batch(audio("stranded", 1.0)), EngineDeadError())
+    with recording() as recorder, made:
+        made.settle()
+        made.put(2, batch(audio("safe", 2.0)), replica_id=1)
+        made.settle()
+        assert made.do(made.pools[2].live_replica_ids) == [1]
+        assert "put_nowait" not in vars(made.replicas[2][0].outputs_queue)
+        found = made.messages()
+    assert made.crash is None
+    assert [type(each).__name__ for each in found] == ["OutputMessage", "ErrorMessage", "OutputMessage"]
+    assert [stage for stage, _, _ in recorder.of("dequeued")] == [2, 2]

@@ -1,0 +1,518 @@
+"""Which stage is served: the built-in orders, a plugin's choice, and the floors. Floors without a clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_fastpath.config import Block, ConfigError, resolve
+from omni_fastpath.hooks import HOOKS, BacklogView, hookimpl
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.patches.budgeted_drain.order import Lane, Order, Stage, rank
+from tests.patches.content import endings, sequences
+from tests.patches.drive import recording, run, stages, switched_on
+
+ORDERS = ("stage_order", "downstream_first", "visible_first")
+MODES = pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
+
+
+def stage(stage_id: int, waiting: int = 0, *, seen: bool = True, replicas: int = 1) -> Stage:
+    """A stage of replicas on which so many things wait each."""
+    made = Stage(stage_id, SimpleNamespace(final_output=seen))
+    for replica_id in range(replicas):
+        items: deque[Any] = deque(f"{stage_id}.{replica_id}.{n}" for n in range(waiting))
+        made.lanes.append(Lane(made, replica_id, None, asyncio.Queue(), items))
+    return made
+
+
+def ordered(order: str, *members: Stage, floor: float = 0.0, ask: Any = None) -> Order:
+    """An order that knows these stages."""
+    made = Order(order, floor, ask, {})
+    made.arrange(members)
+    return made
+
+
+def choices(order: Order, count: int) -> list[int]:
+    """The stages of the next passes, each of one item that costs nothing."""
+    found = []
+    for _ in range(count):
+        chosen = order.next()
+        if chosen is None:
+            break
+        lane = chosen.take_turn()
+        assert lane is not None
+        lane.waiting.popleft()
+        order.passed(chosen)
+        found.append(chosen.stage_id)
+    return found
+
+
+# ---- The built-in orders ----
+
+
+@pytest.mark.parametrize(
+    ("order", "ranked", "passes"),
+    [
+        ("stage_order", [0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2, 3]),
+        ("downstream_first", [3, 2, 1, 0], [3, 3, 2, 2, 1, 1, 0, 0]),
+        ("visible_first", [3, 0, 2, 1], [3, 3, 0, 0, 2, 2, 1, 1]),
+    ],
+)
+def test_order_of_stages(order: str, ranked: list[int], passes: list[int]) -> None:
+    """Who goes first, and who goes on while everybody has a backlog, for stages 0 and 3 that are seen."""
+    members = [stage(n, 2, seen=n in (0, 3)) for n in range(4)]
+    assert [each.stage_id for each in rank(order, members)] == ranked
+    assert choices(ordered(order, *members), 99) == passes
+
+
+def test_turns_go_round_past_the_idle() -> None:
+    """In ``stage_order`` the turn goes to the next stage that has something, and comes round."""
+    members = [stage(0, 3), stage(1), stage(2, 1)]
+    assert choices(ordered("stage_order", *members), 99) == [0, 2, 0, 0]
+
+
+def test_turn_ends_only_when_the_pass_does() -> None:
+    """After a yield the stage whose turn it is goes on, although another one got something; a fixed order moves on."""
+    low, high = stage(0, 2), stage(1)
+    for order, expected in (("stage_order", True), ("downstream_first", False)):
+        made = ordered(order, low, high)
+        assert made.next() is low
+        high.lanes[0].waiting.append("new")
+        assert made.is_still(low) is expected
+        high.lanes[0].waiting.clear()
+
+
+def test_replicas_take_turns() -> None:
+    """The replicas of a stage are served one after the other, past those that have nothing."""
+    member = stage(0, 2, replicas=3)
+    member.lanes[1].waiting.clear()
+    taken = []
+    while (lane := member.take_turn()) is not None:
+        taken.append(lane.waiting.popleft())
+    assert taken == ["0.0.0", "0.2.0", "0.0.1", "0.2.1"]
+
+
+def test_contested_means_another_stage_waits() -> None:
+    """Several replicas of one stage are no contest; a second stage is."""
+    low, high = stage(0, 1, replicas=2), stage(1)
+    made = ordered("stage_order", low, high)
+    made.next()
+    assert not made.contested
+    high.lanes[0].waiting.append("new")
+    made.next()
+    assert made.contested
+    assert choices(ordered("stage_order", stage(0), stage(1)), 1) == []
+
+
+def test_stages_that_come_and_go() -> None:
+    """New stages enter the order, those that left are not chosen, and what somebody is owed stays with him."""
+    members = [stage(n, 2) for n in range(3)]
+    made = ordered("downstream_first", *members[:2], floor=0.1)
+    made.spent(members[0], 1000)
+    owed = members[0].due_ns
+    made.arrange(members)
+    assert members[0].due_ns == owed
+    assert made.next() is members[2]
+    made.arrange(members[:1])
+    assert made.next() is members[0]
+
+
+# ---- A plugin's choice ----
+
+
+def test_plugin_is_asked_only_when_contested() -> None:
+    """One stage with a backlog is no question; with two the plugin sees both, and its answer holds."""
+    asked: list[BacklogView] = []
+
+    def ask(view: BacklogView) -> int:
+        asked.append(view)
+        return 0
+
+    low, high = stage(0, 1, replicas=2), stage(1)
+    made = ordered("downstream_first", low, high, ask=ask)
+    assert made.next() is low
+    assert asked == []
+    high.lanes[0].waiting.append("new")
+    assert made.next() is low
+    assert [{key: [list(each) for each in value] for key, value in view.waiting.items()} for view in asked] == [
+        {0: [["0.0.0"], ["0.1.0"]], 1: [["new"]]}
+    ]
+
+
+@pytest.mark.parametrize("answer", [None, 2, 9, -1, "two", [1]])
+def test_answer_without_a_backlog_is_ignored(answer: Any) -> None:
+    """An id without a backlog, no id at all, or nothing, leaves it to the order."""
+    made = ordered("downstream_first", stage(0, 1), stage(1, 1), stage(2), ask=lambda _view: answer)
+    chosen = made.next()
+    assert chosen is not None
+    assert chosen.stage_id == 1
+
+
+def test_plugin_is_not_asked_about_who_is_due() -> None:
+    """The floor goes before any order, a plugin's too."""
+    asked: list[BacklogView] = []
+
+    def ask(view: BacklogView) -> int:
+        asked.append(view)
+        return 1
+
+    low, high = stage(0, 5), stage(1, 5)
+    made = ordered("downstream_first", low, high, floor=0.1, ask=ask)
+    assert made.next() is high
+    made.spent(high, 1000)
+    assert made.next() is low
+    assert made.due is low
+    assert len(asked) == 1
+
+
+# ---- Floors ----
+
+Items = Callable[[], float]
+CHEAP, DEAR = 100_000.0, 20_000_000.0  # nanoseconds
+WINDOW = 2_000_000_000.0
+
+
+def serve(
+    order: Order, costs: dict[int, Items], until_ns: float, arrivals: Callable[[float], None] = lambda _now: None
+) -> list[tuple[float, int, float]]:
+    """Serve for so much processing time as the loop does; when each item ended, of which stage, and what it cost."""
+    now, served = 0.0, []
+    while now < until_ns:
+        arrivals(now)
+        chosen = order.next()
+        if chosen is None:
+            break
+        cost = costs[chosen.stage_id]()
+        now += cost
+        lane = chosen.take_turn()
+        assert lane is not None
+        lane.waiting.popleft()
+        order.spent(chosen, int(cost))
+        if order.due is not chosen:
+            order.passed(chosen)
+        served.append((now, chosen.stage_id, cost))
+    return served
+
+
+def got(served: list[tuple[float, int, float]], stage_id: int, begin: float, end: float) -> float:
+    """Processing time of a stage between two points."""
+    return sum(max(0.0, min(now, end) - max(now - cost, begin)) for now, owner, cost in served if owner == stage_id)
+
+
+def endless(*members: Stage) -> Callable[[float], None]:
+    """Arrivals that keep a backlog at these stages."""
+
+    def arrive(_now: float) -> None:
+        for member in members:
+            if not member.has_backlog():
+                member.lanes[0].waiting.append("more")
+
+    return arrive
+
+
+def _bimodal(seed: int) -> Items:
+    rng = random.Random(seed)
+    return lambda: DEAR if rng.random() < 0.02 else CHEAP
+
+
+KINDS: dict[str, Callable[[int], Items]] = {
+    "cheap": lambda _seed: lambda: CHEAP,
+    "dear": lambda _seed: lambda: DEAR,
+    "bimodal": _bimodal,
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("others", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_backlogged_stage_gets_its_floor_in_every_window(order: str, kind: str, others: str) -> None:
+    """In each window, wherever it begins, a stage with a backlog gets its floor less the dearest raw output."""
+    members = [stage(n, 1, seen=n != 1) for n in range(3)]
+    made = ordered(order, *members, floor=0.1)
+    costs = {0: KINDS[kind](1), 1: KINDS[kind](2), 2: KINDS[others](3)}
+    served = serve(made, costs, 8 * WINDOW, endless(*members))
+    for stage_id in range(3):
+        for begin in range(0, int(7 * WINDOW), int(WINDOW / 16)):
+            share = got(served, stage_id, begin, begin + WINDOW) / WINDOW
+            assert share >= 0.1 - DEAR / WINDOW - 1e-9, (stage_id, begin)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_floor_makes_it_no_more_than_the_floor(kind: str) -> None:
+    """A stage that the order puts last gets its floor and no more than one raw output beyond it, in each window."""
+    low, high = stage(0, 1), stage(1, 1)
+    served = serve(
+        ordered("downstream_first", low, high, floor=0.1),
+        {0: KINDS[kind](1), 1: KINDS["cheap"](2)},
+        8 * WINDOW,
+        endless(low, high),
+    )
+    for begin in range(0, int(7 * WINDOW), int(WINDOW / 16)):
+        assert got(served, 0, begin, begin + WINDOW) <= 0.1 * WINDOW + 2 * DEAR
+
+
+def test_oscillating_stage_does_not_save_up() -> None:
+    """A stage that has one dear raw output, then nothing for a while, gets no more than its floor and one."""
+    low, high = stage(0), stage(1, 1)
+    rng = random.Random(7)
+    next_arrival = 0.0
+
+    def arrive(now: float) -> None:
+        nonlocal next_arrival
+        endless(high)(now)
+        if not low.has_backlog() and now >= next_arrival:
+            low.lanes[0].waiting.append("dear")
+            next_arrival = now + rng.choice((0.0, 50e6, 1e9))
+
+    served = serve(
+        ordered("downstream_first", low, high, floor=0.1), {0: lambda: DEAR, 1: lambda: CHEAP}, 40 * WINDOW, arrive
+    )
+    assert any(owner == 0 for _, owner, _ in served)
+    for begin in range(0, int(39 * WINDOW), int(WINDOW / 8)):
+        assert got(served, 0, begin, begin + WINDOW) <= 0.1 * WINDOW + DEAR
+
+
+def test_idle_stages_give_their_share_away() -> None:
+    """With one stage that has a backlog, all of the time is its own, and its past does not count afterwards."""
+    low, high = stage(0, 1), stage(1)
+    made = ordered("downstream_first", low, high, floor=0.1)
+    served = serve(made, {0: lambda: CHEAP, 1: lambda: CHEAP}, WINDOW, endless(low))
+    assert {owner for _, owner, _ in served} == {0}
+    served = serve(made, {0: lambda: CHEAP, 1: lambda: CHEAP}, WINDOW, endless(low, high))
+    assert got(served, 0, 0, WINDOW / 100) >= (0.1 - CHEAP / (WINDOW / 100)) * WINDOW / 100
+
+
+@pytest.mark.parametrize("order", ["downstream_first", "visible_first"])
+def test_no_floor_means_none(order: str) -> None:
+    """With a floor of 0 a stage that is outranked gets nothing as long as the first has a backlog."""
+    low, high = stage(0, 5), stage(1, 1)
+    served = serve(
+        ordered(order, low, high, floor=0.0), {0: lambda: CHEAP, 1: lambda: DEAR}, WINDOW, endless(low, high)
+    )
+    assert {owner for _, owner, _ in served} == {1}
+
+
+@pytest.mark.parametrize(
+    ("floor", "count", "expected"),
+    [(None, 1, 0.1), (None, 3, 0.1), (None, 5, 0.1), (None, 10, 0.05), (0.3, 1, 0.3), (0.3, 3, 0.5 / 3), (0.0, 3, 0.0)],
+)
+def test_floor_in_force(floor: float | None, count: int, expected: float) -> None:
+    """What is set, capped at what all stages can have together; by default min(0.1, 0.5 / stages)."""
+    from omni_fastpath.patches.budgeted_drain.drain import floor_of
+
+    assert floor_of(floor, count) == pytest.approx(expected)
+
+
+# ---- On the real orchestrator ----
+
+
+@pytest.fixture
+def plugins() -> Iterator[Any]:
+    """This process's hooks, without those that the test adds when it is over."""
+    before = HOOKS._pluggy.get_plugins()
+    yield HOOKS
+    for added in HOOKS._pluggy.get_plugins() - before:
+        HOOKS.unregister(added)
+
+
+def backlog(count: int = 4, *, event_driven: bool = False, replicas: int = 1) -> Any:
+    """A pipeline on which so many raw outputs wait at each replica of each stage."""
+    from benchmarks.inprocess import Pipeline, audio, batch, codes, text
+
+    pipeline = Pipeline(stages(replicas), event_driven=event_driven)
+    for replica in range(replicas):
+        request = f"request-{replica}"
+        pipeline.add_request(request, replicas=[replica] * 3)
+        pipeline.put(0, *(batch(text(request, n)) for n in range(count)), replica_id=replica)
+        pipeline.put(1, *(batch(codes(request)) for _ in range(count)), replica_id=replica)
+        pipeline.put(2, *(batch(audio(request, float(n))) for n in range(count)), replica_id=replica)
+    return pipeline
+
+
+@pytest.mark.upstream
+@MODES
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("stage_order", [0, 1, 2] * 4),
+        ("downstream_first", [2] * 4 + [1] * 4 + [0] * 4),
+        ("visible_first", [2] * 4 + [0] * 4 + [1] * 4),
+    ],
+)
+def test_real_order_of_dispatches(order: str, expected: list[int], event_driven: bool) -> None:
+    """With a backlog everywhere the raw outputs are dispatched in the policy's order, in both modes."""
+    with switched_on(order=order, floor=0.0), recording() as recorder:
+        run(backlog(event_driven=event_driven))
+    assert [stage_id for stage_id, _, _ in recorder.of("dequeued")] == expected
+
+
+@pytest.mark.upstream
+@MODES
+def test_real_replicas_take_turns(event_driven: bool) -> None:
+    """The replicas of the stage whose turn it is are served one after the other, pass by pass."""
+    with switched_on(floor=0.0, max_items=2), recording() as recorder:
+        run(backlog(event_driven=event_driven, replicas=2))
+    passes = [(report.stage_id, report.replica_id, report.items) for (report,) in recorder.of("pass")]
+    assert passes == [
+        *[(2, 0, 2), (2, 1, 2)] * 2,
+        *[(1, 0, 1), (1, 1, 1)] * 4,
+        *[(0, 0, 2), (0, 1, 2)] * 2,
+    ]
+
+
+@pytest.mark.upstream
+@MODES
+def test_real_plugin_chooses(plugins: Any, event_driven: bool) -> None:
+    """A plugin's order overrides the built-in one, and it is asked only while several stages have a backlog."""
+    seen: list[set[int]] = []
+
+    class Upstreams:
+        @hookimpl
+        def next_stage(self, view: BacklogView) -> int:
+            seen.append(set(view.waiting))
+            assert view.request_states.keys() == {"request-0"}
+            return min(view.waiting)
+
+    with switched_on(floor=0.0), recording() as recorder:
+        plugins.register(Upstreams())
+        run(backlog(event_driven=event_driven))
+    assert [stage_id for stage_id, _, _ in recorder.of("dequeued")] == [0] * 4 + [1] * 4 + [2] * 4
+    assert all(len(each) > 1 for each in seen)
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("broken", ["raises", "tensor", "words"])
+def test_real_plugin_that_breaks_is_switched_off(plugins: Any, broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One that raises or answers with no number is asked once, reported once, and the built-in order goes on."""
+    calls = []
+
+    class Broken:
+        @hookimpl
+        def next_stage(self) -> Any:
+            import torch
+
+            calls.append(broken)
+            if broken == "raises":
+                raise RuntimeError(broken)
+            return torch.zeros(3) if broken == "tensor" else "the second"
+
+    with switched_on(floor=0.0), recording() as recorder:
+        plugins.register(Broken(), "broken")
+        run(backlog())
+    assert [stage_id for stage_id, _, _ in recorder.of("dequeued")] == [2] * 4 + [1] * 4 + [0] * 4
+    assert calls == [broken]
+    assert sum("plugin broken raised" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.upstream
+def test_real_floor_lets_others_in() -> None:
+    """Under a long backlog of audio the text gets in by its floor, and the pass is counted as that."""
+    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from omni_fastpath.ledger import LEDGER
+
+    pipeline = Pipeline()
+    pipeline.add_request("one")
+    pipeline.put(0, *(batch(text("one", n)) for n in range(5)))
+    pipeline.put(2, *(batch(audio("one", float(n))) for n in range(400)))
+    with switched_on(floor=0.1), recording() as recorder:
+        run(pipeline)
+        counted = LEDGER.named("budgeted_drain").counters["ended_floor"]
+    order = [stage_id for stage_id, _, _ in recorder.of("dequeued")]
+    assert 2 in order[order.index(0) :]
+    assert counted == sum(report.ended == "floor" for (report,) in recorder.of("pass")) > 0
+
+
+# ---- The values ----
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("order", "sideways", "downstream_first"),
+        ("order", 1, "stage_order"),
+        ("floor", 0.7, "0.5"),
+        ("floor", -0.1, "0"),
+        ("floor", "much", ""),
+    ],
+)
+@pytest.mark.parametrize("by_environment", [False, True], ids=["yaml", "environment"])
+def test_wrong_value_is_refused(key: str, value: Any, allowed: str, by_environment: bool) -> None:
+    """An order that there is not, or a floor out of bounds, is refused with its place and what is allowed."""
+    given = {} if by_environment else {key: value}
+    variable = f"OMNI_FASTPATH_BUDGETED_DRAIN__{key.upper()}"
+    block = Block(Path("deploy.yaml"), {"nonblocking_dequeue": True, "budgeted_drain": given})
+    place = variable if by_environment else rf"fastpath\.budgeted_drain\.{key}"
+    with pytest.raises(ConfigError, match=place) as caught:
+        resolve([block], {variable: str(value)} if by_environment else {}, PATCHES)
+    assert allowed in str(caught.value)
+    assert str(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("by_environment", [False, True], ids=["yaml", "environment"])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("floor", [0.0, 0.05, 0.5])
+def test_value_is_taken(order: str, floor: float, by_environment: bool) -> None:
+    """Every order and a floor up to a half come through, from the YAML and from the environment."""
+    given = {"order": order, "floor": floor}
+    block = Block(Path("deploy.yaml"), {"nonblocking_dequeue": True, "budgeted_drain": {} if by_environment else given})
+    environment = {f"OMNI_FASTPATH_BUDGETED_DRAIN__{key.upper()}": str(value) for key, value in given.items()}
+    found: Any = resolve([block], environment if by_environment else {}, PATCHES).enabled["budgeted_drain"]
+    assert (found.order, found.floor) == (order, floor)
+
+
+def _random_backlog(seed: int, *, event_driven: bool) -> Any:
+    """Requests of random lengths over three stages of two replicas, their entries in batches of one to three."""
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine import FinishReason
+
+    from benchmarks.inprocess import Pipeline, audio, batch, codes, silent, text
+
+    rng = random.Random(seed)
+    pipeline = Pipeline(stages(2), event_driven=event_driven)
+    kinds = (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY)
+    plans: dict[tuple[int, int], dict[str, list[Any]]] = {(s, r): {} for s in range(3) for r in range(2)}
+    for number in range(rng.randrange(1, 7)):
+        request = f"request-{number}"
+        where = [rng.randrange(2) for _ in range(3)]
+        pipeline.add_request(request, rng.choice(kinds), replicas=where)
+        for stage_id in range(3):
+            steps = rng.randrange(1, 25)
+            entries = plans[stage_id, where[stage_id]].setdefault(request, [])
+            for step in range(steps):
+                end = FinishReason.STOP if step == steps - 1 else None
+                if stage_id == 0:
+                    entries.append(text(request, 100 + step, finish=end))
+                elif stage_id == 1:
+                    entries.append(codes(request, finish=end))
+                else:
+                    heard = end is not None or rng.random() < 0.3
+                    entries.append(audio(request, float(step), finish=end) if heard else silent(request))
+    for (stage_id, replica), planned in plans.items():
+        waiting = planned
+        while waiting:
+            chosen = rng.sample(sorted(waiting), min(len(waiting), rng.randrange(1, 4)))
+            pipeline.put(stage_id, batch(*(waiting[request].pop(0) for request in chosen)), replica_id=replica)
+            waiting = {request: left for request, left in waiting.items() if left}
+    return pipeline
+
+
+@pytest.mark.upstream
+@MODES
+@pytest.mark.parametrize("seed", range(12))
+def test_messages_are_the_same_under_every_order(seed: int, event_driven: bool) -> None:
+    """Random backlogs: each request gets of each stage stock's messages in stock's order, and its end last and once."""
+    stock = run(_random_backlog(seed, event_driven=event_driven))
+    rng = random.Random(seed)
+    for order in ORDERS:
+        with switched_on(order=order, floor=rng.choice((0.0, 0.1)), max_items=rng.choice((1, 16))):
+            fast = run(_random_backlog(seed, event_driven=event_driven))
+        assert sequences(fast) == sequences(stock), order
+        assert endings(fast) == endings(stock), order
+        assert set(endings(fast).values()) == {(1, "end")}

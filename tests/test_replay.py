@@ -1,0 +1,350 @@
+"""The replay: its schedule, its bound, its figures, and one short run on the real upstream."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.replay import bound, figures, report
+from benchmarks.replay.bound import Service
+from benchmarks.replay.load import (
+    CELLS,
+    CODE2WAV,
+    DEAR,
+    SERVER,
+    STAGES,
+    STEP_MS,
+    TALKER,
+    THINKER,
+    Load,
+    Schedule,
+    audible,
+    first_audible,
+)
+from benchmarks.replay.measure import Inbox, Stamps, out_of_order
+from benchmarks.replay.subjects import AA_PAIRS, ARMS, BASELINE, defaults
+
+LOAD = Load(SERVER, replicas=2, rate=800.0, seconds=12.0)
+
+
+@pytest.fixture(scope="module")
+def schedule() -> Schedule:
+    """One cell's schedule."""
+    return Schedule(LOAD)
+
+
+# ---- The schedule ----
+
+
+def test_the_schedule_is_the_same_again_and_another_for_another_seed(schedule: Schedule) -> None:
+    """All arms of a round get the same raw outputs at the same times."""
+    again, other = Schedule(LOAD), Schedule(dataclasses.replace(LOAD, seed=2))
+    assert again.order == schedule.order
+    assert again.requests == schedule.requests
+    assert list(again.entries(CODE2WAV, 1)) == list(schedule.entries(CODE2WAV, 1))
+    assert other.order != schedule.order
+
+
+def test_the_rate_is_what_was_asked_for_with_the_ratios_of_the_stages(schedule: Schedule) -> None:
+    """Counts of a Poisson process are within five deviations."""
+    for stage, step in enumerate(STEP_MS):
+        expected = 800.0 * (1 / step) / sum(1 / each for each in STEP_MS) * 12.0
+        found = sum(len(schedule.times[stage, replica]) for replica in range(2))
+        fill = LOAD.lag_s(CODE2WAV) / 12.0
+        assert expected * (1 - fill) - 5 * expected**0.5 < found < expected + 5 * expected**0.5
+    times = [due for due, _, _ in schedule.order]
+    assert times == sorted(times)
+    assert len(times) == sum(map(len, schedule.times.values()))
+
+
+def test_poisson_gaps_vary_as_exponential_ones_do_and_steps_do_not(schedule: Schedule) -> None:
+    """The coefficient of variation is one, or nothing."""
+    gaps = np.diff(schedule.times[CODE2WAV, 0])
+    assert 0.8 < gaps.std() / gaps.mean() < 1.2
+    steps = Schedule(dataclasses.replace(LOAD, arrivals="step"))
+    gaps = np.diff(steps.times[CODE2WAV, 0])
+    assert gaps.max() - gaps.min() <= 1  # rounding to a nanosecond
+    phases = {int(steps.times[CODE2WAV, replica][0]) for replica in range(2)}
+    assert len(phases) == 2
+
+
+def test_the_load_is_stationary(schedule: Schedule) -> None:
+    """Every raw output has an entry for each slot, so that its cost is the same from the first to the last."""
+    for stage in STAGES:
+        for replica in range(2):
+            entries = list(schedule.entries(stage, replica))
+            assert len(entries) == len(schedule.times[stage, replica])
+            assert {len(raw) for raw in entries} == {SERVER.entries}
+    starts = np.array([each.start_ns for each in schedule.requests if each.wave == 1])
+    gaps = np.diff(np.sort(starts))
+    assert abs(gaps - LOAD.wave_s * 1e9 / 8).max() < 10  # the second wave is spread evenly over a period
+
+
+def test_each_request_has_its_outputs_in_order_and_ends_once_a_stage(schedule: Schedule) -> None:
+    """Positions count up from zero, and the finish reason stands on the last one only."""
+    for stage in STAGES:
+        seen: dict[str, int] = {}
+        ended: set[str] = set()
+        for replica in range(2):
+            for raw in schedule.entries(stage, replica):
+                for entry in raw:
+                    assert entry.request_id not in ended
+                    assert entry.position == seen.get(entry.request_id, 0)
+                    seen[entry.request_id] = entry.position + 1
+                    if entry.finished:
+                        ended.add(entry.request_id)
+        assert ended == set(seen) == {each.id for each in schedule.requests}
+        assert [seen[each.id] for each in schedule.requests] == [each.total for each in schedule.steps[stage]]
+
+
+def test_waves_are_of_the_size_of_the_concurrency(schedule: Schedule) -> None:
+    """The first wave is one request for each slot, all at once; a slot's next starts when the one before ends."""
+    first = [each for each in schedule.requests if each.wave == 0]
+    assert len(first) == SERVER.entries * 2
+    assert {each.start_ns for each in first} == {0}
+    slots: dict[tuple[int, int], list[Any]] = {}
+    for each in schedule.requests:
+        slots.setdefault((each.replica, each.slot), []).append(each)
+    for requests in slots.values():
+        assert [each.wave for each in requests] == list(range(len(requests)))
+        assert [each.last for each in requests] == [False] * (len(requests) - 1) + [True]
+        assert all(before.end_ns == after.start_ns for before, after in pairwise(requests))
+
+
+def test_silent_outputs_stand_before_each_audible_one() -> None:
+    """N N N A, and the last one is always heard."""
+    assert [audible(position, 10, 3) for position in range(10)] == [False, False, False, True] * 2 + [False, True]
+    assert (first_audible(10, 3), first_audible(2, 3)) == (3, 1)
+
+
+def test_the_places_of_a_replica_are_its_raw_outputs(schedule: Schedule) -> None:
+    """The i-th place of a replica is its i-th raw output in the order of sending."""
+    for (stage, replica), places in schedule.places.items():
+        assert [schedule.order[place][0] for place in places] == list(schedule.times[stage, replica])
+        assert {schedule.order[place][1:] for place in places} == {(stage, replica)}
+
+
+def test_a_cell_too_short_for_its_requests_is_refused() -> None:
+    """A request without a step on a stage would never end."""
+    with pytest.raises(ValueError, match="too short"):
+        Schedule(Load(DEAR, replicas=1, rate=1.0, seconds=0.5))
+
+
+def test_cells_have_the_utilisation_that_their_names_say() -> None:
+    """The rate of a cell is its utilisation of the capacity."""
+    assert CELLS["dear-0.95-step"].load(1000, 30, 1).rate == pytest.approx(950)
+    assert CELLS["dear-0.95-step"].load(1000, 30, 1).arrivals == "step"
+    assert CELLS["server-444"].load(1000, 30, 1).closed
+    assert CELLS["server-444"].replicas == 4
+
+
+# ---- The bound ----
+
+
+def _exponential(rate: float, mean: float) -> Service:
+    return Service(rate, mean, 2 * mean * mean)
+
+
+def test_one_class_alone_is_the_queue_of_pollaczek_and_khinchine() -> None:
+    """Without others, priority is worth nothing; for exponential service the wait is uS / (1 - u)."""
+    alone = _exponential(0.5, 1.0)
+    assert bound.top_class_wait(alone, []) == pytest.approx(bound.fifo_wait([alone])) == pytest.approx(1.0)
+
+
+def test_the_top_class_waits_for_the_rest_of_one_service_and_for_its_own() -> None:
+    """W0 / (1 - u of the top class), worked out by hand: 0.4 exponential, 0.4 of constant 2 s below it."""
+    top, below = _exponential(0.4, 1.0), Service(0.2, 2.0, 4.0)
+    assert bound.remaining([top, below]) == pytest.approx(0.4 + 0.4)
+    assert bound.top_class_wait(top, [below]) == pytest.approx(0.8 / 0.6)
+    assert bound.fifo_wait([top, below]) == pytest.approx(0.8 / 0.2)
+
+
+def test_under_overload_the_top_class_still_has_a_bound() -> None:
+    """The classes below get what it leaves; one queue for all has no bound, and neither has a top class beyond one."""
+    top, below = Service(0.4, 1.0, 1.0), Service(5.0, 1.0, 1.0)
+    assert bound.top_class_wait(top, [below]) == pytest.approx(0.5 / 0.6)
+    assert math.isinf(bound.fifo_wait([top, below]))
+    assert math.isinf(bound.top_class_wait(Service(1.0, 1.0, 1.0), []))
+
+
+def test_an_overhead_shifts_both_moments() -> None:
+    """E[(S + h)²] = E[S²] + 2 h E[S] + h²."""
+    shifted = Service(1.0, 2.0, 5.0).with_overhead(3.0)
+    assert (shifted.mean, shifted.second) == (5.0, 5.0 + 12.0 + 9.0)
+
+
+# ---- The figures ----
+
+
+def _ideal(schedule: Schedule, service_ns: int = 1000, wait_ns: int = 500) -> Stamps:
+    """A run in which every raw output is taken ``wait_ns`` after it was sent, and routed ``service_ns`` later."""
+    stamps = Stamps(started_ns=0, fed_ns=int(schedule.load.seconds * 1e9), ended_ns=int(schedule.load.seconds * 1e9))
+    for number, (due_ns, _, _) in enumerate(schedule.order):
+        stamps.sent.append(due_ns)
+        stamps.numbers.append(number)
+        stamps.began.append(due_ns + wait_ns)
+        stamps.routed.append(due_ns + wait_ns + service_ns)
+    stamps.final = [each.end_ns for each in schedule.requests]
+    stamps.first_audio = [-1] * len(schedule.requests)
+    return stamps
+
+
+def test_residence_is_from_sent_to_routed(schedule: Schedule) -> None:
+    """In the ideal run it is the same for all."""
+    found = figures.figures(_ideal(schedule), schedule, overhead_s=0.0)
+    for name in ("thinker", "talker", "code2wav"):
+        assert found["residence"][name]["p50"] == found["residence"][name]["max"] == pytest.approx(0.0015)
+    assert found["first_audio"]["n"] == len(schedule.requests)
+    assert found["first_audio"]["mean"] == pytest.approx(0.0015)
+    assert found["unfinished_raw_outputs"] == 0
+    assert found["service"]["talker"]["mean_s"] == pytest.approx(1e-6)
+
+
+def test_what_is_left_counts_with_its_residence_so_far(schedule: Schedule) -> None:
+    """A run that was cut off must not look better for it."""
+    stamps = _ideal(schedule)
+    for each in (stamps.numbers, stamps.began, stamps.routed):
+        del each[len(stamps.sent) // 2 :]
+    found = figures.figures(stamps, schedule, overhead_s=0.0)
+    assert found["unfinished_raw_outputs"] == len(stamps.sent) - len(stamps.sent) // 2
+    assert found["residence"]["thinker"]["max"] == pytest.approx(6000, rel=0.1)
+
+
+def test_a_raw_output_dispatched_in_parts_is_one() -> None:
+    """It is routed when its last part is; the user waits for its main part; its processing is that of both."""
+    schedule = Schedule(dataclasses.replace(LOAD, seconds=3.0))
+    stamps = _ideal(schedule, service_ns=100, wait_ns=10)
+    stamps.numbers.append(0)
+    stamps.began.append(stamps.routed[-1] + 1000)
+    stamps.routed.append(stamps.began[-1] + 7)
+    dispatches = figures.Dispatches(stamps, schedule)
+    assert dispatches.main_routed[0] == stamps.routed[0]
+    assert dispatches.routed[0] == stamps.routed[-1]
+    assert dispatches.processing[0] == 107
+    assert dispatches.processing[1] == 100
+
+
+def test_entries_ahead_are_those_taken_between_arrival_and_dispatch(schedule: Schedule) -> None:
+    """Three raw outputs, of which the last to be taken was sent before the others were taken."""
+    stamps = Stamps(ended_ns=1000)
+    stamps.sent = [0, 10, 20]
+    for number, began in ((1, 30), (2, 40), (0, 50)):
+        stamps.numbers.append(number)
+        stamps.began.append(began)
+        stamps.routed.append(began + 5)
+    dispatches = figures.Dispatches(stamps, schedule)
+    assert [dispatches.ahead(number) for number in range(3)] == [2, 0, 1]
+
+
+def test_a_stage_is_backlogged_in_a_window_only_if_something_waited_throughout() -> None:
+    """Least number waiting: two come at 0, one is taken at 15, one at 25."""
+    sent, began = np.array([0, 0]), np.array([15, 25])
+    assert list(figures.least_waiting(sent, began, np.array([0, 10, 20, 30, 40]))) == [0, 1, 0, 0]
+    assert list(figures.least_waiting(sent, began, np.array([5, 10, 20, 30]))) == [2, 1, 0]
+
+
+def test_shares_of_a_window_add_up(schedule: Schedule) -> None:
+    """Each stage's share of the processing time of a window."""
+    stamps = _ideal(schedule)
+    found = figures.shares(figures.Dispatches(stamps, schedule), 0, stamps.fed_ns)
+    totals = [sum(shares) for shares in zip(*found["share"].values(), strict=True)]
+    assert len(totals) == 12_000 // figures.WINDOW_MS
+    assert all(total == pytest.approx(1.0, abs=0.001) for total in totals)
+
+
+def test_spread_of_nothing_is_nothing() -> None:
+    """A quick run may have no request of a kind."""
+    assert figures.spread([])["p50"] is None
+    assert figures.spread([1_000_000, 3_000_000])["mean"] == 2.0
+
+
+# ---- The check of content ----
+
+
+def test_a_replica_that_is_not_first_in_first_out_is_found(schedule: Schedule) -> None:
+    """Stages and replicas may come in any order; a replica's own raw outputs may not. A held part may come late."""
+    first, second = schedule.places[TALKER, 0][:2]
+    other = schedule.places[CODE2WAV, 1][0]
+    assert not list(out_of_order([first, other, second, first], schedule))
+    assert len(list(out_of_order([other, second, first], schedule))) == 1
+
+
+def _message(stage: int, token_ids: list[int], *, finished: bool, last: bool = False) -> Any:
+    output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=token_ids)], finished=finished)
+    return SimpleNamespace(stage_id=stage, engine_outputs=output, finished=last)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ends", "problem"),
+    [
+        ((0, 1), (False, True), None),
+        ((0, 2), (False, True), "output 1 has the tokens"),
+        ((0, 0, 1), (False, False, True), "output 1 has the tokens"),
+        ((0,), (True,), "not where it should end"),
+    ],
+)
+async def test_lost_doubled_and_early_outputs_are_found(
+    tokens: tuple[int, ...], ends: tuple[bool, ...], problem: str | None
+) -> None:
+    """Each output of the thinker carries its position."""
+    stamps = Stamps(first_text=[-1], first_audio=[-1], final=[0])
+    inbox = Inbox("one", 0, (2, 2, 0), SERVER, stamps)
+    for token, end in zip(tokens, ends, strict=True):
+        await inbox.put(_message(THINKER, [token], finished=end, last=end))
+    assert (problem is None) == (not stamps.errors)
+    assert problem is None or any(problem in each for each in stamps.errors)
+    assert inbox.done
+
+
+# ---- The report ----
+
+
+def _line(arm: str, round_: int, p99: float) -> dict[str, Any]:
+    return {"arm": arm, "round": round_, "first_audio": {"p99": p99}}
+
+
+def test_the_aa_interval_is_that_of_an_arm_against_its_repetition() -> None:
+    """Both ways round, over all rounds and pairs."""
+    lines = [_line("stock-event", 0, 10), _line("stock-event-2", 0, 8), _line("stock-event", 1, 10)]
+    lines += [_line("stock-event-2", 1, 10), _line("fastpath", 0, 1)]
+    assert report.aa_interval(lines, "first_audio.p99") == (0.8, 1.25)
+    assert report.aa_interval(lines[:1], "first_audio.p99") is None
+    assert report.median(lines, "stock-event-2", "first_audio.p99") == 9
+    assert report.median(lines, "stock-event", "first_audio.p50") is None
+
+
+def test_the_arms_that_run_by_default_hold_the_baseline_and_both_pairs() -> None:
+    """A/A needs both of each pair."""
+    names = defaults()
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(ARMS)
+    assert {BASELINE, *AA_PAIRS, *AA_PAIRS.values()} <= set(names)
+
+
+# ---- On the real upstream ----
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("name", ["stock-event", "fastpath", "fastpath-event"])
+def test_a_short_run_delivers_everything_in_order_and_the_arm_is_on(name: str) -> None:
+    """Far below saturation; the run itself asserts the content and the state of the patches."""
+    from benchmarks.arms import run_arm
+
+    arguments = ("--cell", "server-0.4", "--seconds", "2", "--capacity", "250")
+    found = run_arm("benchmarks.replay", ARMS[name], *arguments)
+    assert found["arm"] == name
+    assert found["content_checked"]
+    assert found["unfinished_requests"] == found["unfinished_raw_outputs"] == 0
+    assert found["routed"] == found["sent"] > 100
+    assert found["first_audio"]["n"] == found["requests"]
+    items = found["counters"].get("budgeted_drain", {}).get("items", 0)
+    assert items >= found["routed"] if ARMS[name].on else not found["counters"]
+    assert set(found["residence"]) == {"thinker", "talker", "code2wav"}
+    assert found["bound"]["priority_ms"] > 0
+    assert (THINKER, TALKER, CODE2WAV) == STAGES
