@@ -12,7 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,13 @@ class Arm:
     Attributes:
         name: As tables show it.
         environment: Our variables in this arm; empty is stock.
+        event_driven: The orchestrator and the front end run in upstream's event-driven mode; the benchmark builds its
+            pipeline with it.
     """
 
     name: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    event_driven: bool = False
 
     @property
     def on(self) -> bool:
@@ -36,10 +39,13 @@ class Arm:
 
 
 STOCK = Arm("stock")
+EVENT = Arm("stock, event-driven", event_driven=True)
 FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})
 ONE_ITEM = Arm("fastpath, max_items 1", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS": "1"})
 
-ARMS = {arm.name: arm for arm in (STOCK, FASTPATH, ONE_ITEM)}
+IN_TURN = Arm("fastpath, stage_order", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER": "stage_order"})
+
+ARMS = {arm.name: arm for arm in (STOCK, EVENT, FASTPATH, ONE_ITEM, IN_TURN)}
 
 
 def switch_on(arm: Arm) -> None:
@@ -77,7 +83,8 @@ def run_arm(module: str, arm: Arm, *arguments: str) -> dict[str, Any]:
     Raises:
         RuntimeError: The arm failed; the message has its output.
     """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("OMNI_FASTPATH")}
+    foreign = ("OMNI_FASTPATH", "VLLM_OMNI_EVENT_DRIVEN_ORCH")  # what an arm is, the arm alone says
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     command = [sys.executable, "-W", "ignore", "-m", module, "--arm", arm.name, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -87,11 +94,17 @@ def run_arm(module: str, arm: Arm, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def alternate(module: str, arms: Sequence[Arm], rounds: int, *arguments: str) -> dict[str, list[dict[str, Any]]]:
-    """Run the arms in turn, forwards and backwards, ``rounds`` times each."""
-    results: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
+def turns(arms: Sequence[Arm], rounds: int) -> Iterator[tuple[int, Arm]]:
+    """Round and arm in the order of running: forwards and backwards, ``rounds`` times each."""
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
             print(f"  round {number + 1} of {rounds}: {arm.name}", file=sys.stderr, flush=True)
-            results[arm.name].append(run_arm(module, arm, *arguments))
+            yield number, arm
+
+
+def alternate(module: str, arms: Sequence[Arm], rounds: int, *arguments: str) -> dict[str, list[dict[str, Any]]]:
+    """Run the arms in turn, forwards and backwards, ``rounds`` times each."""
+    results: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
+    for _, arm in turns(arms, rounds):
+        results[arm.name].append(run_arm(module, arm, *arguments))
     return results

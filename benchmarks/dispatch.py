@@ -17,15 +17,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.arms import ARMS, FASTPATH, STOCK, Arm, alternate, parser, spread, switch_on
+from benchmarks.arms import ARMS, EVENT, FASTPATH, IN_TURN, STOCK, Arm, alternate, parser, spread, switch_on
 
 ITEMS = 200
 EVERY = 16
 """One raw output in so many brings somebody something."""
 ROUNDS = 5
 
-EVENT = Arm("stock, event-driven", event_driven=True)
-IN_TURN = Arm("fastpath, stage_order", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER": "stage_order"})
 SUBJECTS = (STOCK, EVENT, FASTPATH, IN_TURN)
 
 
@@ -128,8 +126,6 @@ def _request_output(name: str, heard: bool) -> Any:
 
 def main() -> None:
     """Run one arm (``--arm``), or all of them and print the table."""
-    for arm in SUBJECTS:
-        ARMS.setdefault(arm.name, arm)
     options = parser(__doc__, ROUNDS).parse_args()
     if options.arm:
         arm = ARMS[options.arm]

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import ARMS, FASTPATH, STOCK, alternate, parser, spread, switch_on
+from benchmarks.arms import ARMS, EVENT, FASTPATH, STOCK, Arm, alternate, parser, spread, switch_on
 
 OUTPUTS = 1000
 GAP_S = 0.006
@@ -60,26 +60,26 @@ class StampedQueue(asyncio.Queue):  # type: ignore[type-arg]
         super()._put(item)
 
 
-def measure(count: int) -> dict[str, float]:
+def measure(arm: Arm, count: int) -> dict[str, float]:
     """Run the pipeline in this process and return percentiles in microseconds and wakes a second."""
     import uvloop
 
-    return uvloop.run(_measure(count))
+    return uvloop.run(_measure(arm, count))
 
 
-async def _measure(count: int) -> dict[str, float]:
+async def _measure(arm: Arm, count: int) -> dict[str, float]:
     import zmq
     import zmq.asyncio
     from vllm.v1.serial_utils import MsgpackDecoder
     from vllm_omni.engine import OmniEngineCoreOutputs
 
-    from benchmarks.inprocess import Pipeline, Stage
+    from benchmarks.inprocess import Pipeline, Stage, front_end
 
     arrived: list[int] = []
     starts: list[int] = []
     routed: list[int] = []
     handed: list[int] = []
-    pipeline = Pipeline([Stage(final_output=True, modality="text")])
+    pipeline = Pipeline([Stage(final_output=True, modality="text")], event_driven=arm.event_driven)
     pipeline.add_request("one")
     replica = pipeline.replicas[0][0]
     replica.outputs_queue = StampedQueue(arrived)
@@ -98,7 +98,7 @@ async def _measure(count: int) -> dict[str, float]:
 
     pipeline.orchestrator._process_llm_stage_outputs = stamped_process
     pipeline.orchestrator.output_async_queue = StampedOutput()
-    front_end = _front_end(pipeline, handed)
+    drain = front_end(pipeline, {"one": StampedQueue(handed)}, event_driven=arm.event_driven)
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as running:
         address = f"ipc://{Path(folder) / 'feed'}"
@@ -106,7 +106,7 @@ async def _measure(count: int) -> dict[str, float]:
         socket.bind(address)
         replica.read_from(socket, MsgpackDecoder(OmniEngineCoreOutputs))
         running.enter_context(pipeline)
-        front_end._final_output_handler()
+        drain._final_output_handler()
         feeder = context.Process(target=feed, args=(address, count, 1))
         feeder.start()
         while len(handed) < count:  # noqa: ASYNC110 - the hand-over is upstream's; polling it disturbs nothing
@@ -116,8 +116,8 @@ async def _measure(count: int) -> dict[str, float]:
         before = _switches(orchestrator_thread), _switches(front_end_thread)
         await asyncio.sleep(IDLE_S)
         after = _switches(orchestrator_thread), _switches(front_end_thread)
-        front_end.final_output_task.cancel()
-        await asyncio.gather(front_end.final_output_task, return_exceptions=True)
+        drain.final_output_task.cancel()
+        await asyncio.gather(drain.final_output_task, return_exceptions=True)
     hops = {
         "arrival to processing": [b - a for a, b in zip(arrived[:count], starts, strict=True)],
         "routed to handed over": [b - a for a, b in zip(routed, handed, strict=True)],
@@ -130,28 +130,6 @@ async def _measure(count: int) -> dict[str, float]:
     figures["idle wakes/s, orchestrator"] = (after[0] - before[0]) / IDLE_S
     figures["idle wakes/s, front end"] = (after[1] - before[1]) / IDLE_S
     return figures
-
-
-def _front_end(pipeline: Any, handed: list[int]) -> Any:
-    """Upstream's front end with its own drain, without a server around it."""
-    from vllm_omni.engine.omni_engine_base import OmniEngineBase
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
-    from vllm_omni.entrypoints.client_request_state import ClientRequestState
-
-    class Engine(OmniEngineBase):  # type: ignore[misc]
-        def __init__(self) -> None:  # no super(): there are no stages
-            self.output_queue = pipeline.outputs
-
-        def is_alive(self) -> bool:
-            return True
-
-        def __del__(self) -> None:
-            """Nothing to shut down."""
-
-    front_end = object.__new__(AsyncOmni)
-    front_end.engine, front_end.final_output_task = Engine(), None
-    front_end.request_states = {"one": ClientRequestState("one", queue=StampedQueue(handed))}
-    return front_end
 
 
 def _switches(thread: int | None) -> int:
@@ -168,18 +146,19 @@ def main() -> None:
     arguments.add_argument("--outputs", type=int, default=OUTPUTS)
     options = arguments.parse_args()
     if options.arm:
-        switch_on(ARMS[options.arm])
-        print(json.dumps(measure(options.outputs)))
+        arm = ARMS[options.arm]
+        switch_on(arm)
+        print(json.dumps(measure(arm, options.outputs)))
         return
-    results = alternate("benchmarks.latency", (STOCK, FASTPATH), options.rounds, "--outputs", str(options.outputs))
+    arms = (STOCK, EVENT, FASTPATH)
+    results = alternate("benchmarks.latency", arms, options.rounds, "--outputs", str(options.outputs))
     print(f"\nLow load, one stage, {options.outputs} outputs a run: median of {options.rounds} runs (least to most)")
-    print(f"{'':34}{'stock':>30}{'fastpath':>30}{'ratio':>10}")
+    print(f"{'':34}" + "".join(f"{arm.name:>30}" for arm in arms) + f"{'fastpath / stock':>20}")
     for name in results["stock"][0]:
         unit = "" if "wakes" in name else " (us)"
-        stock, fast = ([run[name] for run in results[arm]] for arm in ("stock", "fastpath"))
-        cells = [spread(values) for values in (stock, fast)]
-        ratio = statistics.median(fast) / max(statistics.median(stock), 1e-9)
-        print(f"{name + unit:34}{cells[0]:>30}{cells[1]:>30}{ratio:>10.2f}")
+        runs = [[run[name] for run in results[arm.name]] for arm in arms]
+        ratio = statistics.median(runs[-1]) / max(statistics.median(runs[0]), 1e-9)
+        print(f"{name + unit:34}" + "".join(f"{spread(values):>30}" for values in runs) + f"{ratio:>20.2f}")
 
 
 if __name__ == "__main__":

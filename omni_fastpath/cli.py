@@ -401,8 +401,6 @@ def _show_patch(patch: Patch, console: Console) -> None:
     for name, meaning in patch.counters.items():
         counters.add_row(name, meaning)
     console.print(counters)
-    for bypass in patch.bypasses:
-        console.print(f"\n{bypass.state.value} while {bypass.seam.path} runs: {bypass.reason}")
 
 
 def _show_options(patch: Patch, console: Console) -> None:

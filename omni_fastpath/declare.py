@@ -90,24 +90,6 @@ class Seam:
         return f"{self.module}:{self.qualname}"
 
 
-@dataclass(frozen=True)
-class Bypass:
-    """An upstream method whose running means that a patch has no place here.
-
-    While it runs the patch's state is ``state`` with ``reason``; the slots stay as they are, nobody calls them.
-    ``when`` names an attribute of the method's object: where it is false, the run does not count.
-    """
-
-    seam: Seam
-    state: State
-    reason: str
-    when: str | None = None
-
-    def applies_to(self, instance: object) -> bool:
-        """Whether a run on ``instance`` bypasses the patch."""
-        return self.when is None or bool(getattr(instance, self.when, False))
-
-
 class Options(BaseModel):
     """Base of every patch's values: unknown keys refused, no coercion of types, immutable."""
 
@@ -133,7 +115,6 @@ class Patch:
         requires: Names of patches without which it must not run.
         default_on: Whether ``fastpath: true`` includes it: only what the benchmarks show neutral or better.
         tested: vLLM-Omni releases it was tested on; any other is ``unsupported``.
-        bypasses: Modes of upstream in which it has no place.
         counters: Names of its engagement counters with their meaning; the first says how often it took effect.
         maxima: Names of the counters that are no counts but the greatest value seen.
         docs: The full explanation that ``omni-fastpath explain`` prints.
@@ -150,7 +131,6 @@ class Patch:
     options: type[Options] = Options
     requires: tuple[str, ...] = ()
     default_on: bool = True
-    bypasses: tuple[Bypass, ...] = ()
     maxima: tuple[str, ...] = ()
 
     @property

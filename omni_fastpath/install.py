@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Bypass, Options, Patch, Process, Seam, SeamKind, State
+from omni_fastpath.declare import Options, Patch, Process, SeamKind, State
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
 
@@ -39,26 +39,8 @@ class _Installation:
     written: list[_Written] = field(default_factory=list)
 
 
-@dataclass
-class _Watch:
-    """The one wrapper on an upstream function that bypasses patches; all of them share it.
-
-    Each patch with a wrapper of its own there could be taken off only in the reverse of the order in which they came.
-    """
-
-    written: _Written
-    subscribers: dict[str, tuple[Patch, Bypass]] = field(default_factory=dict)
-    running: list[Any] = field(default_factory=list)
-    """The objects whose method runs now."""
-
-    def bypasses(self, bypass: Bypass) -> bool:
-        """Whether one of the runs takes the patch out of its place."""
-        return any(bypass.applies_to(instance) for instance in self.running)
-
-
 _lock = threading.RLock()
 _installed: dict[str, _Installation] = {}
-_watches: dict[str, _Watch] = {}
 
 
 def installed_release(distribution: str = "vllm-omni") -> str | None:
@@ -93,7 +75,7 @@ def verify_patch(patch: Patch) -> list[str]:
     Imports the modules that the patch's seams name.
     """
     problems = [problem] if (problem := release_problem(patch)) else []
-    for seam in (*patch.seams, *(bypass.seam for bypass in patch.bypasses)):
+    for seam in patch.seams:
         try:
             verify(seam)
         except SeamMovedError as error:
@@ -176,16 +158,15 @@ def install(patch: Patch) -> State:
             return _set(patch, State.UNSUPPORTED, problem)
         try:
             slots = [verify(seam) for seam in patch.seams]
-            bypass_slots = [(bypass, verify(bypass.seam)) for bypass in patch.bypasses]
         except SeamMovedError as error:
             return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
         except Exception as error:
             logger.exception("omni-fastpath: verifying %s failed", patch.name)
             return _set(patch, State.FAILED, f"verifying it failed: {error!r}")
-        return _install_verified(patch, slots, bypass_slots)
+        return _install_verified(patch, slots)
 
 
-def _install_verified(patch: Patch, slots: list[Slot], bypass_slots: list[tuple[Bypass, Slot]]) -> State:
+def _install_verified(patch: Patch, slots: list[Slot]) -> State:
     installation = _Installation(patch, None)
     try:
         LEDGER.entry(patch)  # the wrappers look up their runtime while they are imported
@@ -196,16 +177,11 @@ def _install_verified(patch: Patch, slots: list[Slot], bypass_slots: list[tuple[
         for slot in slots:
             if slot.seam.kind is not SeamKind.PIN:
                 _write(installation.written, slot, _make(patch, slot, getattr(wrappers, slot.seam.wrapper or "")))
-        for bypass, slot in bypass_slots:
-            _subscribe(patch, bypass, slot)
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    for bypass in patch.bypasses:
-        if _watches[bypass.seam.path].bypasses(bypass):
-            return _set(patch, bypass.state, bypass.reason)
     return _set(patch, State.APPLIED, _applied_reason(installation))
 
 
@@ -251,20 +227,13 @@ def _obstacle(installation: _Installation) -> str | None:
     for other in _installed.values():
         if installation.patch.name in other.patch.requires:
             return f"{other.patch.name} requires it"
-    watched = [_watches[b.seam.path].written for b in installation.patch.bypasses if _is_last(installation, b)]
-    for written in (*installation.written, *watched):
+    for written in installation.written:
         if not written.slot.holds(written.ours):
             return f"{written.slot.seam.path} was written by someone else after us: {written.slot.raw()!r}"
     return None
 
 
-def _is_last(installation: _Installation, bypass: Bypass) -> bool:
-    return set(_watches[bypass.seam.path].subscribers) == {installation.patch.name}
-
-
 def _put_back(installation: _Installation) -> None:
-    for bypass in installation.patch.bypasses:
-        _unsubscribe(installation.patch, bypass)
     for written in reversed(installation.written):
         try:
             written.slot.restore(written.raw, ours=written.ours)
@@ -297,67 +266,6 @@ def _make(patch: Patch, slot: Slot, wrapper: Callable[..., Any]) -> Any:
     return ours
 
 
-def _subscribe(patch: Patch, bypass: Bypass, slot: Slot) -> None:
-    """Have the patch's state told while upstream's function runs."""
-    path = bypass.seam.path
-    if path not in _watches:
-        written: list[_Written] = []
-        _write(written, slot, _make(patch, slot, _watcher(path)))
-        _watches[path] = _Watch(written[0])
-    _watches[path].subscribers[patch.name] = patch, bypass
-
-
-def _unsubscribe(patch: Patch, bypass: Bypass) -> None:
-    watch = _watches.get(bypass.seam.path)
-    if watch is None:
-        return
-    watch.subscribers.pop(patch.name, None)
-    if not watch.subscribers:
-        del _watches[bypass.seam.path]
-        try:
-            watch.written.slot.restore(watch.written.raw, ours=watch.written.ours)
-        except SlotTakenError:
-            logger.exception("omni-fastpath: a slot could not be put back")
-
-
-def _watcher(path: str) -> Callable[..., Any]:
-    """A wrapper that tells the truth while upstream runs in a mode in which patches have no place."""
-
-    async def watched(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-        # The watch that saw it begin is told of its end; one that came later knows nothing of it.
-        watch = _watches.get(path)
-        _note_run(watch, instance, begins=True)
-        try:
-            return await wrapped(*args, **kwargs)
-        finally:
-            _note_run(watch, instance, begins=False)
-
-    return watched
-
-
-def _note_run(watch: _Watch | None, instance: Any, *, begins: bool) -> None:
-    """Upstream's method begins or ends on ``instance``. With several engines in a process, the last to end counts."""
-    with _lock:
-        if watch is None:
-            return
-        if begins:
-            watch.running.append(instance)
-        else:
-            watch.running[:] = _without_one(watch.running, instance)
-        for patch, bypass in watch.subscribers.values():
-            if not bypass.applies_to(instance):
-                continue
-            if watch.bypasses(bypass):
-                LEDGER.set(patch, bypass.state, bypass.reason)
-            elif (installation := _installed.get(patch.name)) is not None:
-                LEDGER.set(patch, State.APPLIED, _applied_reason(installation))
-
-
-def _without_one(running: list[Any], instance: Any) -> list[Any]:
-    at = next(index for index, each in enumerate(running) if each is instance)
-    return running[:at] + running[at + 1 :]
-
-
 def _set(patch: Patch, state: State, reason: str) -> State:
     LEDGER.set(patch, state, reason)
     return state
@@ -371,5 +279,4 @@ def _patches() -> Sequence[Patch]:
 
 def modules_of(patch: Patch) -> frozenset[str]:
     """The modules whose import makes the patch installable."""
-    seams: tuple[Seam, ...] = (*patch.seams, *(bypass.seam for bypass in patch.bypasses))
-    return frozenset(seam.module for seam in seams)
+    return frozenset(seam.module for seam in patch.seams)

@@ -57,7 +57,7 @@ def ours() -> set[str]:
 
     keys = {READER, GATE}
     for patch in PATCHES:
-        keys |= {(s.module, s.qualname) for s in (*patch.seams, *(bypass.seam for bypass in patch.bypasses))}
+        keys |= {(s.module, s.qualname) for s in patch.seams}
     return {path for module, path in keys if is_ours(raw(module, path))}
 
 
@@ -67,9 +67,8 @@ DRAIN = {
     "StagePool.add_client",
 }
 DEQUEUE = {"AsyncMPClient.get_output_nowait"}
-WAKEUP = {"OmniEngineBase.try_get_output_async"}
-BYPASS = {"OrchestratorBase._orchestration_output_handler"}
-EVERYTHING = DRAIN | DEQUEUE | WAKEUP | BYPASS
+WAKEUP = {"OmniEngineBase.try_get_output_async", "OmniEngineBase.get_output_blocking_async"}
+EVERYTHING = DRAIN | DEQUEUE | WAKEUP
 
 
 def states() -> dict[str, str]:
@@ -223,7 +222,7 @@ def test_environment_installs_at_registration() -> None:
     os.environ["OMNI_FASTPATH_FINAL_OUTPUT_WAKEUP"] = "1"
     register()
     assert states()["final_output_wakeup"] == "applied"
-    assert ours() == {"resolve_deploy_yaml"} | WAKEUP | BYPASS
+    assert ours() == {"resolve_deploy_yaml"} | WAKEUP
 
 
 @pytest.mark.upstream
@@ -232,7 +231,7 @@ def test_what_needs_the_yaml_waits_for_it(tmp_path: Path) -> None:
     """A variable whose patch requires one that only the YAML switches on: the rest is installed, that one later."""
     os.environ.update(OMNI_FASTPATH_BUDGETED_DRAIN="1", OMNI_FASTPATH_FINAL_OUTPUT_WAKEUP="1")
     register()
-    assert ours() == {"resolve_deploy_yaml"} | WAKEUP | BYPASS
+    assert ours() == {"resolve_deploy_yaml"} | WAKEUP
     read(yaml(tmp_path, fastpath={"nonblocking_dequeue": True}))
     assert set(states().values()) == {"applied"}
 

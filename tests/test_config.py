@@ -547,3 +547,99 @@ def test_a_shipped_requirement_is_enforced(patch: Patch) -> None:
     """A shipped patch on its own is refused by the name of what it requires."""
     with pytest.raises(ConfigError, match=f"requires fastpath.{patch.requires[0]}"):
         resolve(chain({patch.name: True}), {}, PATCHES)
+
+
+# The rule that needs the number of stages
+
+THREE_STAGES = "stages: [{stage_id: 0}, {stage_id: 1}, {stage_id: 2}]\n"
+DRAIN = "fastpath: {{nonblocking_dequeue: true, budgeted_drain: {{floor: {}}}}}\n"
+FLOOR_ENV = {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__FLOOR": "0.2"}
+
+
+def floor(path: Path, environ: Mapping[str, str] | None = None) -> float | None:
+    """The floor that a deploy YAML and the environment come to."""
+    found: Any = resolve_file(path, environ or {}, PATCHES).enabled["budgeted_drain"]
+    value: float | None = found.floor
+    return value
+
+
+def refused_floor(path: Path, environ: Mapping[str, str] | None = None) -> str:
+    """The message by which it is refused."""
+    with pytest.raises(ConfigError) as refused:
+        floor(path, environ)
+    return str(refused.value)
+
+
+def test_floors_that_promise_more_than_half_are_refused(tmp_path: Path) -> None:
+    """The refusal names the key and its file, what was found, and what so many stages allow."""
+    path = write(tmp_path / "deploy.yaml", THREE_STAGES + DRAIN.format(0.2))
+    message = refused_floor(path)
+    assert f"fastpath.budgeted_drain.floor in {path}" in message
+    assert "found 0.2" in message
+    assert "at most 0.167: 3 stages share 0.5" in message
+
+
+@pytest.mark.parametrize(
+    ("stages", "given", "found"),
+    [
+        (THREE_STAGES, "0.16", 0.16),
+        (THREE_STAGES, "null", None),
+        (THREE_STAGES, "0.0", 0.0),
+        ("stages: [{stage_id: 0}, {stage_id: 1}]\n", "0.25", 0.25),
+        ("stages: [{stage_id: 0}]\n", "0.5", 0.5),
+        ("stages: [{stage_id: 0}, {stage_id: 0}]\n", "0.5", 0.5),
+        ("", "0.5", 0.5),
+        ("stages: []\n", "0.5", 0.5),
+        ("stages: [{gpus: 1}, 3]\n", "0.5", 0.5),
+    ],
+)
+def test_floors_that_fit_pass(tmp_path: Path, stages: str, given: str, found: float | None) -> None:
+    """Up to a half together passes, and so does anything where the YAML names no stages."""
+    assert floor(write(tmp_path / "deploy.yaml", stages + DRAIN.format(given))) == found
+
+
+def test_stages_are_counted_over_the_whole_chain(tmp_path: Path) -> None:
+    """A stage that two files name is one; the refusal names the file with the floor, wherever the stages stand."""
+    write(tmp_path / "base.yaml", "stages: [{stage_id: 0}, {stage_id: 1}]\n" + DRAIN.format(0.2))
+    one = write(tmp_path / "one.yaml", "base_config: base.yaml\nstages: [{stage_id: 1}]\n")
+    assert floor(one) == 0.2
+    more = write(tmp_path / "more.yaml", "base_config: one.yaml\nstages: [{stage_id: 1}, {stage_id: 2}]\n")
+    assert [block.stages for block in read_blocks(more)] == [{0, 1}, {1}, {1, 2}]
+    message = refused_floor(more)
+    assert f"fastpath.budgeted_drain.floor in {tmp_path / 'base.yaml'}" in message
+    assert "3 stages" in message
+
+
+def test_an_overlays_floor_is_judged_by_its_bases_stages(tmp_path: Path) -> None:
+    """The usual overlay names no stages; its floor counts, the base's that it replaces does not."""
+    write(tmp_path / "base.yaml", THREE_STAGES + DRAIN.format(0.5))
+    overlay_ = write(tmp_path / "top.yaml", "base_config: base.yaml\n" + DRAIN.format(0.1))
+    assert floor(overlay_) == 0.1
+    write(overlay_, "base_config: base.yaml\n" + DRAIN.format(0.2))
+    assert f"fastpath.budgeted_drain.floor in {overlay_}" in refused_floor(overlay_)
+
+
+def test_a_floor_by_environment_is_refused_by_its_variable(tmp_path: Path) -> None:
+    """A variable's value is judged by the YAML's stages, and the refusal names the variable, not the file."""
+    path = write(tmp_path / "deploy.yaml", THREE_STAGES)
+    message = refused_floor(path, FLOOR_ENV)
+    assert "OMNI_FASTPATH_BUDGETED_DRAIN__FLOOR" in message
+    assert "found 0.2" in message
+    assert "at most 0.167" in message
+    assert str(path) not in message
+    assert floor(write(path, THREE_STAGES + DRAIN.format(0.1))) == 0.1
+    assert "OMNI_FASTPATH_BUDGETED_DRAIN__FLOOR" in refused_floor(path, FLOOR_ENV)
+
+
+def test_a_floor_by_environment_without_stages_passes(tmp_path: Path) -> None:
+    """Without a deploy YAML, or with one that names no stages, the number is not known and nothing is refused."""
+    assert floor(write(tmp_path / "deploy.yaml", ""), FLOOR_ENV) == 0.2
+    options: Any = resolve_file(None, FLOOR_ENV, PATCHES).enabled["budgeted_drain"]
+    assert options.floor == 0.2
+
+
+def test_a_floor_of_a_patch_that_is_off_is_not_judged(tmp_path: Path) -> None:
+    """The rule is about a pipeline that runs with the patch."""
+    path = write(tmp_path / "deploy.yaml", THREE_STAGES + DRAIN.format(0.2))
+    environ = {"OMNI_FASTPATH_BUDGETED_DRAIN": "0"}
+    assert "budgeted_drain" not in resolve_file(path, environ, PATCHES).enabled

@@ -14,7 +14,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from omni_fastpath.declare import Options, Patch, Seam, SeamKind, State
+from omni_fastpath.declare import Options, Patch, Seam, SeamKind
 from omni_fastpath.patches import PATCHES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,17 +104,13 @@ def test_declared_folders_are_the_folders_on_disk() -> None:
 def test_seams_are_complete(patch: Patch) -> None:
     """What is written names its wrapper, what is only relied on none, what is replaced or wrapped its parameters."""
     assert patch.seams
-    seams = [*patch.seams, *(bypass.seam for bypass in patch.bypasses)]
-    assert len({seam.path for seam in seams}) == len(seams)
+    assert len({seam.path for seam in patch.seams}) == len(patch.seams)
     for seam in patch.seams:
         assert (seam.wrapper is None) == (seam.kind is SeamKind.PIN), seam.path
         assert (seam.probe is not None) == (seam.kind is SeamKind.ADD), seam.path
         if seam.replaces:
             assert seam.fingerprints, seam.path
         assert all(re.fullmatch("[0-9a-f]{16}", print_) for print_ in seam.fingerprints), seam.path
-    for bypass in patch.bypasses:
-        assert bypass.state in (State.NOT_APPLICABLE, State.SUPERSEDED)
-        assert bypass.reason
 
 
 @each_patch

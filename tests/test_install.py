@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from pydantic import Field
 from wrapt import FunctionWrapper
 
-from omni_fastpath.declare import Bypass, Options, Patch, Process, Seam, State
+from omni_fastpath.declare import Options, Patch, Process, Seam, State
 from omni_fastpath.install import (
     RefusedError,
     apply,
@@ -29,7 +28,6 @@ from omni_fastpath.seams import fingerprint
 from tests.fakes.upstream import (
     ADDED,
     CHECK,
-    EVENTS,
     LISTEN,
     MAKE,
     MODULE,
@@ -139,14 +137,6 @@ def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[S
     assert_same_slots(upstream, before)
     assert LEDGER.entry(moved).reason.startswith("a seam moved: made_up_upstream:Loop.")
     assert not is_installed("moved")
-
-
-def test_nothing_is_written_when_a_bypass_moved(upstream: Upstream) -> None:
-    """The function that tells of another mode is a seam like the others."""
-    before = upstream.slots()
-    bypassed = patch("bypassed", RUN, bypasses=(Bypass(MOVED, State.SUPERSEDED, "there"),))
-    assert install(bypassed) is State.UNSUPPORTED
-    assert_same_slots(upstream, before)
 
 
 def test_missing_wrapper_puts_everything_back(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
@@ -506,189 +496,23 @@ def test_installed_release_is_read_from_metadata() -> None:
 
 
 def test_verification_reports_everything(upstream: Upstream) -> None:
-    """Every problem is listed, release, seams and bypasses, and nothing is written."""
+    """Every problem is listed, release and seams, and nothing is written."""
     upstream.release("0.31.0")
     before = upstream.slots()
-    bad = patch("bad", MOVED, RUN, bypasses=(Bypass(MOVED, State.SUPERSEDED, "there"),))
+    bad = patch("bad", MOVED, RUN, Seam(MODULE, "listen", ("port",)))
     assert [problem.split(" ")[0] for problem in verify_patch(bad)] == [
         "vllm-omni",
         "made_up_upstream:Loop.gone:",
-        "made_up_upstream:Loop.gone:",
+        "made_up_upstream:listen:",
     ]
     upstream.release("0.30.0")
     assert verify_all([A, bad]) == {"a": [], "bad": verify_patch(bad)}
     assert_same_slots(upstream, before)
 
 
-def test_modules_of_a_patch_include_its_bypasses() -> None:
-    """What must be imported before the patch can be installed."""
-    bypassed = patch("x", RUN, bypasses=(Bypass(Seam("elsewhere", "f"), State.SUPERSEDED, "there"),))
-    assert modules_of(bypassed) == {MODULE, "elsewhere"}
-
-
-# ---- Bypasses ----
-
-
-BYPASSED = patch("bypassed", RUN, bypasses=(Bypass(EVENTS, State.SUPERSEDED, "upstream's own mode runs"),))
-
-
-@pytest.mark.parametrize("error", [None, ValueError, asyncio.CancelledError])
-def test_bypass_is_told_while_it_runs(upstream: Upstream, error: type[BaseException] | None) -> None:
-    """The state changes while upstream's coroutine runs and comes back after it, however it ends."""
-    loop = upstream.module.Loop
-    seen: list[tuple[State, str]] = []
-
-    def look(_self: Any) -> str:
-        entry = LEDGER.named("bypassed")
-        seen.append((entry.state, entry.reason))
-        if error is not None:
-            raise error("upstream's")
-        return "result"
-
-    loop.seen = look
-    assert install(BYPASSED) is State.APPLIED
-    before = LEDGER.named("bypassed").reason
-    if error is None:
-        assert asyncio.run(loop().events()) == "result"
-    else:
-        with pytest.raises(error):
-            asyncio.run(loop().events())
-    assert seen == [(State.SUPERSEDED, "upstream's own mode runs")]
-    assert (states()["bypassed"], LEDGER.named("bypassed").reason) == (State.APPLIED, before)
-
-
-def test_bypass_tells_every_patch_and_its_wrapper_is_shared(upstream: Upstream) -> None:
-    """Patches with one bypass share one wrapper, come off in any order, and the last one takes it with it."""
-    before = upstream.slots()
-    others = [patch(n, s, bypasses=BYPASSED.bypasses) for n, s in (("one", RUN), ("two", MAKE), ("three", CHECK))]
-    for each in others:
-        install(each)
-    assert upstream.slots()["Loop"]["events"].__wrapped__ is before["Loop"]["events"]
-    seen: list[Any] = []
-    upstream.module.Loop.seen = lambda _self: seen.append(states())
-    asyncio.run(upstream.module.Loop().events())
-    uninstall(others[0])
-    asyncio.run(upstream.module.Loop().events())
-    uninstall(others[2])
-    uninstall(others[1])
-    asyncio.run(upstream.module.Loop().events())
-    in_bypass, off = State.SUPERSEDED, State.OFF
-    assert seen == [
-        {"one": in_bypass, "two": in_bypass, "three": in_bypass},
-        {"one": off, "two": in_bypass, "three": in_bypass},
-        {"one": off, "two": off, "three": off},
-    ]
-    del upstream.module.Loop.seen
-    del before["Loop"]["seen"]
-    assert_same_slots(upstream, before)
-
-
-async def test_bypass_lasts_until_the_last_one_ends(upstream: Upstream) -> None:
-    """With several engines in a process the state comes back with the last that ends."""
-    going = [asyncio.Event(), asyncio.Event()]
-
-    async def wait(_self: Any, number: int) -> None:
-        await going[number].wait()
-
-    upstream.module.Loop.events = wait
-    installed = patch(
-        "several", RUN, bypasses=(Bypass(Seam(MODULE, "Loop.events", ("_self", "number")), State.OFF, ""),)
-    )
-    assert install(installed) is State.APPLIED
-    tasks = [asyncio.ensure_future(upstream.module.Loop().events(number)) for number in range(2)]
-    await asyncio.sleep(0)
-    seen = [states()["several"]]
-    for number, task in enumerate(tasks):
-        going[number].set()
-        await task
-        seen.append(states()["several"])
-    assert seen == [State.OFF, State.OFF, State.APPLIED]
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"), [(True, State.SUPERSEDED), (False, State.APPLIED), (None, State.APPLIED)]
-)
-def test_bypass_counts_only_where_its_attribute_is_true(upstream: Upstream, mode: bool | None, expected: State) -> None:
-    """A bypass with ``when`` is told for objects in that mode, not for others, nor where the attribute is missing."""
-    conditional = patch("when", RUN, bypasses=(Bypass(EVENTS, State.SUPERSEDED, "their mode", when="eager"),))
-    loop = upstream.module.Loop()
-    if mode is not None:
-        loop.eager = mode
-    seen: list[State] = []
-    upstream.module.Loop.seen = lambda _self: seen.append(states()["when"])
-    install(conditional)
-    asyncio.run(loop.events())
-    assert (seen, states()["when"]) == ([expected], State.APPLIED)
-
-
-async def test_bypass_of_several_objects_goes_by_those_in_the_mode(upstream: Upstream) -> None:
-    """Runs in the other mode neither end a bypass nor prolong it, and one that runs at the install counts."""
-    going = {name: asyncio.Event() for name in ("plain", "eager")}
-
-    async def wait(self: Any) -> None:
-        await going[self.name].wait()
-
-    def run(name: str, *, eager: bool) -> asyncio.Future[None]:
-        loop = upstream.module.Loop()
-        loop.name, loop.eager = name, eager
-        future: asyncio.Future[None] = asyncio.ensure_future(loop.events())
-        return future
-
-    upstream.module.Loop.events = wait
-    bypasses = (Bypass(EVENTS, State.SUPERSEDED, "their mode", when="eager"),)
-    install(patch("first", RUN, bypasses=bypasses))
-    tasks = [run("plain", eager=False), run("eager", eager=True)]
-    await asyncio.sleep(0)
-    install(patch("second", MAKE, bypasses=bypasses))
-    seen = [states()]
-    for name, task in zip(("plain", "eager"), tasks, strict=True):
-        going[name].set()
-        await task
-        seen.append(states())
-    superseded, applied = (dict.fromkeys(("first", "second"), state) for state in (State.SUPERSEDED, State.APPLIED))
-    assert seen == [superseded, superseded, applied]
-
-
-async def test_bypass_that_outlives_its_patch_changes_nothing_later(upstream: Upstream) -> None:
-    """What began before the patch was taken off and installed again does not count when it ends."""
-    going = asyncio.Event()
-
-    async def wait(self: Any) -> None:
-        await going.wait()
-
-    upstream.module.Loop.events = wait
-    install(BYPASSED)
-    running = asyncio.ensure_future(upstream.module.Loop().events())
-    await asyncio.sleep(0)
-    uninstall(BYPASSED)
-    install(BYPASSED)
-    going.set()
-    await running
-    assert states()["bypassed"] is State.APPLIED
-
-
-def test_bypass_starts_when_the_coroutine_does(upstream: Upstream) -> None:
-    """A coroutine that is made and never awaited changes nothing."""
-    install(BYPASSED)
-    upstream.module.Loop().events().close()
-    assert states()["bypassed"] is State.APPLIED
-
-
-def test_undo_while_bypassed_stays_undone(upstream: Upstream) -> None:
-    """What happens to the state in the meantime is not overwritten when upstream's coroutine ends."""
-    install(BYPASSED)
-    upstream.module.Loop.seen = lambda _self: uninstall(BYPASSED)
-    asyncio.run(upstream.module.Loop().events())
-    assert states()["bypassed"] is State.OFF
-
-
-def test_bypass_slot_is_put_back(upstream: Upstream) -> None:
-    """The wrapper around the other mode comes off with the patch."""
-    before = upstream.slots()
-    install(BYPASSED)
-    assert upstream.slots()["Loop"]["events"] is not before["Loop"]["events"]
-    uninstall(BYPASSED)
-    assert_same_slots(upstream, before)
+def test_modules_of_a_patch_are_those_of_its_seams() -> None:
+    """What must be imported before the patch can be installed, what is only looked at included."""
+    assert modules_of(patch("x", RUN, MAKE, Seam("elsewhere", "f", kind=PIN))) == {MODULE, "elsewhere"}
 
 
 def test_trouble_is_a_state_and_no_exception(upstream: Upstream) -> None:

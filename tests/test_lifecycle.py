@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.declare import Patch, Process, Seam, SeamKind, State
+from omni_fastpath.declare import Patch, Process, SeamKind, State
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
 
@@ -38,19 +38,9 @@ def by_name(name: str) -> Patch:
     return next(patch for patch in PATCHES if patch.name == name)
 
 
-def seams_of(patch: Patch) -> tuple[Seam, ...]:
-    """Everything that the patch declares, what it writes and what it only looks at."""
-    return (*patch.seams, *(bypass.seam for bypass in patch.bypasses))
-
-
-def wrapped(patch: Patch) -> set[Key]:
-    """The slots that the patch's own wrappers stand in."""
-    return {(s.module, s.qualname) for s in patch.seams if s.kind is not SeamKind.PIN}
-
-
 def written(patch: Patch) -> set[Key]:
-    """The slots that hold something of ours when the patch is applied, those that tell of a bypass included."""
-    return wrapped(patch) | {(bypass.seam.module, bypass.seam.qualname) for bypass in patch.bypasses}
+    """The slots that hold something of ours when the patch is applied."""
+    return {(s.module, s.qualname) for s in patch.seams if s.kind is not SeamKind.PIN}
 
 
 def owner_of(key: Key) -> Any:
@@ -68,9 +58,9 @@ def raw(key: Key) -> Any:
 
 def upstreams_own() -> dict[Key, Any]:
     """The raw slots of every seam of every patch, after importing their modules."""
-    for seam in itertools.chain.from_iterable(map(seams_of, PATCHES)):
+    for seam in itertools.chain.from_iterable(patch.seams for patch in PATCHES):
         importlib.import_module(seam.module)
-    return {(s.module, s.qualname): raw((s.module, s.qualname)) for patch in PATCHES for s in seams_of(patch)}
+    return {(s.module, s.qualname): raw((s.module, s.qualname)) for patch in PATCHES for s in patch.seams}
 
 
 def is_upstreams(value: Any) -> bool:
@@ -170,8 +160,7 @@ def test_all_patches_together_and_off_again() -> None:
     own = upstreams_own()
     on = config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES)
     enabled = [patch for patch in PATCHES if patch.name in on.enabled]
-    depth = {key: sum(key in wrapped(patch) for patch in enabled) for key in own}
-    depth |= dict.fromkeys({key for patch in enabled for key in written(patch) - wrapped(patch)}, 1)  # a shared wrapper
+    depth = {key: sum(key in written(patch) for patch in enabled) for key in own}
     for _ in range(2):
         apply(on, Process.SERVER)
         assert {e.patch.name for e in LEDGER if e.state is State.APPLIED} == set(on.enabled)
@@ -206,7 +195,7 @@ def test_patch_that_is_off_has_no_slot(name: str) -> None:
 SEAMS = [
     pytest.param(patch.name, (seam.module, seam.qualname), id=f"{patch.name}-{seam.qualname}")
     for patch in PATCHES
-    for seam in seams_of(patch)
+    for seam in patch.seams
     if seam.kind is not SeamKind.ADD
 ]
 
@@ -218,7 +207,7 @@ def _assert_unsupported(name: str, before: dict[Key, Any], key: Key) -> None:
     from omni_fastpath.ledger import LEDGER
 
     apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
-    affected = {p.name for p in PATCHES if any((s.module, s.qualname) == key for s in seams_of(p))}
+    affected = {p.name for p in PATCHES if any((s.module, s.qualname) == key for s in p.seams)}
     for patch in PATCHES:
         entry = LEDGER.entry(patch)
         if patch.name in affected and not set(patch.requires) & affected:
@@ -253,7 +242,7 @@ def test_parameters_that_moved(name: str, key: Key) -> None:
 PINNED = [
     pytest.param(patch.name, (seam.module, seam.qualname), id=f"{patch.name}-{seam.qualname}")
     for patch in PATCHES
-    for seam in seams_of(patch)
+    for seam in patch.seams
     if seam.fingerprints
 ]
 

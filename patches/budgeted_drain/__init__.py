@@ -70,7 +70,7 @@ class DrainOptions(Options):
         "stages take turns (stage_order)",
     )
     order: Literal["stage_order", "downstream_first", "visible_first"] = Field(
-        default="downstream_first",
+        default="visible_first",
         description="which stage is served first when several have raw outputs waiting",
     )
     floor: float | None = Field(

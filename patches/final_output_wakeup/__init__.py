@@ -2,19 +2,25 @@
 
 What:
     In poll mode the front end looks into the orchestrator's queue and sleeps a millisecond when it is empty. With the
-    patch an empty look waits for the next message, at most a quarter of a second, and returns it at once.
+    patch an empty look waits for the next message, at most a quarter of a second, and returns it at once. In
+    event-driven mode a thread of the front end's own waits for each message; with the patch the same wait as in poll
+    mode takes its place.
 Why:
     Every message waits half a millisecond on average, and an idle server wakes a thousand times a second for nothing.
-    A shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins.
+    A shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins. The thread of
+    event-driven mode costs two hand-overs of the interpreter's lock a message, which it must win from the
+    orchestrator's thread: with some thousand messages a second they take longer than the messages' own handling
+    (``benchmarks.replay``, arms ``stock-event`` and ``stock-event-polled``).
 Why not a hook:
     The drain is a closure; what it calls when the queue is empty is the only place to wait in.
 Scope:
-    Event loop of the API server or of ``AsyncOmni``, poll mode. Upstream's event-driven mode has a blocking drain of
-    its own. The synchronous ``Omni`` waits on the queue's condition already and is not touched.
+    Event loop of the API server or of ``AsyncOmni``, both modes. The synchronous ``Omni`` waits on the queue's
+    condition already and is not touched.
 Fragility:
     Wraps ``OmniEngineBase.try_get_output_async``, whose contract is "a message, or None after a look at the
-    orchestrator's liveness"; both looks remain upstream's. The arrival is seen in ``janus.Queue._put``, which janus
-    documents as the method to override.
+    orchestrator's liveness"; both looks remain upstream's. Replaces ``get_output_blocking_async``, which has the same
+    contract and a timeout: None comes sooner than it allows, and its caller looks again. The arrival is seen in
+    ``janus.Queue._put``, which janus documents as the method to override.
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed).
 Remove when:
@@ -23,7 +29,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Bypass, Patch, Process, Seam, SeamKind, State
+from omni_fastpath.declare import Patch, Process, Seam, SeamKind
 
 PATCH = Patch(
     name="final_output_wakeup",
@@ -44,15 +50,15 @@ PATCH = Patch(
             wrapper="wrapped_try_get_output_async",
             fingerprints=("90e4087a3b50d8fc",),
         ),
+        Seam(
+            "vllm_omni.engine.omni_engine_base",
+            "OmniEngineBase.get_output_blocking_async",
+            ("self", "timeout"),
+            wrapper="wrapped_get_output_blocking_async",
+            replaces=True,
+            fingerprints=("d2fd6084202ae38c",),
+        ),
         Seam("janus", "Queue._put", ("self", "item"), SeamKind.PIN),
         Seam("janus", "Queue._put_internal", ("self", "item"), SeamKind.PIN, fingerprints=("b1a0c43bbe5cd793",)),
-    ),
-    bypasses=(
-        Bypass(
-            Seam("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_output_handler", ("self",)),
-            State.SUPERSEDED,
-            "upstream's event-driven mode has a blocking drain of its own",
-            when="_event_driven_orch",
-        ),
     ),
 )

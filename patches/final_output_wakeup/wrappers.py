@@ -1,4 +1,4 @@
-"""The slot of ``final_output_wakeup``: an empty look at the orchestrator's queue waits for the next message."""
+"""The slots of ``final_output_wakeup``: an empty look at the orchestrator's queue waits for the next message."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakSet
+
+from janus import SyncQueueShutDown
 
 from omni_fastpath.ledger import runtime
 
@@ -92,6 +94,26 @@ async def wrapped_try_get_output_async(
         bell.disarm(waiter)
     _counters["woken" if rung else "liveness_checks"] += 1
     return await wrapped()
+
+
+async def wrapped_get_output_blocking_async(
+    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
+) -> Any:
+    """Upstream's event-driven drain, without its thread: the same wait as in poll mode.
+
+    Returns:
+        The next message; None after a while without one, sooner than upstream's timeout.
+
+    Raises:
+        RuntimeError: Upstream's, when the orchestrator died.
+    """
+    timeout = args[0] if args else kwargs.get("timeout", 1.0)
+    if timeout < _LIVENESS_INTERVAL_S:  # nobody asks for so little; whoever does gets it
+        return await wrapped(*args, **kwargs)
+    try:
+        return await instance.try_get_output_async()
+    except SyncQueueShutDown:  # closed in the middle of a shutdown, of which upstream says nothing here
+        return await wrapped(*args, **kwargs)
 
 
 def taken_off() -> None:

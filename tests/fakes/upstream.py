@@ -141,7 +141,6 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     folder = tmp_path / "modules"
     folder.mkdir()
     monkeypatch.setattr(install, "_installed", {})
-    monkeypatch.setattr(install, "_watches", {})
     monkeypatch.setattr(LEDGER, "_entries", {})
     monkeypatch.setattr(LEDGER, "_listeners", [])
     return Upstream(folder, monkeypatch)

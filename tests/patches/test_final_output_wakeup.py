@@ -212,6 +212,179 @@ async def test_a_second_waiter_that_gives_up_leaves_the_first_armed() -> None:
     assert await first is True
 
 
+# ---- The event-driven drain ----
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["asyncio", "uvloop"])
+def test_a_message_from_another_thread_wakes_the_event_driven_drain(
+    which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocking drain waits on the caller's own event loop: the message arrives, no thread was made for it."""
+    from omni_fastpath.patches.final_output_wakeup import wrappers
+
+    monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 60.0)  # only the message can end the wait
+    engine, _ = _engine()
+    waiting = threading.Event()
+
+    def produce() -> None:
+        waiting.wait(10)
+        engine.output_queue.sync_q.put("audio")
+
+    async def consume() -> Any:
+        asyncio.get_running_loop().call_later(0.05, waiting.set)
+        return await engine.get_output_blocking_async(timeout=60.0)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    loop = _loops()[which]()
+    try:
+        assert loop.run_until_complete(consume()) == "audio"
+    finally:
+        loop.close()
+        producer.join()
+    assert _counters() == {"woken": 1, "liveness_checks": 0}
+    assert engine._output_drain_executor is None
+
+
+@pytest.mark.parametrize("timeout", [{}, {"timeout": 1.0}, {"timeout": 0.25}])
+async def test_the_event_driven_drain_takes_what_waits(timeout: dict[str, float]) -> None:
+    """With something in the queue nobody waits: a timeout that is given, upstream's default, one just long enough."""
+    engine, _ = _engine()
+    for number in range(2):
+        engine.output_queue.sync_q.put_nowait(number)
+    assert await engine.get_output_blocking_async(**timeout) == 0
+    assert await engine.get_output_blocking_async(*timeout.values()) == 1
+    assert _counters() == {"woken": 0, "liveness_checks": 0}
+    assert engine._output_drain_executor is None
+
+
+async def test_nothing_is_lost_or_reordered_by_the_event_driven_drain() -> None:
+    """Ten thousand messages from another thread, in bursts and singly, arrive once each and in order."""
+    engine, _ = _engine()
+    total = 10_000
+
+    def produce() -> None:
+        for number in range(total):
+            engine.output_queue.sync_q.put(number)
+            if number % 97 == 0:
+                time.sleep(0.0005)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    found: list[int] = []
+    while len(found) < total:
+        message = await engine.get_output_blocking_async(timeout=1.0)
+        if message is not None:
+            found.append(message)
+    producer.join()
+    assert found == list(range(total))
+    assert engine._output_drain_executor is None
+
+
+async def test_silence_ends_the_event_driven_drains_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a message the wait gives None after its interval and a look at the orchestrator, within any timeout."""
+    from omni_fastpath.patches.final_output_wakeup import wrappers
+
+    monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 0.01)
+    engine, _ = _engine()
+    looks = 0
+
+    def is_alive() -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    engine.is_alive = is_alive
+    assert await engine.get_output_blocking_async(timeout=3600.0) is None
+    assert looks > 0
+    assert _counters() == {"woken": 0, "liveness_checks": 1}
+    assert engine._output_drain_executor is None
+
+
+async def test_a_dead_orchestrator_is_noticed_by_the_event_driven_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Death during the silence raises upstream's own error after the wait; what waits is still returned first."""
+    from omni_fastpath.patches.final_output_wakeup import wrappers
+
+    monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 0.05)
+    engine, alive = _engine()
+    asyncio.get_running_loop().call_soon(setattr, alive, "value", False)
+    with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
+        await engine.get_output_blocking_async(timeout=1.0)
+    engine.output_queue.sync_q.put_nowait("the last")
+    assert await engine.get_output_blocking_async(timeout=1.0) == "the last"
+    with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
+        await engine.get_output_blocking_async(timeout=1.0)
+    assert engine._output_drain_executor is None
+
+
+async def test_a_shorter_timeout_than_ours_is_upstreams() -> None:
+    """Who asks for less than our wait gets upstream's own function, its thread included."""
+    engine, alive = _engine()
+    try:
+        assert await engine.get_output_blocking_async(timeout=0.01) is None
+        assert await engine.get_output_blocking_async(0.01) is None
+        engine.output_queue.sync_q.put_nowait("ready")
+        assert await engine.get_output_blocking_async(timeout=0.01) == "ready"
+        assert "_put" not in vars(engine.output_queue)
+        assert _counters() == {"woken": 0, "liveness_checks": 0}
+        assert engine._output_drain_executor is not None
+        alive.value = False
+        with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
+            await engine.get_output_blocking_async(timeout=0.01)
+    finally:
+        engine._output_drain_executor.shutdown()
+
+
+async def test_upstreams_event_driven_drain_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front end's own loop in event-driven mode gets every message, in order, and makes no thread."""
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    monkeypatch.setenv("VLLM_OMNI_EVENT_DRIVEN_ORCH", "1")
+    engine, _ = _engine()
+    routed: list[Any] = []
+    done = asyncio.Event()
+
+    def route(message: Any) -> bool:
+        routed.append(message)
+        if message == 2:
+            done.set()
+        return True
+
+    front_end = object.__new__(AsyncOmni)
+    front_end.engine, front_end.final_output_task, front_end.request_states = engine, None, {}
+    front_end._route_engine_message = route
+    front_end._final_output_handler()
+    await asyncio.sleep(0.01)
+    producer = threading.Thread(target=lambda: [engine.output_queue.sync_q.put(number) for number in range(3)])
+    producer.start()
+    await asyncio.wait_for(done.wait(), 10)
+    producer.join()
+    front_end.final_output_task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await front_end.final_output_task
+    assert routed == [0, 1, 2]
+    assert engine._output_drain_executor is None
+
+
+def test_taking_the_patch_off_leaves_upstreams_functions() -> None:
+    """Both slots hold upstream's own functions again, and the blocking drain makes its thread as on stock."""
+    from vllm_omni.engine.omni_engine_base import OmniEngineBase
+
+    from omni_fastpath.install import uninstall
+    from omni_fastpath.ledger import LEDGER
+
+    names = ("try_get_output_async", "get_output_blocking_async")
+    own = {name: vars(OmniEngineBase)[name].__wrapped__ for name in names}
+    uninstall(LEDGER.named("final_output_wakeup").patch)
+    assert {name: vars(OmniEngineBase)[name] for name in names} == own
+    assert all(type(function).__name__ == "function" for function in own.values())
+    engine, _ = _engine()
+    engine.output_queue.sync_q.put_nowait("ready")
+    assert asyncio.run(engine.get_output_blocking_async(timeout=1.0)) == "ready"
+    assert engine._output_drain_executor is not None
+    engine._output_drain_executor.shutdown()
+
+
 def test_taking_the_patch_off_gives_the_queue_back() -> None:
     """After an uninstall the janus queue has its own put again."""
     from omni_fastpath.install import uninstall

@@ -1,0 +1,194 @@
+"""Replay: real raw outputs through the real orchestrator, at a set utilisation, stock and fastpath in turn.
+
+    python -m benchmarks.replay                                 everything, one round, some two hours
+    python -m benchmarks.replay --cells dear-0.95 --rounds 3
+    python -m benchmarks.replay --quick                         a few seconds a cell: does it run?
+
+A cell's utilisation is that of fastpath's orchestrator: the cell's rate of raw outputs times what one costs when they
+are sent as fast as they are taken (the calibration). All arms get the same rate, so each has a utilisation of its own,
+which is printed; ``utilisation as it was`` is the cell's with the processing time of that very run, because a shared
+machine is not always as fast as in the calibration. Cost is the greater of the orchestrator thread's processor time and
+of wall time: both threads of the process share the interpreter's lock, so that the front end's work is the
+orchestrator's waiting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arms import Arm, run_arm, turns
+from benchmarks.replay import subjects
+from benchmarks.replay.load import CELLS, MIXES, NOMINAL, Load
+
+RESULTS = Path("results")
+SECONDS = 30.0
+ROUNDS = 1
+QUICK_SECONDS = 3.0
+CALIBRATION_S = 5.0
+CALIBRATIONS = 3
+"""Runs of a calibration; the median counts."""
+
+WALL_MARGIN = 1.05
+"""Wall time a raw output that exceeds processor time by more than this is what utilisation is defined on."""
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", default=",".join(CELLS), help=f"of {', '.join(CELLS)}")
+    parser.add_argument("--arms", help=f"of {' '.join(subjects.ARMS)}, and ORDER,KEY=VALUE; spaces between")
+    parser.add_argument("--sweep", action="store_true", help="also the default order with other values")
+    parser.add_argument("--seconds", type=float, default=None, help=f"of load a cell and arm; {SECONDS:g}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of all arms, forwards and backwards in turn")
+    parser.add_argument("--seed", type=int, default=1, help="of arrivals; round n has seed + n")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:g} s a cell and one short calibration")
+    parser.add_argument("--reuse", action="store_true", help="take the last calibration of the same mix and replicas")
+    parser.add_argument("--overhead", action="store_true", help="print what the stamps cost, and end")
+    inside = parser.add_argument_group("one run in this process, for the driver and for tests")
+    inside.add_argument("--arm", type=subjects.named)
+    inside.add_argument("--cell", choices=CELLS)
+    inside.add_argument("--capacity", type=float, help="raw outputs a second at saturation")
+    inside.add_argument("--beside-us", type=float, default=0.0, help="cost of a raw output besides processing")
+    inside.add_argument("--calibrate", metavar="MIX:REPLICAS")
+    options = parser.parse_args()
+    if options.seconds is None:
+        options.seconds = QUICK_SECONDS if options.quick else SECONDS
+    return options
+
+
+# ---- In the arm's process ----
+
+
+def _run_cell(options: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.replay.figures import figures
+    from benchmarks.replay.measure import run
+
+    arm: Arm = options.arm
+    subjects.prepare(arm)
+    load = CELLS[options.cell].load(options.capacity, options.seconds, options.seed)
+    stamps, schedule = run(arm, load)
+    counters = subjects.check(arm)
+    about = {"cell": options.cell, "arm": arm.name, "load": asdict(load), "content_checked": not stamps.cut}
+    return {**about, "counters": counters, **figures(stamps, schedule, options.beside_us / 1e6)}
+
+
+def _calibrate(options: argparse.Namespace) -> dict[str, Any]:
+    """What one raw output costs at saturation, microseconds."""
+    from benchmarks.replay.figures import Dispatches
+    from benchmarks.replay.measure import run
+
+    arm: Arm = options.arm
+    subjects.prepare(arm)
+    mix, replicas = options.calibrate.split(":")
+    load = Load(MIXES[mix], int(replicas), NOMINAL[mix], options.seconds, seed=options.seed, closed=True)
+    stamps, schedule = run(arm, load)
+    subjects.check(arm)
+    count = len(stamps.sent)
+    return {
+        "wall_us": (stamps.ended_ns - stamps.sent[0]) / count / 1e3,
+        "cpu_us": stamps.cpu_ns[1] / count / 1e3,
+        "front_cpu_us": stamps.front_cpu_ns[1] / count / 1e3,
+        "processing_us": float(Dispatches(stamps, schedule).processing.sum() / count) / 1e3,
+        "waited_share": stamps.waited_ns / (stamps.ended_ns - stamps.started_ns),
+        "raw_outputs": count,
+        "cut_off": stamps.cut,
+    }
+
+
+# ---- The driver ----
+
+
+def _calibration(mix: str, replicas: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The calibration of a mix; the median of several runs, each in a process of its own as an arm is.
+
+    Runs one after another in one process would be dearer from the second on: more lives on the heap.
+    """
+    kept = RESULTS / f"replay-calibration-{mix}-{replicas}.json"
+    if options.reuse and kept.exists():
+        reused: dict[str, Any] = json.loads(kept.read_text())
+        return reused
+    seconds, count = (1.0, 1) if options.quick else (CALIBRATION_S, CALIBRATIONS)
+    arguments = ("--calibrate", f"{mix}:{replicas}", "--seconds", str(seconds), "--seed", str(options.seed))
+    runs = [run_arm("benchmarks.replay", subjects.ARMS["fastpath"], *arguments) for _ in range(count)]
+    found: dict[str, Any] = {key: statistics.median(run[key] for run in runs) for key in runs[0] if key.endswith("_us")}
+    on_wall = found["wall_us"] > WALL_MARGIN * found["cpu_us"]
+    cost_us = found["wall_us"] if on_wall else found["cpu_us"]
+    found |= {
+        "mix": mix,
+        "replicas": replicas,
+        "utilisation_on": "wall" if on_wall else "cpu",
+        "cost_us": cost_us,
+        "capacity": 1e6 / cost_us,
+        "beside_us": max(cost_us - found["processing_us"], 0.0),
+        "runs": runs,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def _say_calibration(found: dict[str, Any]) -> None:
+    costs = ", ".join(f"{run['wall_us']:.0f}" for run in found["runs"])
+    print(
+        f"calibration {found['mix']}, {found['replicas']} replica(s), fastpath at saturation, a raw output: "
+        f"orchestrator CPU {found['cpu_us']:.0f} us, wall {found['wall_us']:.0f} us (runs: {costs}), "
+        f"front end CPU {found['front_cpu_us']:.0f} us, processing and routing {found['processing_us']:.0f} us.\n"
+        f"  utilisation is defined on {found['utilisation_on']} time: capacity {found['capacity']:.0f} raw outputs/s"
+        + (
+            " (wall is clearly greater than CPU: the front end shares the interpreter's lock)"
+            if found["utilisation_on"] == "wall"
+            else ""
+        ),
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run one arm here (``--arm``), or every arm of every cell in processes of their own, and report."""
+    options = _options()
+    if options.overhead:
+        from benchmarks.replay.measure import cost_of_stamps_us
+
+        print(json.dumps(cost_of_stamps_us()))
+        return
+    if options.arm:
+        print(json.dumps(_calibrate(options) if options.calibrate else _run_cell(options)))
+        return
+    from benchmarks.replay import report
+
+    names = options.arms.split() if options.arms else subjects.defaults()
+    arms = [subjects.named(name) for name in (*names, *(subjects.SWEEP if options.sweep else ()))]
+    RESULTS.mkdir(exist_ok=True)
+    run_id = time.strftime("%Y-%m-%dT%H:%M:%S")
+    for name in options.cells.split(","):
+        cell = CELLS[name]
+        # Anew for each cell: a shared machine's speed drifts by tens of percent within minutes.
+        calibration = _calibration(cell.mix.name, cell.replicas, options)
+        _say_calibration(calibration)
+        print(f"cell {name}", file=sys.stderr, flush=True)
+        found: list[dict[str, Any]] = []
+        for number, arm in turns(arms, options.rounds):
+            arguments = {
+                "--cell": name,
+                "--seconds": options.seconds,
+                "--capacity": calibration["capacity"],
+                "--beside-us": calibration["beside_us"],
+                "--seed": options.seed + number,
+            }
+            line = run_arm("benchmarks.replay", arm, *(str(part) for pair in arguments.items() for part in pair))
+            line |= {"run": run_id, "round": number, "calibration": calibration}
+            with (RESULTS / "replay.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            found.append(line)
+        report.show(name, found)
+        report.plot(name, found, RESULTS / "replay")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""From stamps to figures: residence, hops, shares, throughput. Times in milliseconds unless the name says otherwise.
+
+Residence is from the sending of a raw output by its stage to the end of its routing. What was never routed, in a run
+that was cut off, counts with its residence so far, which is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.replay.bound import Service, fifo_wait, top_class_wait
+from benchmarks.replay.load import (
+    CODE2WAV,
+    STAGE_NAMES,
+    STAGES,
+    THINKER,
+    Request,
+    Schedule,
+    first_audible,
+)
+from benchmarks.replay.measure import LEAD_NS, Stamps
+
+WINDOW_MS = 250
+"""Window of the shares of processing time."""
+
+NEVER = -1
+
+Times = npt.NDArray[np.int64]
+
+
+def spread(values: Any) -> dict[str, float | int | None]:
+    """p50, p99, max and mean in milliseconds of durations in nanoseconds, and how many they are."""
+    if len(values) == 0:
+        return {"p50": None, "p99": None, "max": None, "mean": None, "n": 0}
+    array = np.asarray(values, dtype=np.float64) / 1e6
+    p50, p99 = np.percentile(array, [50, 99])
+    return {
+        "p50": float(p50),
+        "p99": float(p99),
+        "max": float(array.max()),
+        "mean": float(array.mean()),
+        "n": len(array),
+    }
+
+
+class Dispatches:
+    """What became of each raw output; arrays are in the schedule's order, as far as it was sent.
+
+    A raw output may be dispatched in parts: its main part, and entries that were held. It is routed when its last part
+    is; what a user waits for is in the main part.
+
+    Attributes:
+        stage: The stage that sent it.
+        sent: When it was sent.
+        began: When its processing began; ``NEVER`` if it did not.
+        main_routed: When its first part was routed; ``NEVER`` if it was not.
+        routed: When its last part was routed; ``NEVER`` if none was.
+        processing: How long upstream's processing and routing of all its parts took.
+    """
+
+    def __init__(self, stamps: Stamps, schedule: Schedule) -> None:
+        count = len(stamps.sent)
+        self.schedule = schedule
+        self.ended_ns = stamps.ended_ns
+        self.sent: Times = np.array(stamps.sent, dtype=np.int64)
+        self.stage: Times = np.array([stage for _, stage, _ in schedule.order[:count]], dtype=np.int64)
+        self.parts_began: Times = np.array(stamps.began, dtype=np.int64)
+        self.parts_routed: Times = np.array(stamps.routed, dtype=np.int64)
+        numbers = np.array(stamps.numbers, dtype=np.int64)
+        self.parts_stage: Times = self.stage[numbers]
+        done = numbers[: len(self.parts_routed)]
+        self.began, self.main_routed, self.routed = (np.full(count, NEVER) for _ in range(3))
+        self.processing: Times = np.zeros(count, dtype=np.int64)
+        # Written backwards, the first part stands; written forwards, the last.
+        self.began[numbers[::-1]] = self.parts_began[::-1]
+        self.main_routed[done[::-1]] = self.parts_routed[::-1]
+        self.routed[done] = self.parts_routed
+        np.add.at(self.processing, done, self.parts_routed - self.parts_began[: len(done)])
+
+    def residences(self, stage: int) -> Times:
+        """Residence of every raw output of a stage; so far, of what is still there."""
+        mine = self.stage == stage
+        routed = self.routed[mine]
+        residences: Times = np.where(routed == NEVER, self.ended_ns, routed) - self.sent[mine]
+        return residences
+
+    def number(self, stage: int, request: Request) -> int | None:
+        """The raw output with a request's first text or first audio; None if it was never sent."""
+        steps = self.schedule.steps[stage][request.number]
+        position = first_audible(steps.total, self.schedule.load.mix.silent) if stage == CODE2WAV else 0
+        number = int(self.schedule.places[stage, request.replica][steps.first + position])
+        return number if number < len(self.sent) else None
+
+    def first_residences(self, stage: int, requests: Sequence[Request]) -> list[int]:
+        """Residence of each request's first text or first audio."""
+        numbers = [number for each in requests if (number := self.number(stage, each)) is not None]
+        routed = [int(self.main_routed[each]) for each in numbers]
+        return [
+            (self.ended_ns if until == NEVER else until) - int(self.sent[each])
+            for until, each in zip(routed, numbers, strict=True)
+        ]
+
+    def ahead(self, number: int) -> int:
+        """How many dispatches there were between the sending of a raw output and its own."""
+        taken = self.parts_began
+        return int(np.searchsorted(taken, self.began[number]) - np.searchsorted(taken, self.sent[number]))
+
+
+def shares(dispatches: Dispatches, begin_ns: int, end_ns: int) -> dict[str, Any]:
+    """Each stage's share of processing time in each window, and whether it was backlogged throughout it.
+
+    A raw output's time counts in the window in which its processing began. A stage is backlogged while something that
+    it has sent waits for its turn; what is not read from its socket yet waits too.
+    """
+    width = WINDOW_MS * 1_000_000
+    windows = max((end_ns - begin_ns) // width, 0)
+    edges = begin_ns + width * np.arange(windows + 1)
+    done = len(dispatches.parts_routed)
+    began, stage = dispatches.parts_began[:done], dispatches.parts_stage[:done]
+    processing = dispatches.parts_routed - began
+    spent = np.array(
+        [np.histogram(began[stage == each], edges, weights=processing[stage == each])[0] for each in STAGES]
+    )
+    total = spent.sum(axis=0)
+    share = np.divide(spent, total, out=np.zeros_like(spent, dtype=np.float64), where=total > 0)
+    found: dict[str, Any] = {"window_ms": WINDOW_MS, "share": {}, "backlogged": {}, "least_when_backlogged": {}}
+    for each in STAGES:
+        mine = dispatches.stage == each
+        begun = dispatches.began[mine & (dispatches.began != NEVER)]
+        least = least_waiting(dispatches.sent[mine], begun, edges)
+        backlogged = least > 0
+        name = STAGE_NAMES[each]
+        found["share"][name] = [round(float(value), 4) for value in share[each]]
+        found["backlogged"][name] = int(backlogged.sum())
+        found["least_when_backlogged"][name] = float(share[each][backlogged].min()) if backlogged.any() else None
+    return found
+
+
+def least_waiting(sent: Times, began: Times, edges: Times) -> npt.NDArray[np.int64]:
+    """The least number of raw outputs that waited at any time in each window."""
+    times = np.concatenate([sent, began])
+    changes = np.concatenate([np.ones(len(sent), dtype=np.int64), -np.ones(len(began), dtype=np.int64)])
+    order = np.argsort(
+        times, kind="stable"
+    )  # an output that is taken in the instant in which it comes did wait: +1 first
+    times, waiting = times[order], np.cumsum(changes[order])
+    least = np.zeros(max(len(edges) - 1, 0), dtype=np.int64)
+    for window, (begin, end) in enumerate(pairwise(edges)):
+        first, stop = np.searchsorted(times, [begin, end])
+        before = int(waiting[first - 1]) if first else 0
+        least[window] = min(before, int(waiting[first:stop].min())) if stop > first else before
+    return least
+
+
+def figures(stamps: Stamps, schedule: Schedule, overhead_s: float) -> dict[str, Any]:
+    """All figures of one run.
+
+    Args:
+        stamps: Of the run.
+        schedule: What was to be sent.
+        overhead_s: What a raw output costs besides processing and routing, from the calibration; for the bound.
+    """
+    load = schedule.load
+    dispatches = Dispatches(stamps, schedule)
+    requests = schedule.requests
+    first_wave = [each for each in requests if not each.wave]
+    later = [each for each in requests if each.wave]
+    # A closed loop is under load to its end: at the feeder's end its queues are still full.
+    loaded_ns = (stamps.ended_ns if load.closed else stamps.fed_ns) - stamps.started_ns + LEAD_NS
+    fed_s = (stamps.fed_ns - stamps.started_ns) / 1e9
+    done = dispatches.routed != NEVER
+    sent, routed = len(done), int(done.sum())
+    by_fed = int((done & (dispatches.routed <= stamps.fed_ns)).sum())
+    first_audio = dispatches.first_residences(CODE2WAV, requests)
+    found: dict[str, Any] = {
+        "rate": load.rate,
+        "fed_s": fed_s,
+        "sent": sent,
+        "routed": routed,
+        "cut_off": stamps.cut,
+        "unfinished_raw_outputs": sent - routed,
+        "unfinished_requests": stamps.unfinished,
+        "feeder_late": spread(stamps.late),
+        "residence": {STAGE_NAMES[each]: spread(dispatches.residences(each)) for each in STAGES},
+        "first_audio": spread(first_audio),
+        "first_audio_first_wave": spread(dispatches.first_residences(CODE2WAV, first_wave)),
+        "first_audio_later": spread(dispatches.first_residences(CODE2WAV, later)),
+        "first_audio_cdf": _cdf(first_audio),
+        "first_text": spread(dispatches.first_residences(THINKER, requests)),
+        "first_text_later": spread(dispatches.first_residences(THINKER, later)),
+        "entries_ahead": _ahead(dispatches, schedule),
+        "raw_outputs_per_s": _sustained(dispatches, stamps) if load.closed else by_fed / fed_s,
+        "cpu_per_raw_us": stamps.cpu_ns[1] / max(routed, 1) / 1e3,
+        "front_cpu_per_raw_us": stamps.front_cpu_ns[1] / max(routed, 1) / 1e3,
+        "process_cpu_per_raw_us": stamps.process_cpu_ns[1] / max(routed, 1) / 1e3,
+        "own_utilisation": stamps.cpu_ns[load.closed] / loaded_ns,
+        "front_utilisation": stamps.front_cpu_ns[load.closed] / loaded_ns,
+        "waited_share": stamps.waited_ns / (stamps.ended_ns - stamps.started_ns),
+        "collections": spread(stamps.collections),
+        "stretch": spread(stamps.stretches),
+        "shares": shares(dispatches, stamps.started_ns, stamps.fed_ns),
+        **_hops(stamps),
+    }
+    if not load.closed:  # a closed loop keeps no clock
+        found |= _end_to_end(stamps, schedule)
+    found["service"] = service = {}
+    for each in STAGES:
+        mine = dispatches.stage == each
+        times = dispatches.processing[mine & done] / 1e9
+        service[STAGE_NAMES[each]] = {
+            "n": len(times),
+            "per_s": float(mine.sum()) / fed_s,
+            "mean_s": float(times.mean()),
+            "second_s2": float((times**2).mean()),
+        }
+    mean_s = float(dispatches.processing[done].mean()) / 1e9
+    found["mean_processing_us"] = mean_s * 1e6
+    if not load.closed:
+        # The cell's with this run's own processing: a machine that was slower than in the calibration shows.
+        found["utilisation_as_was"] = sent / fed_s * (mean_s + overhead_s)
+    if load.arrivals == "poisson" and not load.closed:
+        found["bound"] = bound(service, overhead_s, found["first_audio"]["mean"])
+    return found
+
+
+def bound(service: dict[str, dict[str, float]], overhead_s: float, measured_ms: float | None) -> dict[str, Any]:
+    """First audio's mean residence, milliseconds, beside the best possible and beside one queue for all."""
+    classes = [
+        Service(service[name]["per_s"], service[name]["mean_s"], service[name]["second_s2"]).with_overhead(overhead_s)
+        for name in STAGE_NAMES
+    ]
+    top = classes[CODE2WAV]
+    best = 1e3 * (top_class_wait(top, classes[:CODE2WAV]) + top.mean)
+    fifo = 1e3 * (fifo_wait(classes) + top.mean)
+    return {
+        "utilisation": sum(each.utilisation for each in classes),
+        "overhead_us": overhead_s * 1e6,
+        "priority_ms": best if math.isfinite(best) else None,
+        "fifo_ms": fifo if math.isfinite(fifo) else None,
+        "measured_ms": measured_ms,
+        "ratio": measured_ms / best if measured_ms is not None and math.isfinite(best) else None,
+    }
+
+
+def _ahead(dispatches: Dispatches, schedule: Schedule) -> dict[str, float | None]:
+    numbers = [dispatches.number(CODE2WAV, each) for each in schedule.requests]
+    counts = [dispatches.ahead(each) for each in numbers if each is not None and dispatches.began[each] != NEVER]
+    if not counts:
+        return {"p50": None, "p99": None, "max": None, "mean": None}
+    p50, p99 = np.percentile(counts, [50, 99])
+    return {"p50": float(p50), "p99": float(p99), "max": max(counts), "mean": sum(counts) / len(counts)}
+
+
+def _hops(stamps: Stamps) -> dict[str, Any]:
+    """Last hop: from the put of a message for the front end to its hand-over."""
+    handed = np.array(stamps.handed, dtype=np.int64)
+    hops = handed - np.array(stamps.put, dtype=np.int64)[: len(handed)]
+    heard = [each for each in stamps.first_audio if each >= 0]
+    return {
+        "last_hop": spread(hops),
+        "last_hop_first_audio": spread(hops[heard]),
+        "last_hop_behind": len(stamps.put) - len(handed),
+    }
+
+
+def _end_to_end(stamps: Stamps, schedule: Schedule) -> dict[str, Any]:
+    """From a request's scheduled start to its last message at the front end, and throughput of the later waves.
+
+    The last request of each slot is longer than the others and is left out of the later waves.
+    """
+    load = schedule.load
+
+    def duration(request: Request) -> int:
+        return (stamps.final[request.number] or stamps.ended_ns) - stamps.started_ns - request.start_ns
+
+    later = [each for each in schedule.requests if each.wave and not each.last]
+    done = sum(0 < stamps.final[each.number] <= stamps.fed_ns for each in later)
+    return {
+        "e2e_first_wave": spread([duration(each) for each in schedule.requests if not each.wave]),
+        "e2e_later": spread([duration(each) for each in later]),
+        "throughput_later_per_s": done / (load.seconds - load.wave_s),
+        "later_done_share": done / len(later) if later else None,
+        "wave_s": load.wave_s,
+        "requests": len(schedule.requests),
+    }
+
+
+def _sustained(dispatches: Dispatches, stamps: Stamps) -> float:
+    """Raw outputs a second of a closed loop, front end included: until the last message is handed over, or the cut."""
+    last = stamps.fed_ns if stamps.cut else stamps.ended_ns
+    return int(((dispatches.routed != NEVER) & (dispatches.routed <= last)).sum()) / ((last - stamps.sent[0]) / 1e9)
+
+
+def _cdf(durations: Sequence[int]) -> list[float]:
+    """The percentiles 0 to 100, milliseconds."""
+    if not durations:
+        return []
+    values = np.percentile(np.asarray(durations) / 1e6, np.arange(101))
+    return [round(float(value), 4) for value in values]

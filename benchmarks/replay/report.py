@@ -1,0 +1,156 @@
+"""The table of a cell, with ratios against upstream's event-driven loop, and its plots."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.replay.subjects import AA_PAIRS, BASELINE
+
+Lines = Sequence[dict[str, Any]]
+
+ROWS: tuple[tuple[str, str], ...] = (
+    ("first audio residence p50, ms", "first_audio.p50"),
+    ("first audio residence p99, ms", "first_audio.p99"),
+    ("first audio residence max, ms", "first_audio.max"),
+    ("first audio residence mean, ms", "first_audio.mean"),
+    ("  first wave p50, ms", "first_audio_first_wave.p50"),
+    ("  later waves p99, ms", "first_audio_later.p99"),
+    ("first text residence p50, ms", "first_text.p50"),
+    ("first text residence p99, ms", "first_text.p99"),
+    ("thinker residence p99, ms", "residence.thinker.p99"),
+    ("talker residence p99, ms", "residence.talker.p99"),
+    ("code2wav residence p99, ms", "residence.code2wav.p99"),
+    ("entries ahead of first audio, mean", "entries_ahead.mean"),
+    ("entries ahead of first audio, p99", "entries_ahead.p99"),
+    ("last hop p50, ms", "last_hop.p50"),
+    ("last hop p99, ms", "last_hop.p99"),
+    ("last hop of first audio p99, ms", "last_hop_first_audio.p99"),
+    ("E2E first wave p99, ms", "e2e_first_wave.p99"),
+    ("E2E later waves p50, ms", "e2e_later.p50"),
+    ("E2E later waves p99, ms", "e2e_later.p99"),
+    ("throughput of later waves, req/s", "throughput_later_per_s"),
+    ("raw outputs/s", "raw_outputs_per_s"),
+    ("orchestrator CPU a raw output, us", "cpu_per_raw_us"),
+    ("front end CPU a raw output, us", "front_cpu_per_raw_us"),
+    ("process CPU a raw output, us", "process_cpu_per_raw_us"),
+    ("utilisation as it was", "utilisation_as_was"),
+    ("own utilisation (orchestrator CPU)", "own_utilisation"),
+    ("front end utilisation (CPU)", "front_utilisation"),
+    ("processing and routing, mean us", "mean_processing_us"),
+    ("longest stretch without a yield, ms", "stretch.max"),
+    ("least share when backlogged: thinker", "shares.least_when_backlogged.thinker"),
+    ("least share when backlogged: talker", "shares.least_when_backlogged.talker"),
+    ("least share when backlogged: code2wav", "shares.least_when_backlogged.code2wav"),
+    ("priority bound, mean residence, ms", "bound.priority_ms"),
+    ("first audio mean / bound", "bound.ratio"),
+    ("share of time ready without a core", "waited_share"),
+    ("longest full garbage collection, ms", "collections.max"),
+    ("feeder late p99, ms", "feeder_late.p99"),
+    ("unfinished raw outputs", "unfinished_raw_outputs"),
+    ("unfinished requests", "unfinished_requests"),
+)
+
+_RATIOS = (
+    *("first_", "residence", "entries", "last_hop", "e2e", "throughput"),
+    *("raw_", "cpu_", "front_cpu_", "process_"),
+)
+"""Figures of which a ratio says something."""
+
+
+def value(line: dict[str, Any], path: str) -> float | None:
+    """A figure by its dotted path; None where the cell has none."""
+    found: Any = line
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return None if found is None else float(found)
+
+
+def median(lines: Lines, arm: str, path: str) -> float | None:
+    """A figure's median over an arm's rounds."""
+    values = [found for line in lines if line["arm"] == arm and (found := value(line, path)) is not None]
+    return statistics.median(values) if values else None
+
+
+def aa_interval(lines: Lines, path: str) -> tuple[float, float] | None:
+    """Least and greatest ratio between an arm and its repetition, over the rounds, and their inverses."""
+    by_round = {(line["round"], line["arm"]): value(line, path) for line in lines}
+    ratios = []
+    for (number, arm), first in by_round.items():
+        second = by_round.get((number, AA_PAIRS.get(arm, "")))
+        if first and second:
+            ratios += [first / second, second / first]
+    return (min(ratios), max(ratios)) if ratios else None
+
+
+def _number(found: float | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found:.0f}" if abs(found) >= 1000 or found == int(found) else f"{found:.3g}"
+
+
+def show(cell: str, lines: Lines) -> None:
+    """Print the table of one cell."""
+    from rich.console import Console
+    from rich.table import Table
+
+    arms = list(dict.fromkeys(line["arm"] for line in lines))
+    table = Table(title=f"{cell}: median of {len(lines) // len(arms)} round(s), in brackets against {BASELINE}")
+    table.add_column("")
+    for arm in arms:
+        table.add_column(arm, justify="right")
+    table.add_column("A/A", justify="right")
+    for title, path in ROWS:
+        found = {arm: median(lines, arm, path) for arm in arms}
+        if all(each is None for each in found.values()):
+            continue
+        base = found.get(BASELINE)
+        ratios = base and path.startswith(_RATIOS)
+        cells = [
+            _number(each) + (f" ({each / base:.2g})" if ratios and each is not None and base else "")
+            for each in found.values()
+        ]
+        interval = aa_interval(lines, path) if path.startswith(_RATIOS) else None
+        table.add_row(title, *cells, f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "")
+    console = Console(width=None if Console().is_terminal else 60 + 20 * len(arms))
+    console.print(table)
+    cut = sorted({line["arm"] for line in lines if line["cut_off"]})
+    if cut:
+        console.print(
+            f"Cut off: {', '.join(cut)}. What was still queued counts with its residence so far, a lower bound; "
+            "content is checked as far as it came."
+        )
+
+
+def plot(cell: str, lines: Lines, folder: Path) -> None:
+    """Draw a cell's two plots: residence of first audio, and the stages' shares of processing time."""
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    arms = list(dict.fromkeys(line["arm"] for line in lines))
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for place, arm in enumerate(arms):
+        for number, line in enumerate(each for each in lines if each["arm"] == arm):
+            shares = [percent / 100 for percent in range(len(line["first_audio_cdf"]))]
+            axes.step(line["first_audio_cdf"], shares, where="post", color=f"C{place}", label=None if number else arm)
+    axes.set(xscale="log", xlabel="residence of first audio (sent to routed), ms", ylabel="share of requests")
+    axes.set_title(f"{cell}: {lines[0]['load']['rate']:.0f} raw outputs/s")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper")
+    figure.savefig(folder / f"{cell}-first-audio.png", dpi=120)
+
+    figure = Figure(figsize=(9, 1.8 * len(arms)), layout="constrained")
+    panels = figure.subplots(len(arms), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, arm in zip(panels, arms, strict=True):
+        line = next(each for each in lines if each["arm"] == arm)
+        width = line["shares"]["window_ms"] / 1000
+        for stage, shares in line["shares"]["share"].items():
+            axes.plot([width * window for window in range(len(shares))], shares, linewidth=0.9, label=stage)
+        axes.set(ylim=(0, 1), ylabel="share", title=arm)
+        axes.grid(alpha=0.3)
+    panels[-1].set_xlabel("s")
+    panels[0].legend(ncols=3)
+    figure.savefig(folder / f"{cell}-shares.png", dpi=120)

@@ -1,0 +1,114 @@
+"""The replay's arms, and the check that an arm is what it says."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from benchmarks.arms import Arm, switch_on
+
+_ON = {"OMNI_FASTPATH": "1"}
+_VALUE = "OMNI_FASTPATH_BUDGETED_DRAIN__"
+_ORDER = f"{_VALUE}ORDER"
+
+ORDERS = ("stage_order", "downstream_first", "visible_first")
+
+BASELINE = "stock-event"
+"""Upstream's event-driven loop: what every ratio is against."""
+
+AA_PAIRS = {"stock-event": "stock-event-2", "fastpath": "fastpath-2"}
+"""An arm and its repetition: the interval of their ratio is what a difference must leave to mean something."""
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("stock-poll"),
+        Arm("stock-event", event_driven=True),
+        Arm("stock-event-2", event_driven=True),
+        Arm("stock-event-polled", event_driven=True),
+        Arm("fastpath", _ON),
+        *(Arm(order, {**_ON, _ORDER: order}) for order in ORDERS),
+        Arm("fastpath-event", _ON, event_driven=True),
+        *(Arm(f"{order}-event", {**_ON, _ORDER: order}, event_driven=True) for order in ORDERS),
+        Arm("fastpath-2", _ON),
+        Arm("first_packet", _ON),
+    )
+}
+
+
+SWEEP = (
+    *(f"visible_first,floor={floor}" for floor in (0.0, 0.05, 0.15)),
+    *(f"visible_first,max_items={items}" for items in (1, 4, 64)),
+    *(f"visible_first,max_time_us={microseconds}" for microseconds in (250, 8000)),
+    "visible_first,_YIELD_TURNS=1",
+    *(f"visible_first,_YIELD_AFTER_NS={nanoseconds}" for nanoseconds in (20_000, 500_000)),
+)
+"""Arms of the sweep that the defaults come from: the default order with one value changed. ``--sweep`` runs them.
+Names that begin with an underscore are constants of ``drain.py``."""
+
+
+def named(name: str) -> Arm:
+    """An arm by its name; an order with other values is ``ORDER,KEY=VALUE``.
+
+    Raises:
+        argparse.ArgumentTypeError: There is none of that name.
+    """
+    if name in ARMS:
+        return ARMS[name]
+    order, *values = name.split(",")
+    if order not in ORDERS or not values or not all("=" in each for each in values):
+        raise argparse.ArgumentTypeError(f"{name}: none of {', '.join(ARMS)}, nor ORDER,KEY=VALUE")
+    pairs = [each.split("=") for each in values]
+    options = {f"{_VALUE}{key.upper()}": value for key, value in pairs if not key.startswith("_")}
+    return Arm(name, {**_ON, _ORDER: order, **options})
+
+
+def polls_at_front(arm: Arm) -> bool:
+    """Whether the front end polls although the orchestrator is event-driven, which no server does.
+
+    Upstream's event-driven drain hands each message from a thread of its own to the event loop, which costs the
+    interpreter's lock twice a message. This arm tells what is the orchestrator's loop from what is the front end's.
+    """
+    return arm.name == "stock-event-polled"
+
+
+def defaults() -> list[str]:
+    """The arms that run unless told otherwise; ``fastpath`` has the default order."""
+    from omni_fastpath.patches.budgeted_drain import DrainOptions
+
+    others = [order for order in ORDERS if order != DrainOptions().order]
+    return ["stock-poll", "stock-event", "stock-event-2", "fastpath", *others, "fastpath-2"]
+
+
+def prepare(arm: Arm) -> None:
+    """Switch on what the arm says in this process."""
+    switch_on(arm)
+    for key, value in (each.split("=") for each in arm.name.split(",")[1:]):
+        if key.startswith("_"):
+            from omni_fastpath.patches.budgeted_drain import drain
+
+            assert hasattr(drain, key), key
+            setattr(drain, key, int(value))
+    if arm.name == "first_packet":
+        from benchmarks.replay.first_packet import FirstPacketFirst
+        from benchmarks.replay.load import CODE2WAV, THINKER
+        from omni_fastpath.hooks import HOOKS
+
+        HOOKS.register(FirstPacketFirst((THINKER, CODE2WAV)))
+
+
+def check(arm: Arm) -> dict[str, Any]:
+    """Assert, at the end of a run, that the arm was on all the time; what its patches counted."""
+    from omni_fastpath.declare import State
+    from omni_fastpath.install import is_installed
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    if not arm.on:
+        assert not any(is_installed(patch.name) for patch in PATCHES)
+        return {}
+    for entry in LEDGER:
+        assert entry.state is State.APPLIED, (arm.name, entry.patch.name, entry.state, entry.reason)
+    drain = LEDGER.named("budgeted_drain")
+    assert drain.counters["items"] > 0, drain.counters
+    return {entry.patch.name: {"state": entry.state.value, **entry.counters} for entry in LEDGER}
