@@ -234,7 +234,8 @@ class _Feeder:
             RuntimeError: It died.
         """
         while not await asyncio.to_thread(self._link.poll, 1.0):
-            if not self._process.is_alive():
+            # Once more: its last word may have come between the two looks.
+            if not self._process.is_alive() and not self._link.poll():
                 raise RuntimeError(f"the feeder died with {self._process.exitcode}")
         return self._link.recv()
 

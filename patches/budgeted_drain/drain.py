@@ -334,7 +334,7 @@ class DrainLoop:
         return changed
 
     async def _hear(self, stage_id: int, pool: Any, replica_id: int) -> Lane | None:
-        """Hang a bell on a new client's queue; None for a client that can only be polled, or that is dead."""
+        """Hang a bell on a new client's queue; None for a client that can only be polled."""
         client = pool.clients[replica_id]
         key = stage_id, replica_id
         if key in self._bells:  # another client was in this slot

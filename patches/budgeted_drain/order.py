@@ -4,8 +4,8 @@ Served without preemption: a decision falls after each pass and after each yield
 (Shreedhar and Varghese, SIGCOMM 1995) on *processing time*, kept on one clock that only processing moves: a stage whose
 last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing was spent, on whomever,
 and one that is due gets one raw output ahead of the order. So in any stretch of processing time ``T`` in which a stage
-has a backlog it gets at least ``floor * T`` less its dearest raw output, and the floor makes it no more than that plus
-one; an idle stage saves nothing up and gives its share away.
+has a backlog it gets at least ``floor * T`` less its dearest raw output, and never less than one in ``WINDOW_NS``; the
+floor alone makes it no more than that plus one. An idle stage saves nothing up and gives its share away.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omni_fastpath.hooks.specs import BacklogView
+
+WINDOW_NS = 250e6
+"""Longest that a stage with a backlog is not due, a quarter of a second of processing: it gets at least a raw output in
+each such window, however dear the last one was. Without it the stage whose raw output Python happens to collect garbage
+in (half a second was seen under overload) pays for that with its floor for seconds."""
 
 NextStage = Callable[[BacklogView], int | None]
 """A plugin's choice among the stages with a backlog; None leaves it to the built-in order."""
@@ -145,7 +150,7 @@ class Order:
     def spent(self, stage: Stage, nanoseconds: int) -> None:
         """Note that processing a raw output of ``stage`` took so long."""
         self._spent_ns = now = self._spent_ns + nanoseconds
-        stage.pause_ns = pause = nanoseconds * self._period
+        stage.pause_ns = pause = min(nanoseconds * self._period, WINDOW_NS)
         if stage.due_ns <= now:
             stage.due_ns += pause
         else:

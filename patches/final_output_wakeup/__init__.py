@@ -24,7 +24,7 @@ Fragility:
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed).
 Remove when:
-    No supported release has a poll mode.
+    Upstream's front end waits for messages on its event loop, in every supported release.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from omni_fastpath.config import Block, ConfigError, resolve
 from omni_fastpath.hooks import HOOKS, BacklogView, hookimpl
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.patches.budgeted_drain.order import Lane, Order, Stage, rank
+from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, Lane, Order, Stage, rank
 from tests.patches.content import endings, sequences
 from tests.patches.drive import recording, run, stages, switched_on
 
@@ -256,6 +257,21 @@ def test_floor_makes_it_no_more_than_the_floor(kind: str) -> None:
     )
     for begin in range(0, int(7 * WINDOW), int(WINDOW / 16)):
         assert got(served, 0, begin, begin + WINDOW) <= 0.1 * WINDOW + 2 * DEAR
+
+
+def test_one_very_dear_raw_output_does_not_cost_a_stage_its_floor_for_long() -> None:
+    """A stage whose raw output took half a second is served again within each window of ``WINDOW_NS`` of processing."""
+    low, high = stage(0, 1), stage(1, 1)
+    costs = iter([500e6])
+    served = serve(
+        ordered("downstream_first", low, high, floor=0.1),
+        {0: lambda: next(costs, CHEAP), 1: lambda: CHEAP},
+        2 * WINDOW,
+        endless(low, high),
+    )
+    ends = [now for now, owner, _ in served if owner == 0]
+    assert max(served, key=lambda each: each[2])[1] == 0
+    assert max(after - before for before, after in pairwise(ends)) <= WINDOW_NS + 2 * CHEAP
 
 
 def test_oscillating_stage_does_not_save_up() -> None:
