@@ -154,7 +154,6 @@ PATCH = Patch(
             fingerprints=("835009208b1d6a59",),
         ),
         Seam(STAGE_POOL, "StagePool.available_replica_ids", ("self",), SeamKind.PIN),
-        Seam(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id"), SeamKind.PIN),
         Seam(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id"), SeamKind.PIN),
         Seam(
             ORCHESTRATOR,

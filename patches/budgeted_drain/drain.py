@@ -131,18 +131,19 @@ class _OneItem:
 
 
 class _Bell:
-    """Rings the loop whenever something is put into one client's queue.
+    """Tells whenever something is put into one client's queue.
 
     Upstream's socket reader holds the queue object itself, so the queue is not replaced: its ``put_nowait`` gets an
     instance attribute in front, which ``remove`` takes off.
     """
 
-    def __init__(self, queue: asyncio.Queue[Any], ring: Callable[[], None]) -> None:
+    def __init__(self, queue: asyncio.Queue[Any], came: Callable[[Any], None], ring: Callable[[], None]) -> None:
         self.queue = queue
         put = queue.put_nowait
 
         def put_and_ring(item: Any) -> None:
             put(item)
+            came(item)
             ring()
 
         self._ours = put_and_ring
@@ -345,9 +346,10 @@ class DrainLoop:
         waiting = getattr(queue, "_queue", None)
         if type(waiting) is not deque:  # some other kind of queue, or another Python's
             return None
-        self._bells[key] = _Bell(queue, self._ring if self._gauge is None else self._ring_and_tell)
         stage = next((each for each in self._stages if each.stage_id == stage_id and each.pool is pool), None)
-        lane = Lane(stage or Stage(stage_id, pool), replica_id, client, queue, waiting)
+        counts = stage_id < self._orch.num_stages - 1
+        lane = Lane(stage or Stage(stage_id, pool), replica_id, client, queue, waiting, counts=counts)
+        self._bells[key] = _Bell(queue, lane.came, self._ring if self._gauge is None else self._ring_and_tell)
         if not waiting:
             item = self._dequeue(lane)  # which starts upstream's socket reader
             if isinstance(item, _Unreadable):
@@ -416,11 +418,13 @@ class DrainLoop:
             if item is None or isinstance(item, _Unreadable):
                 ended = await self._nothing(lane, item)
                 break
+            # Before it is handled, which may take entries out of it.
+            held = self._holds.held_of(item) if self._holds else ()
             took = await self._handle(lane, item, judges and order.contested)
             now_ns = perf_counter_ns()
             order.spent(stage, now_ns - item_ns)
-            if self._holds:
-                await self._let_go(self._holds.released(item, self._stages))
+            if held:
+                await self._let_go(self._holds.released(held, self._stages))
                 now_ns = perf_counter_ns()
             worked_ns += now_ns - item_ns
             taken += 1
@@ -459,10 +463,13 @@ class DrainLoop:
     def _dequeue(self, lane: Lane) -> Any:
         """The next raw output of one client, None when there is none, or what reading it raised."""
         try:
-            return self._upstream.dequeue(lane.client)
+            item = self._upstream.dequeue(lane.client)
         except Exception as error:
             logger.exception("omni-fastpath: reading from stage-%s replica-%s failed", *_names(lane))
             return _Unreadable(error)
+        if item is not None:
+            lane.went(item)
+        return item
 
     def _ending(self, took: Took, lane: Lane) -> str | None:
         """Why a pass ends after this output, budgets apart."""
@@ -561,11 +568,12 @@ class DrainLoop:
                     await self._failed(lane.stage.stage_id, lane.stage.pool, lane.replica_id, lane.client, item.error)
                     break
                 started_ns = perf_counter_ns()
+                held = self._holds.held_of(item) if self._holds else ()
                 await self._handle(lane, item, False)
                 self._order.spent(lane.stage, perf_counter_ns() - started_ns)
                 self._counters["items"] += 1
-                if self._holds:
-                    await self._let_go(self._holds.released(item, self._stages))
+                if held:
+                    await self._let_go(self._holds.released(held, self._stages))
                 if perf_counter_ns() - self._last_yield_ns >= _YIELD_AFTER_NS:
                     await self._yield()
 

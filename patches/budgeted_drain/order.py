@@ -35,18 +35,49 @@ class Lane:
         client: Upstream's client in that slot when it was heard.
         queue: The client's output queue.
         waiting: The raw outputs in that queue; read only, the queue is upstream's.
+        requests: For each request, how many of these have something of it. Kept so that nobody looks through the queue;
+            empty at the last stage, behind which nothing waits.
     """
 
-    __slots__ = ("client", "queue", "replica_id", "stage", "waiting")
+    __slots__ = ("client", "counts", "queue", "replica_id", "requests", "stage", "waiting")
 
     def __init__(
-        self, stage: Stage, replica_id: int, client: Any, queue: asyncio.Queue[Any], waiting: deque[Any]
+        self,
+        stage: Stage,
+        replica_id: int,
+        client: Any,
+        queue: asyncio.Queue[Any],
+        waiting: deque[Any],
+        *,
+        counts: bool = False,
     ) -> None:
+        self.counts = counts
+        self.requests: dict[str, int] = {}
         self.stage = stage
         self.replica_id = replica_id
         self.client = client
         self.queue = queue
         self.waiting = waiting
+        for item in waiting:
+            self.came(item)
+
+    def came(self, item: Any) -> None:
+        """A raw output, or an exception, was put into the queue."""
+        if self.counts:
+            requests = self.requests
+            for entry in getattr(item, "outputs", ()):
+                requests[entry.request_id] = requests.get(entry.request_id, 0) + 1
+
+    def went(self, item: Any) -> None:
+        """A raw output was taken out of it."""
+        if self.counts:
+            requests = self.requests
+            for entry in item.outputs:
+                left = requests[entry.request_id] - 1
+                if left:
+                    requests[entry.request_id] = left
+                else:
+                    del requests[entry.request_id]
 
 
 class Stage:

@@ -10,7 +10,7 @@ been read from the sockets can be seen here; what has not is as early or late as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import msgspec
 from omni_fastpath.patches.budgeted_drain.order import Lane, Stage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Held:
     """An entry that ends a request, waiting for what came before it.
 
@@ -35,7 +35,7 @@ class Held:
 
 
 class Holds:
-    """The entries that are held, each by the last raw output that has something of its request.
+    """The entries that are held, by the request that they end.
 
     Args:
         request_states: The orchestrator's live requests by id.
@@ -43,77 +43,63 @@ class Holds:
 
     def __init__(self, request_states: Mapping[str, Any]) -> None:
         self._states = request_states
-        self._behind: dict[int, list[Held]] = {}
+        self._held: dict[str, list[Held]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._behind)
+        return bool(self._held)
 
     def take_out(self, lane: Lane, raw_outputs: Any, stages: Sequence[Stage]) -> int:
         """Take the entries out of ``raw_outputs`` that must wait, and hold them; how many these are."""
-        held = []
+        taken = []
         for entry in raw_outputs.outputs:
             if entry.finish_reason is None or getattr(entry, "is_segment_finished", False):
                 continue
-            last = self._last_before(lane.stage.stage_id, entry.request_id, stages)
-            if last is not None:
+            if self._waits_before(lane.stage.stage_id, entry.request_id, stages):
                 alone = msgspec.structs.replace(
                     raw_outputs, outputs=[entry], scheduler_stats=None, finished_requests=None
                 )
-                self._behind.setdefault(id(last), []).append(Held(lane, entry.request_id, alone))
-                held.append(entry)
-        if held:
-            raw_outputs.outputs = [entry for entry in raw_outputs.outputs if not any(entry is each for each in held)]
-        return len(held)
+                self._held.setdefault(entry.request_id, []).append(Held(lane, entry.request_id, alone))
+                taken.append(entry)
+        if taken:
+            raw_outputs.outputs = [entry for entry in raw_outputs.outputs if not any(entry is each for each in taken)]
+        return len(taken)
 
-    def released(self, dispatched: Any, stages: Sequence[Stage]) -> list[Held]:
-        """What no longer waits now that this raw output was dispatched, in the order of the stages."""
-        return self._wait_again(self._behind.pop(id(dispatched), ()), stages)
+    def held_of(self, raw_outputs: Any) -> list[str]:
+        """The requests in a raw output of which something is held."""
+        return [entry.request_id for entry in raw_outputs.outputs if entry.request_id in self._held]
 
-    def released_by_change(self, stages: Sequence[Stage]) -> list[Held]:
-        """What no longer waits now that other replicas are there: a raw output of one that left is never dispatched."""
-        every = [held for each in self._behind.values() for held in each]
-        self._behind.clear()
-        return self._wait_again(every, stages)
-
-    def released_from(self, lane: Lane) -> list[Held]:
-        """What is held of a replica that died: it was sent before the death, and so it ends its requests before it."""
-        freed = [held for each in self._behind.values() for held in each if held.lane is lane]
-        left = {key: [held for held in each if held.lane is not lane] for key, each in self._behind.items()}
-        self._behind = {key: each for key, each in left.items() if each}
-        return freed
-
-    def _wait_again(self, candidates: Sequence[Held], stages: Sequence[Stage]) -> list[Held]:
-        """Hold again those of whose requests more has arrived meanwhile; the others, those of earlier stages first."""
+    def released(self, request_ids: Iterable[str], stages: Sequence[Stage]) -> list[Held]:
+        """What no longer waits of these requests, the ends of earlier stages first."""
         free = []
-        for held in candidates:
-            last = self._last_before(held.lane.stage.stage_id, held.request_id, stages)
-            if last is None:
-                free.append(held)
-            else:
-                self._behind.setdefault(id(last), []).append(held)
+        for request_id in request_ids:
+            held = self._held.pop(request_id, [])
+            waiting = [each for each in held if self._waits_before(each.lane.stage.stage_id, request_id, stages)]
+            if waiting:
+                self._held[request_id] = waiting
+            free += [each for each in held if each not in waiting]
         # A request's end at a later stage may have been held first.
         free.sort(key=lambda held: held.lane.stage.stage_id)
         return free
 
-    def _last_before(self, stage_id: int, request_id: str, stages: Sequence[Stage]) -> Any | None:
-        """The last waiting raw output of a stage before ``stage_id`` that has something of the request."""
+    def released_by_change(self, stages: Sequence[Stage]) -> list[Held]:
+        """What no longer waits now that other replicas are there: a raw output of one that left is never dispatched."""
+        return self.released(list(self._held), stages)
+
+    def released_from(self, lane: Lane) -> list[Held]:
+        """What is held of a replica that died: it was sent before the death, and so it ends its requests before it."""
+        freed = [held for each in self._held.values() for held in each if held.lane is lane]
+        left = {key: [held for held in each if held.lane is not lane] for key, each in self._held.items()}
+        self._held = {key: each for key, each in left.items() if each}
+        return freed
+
+    def _waits_before(self, stage_id: int, request_id: str, stages: Sequence[Stage]) -> bool:
+        """Whether something of the request waits at a stage before."""
         state = self._states.get(request_id)
         if state is None:  # it has ended: upstream drops what is left of it
-            return None
-        for stage in stages:
-            if stage.stage_id >= stage_id or stage.stage_id in state.finished_stage_ids or not stage.has_backlog():
-                continue
-            for lane in _bound(stage, request_id):
-                for item in reversed(lane.waiting):
-                    # An exception has no entries.
-                    if any(entry.request_id == request_id for entry in getattr(item, "outputs", ())):
-                        return item
-        return None
-
-
-def _bound(stage: Stage, request_id: str) -> Iterator[Lane]:
-    """The replicas of ``stage`` that may have something of the request."""
-    replica_id = stage.pool.get_bound_replica_id(request_id)
-    for lane in stage.lanes:
-        if replica_id is None or lane.replica_id == replica_id:
-            yield lane
+            return False
+        return any(
+            request_id in lane.requests
+            for stage in stages
+            if stage.stage_id < stage_id and stage.stage_id not in state.finished_stage_ids
+            for lane in stage.lanes
+        )
