@@ -373,7 +373,7 @@ def test_real_order_of_dispatches(order: str, expected: list[int], event_driven:
 @MODES
 def test_real_replicas_take_turns(event_driven: bool) -> None:
     """The replicas of the stage whose turn it is are served one after the other, pass by pass."""
-    with switched_on(floor=0.0, max_items=2), recording() as recorder:
+    with switched_on(order="downstream_first", floor=0.0, max_items=2), recording() as recorder:
         run(backlog(event_driven=event_driven, replicas=2))
     passes = [(report.stage_id, report.replica_id, report.items) for (report,) in recorder.of("pass")]
     assert passes == [
@@ -396,7 +396,7 @@ def test_real_plugin_chooses(plugins: Any, event_driven: bool) -> None:
             assert view.request_states.keys() == {"request-0"}
             return min(view.waiting)
 
-    with switched_on(floor=0.0), recording() as recorder:
+    with switched_on(order="downstream_first", floor=0.0), recording() as recorder:
         plugins.register(Upstreams())
         run(backlog(event_driven=event_driven))
     assert [stage_id for stage_id, _, _ in recorder.of("dequeued")] == [0] * 4 + [1] * 4 + [2] * 4
@@ -419,7 +419,7 @@ def test_real_plugin_that_breaks_is_switched_off(plugins: Any, broken: str, capl
                 raise RuntimeError(broken)
             return torch.zeros(3) if broken == "tensor" else "the second"
 
-    with switched_on(floor=0.0), recording() as recorder:
+    with switched_on(order="downstream_first", floor=0.0), recording() as recorder:
         plugins.register(Broken(), "broken")
         run(backlog())
     assert [stage_id for stage_id, _, _ in recorder.of("dequeued")] == [2] * 4 + [1] * 4 + [0] * 4
