@@ -229,6 +229,8 @@ class DrainLoop:
                 if await self._look() or stage is not None:
                     await self._yield()
                     continue
+                if self._holds:  # nothing waits anywhere: nothing is held, whatever became of what it waited for
+                    await self._let_go(self._holds.released_by_change(self._stages))
                 note_loop(idle=True)
                 await self._wait()
         finally:

@@ -72,12 +72,15 @@ class Lane:
         """A raw output was taken out of it."""
         if self.counts:
             requests = self.requests
+            if not self.waiting:  # whoever else may have taken something
+                requests.clear()
+                return
             for entry in item.outputs:
-                left = requests[entry.request_id] - 1
+                left = requests.get(entry.request_id, 1) - 1
                 if left:
                     requests[entry.request_id] = left
                 else:
-                    del requests[entry.request_id]
+                    requests.pop(entry.request_id, None)
 
 
 class Stage:

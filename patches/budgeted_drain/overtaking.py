@@ -82,7 +82,7 @@ class Holds:
         return free
 
     def released_by_change(self, stages: Sequence[Stage]) -> list[Held]:
-        """What no longer waits now that other replicas are there: a raw output of one that left is never dispatched."""
+        """What no longer waits though nothing of it was dispatched: the replica that had it left, or all is empty."""
         return self.released(list(self._held), stages)
 
     def released_from(self, lane: Lane) -> list[Held]:
@@ -98,7 +98,7 @@ class Holds:
         if state is None:  # it has ended: upstream drops what is left of it
             return False
         return any(
-            request_id in lane.requests
+            request_id in lane.requests and lane.waiting
             for stage in stages
             if stage.stage_id < stage_id and stage.stage_id not in state.finished_stage_ids
             for lane in stage.lanes

@@ -357,3 +357,28 @@ def test_end_that_is_held_goes_before_its_replicas_death(order: str) -> None:
     assert sequences(fast) == sequences(stock)
     assert endings(fast) == endings(stock) == {"R": (1, "end"), "S": (1, "end")}
     assert not any(type(each).__name__ == "ErrorMessage" for each in of("R", fast))
+
+
+def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:
+    """If somebody else takes what an end waits for out of the queue, the end is let go when all queues are empty."""
+    from vllm.v1.engine import FinishReason
+
+    from benchmarks.inprocess import Pipeline, audio, batch, silent, text
+
+    pipeline = Pipeline(stages(1))
+    pipeline.add_request("R")
+    pipeline.add_request("S")
+    pipeline.put(0, batch(text("R", 1)))
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)), batch(silent("S")))
+    process = pipeline.orchestrator._process_llm_stage_outputs
+
+    async def thieving(stage_id: int, *rest: Any) -> Any:
+        queue = pipeline.replicas[0][0].outputs_queue
+        if not queue.empty():
+            queue.get_nowait()
+        return await process(stage_id, *rest)
+
+    pipeline.orchestrator._process_llm_stage_outputs = thieving
+    with switched_on(order="downstream_first", floor=0.0):
+        run(pipeline)
+    assert dispatched(recorder) == [(2, ["S"]), (2, ["R"])]
