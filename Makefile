@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo test lint unit bench micro clean
+.PHONY: setup demo test lint unit bench replay concurrency micro clean
 PYTHON := .venv/bin/python
 SHELL := /bin/bash
 
@@ -24,6 +24,12 @@ bench: setup ## the figures of the README
 	@$(PYTHON) -W ignore -m benchmarks.dispatch
 	@$(PYTHON) -W ignore -m benchmarks.latency
 	@$(PYTHON) -W ignore -m benchmarks.backlog
+
+replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells dear-0.95 ..." for less
+	@$(PYTHON) -W ignore -m benchmarks.replay $(ARGS)
+
+concurrency: setup ## the whole server at concurrency 1 to 32
+	@$(PYTHON) -W ignore -m benchmarks.concurrency
 
 micro: setup ## pytest-benchmark: single operations
 	$(PYTHON) -m pytest benchmarks/micro --benchmark-only -q
