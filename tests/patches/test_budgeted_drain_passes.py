@@ -299,7 +299,8 @@ def test_client_without_a_queue_is_polled_as_upstream_polls(recorder: Any) -> No
         assert len(pipeline.messages()) == 2
 
 
-def test_diffusion_stage_is_polled_beside_the_drain(recorder: Any) -> None:
+@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
+def test_diffusion_stage_is_polled_beside_the_drain(recorder: Any, event_driven: bool) -> None:
     """A diffusion pool's outputs are routed and its metrics-only sentinel is not."""
     from types import SimpleNamespace
 
@@ -324,7 +325,7 @@ def test_diffusion_stage_is_polled_beside_the_drain(recorder: Any) -> None:
         def shutdown(self) -> None:
             """Nothing to do."""
 
-    pipeline = Pipeline()
+    pipeline = Pipeline(event_driven=event_driven)
     pipeline.pools[2].clients[0] = Diffusion()
 
     async def route(stage_id: int, replica_id: int, found: list[Any]) -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,41 +163,6 @@ def test_client_that_is_replaced_by_one_to_be_polled(on: None, event_driven: boo
         assert len(running.messages()) == 1
         assert "put_nowait" not in vars(queue)
     assert running.crash is None
-
-
-def test_diffusion_stage_is_polled(on: None) -> None:
-    """A diffusion pool's outputs are routed, its metrics-only sentinel is not."""
-    from vllm_omni.metrics.utils import DIFFUSION_METRICS_ONLY_REQUEST_ID
-
-    outputs = [
-        SimpleNamespace(request_id=DIFFUSION_METRICS_ONLY_REQUEST_ID, metrics={}, finished=False),
-        SimpleNamespace(request_id="image", metrics={}, finished=False, error=None, outputs=[], images=[1]),
-    ]
-    routed: list[Any] = []
-
-    class Diffusion:
-        stage_type = "diffusion"
-        final_output = True
-        final_output_type = "image"
-
-        def get_diffusion_output_nowait(self) -> Any:
-            return outputs.pop(0) if outputs else None
-
-        def shutdown(self) -> None:
-            """Nothing to do."""
-
-    made = pipeline()
-    made.pools[2].clients[0] = Diffusion()
-
-    async def route(stage_id: int, replica_id: int, found: list[Any]) -> None:
-        routed.extend(output.request_id for output in found)
-
-    made.orchestrator._handle_processed_outputs = route
-    with made:
-        while outputs:
-            time.sleep(0.005)
-        made.settle()
-    assert routed == ["image"]
 
 
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
