@@ -86,8 +86,6 @@ class Upstream(NamedTuple):
     """What the loop needs of upstream besides the orchestrator itself, so that this file imports none of it."""
 
     dead_error: type[BaseException]
-    error_reason: Any
-    """``FinishReason.ERROR``."""
     is_diffusion_start: Callable[[Any], bool]
     dequeue: Callable[[Any], Any]
     """The dequeue that never waits, as a function of the client. Bound once: a class that somebody changes later must

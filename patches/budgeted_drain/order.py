@@ -144,7 +144,6 @@ class Order:
 
     def __init__(self, order: str, floor: float, ask: NextStage | None, request_states: Mapping[str, Any]) -> None:
         self._order = order
-        self._floors = floor > 0
         self._period = 1.0 / floor if floor else 0.0
         self._ask = ask
         self._request_states = request_states
@@ -170,29 +169,6 @@ class Order:
 
     def next(self) -> Stage | None:
         """The stage that is served now; None when no stage has a backlog."""
-        return self._choose()
-
-    def passed(self, stage: Stage) -> None:
-        """A pass over ``stage`` ended by the order's leave: in ``stage_order`` the next one's turn comes."""
-        self._ranked = self._after.get(stage.stage_id, self._ranked)
-
-    def is_still(self, stage: Stage) -> bool:
-        """Whether ``stage``, in the middle of its pass, would be chosen again after what has arrived."""
-        self._ranked = self._from.get(stage.stage_id, self._ranked)
-        return self._choose() is stage and self.due is None
-
-    def spent(self, stage: Stage, nanoseconds: int) -> None:
-        """Note that processing a raw output of ``stage`` took so long."""
-        self._spent_ns = now = self._spent_ns + nanoseconds
-        stage.pause_ns = pause = min(nanoseconds * self._period, WINDOW_NS)
-        if stage.due_ns <= now:
-            stage.due_ns += pause
-        else:
-            # What it got beyond its floor is held against it for no longer than its dearest raw output is worth: a
-            # stage that had the loop to itself for a while would starve afterwards.
-            stage.due_ns = max(stage.due_ns, now + pause)
-
-    def _choose(self) -> Stage | None:
         now = self._spent_ns
         first: Stage | None = None
         due: Stage | None = None
@@ -203,7 +179,7 @@ class Order:
                     first = stage
                 else:
                     several = True
-                if self._floors and stage.due_ns < now and (due is None or stage.due_ns < due.due_ns):
+                if self._period and stage.due_ns < now and (due is None or stage.due_ns < due.due_ns):
                     due = stage
             else:  # idle: nothing is saved up
                 stage.due_ns = now + stage.pause_ns
@@ -216,6 +192,26 @@ class Order:
         if several and self._ask is not None:
             return self._asked(first)
         return first
+
+    def passed(self, stage: Stage) -> None:
+        """A pass over ``stage`` ended by the order's leave: in ``stage_order`` the next one's turn comes."""
+        self._ranked = self._after.get(stage.stage_id, self._ranked)
+
+    def is_still(self, stage: Stage) -> bool:
+        """Whether ``stage``, in the middle of its pass, would be chosen again after what has arrived."""
+        self._ranked = self._from.get(stage.stage_id, self._ranked)
+        return self.next() is stage and self.due is None
+
+    def spent(self, stage: Stage, nanoseconds: int) -> None:
+        """Note that processing a raw output of ``stage`` took so long."""
+        self._spent_ns = now = self._spent_ns + nanoseconds
+        stage.pause_ns = pause = min(nanoseconds * self._period, WINDOW_NS)
+        if stage.due_ns <= now:
+            stage.due_ns += pause
+        else:
+            # What it got beyond its floor is held against it for no longer than its dearest raw output is worth: a
+            # stage that had the loop to itself for a while would starve afterwards.
+            stage.due_ns = max(stage.due_ns, now + pause)
 
     def _asked(self, first: Stage | None) -> Stage | None:
         waiting = {

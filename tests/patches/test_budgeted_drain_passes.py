@@ -259,12 +259,13 @@ def test_queues_are_upstreams_again_after_shutdown(recorder: Any) -> None:
     assert not any("put_nowait" in vars(queue) for queue in queues)
 
 
-def test_idle_loop_sleeps(recorder: Any) -> None:
+@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
+def test_idle_loop_sleeps(recorder: Any, event_driven: bool) -> None:
     """Without work the loop wakes about twice a second; counted, not timed."""
     from benchmarks.inprocess import Pipeline
     from omni_fastpath.ledger import LEDGER
 
-    with Pipeline() as pipeline:
+    with Pipeline(event_driven=event_driven) as pipeline:
         pipeline.settle()
         counters = LEDGER.named("budgeted_drain").counters
         before = counters["wakeups"]
