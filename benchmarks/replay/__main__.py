@@ -31,7 +31,7 @@ SECONDS = 30.0
 ROUNDS = 1
 QUICK_SECONDS = 3.0
 CALIBRATION_S = 5.0
-CALIBRATIONS = 3
+CALIBRATIONS = 2
 """Runs of a calibration; the dearest counts."""
 
 WALL_MARGIN = 1.05
@@ -169,12 +169,16 @@ def main() -> None:
     run_id = time.strftime("%Y-%m-%dT%H:%M:%S")
     for name in options.cells.split(","):
         cell = CELLS[name]
-        # Anew for each cell: a shared machine's speed drifts by tens of percent within minutes.
-        calibration = _calibration(cell.mix.name, cell.replicas, options)
-        _say_calibration(calibration)
         print(f"cell {name}", file=sys.stderr, flush=True)
         found: list[dict[str, Any]] = []
+        calibration: dict[str, Any] = {}
+        calibrated: int | None = None
         for number, arm in turns(arms, options.rounds):
+            if number != calibrated:
+                # Anew for each round: a shared machine's speed drifts by tens of percent within minutes, and all arms
+                # of a round must have one rate.
+                calibration, calibrated = _calibration(cell.mix.name, cell.replicas, options), number
+                _say_calibration(calibration)
             arguments = {
                 "--cell": name,
                 "--seconds": options.seconds,
@@ -187,6 +191,7 @@ def main() -> None:
             with (RESULTS / "replay.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
             found.append(line)
+            print(report.brief(line), file=sys.stderr, flush=True)
         report.show(name, found)
         report.plot(name, found, RESULTS / "replay")
 

@@ -91,6 +91,13 @@ def _number(found: float | None) -> str:
     return f"{found:.0f}" if abs(found) >= 1000 or found == int(found) else f"{found:.3g}"
 
 
+def brief(line: dict[str, Any]) -> str:
+    """One line on one run, while the others go on."""
+    paths = ("first_audio.p50", "first_audio.p99", "first_text.p99", "e2e_later.p99", "utilisation_as_was")
+    figures = ", ".join(f"{path} {_number(value(line, path))}" for path in paths)
+    return f"  round {line['round']} {line['arm']}: {figures}{' (cut off)' if line['cut_off'] else ''}"
+
+
 def show(cell: str, lines: Lines) -> None:
     """Print the table of one cell."""
     from rich.console import Console
