@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo test lint unit bench replay concurrency micro clean
+.PHONY: setup demo test lint unit bench replay concurrency save-queue forward-gate micro clean
 PYTHON := .venv/bin/python
 SHELL := /bin/bash
 
@@ -30,6 +30,12 @@ replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells de
 
 concurrency: setup ## the whole server at concurrency 1 to 32
 	@$(PYTHON) -W ignore -m benchmarks.concurrency
+
+save-queue: setup ## one slow receiver, and nobody slow; half an hour
+	@for part in component server receiver overhead; do $(PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done
+
+forward-gate: setup ## what a stage sends twice, on 0.30 and on 0.22; six minutes
+	@$(PYTHON) -W ignore -m benchmarks.forward_gate $(ARGS)
 
 micro: setup ## pytest-benchmark: single operations
 	$(PYTHON) -m pytest benchmarks/micro --benchmark-only -q

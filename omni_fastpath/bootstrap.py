@@ -37,9 +37,8 @@ GATE = "_build_logical_stage_init_plans"
 """Written only when a server is being refused. A library user's ``Omni`` loads plugins after it has read its deploy
 YAML; the reading that follows swallows exceptions, and this is what it calls next, before any stage is spawned."""
 
-_STAGE_PROCESS = re.compile(
-    r"StageEngineCoreProc_stage\d|StageDiffusionProc$|EngineCore(_DP\d+)?$|VllmWorker-\d+$|DiffusionWorker-\d+$"
-)
+_ENGINE_PROCESS = re.compile(r"StageEngineCoreProc_stage\d|EngineCore(_DP\d+)?$")
+_WORKER_PROCESS = re.compile(r"StageDiffusionProc$|VllmWorker-\d+$|DiffusionWorker-\d+$")
 """What vllm_omni and vllm call the processes that they spawn for a stage."""
 
 logger = logging.getLogger("vllm.omni_fastpath")
@@ -66,17 +65,22 @@ def register() -> None:
 
 
 def is_stage_process() -> bool:
-    """Whether this process was spawned to run a stage."""
-    name = multiprocessing.current_process().name
-    return multiprocessing.parent_process() is not None and _STAGE_PROCESS.match(name) is not None
+    """Whether this process was spawned to run a stage or a part of one."""
+    return _is_spawned_as(_ENGINE_PROCESS) or _is_spawned_as(_WORKER_PROCESS)
+
+
+def _is_spawned_as(name: re.Pattern[str]) -> bool:
+    return multiprocessing.parent_process() is not None and bool(name.match(multiprocessing.current_process().name))
 
 
 def process_kind() -> Process:
     """What kind of process this is."""
     from omni_fastpath.declare import Process  # noqa: PLC0415
 
-    if is_stage_process():
+    if _is_spawned_as(_ENGINE_PROCESS):
         return Process.STAGE
+    if _is_spawned_as(_WORKER_PROCESS):
+        return Process.WORKER
     return Process.HEADLESS if "--headless" in sys.argv[1:] else Process.SERVER
 
 
@@ -137,7 +141,9 @@ def _arm_environment() -> None:
         return  # the server refuses when it reads its deploy YAML; a plain vLLM process is not our business
     if not resolved.asked:
         return
-    needed = frozenset[str]().union(*(modules_of(patch) for patch in PATCHES if patch.name in resolved.enabled))
+    # What other processes' patches patch may never be imported here; the stages are told when the deploy YAML is read.
+    here = [patch for patch in PATCHES if patch.name in resolved.enabled and process_kind() in patch.processes]
+    needed = frozenset[str]().union(*(modules_of(patch) for patch in here))
     imported: set[str] = set()
 
     def one_more(name: str, _module: Any) -> None:

@@ -40,7 +40,9 @@ class Process(str, enum.Enum):
     SERVER = "server"
     """Front end and orchestrator thread: the API server, ``AsyncOmni``, ``Omni``."""
     STAGE = "stage"
-    """A spawned stage engine and its workers."""
+    """A spawned stage engine: scheduler, connector, and the worker where it is in the same process."""
+    WORKER = "worker"
+    """A worker of a stage in a process of its own, or a diffusion stage: there is no scheduler."""
     HEADLESS = "headless"
     """``vllm serve --omni --headless``: it starts stages for an orchestrator that runs elsewhere."""
 

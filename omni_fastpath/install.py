@@ -117,6 +117,8 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None 
         for patch in known:
             if patch.name in resolved.enabled:
                 _apply_one(patch, resolved.enabled[patch.name], resolved.origins.get(patch.name, ""), process)
+                if resolved.on_unsupported == "fail" and process is not Process.STAGE:
+                    _verify_for_stages(patch, process)
         if resolved.on_unsupported == "fail":
             _refuse_trouble(known)
 
@@ -136,6 +138,15 @@ def _apply_one(patch: Patch, options: Options, origin: str, process: Process) ->
             LEDGER.set(patch, required.state, f"requires {name}, which is {required.state.value}: {required.reason}")
             return
     install(patch)
+
+
+def _verify_for_stages(patch: Patch, process: Process) -> None:
+    """A stage can no longer refuse the server's start: look at its seams here, before it is spawned."""
+    if Process.STAGE not in patch.processes or process in patch.processes:
+        return
+    problems = verify_patch(patch)
+    if problems:
+        LEDGER.set(patch, State.UNSUPPORTED, f"in the stages: {'; '.join(problems)}")
 
 
 def _refuse_trouble(patches: Sequence[Patch]) -> None:

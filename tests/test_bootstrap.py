@@ -78,6 +78,22 @@ def states() -> dict[str, str]:
     return {entry.patch.name: entry.state.value for entry in LEDGER}
 
 
+def asked(found: dict[str, str] | None = None) -> dict[str, str]:
+    """Of the states, this process's or the given ones, those of patches that somebody asked for."""
+    return {name: state for name, state in (states() if found is None else found).items() if state != "off"}
+
+
+def default_set(kind: str) -> dict[str, str]:
+    """The states of the default set in a process of that kind."""
+    from omni_fastpath.patches import PATCHES
+
+    return {
+        patch.name: "applied" if kind in {each.value for each in patch.processes} else "not_applicable"
+        for patch in PATCHES
+        if patch.default_on
+    }
+
+
 def state_files() -> list[dict[str, Any]]:
     """The state files of processes that live."""
     from omni_fastpath import statefile
@@ -209,7 +225,7 @@ def test_environment_installs_at_import() -> None:
     assert "vllm_omni" not in sys.modules
     for module in ("vllm_omni.engine.orchestrator", "vllm_omni.engine.omni_engine_base"):
         importlib.import_module(module)
-    assert set(states().values()) == {"applied"}
+    assert asked() == default_set("server")
     assert ours() >= EVERYTHING
     [file] = state_files()
     assert file["source"] == "environment"
@@ -233,7 +249,7 @@ def test_what_needs_the_yaml_waits_for_it(tmp_path: Path) -> None:
     register()
     assert ours() == {"resolve_deploy_yaml"} | WAKEUP
     read(yaml(tmp_path, fastpath={"nonblocking_dequeue": True}))
-    assert set(states().values()) == {"applied"}
+    assert asked() == dict.fromkeys(ALL_ON["fastpath"], "applied")
 
 
 @pytest.mark.upstream
@@ -283,7 +299,9 @@ def test_block_takes_effect_when_it_is_read(tmp_path: Path) -> None:
     assert ours() == {"resolve_deploy_yaml"} | EVERYTHING
     [shown] = state_files()
     assert (shown["source"], shown["role"]) == (str(file), "server")
-    assert {patch["state"] for patch in shown["patches"].values()} == {"applied"}
+    assert asked({name: patch["state"] for name, patch in shown["patches"].items()}) == dict.fromkeys(
+        ALL_ON["fastpath"], "applied"
+    )
 
 
 @pytest.mark.upstream
@@ -389,7 +407,7 @@ def test_upstreams_error_stays_upstreams(tmp_path: Path) -> None:
         raw(*READER).__wrapped__(tmp_path / "missing.yaml")
     assert (type(caught.value), str(caught.value)) == (type(stock.value), str(stock.value))
     read(yaml(tmp_path, **ALL_ON))
-    assert set(states().values()) == {"applied"}
+    assert asked() == dict.fromkeys(ALL_ON["fastpath"], "applied")
 
 
 @pytest.mark.upstream
@@ -444,7 +462,7 @@ def test_swallowed_refusal_is_raised_before_the_spawn(tmp_path: Path) -> None:
     assert raw(*GATE) is gate
     load_omni_transfer_config_for_model("model", str(yaml(tmp_path, **ALL_ON)))
     assert _plans() == []
-    assert set(states().values()) == {"applied"}
+    assert asked() == dict.fromkeys(ALL_ON["fastpath"], "applied")
 
 
 @pytest.mark.upstream
@@ -524,10 +542,11 @@ def test_stage_gets_what_its_parent_resolved(tmp_path: Path, name: str) -> None:
     handed = json.loads(os.environ["_OMNI_FASTPATH_HANDOFF"])
     assert handed["pid"] == os.getpid()
     seen, files, imported = _stage(name)
-    assert seen == dict.fromkeys(states(), "not_applicable")
+    assert asked(seen) == dict.fromkeys(ALL_ON["fastpath"], "not_applicable")
     assert imported == []
     [shown] = files
-    assert (shown["role"], shown["process_name"], shown["source"]) == ("stage", name, str(file))
+    role = "worker" if name in ("StageDiffusionProc", "VllmWorker-0") else "stage"
+    assert (shown["role"], shown["process_name"], shown["source"]) == (role, name, str(file))
 
 
 @pytest.mark.upstream
@@ -549,9 +568,10 @@ def test_environment_alone_reaches_the_stages() -> None:
     """What the environment switched on in a parent that read no deploy YAML is handed to its stages too."""
     os.environ["OMNI_FASTPATH"] = "1"
     register()
-    seen, [shown], imported = _stage()
-    assert seen == dict.fromkeys(states(), "not_applicable")
-    assert (shown["role"], imported) == ("stage", [])
+    seen, [shown], _ = _stage()
+    assert (asked(seen), shown["role"]) == (default_set("stage"), "stage")
+    seen, [shown], imported = _stage("VllmWorker-0")
+    assert (set(asked(seen).values()), shown["role"], imported) == ({"not_applicable"}, "worker", [])
 
 
 @pytest.mark.upstream
@@ -625,6 +645,6 @@ def test_headless_server_reports_that_its_slots_are_elsewhere(tmp_path: Path) ->
     """A headless server resolves its own deploy YAML, installs nothing there, and hands on to its stages."""
     register()
     read(yaml(tmp_path, **ALL_ON))
-    assert set(states().values()) == {"not_applicable"}
+    assert asked() == dict.fromkeys(ALL_ON["fastpath"], "not_applicable")
     assert ours() == {"resolve_deploy_yaml"}
-    assert set(_stage()[0].values()) == {"not_applicable"}
+    assert asked(_stage()[0]) == asked()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Patch, Process, SeamKind, State
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
@@ -30,7 +31,17 @@ ORDERS = sorted({" ".join(order) for order in itertools.permutations(STEPS)})
 WARM_ORDERS = [order for order in ORDERS if order.startswith("import")]
 COLD_ORDERS = [order for order in ORDERS if not order.startswith("import")]
 
+ALL_ON = {patch.env: "1" for patch in PATCHES}
+
 Key = tuple[str, str]
+
+
+def apply_in_both(resolved: Resolved) -> None:
+    """Install the patches of the server and those of the stages in this process, which no real process does."""
+    from omni_fastpath.install import apply
+
+    for process in (Process.SERVER, Process.STAGE):
+        apply(resolved, process, [patch for patch in PATCHES if process in patch.processes])
 
 
 def by_name(name: str) -> Patch:
@@ -154,22 +165,21 @@ def test_order_around_the_import(name: str, order: str) -> None:
 def test_all_patches_together_and_off_again() -> None:
     """The default set applied, applied again, and off: identity of every slot, each wrapped once per patch."""
     from omni_fastpath import config
-    from omni_fastpath.install import apply
     from omni_fastpath.ledger import LEDGER
 
     own = upstreams_own()
-    on = config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES)
+    on = config.resolve([], ALL_ON, PATCHES)
     enabled = [patch for patch in PATCHES if patch.name in on.enabled]
     depth = {key: sum(key in written(patch) for patch in enabled) for key in own}
     for _ in range(2):
-        apply(on, Process.SERVER)
+        apply_in_both(on)
         assert {e.patch.name for e in LEDGER if e.state is State.APPLIED} == set(on.enabled)
         for key, stock in own.items():
             found, layers = raw(key), 0
             while found is not stock:
                 found, layers = (None if stock is None else found.__wrapped__), layers + 1
             assert layers == depth[key], key
-    apply(config.resolve([], {}, PATCHES), Process.SERVER)
+    apply_in_both(config.resolve([], {}, PATCHES))
     assert_holds(None, own)
     assert {entry.state for entry in LEDGER} == {State.OFF}
 
@@ -179,13 +189,12 @@ def test_all_patches_together_and_off_again() -> None:
 def test_patch_that_is_off_has_no_slot(name: str) -> None:
     """With everything else on, the slots that only this patch writes are upstream's own objects."""
     from omni_fastpath import config
-    from omni_fastpath.install import apply
     from omni_fastpath.ledger import LEDGER
 
     own = upstreams_own()
-    variables = {"OMNI_FASTPATH": "1", f"OMNI_FASTPATH_{name.upper()}": "0"}
+    variables = {**ALL_ON, f"OMNI_FASTPATH_{name.upper()}": "0"}
     on = config.resolve([], variables, PATCHES)
-    apply(on, Process.SERVER)
+    apply_in_both(on)
     assert LEDGER.named(name).state is State.OFF
     others = set().union(*(written(patch) for patch in PATCHES if patch.name in on.enabled))
     for key in written(by_name(name)) - others:
@@ -203,10 +212,9 @@ SEAMS = [
 def _assert_unsupported(name: str, before: dict[Key, Any], key: Key) -> None:
     """The patch is unsupported for that slot, nothing of it is written, dependants follow, others are applied."""
     from omni_fastpath import config
-    from omni_fastpath.install import apply
     from omni_fastpath.ledger import LEDGER
 
-    apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
+    apply_in_both(config.resolve([], ALL_ON, PATCHES))
     affected = {p.name for p in PATCHES if any((s.module, s.qualname) == key for s in p.seams)}
     for patch in PATCHES:
         entry = LEDGER.entry(patch)

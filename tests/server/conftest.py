@@ -44,12 +44,14 @@ def server(models: Callable[[str], Path]) -> Callable[..., Any]:
 
 
 def states(server: Any, role: str = "server") -> dict[str, dict[str, Any]]:
-    """The patches of the server's process of that role, from its state file."""
-    found = [
-        entry
-        for path in (server.runtime_folder / "omni-fastpath").glob("*.json")
-        if (entry := json.loads(path.read_text()))["role"] == role
-    ]
-    assert found, f"no state file of a {role} process"
-    patches: dict[str, dict[str, Any]] = found[0]["patches"]
+    """The patches of the server's only process of that role, from its state file."""
+    [found] = all_states(server, role)
+    return found
+
+
+def all_states(server: Any, role: str) -> list[dict[str, dict[str, Any]]]:
+    """The patches of each of the server's processes of that role, from their state files."""
+    found = [json.loads(path.read_text()) for path in (server.runtime_folder / "omni-fastpath").glob("*.json")]
+    patches = [entry["patches"] for entry in found if entry["role"] == role]
+    assert patches, f"no state file of a {role} process"
     return patches

@@ -12,7 +12,11 @@ from tests.server.conftest import DEPLOY, states
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-APPLIED = dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"), "applied")
+APPLIED = {
+    **dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"), "applied"),
+    "forward_gate": "not_applicable",  # it is the stages'
+    "save_queue_cap": "off",  # not in the default set
+}
 
 
 def _speech() -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.server.conftest import states
+from tests.server.conftest import all_states, states
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -30,7 +30,7 @@ class Observed:
     killed: list[Any]
     after_kill: list[Any]
     states: dict[str, Any]
-    stage_states: dict[str, Any]
+    stage_states: list[dict[str, Any]]
     idle_switches_per_s: dict[str, float]
     shutdown: Any
 
@@ -125,7 +125,7 @@ def _observe(server: Any) -> Observed:
         metrics = _counts(server)  # before the aborts: how far an aborted request came is a matter of time
         aborted = run_closed_loop(server.url, _aborted(), 2)
         idle = _idle_switches(server)
-        found, stage_states = states(server), states(server, "stage")
+        found, stage_states = states(server), all_states(server, "stage")
         # A code2wav process dies under three long requests; new ones find no replica.
         victim = _pid(server, "stage2_replica0")
         requests = [chat_request(f"Doomed {n}", max_tokens=400, ignore_eos=True) for n in range(3)]
@@ -156,22 +156,32 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
     stock = _observe(server("qwen3_omni", "qwen3_omni.yaml", environment={"OMNI_FASTPATH": "0"}))
     path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
-    path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", [], PATCHES, output=path))
+    path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", ["save_queue_cap=true"], PATCHES, output=path))
     return stock, _observe(server("qwen3_omni", path))
 
 
 def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
-    """Stock has every patch off; fastpath has all applied in the server, engaged, and none in a stage."""
+    """Stock has every patch off; fastpath has all applied where they belong, and engaged."""
     stock, fast = arms
     assert {entry["state"] for entry in stock.states.values()} == {"off"}
     assert {name: entry["state"] for name, entry in fast.states.items()} == {
         "nonblocking_dequeue": "applied",
         "budgeted_drain": "applied",
         "final_output_wakeup": "applied",
+        "forward_gate": "not_applicable",
+        "save_queue_cap": "not_applicable",
     }
     assert fast.states["budgeted_drain"]["counters"]["items"] > 500
     assert fast.states["final_output_wakeup"]["counters"]["woken"] > 50
-    assert {entry["state"] for entry in fast.stage_states.values()} == {"not_applicable"}
+    found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]
+    for patch in ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"):
+        assert {each[patch] for each in found} == {"not_applicable"}
+    assert sorted(each["forward_gate"] for each in found) == ["applied", "not_applicable", "superseded"]
+    assert sorted(each["save_queue_cap"] for each in found) == ["applied", "applied", "not_applicable"]
+    gated = [each["forward_gate"]["counters"]["multimodal_outputs"] for each in fast.stage_states]
+    assert sum(count > 0 for count in gated) == 1
+    saved = [each["save_queue_cap"]["counters"]["tasks"] for each in fast.stage_states]
+    assert sum(count > 0 for count in saved) == 2
 
 
 def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:

@@ -103,8 +103,7 @@ def talk(rows: list[Any], req_id: str = "a") -> list[list[int]]:
         state.info = {"embed": {name: step_rows}} if step_rows is not None else {}
         result = stage.step(state, 4 if index == 0 else 1)
         state.computed += 4 if index == 0 else 1
-        assert result.inter_stage is not None
-        frames += [frame for frame in result.inter_stage["codes.audio"].tolist() if any(frame)]
+        frames += [frame for frame in result.payload["codes.audio"].tolist() if any(frame)]
         if result.tokens == [CODEC_EOS]:
             return frames
     raise AssertionError("the talker did not end")
@@ -118,8 +117,7 @@ def thinker_rows(prompt: list[int], steps: int) -> list[Any]:
     for span in [len(prompt)] + [1] * steps:
         result = stage.step(state, span)
         state.computed += span
-        assert result.inter_stage is not None
-        rows.append(result.inter_stage["hidden_states.layer_0"])
+        rows.append(result.payload["hidden_states.layer_0"])
     return [torch.cat(rows[:2]), *rows[2:]]
 
 
@@ -166,9 +164,8 @@ def test_audio_is_cut_anywhere_alike() -> None:
     def audio(part: Any, left: int = 0) -> Any:
         flat = part.T.reshape(-1).tolist()
         result = stage.step(request(flat, info={"meta": {"left_context_size": left}}), len(flat))
-        assert result.client is not None
-        assert result.client["sr"].item() == 24000
-        return result.client["model_outputs"]
+        assert result.payload["sr"].item() == 24000
+        return result.payload["model_outputs"]
 
     whole = audio(frames)
     assert whole.shape == (1, 6 * 8)

@@ -17,7 +17,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_simulated_device import CONFIG_VARIABLE
+from omni_simulated_device import CONFIG_VARIABLE, ENABLE_VARIABLE
+
+
+def real_model() -> bool:
+    """Whether this process was asked for the real runners on the processor instead of the clock."""
+    return os.environ.get(ENABLE_VARIABLE) == "real"
 
 
 class ConfigError(ValueError):

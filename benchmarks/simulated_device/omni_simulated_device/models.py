@@ -1,7 +1,8 @@
 """Model folders for the simulated device: configuration, tokenizer and processors, no weights.
 
-``python -m omni_simulated_device.models {qwen3_omni,qwen3_tts} OUT_DIR`` writes one. Dimensions are those of the
-published models where they set the size of what is sent between stages, and small elsewhere.
+``python -m omni_simulated_device.models MODEL OUT_DIR`` writes one. Dimensions are those of the published models where
+they set the size of what is sent between stages, and small elsewhere; ``qwen3_omni_tiny`` is small everywhere, so that
+the real runners can compute it on a processor.
 """
 
 import argparse
@@ -41,6 +42,15 @@ _ROPE = {"rope_type": "default", "type": "default", "interleaved": True}
 
 def write_qwen3_omni(folder: Path) -> None:
     """Write a Qwen3-Omni model folder: byte-level text, the published special ids, the published layer widths."""
+    _write_qwen3_omni(folder, _qwen3_omni_config())
+
+
+def write_qwen3_omni_tiny(folder: Path) -> None:
+    """Write a Qwen3-Omni model folder of a few million weights, with the vocabularies of the published model."""
+    _write_qwen3_omni(folder, _shrunk(_qwen3_omni_config()))
+
+
+def _write_qwen3_omni(folder: Path, config: Mapping[str, Any]) -> None:
     from transformers import WhisperFeatureExtractor
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +74,7 @@ def write_qwen3_omni(folder: Path) -> None:
     )
     _write(folder / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
     _write(folder / "generation_config.json", {"eos_token_id": [151645, 151643], "talker_max_new_tokens": 4096})
-    _write(folder / "config.json", _qwen3_omni_config())
+    _write(folder / "config.json", config)
 
 
 def write_qwen3_tts(folder: Path) -> None:
@@ -254,6 +264,49 @@ def _qwen3_omni_config() -> dict[str, Any]:
     }
 
 
+def _shrunk(config: dict[str, Any]) -> dict[str, Any]:
+    """Another Qwen3-Omni configuration with a few narrow layers; token ids and the number of codebooks stay."""
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    layer = {
+        **attention,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 64,
+        "rope_scaling": {**_ROPE, "mrope_section": [12, 10, 10], "mrope_interleaved": True},
+    }
+    thinker, talker, code2wav = (config[f"{name}_config"] for name in ("thinker", "talker", "code2wav"))
+    width, talker_width = 128, 64
+    return {
+        **config,
+        "thinker_config": {
+            **thinker,
+            "text_config": {**thinker["text_config"], **layer, "hidden_size": width, "num_hidden_layers": 3},
+            "audio_config": {**thinker["audio_config"], "output_dim": width},
+            "vision_config": {**thinker["vision_config"], "out_hidden_size": width},
+        },
+        "talker_config": {
+            **talker,
+            "accept_hidden_layer": 2,
+            "thinker_hidden_size": width,
+            "text_config": {
+                **talker["text_config"],
+                **layer,
+                "hidden_size": talker_width,
+                "num_hidden_layers": 2,
+                "shared_expert_intermediate_size": 64,
+            },
+            "code_predictor_config": {
+                **talker["code_predictor_config"],
+                **attention,
+                "hidden_size": talker_width,
+                "num_hidden_layers": 1,
+            },
+        },
+        "code2wav_config": {**code2wav, "hidden_size": 64, "num_hidden_layers": 1, "decoder_dim": 64},
+    }
+
+
 def _qwen3_tts_config(ids: Mapping[str, int]) -> dict[str, Any]:
     sizes = {
         "hidden_size": 128,
@@ -310,7 +363,11 @@ def _qwen3_tts_config(ids: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-WRITERS = {"qwen3_omni": write_qwen3_omni, "qwen3_tts": write_qwen3_tts}
+WRITERS = {
+    "qwen3_omni": write_qwen3_omni,
+    "qwen3_omni_tiny": write_qwen3_omni_tiny,
+    "qwen3_tts": write_qwen3_tts,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,22 +6,27 @@ import psutil
 import torch
 from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
 
+from omni_simulated_device import config
 from omni_simulated_device.vllm_platform import SimulatedPlatform
 
 
 class SimulatedOmniPlatform(OmniPlatform, SimulatedPlatform):  # type: ignore[misc]
-    """Names the simulated workers and answers vLLM-Omni's questions about devices."""
+    """Names the workers, simulated or real, and answers vLLM-Omni's questions about devices."""
 
     _omni_enum = OmniPlatformEnum.OOT
 
     @classmethod
     def get_omni_ar_worker_cls(cls) -> str:
         """Worker of thinker and talker stages."""
+        if config.real_model():
+            return "omni_simulated_device.real_worker.RealARWorker"
         return "omni_simulated_device.worker.SimulatedARWorker"
 
     @classmethod
     def get_omni_generation_worker_cls(cls) -> str:
         """Worker of code2wav stages."""
+        if config.real_model():
+            return "omni_simulated_device.real_worker.RealGenerationWorker"
         return "omni_simulated_device.worker.SimulatedGenerationWorker"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What each model stage answers in one step: tokens, payloads for the next stage, and payloads for the client.
+"""What each model stage answers in one step: tokens, and a payload for the next stage and the client.
 
 A stage keeps nothing of its own between steps. What a request has so far is in `RequestState`; which output comes next
 follows from the scheduler's position, so that a preempted and repeated request gives the same answer again.
@@ -35,6 +35,8 @@ class RequestState:
     """Payload that the scheduler attached to this step: the upstream stage's chunk, or the client's fields."""
     computed: int = 0
     """Tokens whose step was scheduled before this one."""
+    goes_on: bool = True
+    """Whether a later stage works on it; else nobody gets its payload."""
     key: bytes | None = None
     text_tokens: int = 0
     """Planned length of the request's text, for a talker."""
@@ -49,8 +51,8 @@ class StepResult:
     """What one request gets from one step."""
 
     tokens: list[int]
-    inter_stage: Payload | None = None
-    client: Payload | None = None
+    payload: Payload = dataclasses.field(default_factory=dict)
+    """What the model puts out beside tokens, flat. The runner decides who gets which part of it."""
 
 
 class Stage(Protocol):
@@ -210,8 +212,7 @@ class OmniTalker(_Talker):
     def step(self, request: RequestState, scheduled: int) -> StepResult:
         """As every talker; Qwen3-Omni's carries no validity flag."""
         result = super().step(request, scheduled)
-        assert result.inter_stage is not None
-        del result.inter_stage["meta.codec_frame_valid"]
+        del result.payload["meta.codec_frame_valid"]
         return result
 
 
@@ -239,4 +240,4 @@ class Code2Wav:
         columns = codes[: frames * self._codebooks].reshape(self._codebooks, frames).T[skip:].tolist()
         waves = [content.frame_samples(column, self._samples) for column in columns]
         audio = torch.from_numpy(np.concatenate(waves)) if waves else torch.zeros(0)
-        return StepResult([], None, {"model_outputs": audio.reshape(1, -1), "sr": self._rate.clone()})
+        return StepResult([], {"model_outputs": audio.reshape(1, -1), "sr": self._rate.clone()})

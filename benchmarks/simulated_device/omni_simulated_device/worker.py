@@ -9,13 +9,18 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
+from vllm_omni.engine.serialization import deserialize_additional_information
 from vllm_omni.outputs import OmniModelRunnerOutput
+from vllm_omni.utils.mm_outputs import partition_payload_list
 from vllm_omni.worker.mixins import OmniWorkerMixin
 from vllm_omni.worker.omni_connector_model_runner_mixin import OmniConnectorModelRunnerMixin
 
 from omni_simulated_device import config, stages
 
 logger = init_logger("vllm.omni_simulated_device")
+
+_Payloads = list[stages.Payload | None] | None
 
 
 class _DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
@@ -34,6 +39,15 @@ class _DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
 
 def _nothing() -> OmniModelRunnerOutput:
     return OmniModelRunnerOutput(req_ids=[], req_id_to_index={}, sampled_token_ids=[])
+
+
+def _goes_on(info: Any) -> bool:
+    """Whether a stage after the first one works on the request, for all that the orchestrator has noted on it.
+
+    Upstream's runner makes no payload for a request that ends at stage 0, such as one for text alone.
+    """
+    final_stage = deserialize_additional_information(info).get("omni_final_stage_id")
+    return final_stage is None or int(final_stage) > 0
 
 
 # vllm-omni refuses a connector deployment whose runner does not derive from its connector mixin.
@@ -73,6 +87,7 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
                 sampling_params=new.sampling_params,
                 info=getattr(new, "additional_information", None) or {},
                 computed=new.num_computed_tokens,
+                goes_on=_goes_on(getattr(new, "additional_information", None)),
             )
         cached = scheduler_output.scheduled_cached_reqs
         infos: Mapping[str, Any] = getattr(cached, "additional_information", None) or {}
@@ -94,14 +109,16 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
         if scheduler_output is None:
             return _nothing()
         scheduled: Mapping[str, int] = scheduler_output.num_scheduled_tokens
-        results = [self.model.step(self._requests[req_id], count) for req_id, count in scheduled.items()]
-        inter_stage, client = [r.inter_stage for r in results], [r.client for r in results]
+        requests = [self._requests[req_id] for req_id in scheduled]
+        results = [self.model.step(each, count) for each, count in zip(requests, scheduled.values(), strict=True)]
+        payloads = [r.payload if each.goes_on else {} for each, r in zip(requests, results, strict=True)]
+        inter_stage, client = self._split(payloads)
         output = OmniModelRunnerOutput(
             req_ids=list(scheduled),
             req_id_to_index={req_id: index for index, req_id in enumerate(scheduled)},
             sampled_token_ids=[r.tokens for r in results] if self.samples_tokens else [],
-            inter_stage_outputs=inter_stage if any(inter_stage) else None,
-            multimodal_outputs=client if any(client) else None,
+            inter_stage_outputs=inter_stage,
+            multimodal_outputs=client,
         )
         cost = self.settings
         step_s = (
@@ -113,11 +130,30 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
         pending = _DeviceOutput(output, self._device_free_at)
         return pending if self._async else pending.get_output()
 
+    def _split(self, payloads: list[stages.Payload]) -> tuple[_Payloads, _Payloads]:
+        """What goes to the next stage and what to the client, as upstream's AR runner has it.
+
+        A stage whose connector is no sender gives both the very same list: what the next stage gets is also sent to the
+        orchestrator.
+        """
+        if self.model_config.async_chunk and stage_sends_async_output(self.model_config):
+            inter_stage, client = partition_payload_list(payloads)
+            return inter_stage, client
+        both = [payload or None for payload in payloads]
+        return (both, both) if any(both) else (None, None)
+
 
 class SimulatedGenerationModelRunner(SimulatedModelRunner):
     """Runner of a stage that samples nothing."""
 
     samples_tokens = False
+
+    def _split(self, payloads: list[stages.Payload]) -> tuple[_Payloads, _Payloads]:
+        """As upstream's generation runner: under async-chunk every stage's payload is split."""
+        if not self.model_config.async_chunk:
+            return list(payloads), list(payloads)
+        inter_stage, client = partition_payload_list(payloads)
+        return inter_stage, client
 
 
 class SimulatedARWorker(OmniWorkerMixin, WorkerBase):  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""What ``forward_gate`` takes off the wire and off the orchestrator's thread, on a release's own components."""

@@ -1,0 +1,123 @@
+"""What ``forward_gate`` takes off the wire and off the orchestrator's thread.
+
+    python -m benchmarks.forward_gate
+
+Two stages whose payload stock sends twice: 0.22's thinker, on that release's own scheduler, encoder, decoder and output
+processor (put into .cache by scripts/release.sh), and 0.30's talker. 64 and 128 requests in flight, 900 tokens each, 32
+at a time ending in one batch. Arms alternate, each in a process of its own; stock runs twice, as an A/A pair. What the
+output processor makes for the user, without the payload, and its counts of tokens and ends are compared; tests compare
+the orchestrator's own messages and stage metrics (tests/patches/test_forward_gate.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.forward_gate.stages import NEW, OLD
+
+ROOT = Path(__file__).resolve().parents[2]
+IN_FLIGHT = (64, 128)
+ARMS = ("stock", "fastpath", "stock again")
+WHO = {OLD: "0.22, thinker", NEW: "0.30, talker"}
+FIGURES = {
+    "bytes": "bytes on the wire, each output",
+    "payload_bytes": "of them payload",
+    "orchestrator_us": "orchestrator: decode and process, µs CPU each",
+    "stall_ms": "orchestrator: batch in which 32 end, ms CPU",
+    "scheduler_us": "stage: update_from_output, µs CPU each",
+    "encode_us": "stage: encode, µs CPU each",
+}
+
+
+def environment(release: str) -> dict[str, str]:
+    """Ours without what an arm alone says, and the release's own packages first."""
+    foreign = ("OMNI_FASTPATH", "_OMNI_FASTPATH", "OMNI_SIMULATED_DEVICE")
+    found = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    paths = [str(ROOT / ".cache" / "releases" / release)] if release != NEW else []
+    found["PYTHONPATH"] = os.pathsep.join([*paths, str(ROOT)])
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return found | quiet | {"VLLM_NO_USAGE_STATS": "1"}
+
+
+def run(release: str, module: str, *arguments: str) -> str:
+    """Run a module of ours with the release's packages; its output.
+
+    Raises:
+        RuntimeError: It failed; the message has its output.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    done = subprocess.run(command, env=environment(release), cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def measure(release: str, arm: str, configs: Path, in_flight: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """One process of one arm: figures by requests in flight."""
+    counts = [str(count) for count in in_flight]
+    on = ["--on"] if arm == "fastpath" else []
+    arguments = ("--release", release, "--configs", str(configs), *on, "--in-flight", *counts)
+    output = run(release, "benchmarks.forward_gate.component", *arguments)
+    found: dict[str, dict[str, Any]] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Run the arms and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--releases", nargs="+", choices=WHO, default=list(WHO))
+    parser.add_argument("--in-flight", type=int, nargs="+", default=list(IN_FLIGHT))
+    parser.add_argument("--rounds", type=int, default=1, help="of all arms, forwards and backwards")
+    options = parser.parse_args()
+    kept: dict[str, Any] = {}
+    for release in options.releases:
+        if release != NEW:
+            subprocess.run(["bash", str(ROOT / "scripts" / "release.sh"), release], check=True)
+        found: dict[str, list[dict[str, dict[str, Any]]]] = defaultdict(list)
+        with tempfile.TemporaryDirectory() as folder:
+            run(release, "benchmarks.forward_gate.stages", release, folder)
+            for number in range(options.rounds):
+                for arm in ARMS if number % 2 == 0 else reversed(ARMS):
+                    print(f"  {WHO[release]}: round {number + 1}, {arm}", file=sys.stderr, flush=True)
+                    found[arm].append(measure(release, arm, Path(folder), options.in_flight))
+        for count in options.in_flight:
+            show(f"{WHO[release]}, {count} in flight", {arm: [r[str(count)] for r in found[arm]] for arm in ARMS})
+        kept[release] = found
+    Path("results").mkdir(exist_ok=True)
+    Path("results/forward_gate.json").write_text(json.dumps(kept))
+
+
+def show(title: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """A row for each figure, and whether messages and counts are alike.
+
+    Raises:
+        AssertionError: The user would get something else, or a count differs.
+    """
+    table = Table(title=title)
+    for column in ("figure", "stock", "fastpath", "stock / fastpath", "A/A"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for name, label in FIGURES.items():
+        stock, fast, again = (statistics.median(each[name] for each in found[arm]) for arm in ARMS)
+        ratio = f"{stock / fast:.1f}" if fast else "all of it"
+        table.add_row(label, f"{stock:.1f}", f"{fast:.1f}", ratio, f"{again / stock:.2f}" if stock else "")
+    Console(width=110).print(table)
+    each = [(run["messages"], run["totals"]) for runs in found.values() for run in runs]
+    assert all(one == each[0] for one in each), f"{title}: messages or counts differ between arms: {each}"
+    print(f"messages and counts alike in all arms: {each[0][1]}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,432 @@
+"""The real scheduler of one async-chunk stage in this process, with its adapter, connector and save thread.
+
+Real are upstream's scheduler, ``OmniChunkTransferAdapter``, input processor and ``SharedMemoryConnector``, made from
+the config that a stage of the simulated deploy gets. Only the worker behind them is ours: the simulated device, a clock
+that answers with outputs of real size. There is no engine core around it: `Rig.step` is one turn of its loop.
+
+    configs = stage_configs(folder)          # once, in a process of its own; some 20 s
+    with Rig(configs[0]) as rig:             # 0: thinker, 1: talker; install patches before
+        rig.add("a", tokens=20)
+        rig.run()                            # or rig.step(), or rig.schedule() / rig.execute() / rig.update()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+STAGES = {0: "thinker", 1: "talker"}
+"""Stages of Qwen3-Omni that send chunks, by number."""
+
+PROMPT_TOKENS = 16
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
+
+
+# ---- Configs ----
+
+
+def stage_configs(folder: Path) -> dict[int, Path]:
+    """Pickled ``VllmConfig`` of each stage of the simulated Qwen3-Omni deploy, made in *folder* unless they are there.
+
+    In a process of its own: vLLM's platform is chosen once a process, and this one's may be another. A server hands the
+    config to its stages in the same form.
+
+    Raises:
+        RuntimeError: They could not be made; the message has the output.
+    """
+    found = {stage: folder / f"stage{stage}.pickle" for stage in STAGES}
+    if not all(path.exists() for path in found.values()):
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("OMNI_FASTPATH")}
+        environment |= {"OMNI_SIMULATED_DEVICE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.save_queue.rig", str(folder)]
+        root = Path(__file__).resolve().parents[2]
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"no stage configs:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return found
+
+
+def _write_configs(folder: Path) -> None:
+    """Resolve the deploy YAML and build the configs, as ``vllm serve --omni --headless`` does for one stage."""
+    from vllm_omni.config.resolver import resolve_omni_config
+    from vllm_omni.engine.stage_init_utils import (
+        build_vllm_config,
+        get_stage_connector_spec,
+        load_omni_transfer_config_for_model,
+        prepare_engine_environment,
+    )
+
+    import omni_simulated_device
+    from omni_simulated_device.models import write_qwen3_omni
+
+    model = str(folder / "model")
+    write_qwen3_omni(Path(model))
+    deploy = Path(omni_simulated_device.__file__).parent / "deploy" / "qwen3_omni.yaml"
+    resolved = resolve_omni_config(
+        model,
+        trust_remote_code=True,
+        cli_overrides={},
+        deploy_config_path=str(deploy),
+        stage_overrides=None,
+        strategy_config_path=None,
+    )
+    prepare_engine_environment()
+    transfer = load_omni_transfer_config_for_model(model, resolved.config_path)
+    for stage in STAGES:
+        spec = get_stage_connector_spec(omni_transfer_config=transfer, stage_id=stage, async_chunk=True)
+        config, _ = build_vllm_config(resolved.stage_by_id(stage), model, stage_connector_spec=spec)
+        (folder / f"stage{stage}.pickle").write_bytes(pickle.dumps(config))
+
+
+# ---- The rig ----
+
+
+@dataclass(frozen=True)
+class Step:
+    """A scheduled step whose output is not taken yet."""
+
+    scheduled: Any
+    """Upstream's scheduler output."""
+    output: Callable[[], Any]
+    """Waits until the device is done and returns the model runner's output."""
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests in the step."""
+        return list(self.scheduled.num_scheduled_tokens)
+
+
+class Rig:
+    """One stage; a context manager.
+
+    Args:
+        config: A file of `stage_configs`.
+        step_ms: What a step of the device takes, milliseconds.
+        max_num_seqs: Requests that run at a time.
+        kv_cache_mib: Pretended KV cache, MiB; 2 MiB hold some 1000 tokens of the one pretended layer.
+        async_scheduling: As in the deploy (on) unless given.
+        device_type: What the config calls its device; the simulated one's is ``cpu``. A GPU's runner hands payloads
+            over in memory of their own, and so does the simulated one (each step makes new tensors).
+    """
+
+    def __init__(
+        self,
+        config: Path,
+        *,
+        step_ms: float = 0.0,
+        max_num_seqs: int = 128,
+        kv_cache_mib: int = 8192,
+        async_scheduling: bool | None = None,
+        device_type: str = "cpu",
+    ) -> None:
+        import vllm_omni  # noqa: F401 - replaces vLLM's Request before anything takes it
+        from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
+        from vllm.v1.core.kv_cache_utils import (
+            generate_scheduler_kv_cache_config,
+            get_kv_cache_configs,
+            resolve_kv_cache_block_sizes,
+        )
+        from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        vllm_config = pickle.loads(config.read_bytes())  # noqa: S301 - our own file
+        scheduling = vllm_config.scheduler_config
+        scheduling.max_num_seqs = max_num_seqs
+        vllm_config.device_config.device_type = device_type
+        if async_scheduling is not None and async_scheduling != scheduling.async_scheduling:
+            scheduling.async_scheduling = async_scheduling
+            name = "OmniARAsyncScheduler" if async_scheduling else "OmniARScheduler"
+            scheduling.scheduler_cls = f"vllm_omni.core.sched.omni_ar_scheduler.{name}"
+        self.stage = int(vllm_config.model_config.stage_id)
+        self.vllm_config = vllm_config
+        self.runner = _runner(vllm_config, step_ms)
+        register_all_kvcache_specs(vllm_config)
+        worker = _worker(vllm_config)
+        specs = worker.get_kv_cache_spec()
+        resolve_kv_cache_layout(vllm_config, [worker.get_supported_kv_cache_layouts()], list(specs.values()))
+        kv_cache = generate_scheduler_kv_cache_config(
+            get_kv_cache_configs(vllm_config, [specs], [kv_cache_mib * 2**20])
+        )
+        vllm_config.cache_config.num_gpu_blocks = kv_cache.num_blocks
+        block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache, vllm_config)
+        self.scheduler = scheduling.get_scheduler_cls()(
+            vllm_config=vllm_config,
+            kv_cache_config=kv_cache,
+            structured_output_manager=StructuredOutputManager(vllm_config),
+            include_finished_set=True,
+            log_stats=False,
+            block_size=block_size,
+            hash_block_size=hash_block_size,
+        )
+        self.adapter = self.scheduler.chunk_transfer_adapter
+        self.connector = self.adapter.connector
+        self.depth = int(vllm_config.max_concurrent_batches)
+        """Steps in flight: 2 with async scheduling."""
+        self.in_flight: deque[Step] = deque()
+        self.external_ids: set[str] = set()
+        self._feeder: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the adapter's threads and remove what its streams left in shared memory."""
+        self.adapter.shutdown()
+        for thread in (self.adapter.save_thread, self.adapter.recv_thread):
+            thread.join(timeout=5)
+        for name in self.external_ids:
+            for path in shared_memory(name):
+                path.unlink(missing_ok=True)
+
+    # ---- Requests ----
+
+    def add(
+        self,
+        request_id: str,
+        *,
+        tokens: int,
+        external_req_id: str | None = None,
+        prompt: str | None = None,
+        prompt_tokens: int = PROMPT_TOKENS,
+        input_chunks: int = 1,
+        **fields: Any,
+    ) -> Any:
+        """Add a request that samples exactly *tokens* tokens (frames at the talker) and return upstream's object.
+
+        The answer follows from the last letters of *prompt*, by default the external request id.
+        A talker's request gets its whole input now, through shared memory, as from a thinker that has ended: in
+        *input_chunks* chunks, of which upstream takes one a step.
+        """
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+        from vllm_omni.engine import OmniEngineCoreRequest
+
+        name = external_req_id or request_id
+        self.external_ids.add(name)
+        if self.adapter.receives_chunks:
+            self._feed(name, prompt or name, prompt_tokens, tokens, input_chunks)
+        request = Request.from_engine_core_request(
+            OmniEngineCoreRequest(
+                request_id=request_id,
+                prompt_token_ids=[
+                    64 + ord(letter) % 26 for letter in f"{prompt or name:>{prompt_tokens}}"[-prompt_tokens:]
+                ],
+                mm_features=None,
+                sampling_params=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False),
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+                external_req_id=name,
+                **fields,
+            ),
+            None,
+        )
+        # As StageEngineCoreProc.preprocess_add_request, which sets these on whatever class vLLM made.
+        request.external_req_id, request.payload_sender_info = name, None
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """Abort a request, as when its client goes away."""
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def _feed(self, name: str, prompt: str, prompt_tokens: int, text_tokens: int, chunks: int) -> None:
+        """Send the chunks of a thinker whose text has ended."""
+        import torch
+        from vllm_omni.data_entry_keys import EmbeddingsStruct, MetaStruct, OmniPayloadStruct
+        from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+
+        from omni_simulated_device import content
+
+        if self._feeder is None:  # another sender than the stage's own, whose books must not have these chunks
+            self._feeder = SharedMemoryConnector({"stage_id": self.stage - 1})
+        sender = self.stage - 1
+        positions = prompt_tokens + chunks - 1
+        tags = content.encode_tags(content.content_key(0, prompt), range(positions), text_tokens)
+        rows = torch.zeros(positions, 2048, dtype=torch.bfloat16)
+        rows[:, : content.ROW_BYTES] = torch.from_numpy(tags.copy())
+        for number in range(chunks):
+            row = prompt_tokens + number - 1
+            embed = {"prefill": rows[:prompt_tokens]} if number == 0 else {"decode": rows[row : row + 1].clone()}
+            finished = torch.tensor(number == chunks - 1)
+            chunk = OmniPayloadStruct(embed=EmbeddingsStruct(**embed), meta=MetaStruct(finished=finished))
+            sent, _, _ = self._feeder.put(str(sender), str(self.stage), f"{name}_{sender}_{number}", chunk)
+            assert sent, f"the talker's input {name} could not be put into shared memory"
+
+    # ---- Steps ----
+
+    def schedule(self) -> Any:
+        """Upstream's schedule; its output says which requests are in the step."""
+        return self.scheduler.schedule()
+
+    def execute(self, scheduled: Any) -> Step:
+        """Start a scheduled step on the device and put it in flight."""
+        output = self.runner.execute_model(scheduled)
+        if output is None:
+            output = self.runner.sample_tokens()
+        waits = getattr(output, "get_output", None)
+        step = Step(scheduled, lambda: _of_real_size(output if waits is None else waits()))
+        self.in_flight.appendleft(step)
+        return step
+
+    def update(self) -> Any:
+        """Wait for the oldest step in flight and give its output to the scheduler, which queues save tasks."""
+        step = self.in_flight.pop()
+        return self.scheduler.update_from_output(step.scheduled, step.output())
+
+    def step(self) -> bool:
+        """One turn of the engine core's loop (``step_with_batch_queue`` or ``step``); whether anything was computed."""
+        executed = False
+        if self.scheduler.has_requests():
+            scheduled = self.schedule()
+            executed = bool(scheduled.total_num_scheduled_tokens > 0)
+            self.execute(scheduled)
+            if len(self.in_flight) < self.depth and (executed or self.scheduler.has_requests()):
+                return executed
+        elif not self.in_flight:
+            return False
+        self.update()
+        return executed
+
+    def turn(self) -> bool:
+        """A step, and the pause that upstream's loop makes when nothing could be computed."""
+        executed = self.step()
+        if not executed and self.scheduler.has_unfinished_requests():
+            time.sleep(0.001)
+        return executed
+
+    def run(self, timeout_s: float = 60.0) -> None:
+        """Step until no request is left and every save task is sent.
+
+        Raises:
+            TimeoutError: That took longer.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.busy() or outstanding(self.adapter):
+            if time.monotonic() > deadline:
+                left = len(self.adapter._pending_save_reqs)
+                raise TimeoutError(f"{len(self.scheduler.requests)} requests and {left} save tasks are left")
+            if self.busy():
+                self.turn()
+            else:
+                time.sleep(0.001)
+
+    def busy(self) -> bool:
+        """Whether a request or a step is left."""
+        return bool(self.in_flight) or bool(self.scheduler.has_requests())
+
+
+def _runner(vllm_config: Any, step_ms: float) -> Any:
+    """The simulated model runner; its settings come from an environment variable, which stays as it was."""
+    from omni_simulated_device import CONFIG_VARIABLE
+    from omni_simulated_device.worker import SimulatedModelRunner
+
+    before = os.environ.get(CONFIG_VARIABLE)
+    os.environ[CONFIG_VARIABLE] = json.dumps({"stages": {"*": {"base_ms": step_ms}}})
+    try:
+        return SimulatedModelRunner(vllm_config)
+    finally:
+        del os.environ[CONFIG_VARIABLE]
+        if before is not None:
+            os.environ[CONFIG_VARIABLE] = before
+
+
+def _of_real_size(output: Any) -> Any:
+    """Give each layer rows of its own: the simulated thinker's two layers are one tensor, a model's are two."""
+    for payload in output.inter_stage_outputs or ():
+        layers = [name for name in payload or () if name.startswith("hidden_states.")]
+        for name in layers[1:]:
+            payload[name] = payload[name].clone()
+    return output
+
+
+def _worker(vllm_config: Any) -> Any:
+    """The simulated worker as far as it is asked for its pretended cache; it has no device."""
+    from omni_simulated_device.worker import SimulatedARWorker
+
+    worker = object.__new__(SimulatedARWorker)
+    worker.cache_config = vllm_config.cache_config
+    return worker
+
+
+# ---- What is on its way ----
+
+
+def queued(adapter: Any) -> list[dict[str, Any]]:
+    """Save tasks that no thread has taken, whichever queue the adapter has."""
+    queue = adapter._pending_save_reqs
+    for _ in range(100):  # other threads change it meanwhile; a copy that they disturbed is made again
+        with contextlib.suppress(RuntimeError):
+            if isinstance(queue, deque):
+                return list(queue)
+            return [held.task for stream in list(queue.streams.values()) for held in list(stream.waiting)]
+    raise RuntimeError("the save queue changes faster than it can be copied")
+
+
+def stream_of(task: Mapping[str, Any]) -> str:
+    """The external request id that a save task belongs to."""
+    cleanup = task.get("cleanup_shm")
+    return str(cleanup[0].rsplit("_", 1)[0] if cleanup else task["request"].external_req_id)
+
+
+def outstanding(adapter: Any) -> bool:
+    """Whether a save task is queued or being sent."""
+    return bool(queued(adapter)) or any(token.in_flight for token in list(adapter._sender_tokens.values()))
+
+
+def queued_bytes(tasks: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes of the storage that the tasks' tensors keep alive, each storage once."""
+    storages: dict[int, int] = {}
+    for task in tasks:
+        for tensor in _tensors(task.get("multimodal_output")):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif hasattr(value, "untyped_storage"):
+        yield value
+
+
+def shared_memory(name: str) -> list[Path]:
+    """Files in shared memory of streams whose external request id begins with *name*, lock files included."""
+    return [path for path in _SHARED_MEMORY.iterdir() if path.name.removeprefix("shm_").startswith(name)]
+
+
+def unfetched(name: str, stage: int) -> list[int]:
+    """Sizes in bytes of the chunks in shared memory that *stage* sent for streams whose id begins with *name*."""
+    sizes = []
+    with os.scandir(_SHARED_MEMORY) as entries:
+        for entry in entries:
+            if entry.name.startswith(name) and entry.name.rsplit("_", 2)[1:2] == [str(stage)]:
+                with contextlib.suppress(FileNotFoundError):  # fetched meanwhile
+                    sizes.append(entry.stat().st_size)
+    return sizes
+
+
+if __name__ == "__main__":
+    _write_configs(Path(sys.argv[1]))

@@ -1,0 +1,218 @@
+"""The arms, each in a process of its own that has one stage and its receiver, and the check that each is what it says.
+
+All arms of a comparison live at the same time and wait on their pipes, so that runs can alternate one by one: what
+drifts on the machine hits all arms alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PATCH = "save_queue_cap"
+START_TIMEOUT_S = 180.0
+CALL_TIMEOUT_S = 600.0
+
+ENVIRONMENT = {
+    "OMNI_SIMULATED_DEVICE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm.
+
+    Attributes:
+        name: As tables show it.
+        environment: Our variables; empty is stock.
+        slow: Whether one stream's sends are slow.
+        fifo: One lane and the order of arrival instead of fairness.
+    """
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    slow: bool = False
+    fifo: bool = False
+
+    @property
+    def on(self) -> bool:
+        """Whether anything of ours is on."""
+        return bool(self.environment)
+
+
+ON = {"OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"}
+
+ALONE = Arm("stock, nobody slow")
+ALONE_AGAIN = Arm("the same again")
+STOCK = Arm("stock", slow=True)
+FIFO = Arm("credits on one FIFO", ON, slow=True, fifo=True)
+FASTPATH = Arm("fastpath", ON, slow=True)
+IDLE = Arm("fastpath, nobody slow", ON)
+
+WITH_SLOW = (ALONE, ALONE_AGAIN, STOCK, FIFO, FASTPATH)
+"""One slow stream: what the others feel."""
+
+
+def switch_on(arm: Arm) -> None:
+    """Install what the arm says in this process, before a stage is made."""
+    from omni_fastpath import config
+    from omni_fastpath.declare import Process
+    from omni_fastpath.install import apply
+    from omni_fastpath.patches import PATCHES
+
+    if not arm.on:
+        return
+    if arm.fifo:
+        from omni_fastpath.patches.save_queue_cap import queue
+
+        queue.FIFO_FOR_BENCHMARKS = True
+    apply(config.resolve([], arm.environment, PATCHES), Process.STAGE)
+
+
+def check(arm: Arm, rig: Any) -> dict[str, Any]:
+    """Assert that the stage is what the arm says, and return what is on."""
+    from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+
+    from omni_fastpath.declare import State
+    from omni_fastpath.install import is_installed
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    installed = {patch.name for patch in PATCHES if is_installed(patch.name)}
+    queue = rig.adapter._pending_save_reqs
+    if not arm.on:
+        assert not installed, installed
+        assert type(queue) is deque, type(queue)
+        assert type(vars(OmniARScheduler)["schedule"]).__name__ == "function"
+        return {"queue": "collections.deque", "scheduler": type(rig.scheduler).__name__}
+    from omni_fastpath.patches.save_queue_cap.queue import FIFO_FOR_BENCHMARKS, SaveQueue
+
+    assert installed == {PATCH}, installed
+    (entry,) = (entry for entry in LEDGER if entry.patch.name == PATCH)
+    assert entry.state is State.APPLIED, (entry.state, entry.reason)
+    assert type(queue) is SaveQueue, type(queue)
+    assert arm.fifo == FIFO_FOR_BENCHMARKS
+    assert not arm.fifo or len(queue.lanes) == 1, queue.lanes
+    return {"queue": "SaveQueue", "reason": entry.reason, "scheduler": type(rig.scheduler).__name__}
+
+
+# ---- The process ----
+
+
+class Subject:
+    """An arm's process; a context manager.
+
+    Args:
+        arm: The arm.
+        stage: Of `rig.STAGES`.
+        config: The stage's file of `rig.stage_configs`.
+        settings: Of `rig.Rig`.
+    """
+
+    def __init__(self, arm: Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.arm, self.stage = arm, stage
+        self.about: dict[str, Any] = {}
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, arm, stage, config, settings), name=f"save-queue-{stage}"
+        )
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> None:
+        """Wait until the stage is there and has been checked."""
+        self.about = self._answer(START_TIMEOUT_S)
+
+    def call(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """Run a ``load``, ``stall`` or ``overhead`` of `measure` in the process and return its result."""
+        self._pipe.send((what, arguments))
+        return self._answer(CALL_TIMEOUT_S)
+
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
+        if not self._pipe.poll(timeout_s):
+            raise TimeoutError(f"{self.arm.name}, stage {self.stage}: no answer in {timeout_s:.0f} s")
+        try:
+            good, result = self._pipe.recv()
+        except EOFError:
+            raise RuntimeError(f"{self.arm.name}, stage {self.stage}: the process ended") from None
+        if not good:
+            raise RuntimeError(f"{self.arm.name}, stage {self.stage}:\n{result}")
+        answer: dict[str, Any] = result
+        return answer
+
+    def close(self) -> None:
+        """End the process: it closes its stage when the pipe ends."""
+        self._pipe.close()
+        self._process.join(timeout=20)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+@contextlib.contextmanager
+def subjects(arms: Sequence[Arm], stage: int, config: Path, **settings: Any) -> Iterator[list[Subject]]:
+    """All arms' processes, ready, with these settings of `rig.Rig`; ended on exit."""
+    found: list[Subject] = []
+    try:
+        found.extend(Subject(arm, stage, config, settings) for arm in arms)
+        for subject in found:
+            subject.ready()
+        yield found
+    finally:
+        for subject in found:
+            subject.close()
+
+
+def _serve(pipe: Any, arm: Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
+    for name in [name for name in os.environ if name.startswith(("OMNI_FASTPATH", "OMNI_SIMULATED_DEVICE"))]:
+        del os.environ[name]
+    os.environ.update(ENVIRONMENT)
+    # Upstream's imports and ends print a lot, the receiver's too; what matters comes through the pipe.
+    with config.with_name(f"{os.getpid()}.log").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        _serve_stage(pipe, arm, stage, config, settings)
+    except (EOFError, BrokenPipeError):  # the driver is done, or gone
+        return
+    except Exception:  # the driver prints it
+        with contextlib.suppress(OSError):
+            pipe.send((False, traceback.format_exc()))
+
+
+def _serve_stage(pipe: Any, arm: Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
+    from vllm.utils.gc_utils import freeze_gc_heap
+
+    from benchmarks.save_queue import measure
+    from benchmarks.save_queue.receiver import Receiver
+    from benchmarks.save_queue.rig import Rig
+
+    commands: Mapping[str, Callable[..., dict[str, Any]]] = {
+        "load": measure.run_load,
+        "stall": measure.run_stall,
+        "overhead": measure.run_overhead,
+    }
+    with Receiver(stage) as receiver:
+        switch_on(arm)
+        with Rig(config, **settings) as rig:
+            about = check(arm, rig)
+            receiver.wait_until_ready()
+            freeze_gc_heap()  # as the engine core after its start
+            pipe.send((True, about))
+            for run in range(1_000_000):
+                what, arguments = pipe.recv()
+                result = commands[what](rig, receiver, tag=f"save-queue-{os.getpid()}-{run}", **arguments)
+                check(arm, rig)
+                pipe.send((True, result))

@@ -1,0 +1,99 @@
+"""What a stage sends to the next one through the connector is not sent to the orchestrator as well.
+
+What:
+    Under async-chunk a middle AR stage (Qwen3-Omni's talker) hands its payload to the next stage through the connector,
+    and its scheduler puts the same payload into the outputs for the orchestrator. With the patch those outputs leave
+    the stage with the part that clients may see (the roots ``model_outputs``, ``audio``, ``sr``, ``image``... and the
+    marks of a spoken turn; upstream's ``partition_flat_payload`` says which) and without the rest. Whether there is an
+    output, its tokens, finish reason and statistics stay as they were. What remains of a payload with nothing to see
+    is None, as upstream's own split leaves it: an output processor takes None and an empty payload alike, and on
+    the wire both are one byte.
+Why:
+    The orchestrator decodes the payload, keeps every step's, copies them into each output and joins them at the
+    request's end, on the thread that routes everybody's audio, and nobody reads the result. Upstream split the payload
+    in 0.24, for the stage that its connector calls a sender. From 0.26 to 0.30 (model runner v1) a middle stage has the
+    connector of its incoming edge, is called a receiver, and sends everything twice.
+Why not a hook:
+    Upstream has none between the model runner's output and the scheduler's.
+Scope:
+    Main thread of a stage process whose scheduler is an ``OmniARScheduler``. Judged once, when the scheduler is made;
+    the state's reason says what was found. ``superseded`` where upstream splits the payload itself.
+    ``not_applicable``: generation stages, no async-chunk, model runner v2, final-output stages, stages that make audio,
+    images or video, duplex deployments, KV transfer (PD prefill), and stages whose payload the orchestrator may have to
+    hand on: stage 0 without a connector, and stages without a processor for chunks. A stage process does not know its
+    next stage. That one receives chunks follows from the processor: upstream refuses to start where the two ends of an
+    edge whose producer has a processor for chunks differ in async-chunk. Such a processor is known by its parameters,
+    a step's payload and ``is_finished``; one for whole payloads lacks the first or both.
+    Left alone request by request: pooling requests, streaming sessions in all their segments, CFG companions. Left
+    alone step by step: an output whose payload list is not the very list that goes to the connector, as when the model
+    names the keys that its clients get (``omni_client_multimodal_output_keys``).
+Fragility:
+    Wraps ``OmniARScheduler.update_from_output`` and works on what it returned; the payload itself, which the
+    connector's save task holds, is never changed. The body is pinned, because what it hands to the connector and what
+    to the outputs is relied on; so is the check of the edges. Not seen: a middle stage of four or more with a processor
+    for chunks and no connector on its outgoing edge, while the stage after it has one of its own going out. Upstream
+    hands on through the orchestrator there, and leaves the stage's chunks in shared memory; no pipeline of 0.30 is like
+    that. Dicts in ``pooling_output`` are gated where a release has no split at all (0.22); 0.30 packs them into another
+    field, which only model runner v2 uses.
+Upstream thread:
+    vllm-omni issue #4469, PR #3690.
+Remove when:
+    Upstream's runner splits the payload of every stage that sends chunks, in every supported release.
+"""
+
+from __future__ import annotations
+
+from omni_fastpath.declare import Patch, Process, Seam, SeamKind
+
+AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
+
+PATCH = Patch(
+    name="forward_gate",
+    summary="payloads that go to the next stage are not sent to the orchestrator as well",
+    processes=frozenset({Process.STAGE}),
+    wrappers="omni_fastpath.patches.forward_gate.wrappers",
+    tested=("0.30.0",),
+    docs=__doc__,
+    counters={
+        "multimodal_outputs": "outputs whose multimodal_output was gated",
+        "multimodal_bytes": "bytes of tensors taken out of multimodal_output",
+        "pooling_outputs": "outputs whose pooling_output was gated",
+        "pooling_bytes": "bytes of tensors taken out of pooling_output",
+    },
+    seams=(
+        Seam(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
+        Seam(
+            AR_SCHEDULER,
+            "OmniARScheduler.update_from_output",
+            ("self", "scheduler_output", "model_runner_output"),
+            wrapper="wrapped_update_from_output",
+            fingerprints=("a26adda69a2c6ef8",),
+        ),
+        Seam(
+            "vllm_omni.core.sched.omni_generation_scheduler",
+            "OmniGenerationScheduler.__init__",
+            ("self", "args", "kwargs"),
+            wrapper="wrapped_generation_init",
+        ),
+        Seam(
+            "vllm_omni.utils.mm_outputs",
+            "partition_flat_payload",
+            ("payload",),
+            SeamKind.PIN,
+        ),
+        Seam(
+            "vllm_omni.distributed.omni_connectors.utils.config",
+            "stage_sends_async_output",
+            ("model_config",),
+            SeamKind.PIN,
+            fingerprints=("b689853693cedada",),
+        ),
+        Seam(
+            "vllm_omni.config.stage_config",
+            "validate_stage_async_chunk_edges",
+            ("pipeline", "deploy"),
+            SeamKind.PIN,
+            fingerprints=("f9ab5cee7dc765e0",),
+        ),
+    ),
+)

@@ -1,0 +1,194 @@
+"""The slots of ``forward_gate``: outputs leave the scheduler without what the connector carries."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from omni_fastpath.declare import State
+from omni_fastpath.ledger import logger, runtime
+
+try:
+    from vllm_omni.distributed.omni_connectors.utils.config import get_stage_connector_role, stage_sends_async_output
+    from vllm_omni.utils.mm_outputs import partition_flat_payload
+except ImportError:  # releases before the split: all that is sent is sent twice
+    get_stage_connector_role = stage_sends_async_output = partition_flat_payload = None
+
+_runtime = runtime("forward_gate")
+_counters = _runtime.counters
+
+_CLIENT_ROOTS = frozenset(
+    ("model_outputs", "sr", "audio", "image", "images", "video", "videos", "trajectory_latents", "latents")
+)
+"""What clients may see, where upstream has no function to ask: the roots of its first split."""
+
+_CFG_COMPANION = "__cfg_"
+"""In the id of every companion that upstream's input processors make; its output is bundled with its parent's."""
+
+_gating: WeakSet[Any] = WeakSet()
+"""The schedulers whose outputs are gated. A scheduler that was made before the patch was installed is not one."""
+
+
+# ---- Judging a stage, once ----
+
+
+def wrapped_ar_init(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+    """Make the scheduler, then judge its stage and say so."""
+    wrapped(*args, **kwargs)
+    try:
+        state, reason = verdict(instance)
+    except Exception as error:
+        logger.exception("omni-fastpath: forward_gate cannot judge this stage")
+        state, reason = State.FAILED, f"judging the stage failed: {error!r}; its outputs stay as they are"
+    if state is State.APPLIED:
+        _gating.add(instance)
+    _runtime.report(state, reason)
+
+
+def wrapped_generation_init(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+    """Make the scheduler, and say that its stage hands nothing on."""
+    wrapped(*args, **kwargs)
+    stage = _stage_name(getattr(instance.vllm_config, "model_config", None))
+    _runtime.report(State.NOT_APPLICABLE, f"{stage} is a generation stage: what it makes goes to the client")
+
+
+def verdict(scheduler: Any) -> tuple[State, str]:
+    """Whether this scheduler's outputs are gated, and why or why not."""
+    model_config = scheduler.vllm_config.model_config
+    stage = _stage_name(model_config)
+    if not getattr(model_config, "async_chunk", False):
+        return State.NOT_APPLICABLE, f"{stage} runs without async-chunk: the orchestrator hands its payload on"
+    if getattr(model_config, "use_v2_model_runner", False):
+        return State.NOT_APPLICABLE, f"{stage} runs on model runner v2, which sends no payload to the orchestrator"
+    if stage_sends_async_output is not None and stage_sends_async_output(model_config):
+        return State.SUPERSEDED, f"upstream's model runner splits the payload of {stage} itself"
+    for found, obstacle in _obstacles(scheduler, model_config):
+        if found:
+            return State.NOT_APPLICABLE, f"{stage} {obstacle}"
+    return State.APPLIED, f"what {stage} sends to the next stage is not sent to the orchestrator as well"
+
+
+def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
+    """Why somebody may need the payload in the outputs, each with whether it is so here."""
+    worker_type = getattr(model_config, "worker_type", None)
+    output_type = getattr(model_config, "engine_output_type", None)
+    yield worker_type not in (None, "ar"), f"has worker type {worker_type}: only AR stages send chunks"
+    yield bool(getattr(model_config, "final_output", False)), "is a final-output stage: its outputs go to the client"
+    yield output_type in ("audio", "image", "video"), f"makes {output_type}: its outputs go to the client"
+    duplex = getattr(model_config, "session_mode", "turn") != "turn"
+    yield duplex, "serves duplex sessions, which read its payload in the orchestrator"
+    prefill = scheduler.vllm_config.kv_transfer_config is not None
+    yield prefill, "transfers its KV cache (PD prefill): the orchestrator hands its payload to the decode stage"
+    unconnected = get_stage_connector_role is not None and get_stage_connector_role(model_config) is None
+    yield unconnected, "has no connector: the orchestrator hands its payload on"
+    chunks = _sends_chunks(getattr(scheduler, "chunk_transfer_adapter", None))
+    yield not chunks, "has no processor that makes chunks: the orchestrator hands its payload on"
+
+
+def _sends_chunks(adapter: Any) -> bool:
+    """Whether the adapter has a processor that makes chunks of what a step puts out.
+
+    One for whole payloads is known by its parameters: it lacks the step's payload, or the mark of the last chunk.
+    """
+    processor = getattr(adapter, "custom_process_next_stage_input_func", None)
+    if processor is None:
+        return False
+    payload = "multimodal_output" if partition_flat_payload is not None else "pooling_output"
+    return {payload, "is_finished"} <= set(inspect.signature(processor).parameters)
+
+
+def _stage_name(model_config: Any) -> str:
+    return f"stage {getattr(model_config, 'stage_id', '?')} ({getattr(model_config, 'model_stage', '?')})"
+
+
+# ---- Gating a step ----
+
+
+def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Let upstream make the step's outputs, then take out what the connector carries.
+
+    Afterwards and not before, so that whether an output is made, and when prefill statistics are taken, follows from
+    what the runner returned. The payloads are not touched: the connector's save tasks hold them.
+    """
+    if instance not in _gating:
+        return wrapped(*args, **kwargs)
+    carriers, kept = _plan(instance, *args, **kwargs)
+    outputs = wrapped(*args, **kwargs)
+    if carriers:
+        try:
+            for batch in outputs.values():
+                for output in batch.outputs:
+                    if output.request_id not in kept:
+                        for carrier in carriers:
+                            _gate(output, carrier)
+        except Exception as error:  # the outputs are whole, gated or not: a stage must not die of it
+            _gating.discard(instance)
+            logger.exception("omni-fastpath: forward_gate failed and stops")
+            _runtime.report(State.FAILED, f"gating failed: {error!r}; outputs stay as they are from here on")
+    return outputs
+
+
+def _plan(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The carriers of this step that hold what the connector gets, and the requests that keep theirs.
+
+    Read before the step is worked off: a request that ends in it is gone afterwards.
+    """
+    mm_outputs = getattr(model_runner_output, "multimodal_outputs", None)
+    pooler_output = model_runner_output.pooler_output
+    # Releases before the split hand the pooler output itself to the connector.
+    sent = getattr(model_runner_output, "inter_stage_outputs", pooler_output)
+    if sent is None:
+        return (), frozenset()
+    # The very list, which survives pickling: what was filtered for the client is another one.
+    fields = {"multimodal": mm_outputs, "pooling": pooler_output}
+    carriers = tuple(name for name, payloads in fields.items() if payloads is sent)
+    requests = scheduler.requests
+    kept = frozenset(each for each in scheduler_output.num_scheduled_tokens if _needs_payload(requests.get(each)))
+    return carriers, kept
+
+
+def _needs_payload(request: Any) -> bool:
+    """Whether somebody in the orchestrator reads this request's payload."""
+    return request is not None and (
+        request.pooling_params is not None
+        or request.resumable
+        # A session stays one when its last segment is no longer resumable.
+        or request.streaming_queue is not None
+        or _CFG_COMPANION in request.request_id
+        or _CFG_COMPANION in (request.external_req_id or "")
+    )
+
+
+def _gate(output: Any, carrier: str) -> None:
+    name = f"{carrier}_output"
+    payload = getattr(output, name, None)
+    if not isinstance(payload, dict):  # none, or the tensor of a pooling task
+        return
+    visible = _visible(payload)
+    if len(visible) == len(payload):
+        return
+    setattr(output, name, visible or None)
+    _counters[f"{carrier}_outputs"] += 1
+    _counters[f"{carrier}_bytes"] += sum(_bytes(value) for key, value in payload.items() if key not in visible)
+
+
+def _visible(payload: dict[str, Any]) -> dict[str, Any]:
+    """What of a flat payload goes to the client."""
+    if partition_flat_payload is not None:
+        client: dict[str, Any] = partition_flat_payload(payload)[1]
+        return client
+    return {key: value for key, value in payload.items() if key.partition(".")[0] in _CLIENT_ROOTS}
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return int(value.nbytes)
+    if isinstance(value, dict):
+        return sum(_bytes(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_bytes(each) for each in value)
+    return 0

@@ -1,0 +1,156 @@
+"""Chunks on their way to the next stage are bounded, per stream first; the producer never blocks.
+
+What:
+    With async-chunk a stage hands every step's payloads to a save thread, which sends them to the next stage. With the
+    patch its queue is one per stream, served fairly by measured send time; where the connector and the stage's input
+    processor are known to bear it, a helper thread serves the others while a send is slow. A stream with
+    ``per_stream_tasks`` save tasks queued, in flight or in placeholders, or with ``unfetched_chunks`` chunks in shared
+    memory that its receiver has not fetched, is left out of the next steps until it has drained; so are the streams
+    with the most queued while all together are over ``total_tasks`` or ``total_bytes``. A hold ends after
+    ``max_hold_s`` at the latest, for one step, and is counted. Nothing is dropped and the order within a stream does
+    not change; ends of requests and of segments and clean-up always pass.
+Why:
+    Upstream's queue is one first-in-first-out without a bound, and so is what lies behind it in shared memory. One
+    receiver that is slow makes everybody's chunks wait, and memory grows for as long as it lasts.
+Why not a hook:
+    The queue is a private member, and upstream's scheduler asks nobody whether a stream may run.
+Scope:
+    Stage processes with async-chunk, an autoregressive scheduler, model runner v1 and a next stage. What is asked of
+    upstream is to skip a running request for one step (``next_decode_eligible_step``): it stays in the running queue,
+    so that abort, preemption, statistics and its KV blocks remain upstream's. Refused at the stage's start:
+    ``per_stream_tasks`` below 3 with async scheduling (two steps are in flight always) and pipeline parallelism above
+    1, which uses the same field. Not covered: the model runner's own save queue, which synchronous full payloads and
+    model runner v2 use; the state says so there.
+Fragility:
+    Replaces the adapter's deque by an object with the four operations that upstream uses, right after the adapter is
+    made; ``save_loop`` and the constructor are pinned. Relies on ``Scheduler.schedule`` to count ``current_step`` and
+    to skip by ``next_decode_eligible_step``; that body is pinned too. Unfetched chunks are looked up under the names
+    that ``SharedMemoryConnector`` gives its segments; its body of ``put`` is pinned.
+Upstream thread:
+    vllm-omni PR #3690 (a global semaphore, closed), vllm-omni issue #3535 (credits per stream, proposed).
+Remove when:
+    Upstream bounds its save queue per stream, in every supported release.
+"""
+
+from __future__ import annotations
+
+from pydantic import ByteSize, Field
+
+from omni_fastpath.declare import Options, Patch, Process, Seam, SeamKind
+
+
+class SaveQueueOptions(Options):
+    """The limits. A limit that is null is none, as upstream."""
+
+    per_stream_tasks: int | None = Field(
+        default=32,
+        ge=1,
+        description="save tasks of one stream, queued, in flight and in placeholders, from which on it is held; at "
+        "least 3 with async scheduling",
+    )
+    unfetched_chunks: int | None = Field(
+        default=None,
+        ge=1,
+        description="chunks of one stream that its receiver has not fetched, from which on it is held; shared memory "
+        "only. It ties a stage to the pace of the next one, text included",
+    )
+    total_tasks: int | None = Field(
+        default=8192,
+        ge=1,
+        description="save tasks of all streams of a stage together, from which on those with the most are held",
+    )
+    total_bytes: ByteSize | None = Field(
+        default=ByteSize(256 * 2**20),
+        ge=2**16,
+        description="payload of all streams of a stage together, queued and (shared memory) not fetched, from which on "
+        "the streams with the most are held",
+    )
+    max_hold_s: float = Field(
+        default=5.0,
+        ge=0.01,
+        le=3600.0,
+        description="seconds after which a hold ends for one step whatever is queued",
+    )
+
+
+SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
+MIXIN = "vllm_omni.core.sched.omni_scheduler_mixin"
+ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter"
+SHARED_MEMORY = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
+
+PATCH = Patch(
+    name="save_queue_cap",
+    summary="chunks on their way to the next stage are bounded, per stream first",
+    processes=frozenset({Process.STAGE}),
+    wrappers="omni_fastpath.patches.save_queue_cap.wrappers",
+    tested=("0.30.0",),
+    docs=__doc__,
+    options=SaveQueueOptions,
+    default_on=False,
+    counters={
+        "tasks": "save tasks that went through the queues",
+        "holds": "holds that began: a stream left out of steps until it has drained",
+        "held_steps": "steps that held streams were left out of",
+        "holds_for_tasks": "of the holds, those for per_stream_tasks",
+        "holds_for_unfetched": "of the holds, those for unfetched_chunks",
+        "holds_for_total": "of the holds, those for total_tasks or total_bytes",
+        "expired_holds": "holds that max_hold_s ended, each for one step",
+        "given_up": "holds for unfetched chunks of which none was fetched meanwhile: held no more until one is",
+        "copied_tensors": "tensors that were copied because what they lay in is not the queue's",
+        "abandoned_chunks": "chunks of ended requests that nobody fetched for a minute; they count no longer",
+        "max_queued_tasks": "most save tasks queued and in flight (a maximum)",
+        "max_stream_tasks": "most save tasks of one stream queued and in flight (a maximum)",
+        "max_outstanding_bytes": "most bytes queued, in flight and not fetched (a maximum)",
+    },
+    maxima=("max_queued_tasks", "max_stream_tasks", "max_outstanding_bytes"),
+    seams=(
+        Seam(
+            MIXIN,
+            "OmniSchedulerMixin._init_omni_io_scheduling_state",
+            ("self",),
+            wrapper="wrapped_init_omni_io_scheduling_state",
+        ),
+        Seam(SCHEDULER, "OmniARScheduler.schedule", ("self", "throttle_prefills"), wrapper="wrapped_schedule"),
+        Seam(
+            f"{ADAPTER}.chunk_transfer_adapter",
+            "OmniChunkTransferAdapter._send_single_request",
+            ("self", "task"),
+            wrapper="wrapped_send_single_request",
+        ),
+        Seam(
+            f"{ADAPTER}.base",
+            "OmniTransferAdapterBase.__init__",
+            ("self", "config"),
+            SeamKind.PIN,
+            fingerprints=("e474ea36bed153c5",),
+        ),
+        Seam(
+            f"{ADAPTER}.base",
+            "OmniTransferAdapterBase.save_loop",
+            ("self",),
+            SeamKind.PIN,
+            fingerprints=("95cc6e48db85a8c7",),
+        ),
+        Seam(
+            f"{ADAPTER}.chunk_transfer_adapter",
+            "OmniChunkTransferAdapter._send_single_request_for_generation",
+            ("self", "task", "sender_token"),
+            SeamKind.PIN,
+            fingerprints=("5494f3e7eb7b0afd",),
+        ),
+        Seam(
+            "vllm.v1.core.sched.scheduler",
+            "Scheduler.schedule",
+            ("self", "throttle_prefills"),
+            SeamKind.PIN,
+            fingerprints=("16ba8988b815426e",),
+        ),
+        Seam(
+            SHARED_MEMORY,
+            "SharedMemoryConnector.put",
+            ("self", "from_stage", "to_stage", "put_key", "data"),
+            SeamKind.PIN,
+            fingerprints=("d2a7f9701675cc2a",),
+        ),
+    ),
+)

@@ -1,0 +1,162 @@
+"""Which streams are left out of the next step because they, or all together, have too much on its way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
+    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue, Stream
+
+LEAST_WITH_ASYNC_SCHEDULING = 3
+"""Two steps of a stream are in flight with async scheduling; a smaller credit holds streams that are not behind."""
+
+_CROWD = 1024
+
+
+@dataclass(slots=True)
+class _Over:
+    request: Any
+    stream: Stream
+    why: str
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A hold that goes on from step to step. ``passing_at``: computed tokens when it expired, until they move."""
+
+    began_s: float
+    fetches: int
+    passing_at: int | None = None
+
+
+class Credits:
+    """The holds of one scheduler; called on its thread alone.
+
+    A hold is one step long and renewed at every step, so that nothing is left behind when a request is aborted, is
+    preempted or ends while it is held.
+
+    Args:
+        scheduler: Upstream's scheduler: ``running``, ``current_step``.
+        queue: The save queue of its adapter.
+        adapter: The adapter; its save thread is woken to look at shared memory.
+        options: The limits.
+        counters: The patch's counters.
+    """
+
+    def __init__(
+        self, scheduler: Any, queue: SaveQueue, adapter: Any, options: SaveQueueOptions, counters: dict[str, int]
+    ) -> None:
+        self._scheduler = scheduler
+        self.queue = queue
+        self._adapter = adapter
+        self._options = options
+        self._counters = counters
+        self._holds: dict[str, _Hold] = {}
+        self._given_up: dict[str, int] = {}
+        self._tokens_a_step = 1 + int(getattr(scheduler, "num_spec_tokens", 0) or 0)
+        none = float("inf")  # a limit that is null is one that nothing reaches
+        self._most_tasks = none if options.per_stream_tasks is None else options.per_stream_tasks
+        self._most_unfetched = none if options.unfetched_chunks is None else options.unfetched_chunks
+        self._most_total = none if options.total_tasks is None else options.total_tasks
+        self._most_bytes = none if options.total_bytes is None else int(options.total_bytes)
+
+    def hold(self) -> None:
+        """Leave the streams that are over out of the step that is about to be scheduled."""
+        running: Sequence[Any] = self._scheduler.running
+        streams = self.queue.streams
+        held: dict[str, _Over] = {}
+        coming = 0
+        look = False
+        for request in running:
+            placeholders = request.num_output_placeholders
+            if placeholders and self._tokens_a_step > 1:
+                placeholders = -(-placeholders // self._tokens_a_step)
+            coming += placeholders
+            stream = streams.get(request.external_req_id)
+            if stream is None:
+                continue
+            # Whatever its status: one that waits for a chunk of its own may get it, and run, in this very step.
+            if stream.tasks + placeholders >= self._most_tasks:
+                held[request.request_id] = _Over(request, stream, "tasks")
+            elif stream.unfetched >= self._most_unfetched and self._given_up.get(stream.key) != stream.fetches:
+                held[request.request_id] = _Over(request, stream, "unfetched")
+                look = True
+        total, nbytes = self.queue.tasks + coming, self.queue.nbytes
+        # Each stream that is not held may add a task in this step.
+        if total + len(running) - len(held) > self._most_total or nbytes >= self._most_bytes / 2:
+            look = self._hold_those_with_most(held, total, nbytes) or look
+        if held or self._holds:
+            self._apply(held)
+        if look and self.queue.chunks is not None and self.queue.chunks.want():
+            with self._adapter._save_cond:
+                self._adapter._save_cond.notify()
+
+    def _hold_those_with_most(self, held: dict[str, _Over], total: int, nbytes: int) -> bool:
+        """Let streams run, those with the least first, as long as what they may add fits under the totals.
+
+        A stream that has nothing on its way may always take a step: holding it would help nobody.
+        """
+        streams = self.queue.streams
+        tasks_room, bytes_room = self._most_total - total, self._most_bytes - nbytes
+        if tasks_room >= len(self._scheduler.running) and bytes_room >= self._largest_steps():
+            return False
+        candidates: list[tuple[int, int, Stream | None, Any]] = []
+        for order, request in enumerate(self._scheduler.running):
+            if request.request_id in held:
+                continue
+            stream = streams.get(request.external_req_id)
+            weight = 0 if stream is None else stream.tasks + stream.unfetched
+            candidates.append((weight, order, stream, request))
+        candidates.sort(key=lambda each: each[:2])
+        any_held = False
+        for weight, _, stream, request in candidates:
+            step_bytes = 0 if stream is None else stream.last_nbytes
+            if stream is not None and weight and (tasks_room < 1 or bytes_room <= 0 or bytes_room < step_bytes):
+                held[request.request_id] = _Over(request, stream, "total")
+                any_held = True
+                continue
+            tasks_room -= 1
+            bytes_room -= step_bytes
+        return any_held
+
+    def _largest_steps(self) -> int:
+        """Bytes that a step of all running streams adds if each adds as much as its last."""
+        streams = self.queue.streams
+        found = (streams.get(request.external_req_id) for request in self._scheduler.running)
+        return sum(stream.last_nbytes for stream in found if stream is not None)
+
+    def _apply(self, held: dict[str, _Over]) -> None:
+        now = time.monotonic()
+        holds: dict[str, _Hold] = {}
+        counters = self._counters
+        # schedule() counts its step first and then leaves out whoever is eligible only later than that.
+        step = self._scheduler.current_step + 2
+        for request_id, over in held.items():
+            request, stream = over.request, over.stream
+            hold = self._holds.get(request_id)
+            if hold is not None and hold.passing_at not in (None, request.num_computed_tokens):
+                hold = None  # the step that it was let through was taken
+            if hold is None:
+                hold = _Hold(now, stream.fetches)
+                counters["holds"] += 1
+                counters[f"holds_for_{over.why}"] += 1
+            holds[request_id] = hold
+            if hold.passing_at is None and now - hold.began_s > self._options.max_hold_s:
+                # What it waits for may be waiting for what it keeps (KV blocks): one step goes through.
+                hold.passing_at = request.num_computed_tokens
+                counters["expired_holds"] += 1
+                if over.why == "unfetched" and hold.fetches == stream.fetches:
+                    # Nobody fetches: the request has ended at the next stage, or that stage stands still.
+                    self._given_up[stream.key] = stream.fetches
+                    counters["given_up"] += 1
+            if hold.passing_at is None:
+                request.next_decode_eligible_step = max(request.next_decode_eligible_step, step)
+                counters["held_steps"] += 1
+        self._holds = holds
+        if len(self._given_up) > _CROWD:
+            running = {request.external_req_id for request in self._scheduler.running}
+            self._given_up = {key: fetches for key, fetches in self._given_up.items() if key in running}

@@ -1,0 +1,136 @@
+"""Chunks in shared memory that the next stage has not fetched.
+
+The receiver unlinks a segment when it has read it, chunks of a stream in their order; nobody tells the sender. Looking
+is a system call, so the save thread does it, never the scheduler's; few are needed, since what is gone comes first.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory is on Linux; upstream's connector looks there too
+LOOK_S = 0.1
+"""Between two looks at streams that send nothing."""
+WANTED_LOOK_S = 0.002
+"""The same while the scheduler holds a stream for its chunks."""
+ABANDONED_S = 60.0
+"""Time after a stream's end after which chunks that nobody fetched are not counted: their receiver is gone."""
+
+
+_MANY = 64
+
+
+def _is_there(name: str) -> bool:
+    return os.path.exists(f"{FOLDER}/{name}")  # noqa: PTH110 - a quarter of the time of a Path
+
+
+@dataclass(slots=True)
+class _Segments:
+    waiting: deque[tuple[str, int]] = field(default_factory=deque)
+    nbytes: int = 0
+    ended_s: float | None = None
+
+
+class Chunks:
+    """The unfetched chunks of one sender.
+
+    Args:
+        fetched: Told how many chunks of a stream are left and how many are gone whenever they were looked at.
+        abandoned: Told how many chunks were given up.
+        look_at: Count of a stream from which on each send looks at it, so that nobody is held for chunks long gone.
+    """
+
+    def __init__(
+        self,
+        fetched: Callable[[str, int, int], None],
+        abandoned: Callable[[int], None],
+        look_at: int | None = None,
+    ) -> None:
+        self.nbytes = 0
+        self._fetched = fetched
+        self._abandoned = abandoned
+        self._look_at = look_at or _MANY
+        self._streams: dict[str, _Segments] = {}
+        self._lock = threading.Lock()
+        self._last_look_s = 0.0
+        self._next_look_s = 0.0
+        self._wanted = False
+
+    def put(self, stream: str, name: str, size: int) -> None:
+        """A send of this stream left a segment of that name and so many bytes."""
+        with self._lock:
+            segments = self._streams.get(stream)
+            if segments is None:
+                segments = self._streams[stream] = _Segments()
+            elif segments.ended_s is not None:
+                # A new request has an old one's external id: what was counted is gone, under names that come again.
+                self._forget(segments)
+                segments.ended_s = None
+            segments.waiting.append((name, size))
+            segments.nbytes += size
+            self.nbytes += size
+            if len(segments.waiting) >= self._look_at:
+                self._drop_fetched(stream, segments)
+            else:
+                self._fetched(stream, len(segments.waiting), 0)
+
+    def ended(self, stream: str) -> None:
+        """The stream sends nothing more; its chunks were unlinked or wait for their receiver."""
+        with self._lock:
+            segments = self._streams.get(stream)
+            if segments is not None:
+                segments.ended_s = time.monotonic()
+                self._drop_fetched(stream, segments)
+
+    def want(self) -> bool:
+        """Look soon; whether the save thread should be woken for it."""
+        self._wanted = True
+        self._next_look_s = min(self._next_look_s, self._last_look_s + WANTED_LOOK_S)
+        return time.monotonic() >= self._next_look_s
+
+    def look(self) -> None:
+        """Look at every stream if it is time to; called by the lanes, one of which does it."""
+        now = time.monotonic()
+        if now < self._next_look_s or not self._streams or not self._lock.acquire(blocking=False):
+            return
+        try:
+            for stream in list(self._streams):
+                segments = self._streams[stream]
+                self._drop_fetched(stream, segments)
+                if segments.ended_s is not None and now - segments.ended_s > ABANDONED_S and segments.waiting:
+                    self._abandon(stream, segments)
+            self._last_look_s = time.monotonic()
+            self._next_look_s = self._last_look_s + (WANTED_LOOK_S if self._wanted else LOOK_S)
+            self._wanted = False
+        finally:
+            self._lock.release()
+
+    def _drop_fetched(self, stream: str, segments: _Segments) -> None:
+        waiting = segments.waiting
+        gone = bisect_left(
+            range(len(waiting)), 1, key=lambda place: _is_there(waiting[place][0])
+        )  # in order, as they came
+        for _ in range(gone):
+            _, size = waiting.popleft()
+            segments.nbytes -= size
+            self.nbytes -= size
+        self._fetched(stream, len(waiting), gone)
+        if not waiting:
+            del self._streams[stream]
+
+    def _abandon(self, stream: str, segments: _Segments) -> None:
+        self._abandoned(len(segments.waiting))
+        self._forget(segments)
+        del self._streams[stream]
+        self._fetched(stream, 0, 0)
+
+    def _forget(self, segments: _Segments) -> None:
+        self.nbytes -= segments.nbytes
+        segments.waiting.clear()
+        segments.nbytes = 0

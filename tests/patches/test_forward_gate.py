@@ -1,0 +1,676 @@
+"""``forward_gate`` on the real scheduler, connector, encoder, decoder, output processor and orchestrator."""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_fastpath.declare import Process, State
+from tests.patches import content
+
+pytestmark = pytest.mark.upstream
+
+TALKER = 1
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The configs that thinker and talker of the simulated deploy get."""
+    from benchmarks.save_queue.rig import stage_configs
+
+    return stage_configs(tmp_path_factory.mktemp("stages"))
+
+
+@pytest.fixture(autouse=True)
+def _declared() -> None:
+    """The wrappers look up their counters when they are imported."""
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches.forward_gate import PATCH
+
+    LEDGER.entry(PATCH)
+
+
+@pytest.fixture
+def gate() -> Iterator[Any]:
+    """The patch installed as in a stage process; its entry in the ledger."""
+    from omni_fastpath import config
+    from omni_fastpath.install import apply, uninstall
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    apply(config.resolve([], {"OMNI_FASTPATH_FORWARD_GATE": "1"}, PATCHES), Process.STAGE)
+    entry = LEDGER.named("forward_gate")
+    assert entry.state is State.APPLIED, entry.reason
+    for name in entry.counters:
+        entry.counters[name] = 0
+    try:
+        yield entry
+    finally:
+        uninstall(entry.patch)
+
+
+def rejudge(rig: Any, **model_config: Any) -> None:
+    """Judge the rig's scheduler anew, with other values in its stage's config."""
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    for name, value in model_config.items():
+        setattr(rig.vllm_config.model_config, name, value)
+    wrappers._gating.discard(rig.scheduler)
+    wrappers.wrapped_ar_init(lambda: None, rig.scheduler, (), {})
+
+
+def play(rig: Any, enough: Callable[[Any], bool] | None = None) -> list[Any]:
+    """Run the rig until nothing is left, or until an output is enough; every raw output, as it leaves the scheduler."""
+    update, found = rig.update, []
+
+    def recorded() -> Any:
+        outputs = update()
+        found.extend(outputs.values())
+        return outputs
+
+    rig.update = recorded
+    if enough is None:
+        rig.run()
+    while enough is not None and not any(enough(output) for raw in found for output in raw.outputs):
+        rig.turn()
+    return found
+
+
+def by_request(raws: Sequence[Any]) -> dict[str, list[Any]]:
+    """Each request's outputs, in order."""
+    found = defaultdict(list)
+    for raw in raws:
+        for output in raw.outputs:
+            found[output.request_id].append(output)
+    return dict(found)
+
+
+def wire(raw: Any) -> Any:
+    """A raw output as the orchestrator decodes it."""
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+    from vllm_omni.engine import OmniEngineCoreOutputs
+
+    frames = [bytearray(frame) for frame in MsgpackEncoder().encode(raw)]  # writable, as zmq's
+    return MsgpackDecoder(OmniEngineCoreOutputs).decode(frames)
+
+
+def without_payload(output: Any) -> tuple[Any, ...]:
+    """An output but for its payload."""
+    return (
+        output.new_token_ids,
+        output.finish_reason,
+        output.stop_reason,
+        repr(output.prefill_stats),
+        output.num_generation_tokens,
+        output.is_segment_finished,
+        output.kv_transfer_params,
+        output.pooling_output,
+    )
+
+
+# ---- What is taken out, and what is not ----
+
+
+def talk(config: Path) -> tuple[list[Any], dict[str, bytes]]:
+    """A talker with eight requests: its raw outputs, and what its connector was given, by key."""
+    from benchmarks.save_queue.rig import Rig
+
+    chunks: dict[str, bytes] = {}
+    with Rig(config) as rig:
+        put = rig.connector.put
+
+        def recorded(from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
+            chunks[put_key] = rig.connector.serialize_obj(data)
+            return put(from_stage=from_stage, to_stage=to_stage, put_key=put_key, data=data)
+
+        rig.connector.put = recorded
+        for number in range(8):
+            rig.add(f"talk{number}", tokens=20 + number)
+        return play(rig), chunks
+
+
+def test_talkers_payload_stays_in_its_stage(configs: dict[int, Path], gate: Any) -> None:
+    """No output of the talker has a payload; the connector gets every byte as before, and all else is as stock."""
+    from omni_fastpath.install import install, uninstall
+
+    gated, gated_chunks = talk(configs[TALKER])
+    counted = dict(gate.counters)
+    uninstall(gate.patch)
+    stock, stock_chunks = talk(configs[TALKER])
+    install(gate.patch)
+    ours, own = by_request(gated), by_request(stock)
+    assert all(output.multimodal_output is None for outputs in ours.values() for output in outputs)
+    payloads = [o.multimodal_output for each in own.values() for o in each if o.multimodal_output is not None]
+    assert len(payloads) >= sum(20 + number for number in range(8))
+    assert counted == {
+        "multimodal_outputs": len(payloads),
+        "multimodal_bytes": sum(value.nbytes for payload in payloads for value in payload.values()),
+        "pooling_outputs": 0,
+        "pooling_bytes": 0,
+    }
+    assert ours.keys() == own.keys()
+    for name, outputs in own.items():
+        assert [without_payload(o) for o in ours[name]] == [without_payload(o) for o in outputs]
+    assert gated_chunks == stock_chunks
+    assert len(stock_chunks) >= 8
+
+
+def test_state_says_what_the_stage_is(configs: dict[int, Path], gate: Any) -> None:
+    """Gated at the talker; superseded at the thinker, whose payload upstream splits."""
+    from benchmarks.save_queue.rig import Rig
+
+    with Rig(configs[TALKER]):
+        assert (gate.state, "stage 1 (talker)" in gate.reason) == (State.APPLIED, True)
+    with Rig(configs[0]) as rig:
+        assert gate.state is State.SUPERSEDED
+        assert gate.reason == "upstream's model runner splits the payload of stage 0 (thinker) itself"
+        rig.add("think", tokens=3)
+        play(rig)
+    assert gate.counters["multimodal_outputs"] == 0
+
+
+def test_generation_stage_is_not_applicable(configs: dict[int, Path], gate: Any, tmp_path: Path) -> None:
+    """A stage with the generation scheduler says so."""
+    from benchmarks.save_queue.rig import Rig
+
+    config = pickle.loads(configs[TALKER].read_bytes())  # noqa: S301
+    config.scheduler_config.scheduler_cls = "vllm_omni.core.sched.omni_generation_scheduler.OmniGenerationScheduler"
+    path = tmp_path / "generation.pickle"
+    path.write_bytes(pickle.dumps(config))
+    with Rig(path):
+        assert gate.state is State.NOT_APPLICABLE
+        assert "is a generation stage" in gate.reason
+
+
+def test_messages_and_metrics_are_as_stock(configs: dict[int, Path], gate: Any) -> None:
+    """The orchestrator's messages of the talker, its stage metrics with their counts, are the same."""
+    from benchmarks.inprocess import Pipeline
+    from omni_fastpath.install import install, uninstall
+
+    found = []
+    for on in (True, False):
+        if not on:
+            uninstall(gate.patch)
+        raws, _ = talk(configs[TALKER])
+        pipeline = Pipeline()
+        for name in by_request(raws):
+            pipeline.add_request(name)
+        with pipeline:
+            pipeline.put(TALKER, *(wire(raw) for raw in raws))
+            pipeline.settle()
+        assert pipeline.crash is None
+        found.append(content.sequences(pipeline.messages()))
+    install(gate.patch)
+    assert found[0] == found[1]
+    assert len(found[0]) == 8
+
+
+@pytest.mark.parametrize("kind", ["DELTA", "CUMULATIVE", "FINAL_ONLY"])
+def test_none_and_empty_payload_are_alike(configs: dict[int, Path], gate: Any, kind: str) -> None:
+    """On the wire and after the output processor nobody can tell None, which we leave, from an empty payload."""
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.serial_utils import MsgpackEncoder
+
+    from benchmarks.inprocess import Pipeline
+
+    raws, _ = talk(configs[TALKER])
+    encoder = MsgpackEncoder()
+    found: dict[str, list[Any]] = {}
+    sizes: dict[str, list[int]] = {}
+    for what in ("none", "empty"):
+        pipeline = Pipeline()
+        for name in by_request(raws):
+            pipeline.add_request(name, RequestOutputKind[kind])
+        found[what], sizes[what] = [], []
+        for raw in raws:
+            for output in raw.outputs:
+                output.multimodal_output = None if what == "none" else {}
+            sizes[what].append(sum(len(frame) for frame in encoder.encode(raw)))
+            processed = pipeline.pools[TALKER].output_processor.process_outputs(wire(raw).outputs, raw.timestamp)
+            found[what] += [
+                (o.request_id, o.finished, [content.completion(c) for c in o.outputs])
+                for o in processed.request_outputs
+            ]
+    assert sizes["none"] == sizes["empty"]
+    assert found["none"] == found["empty"]
+    assert found["none"]
+
+
+def test_what_clients_see_stays(configs: dict[int, Path], gate: Any) -> None:
+    """Audio, its rate and the marks of a turn leave the stage; the payload itself is not touched."""
+    import torch
+
+    from benchmarks.save_queue.rig import Rig
+
+    visible = {"model_outputs": torch.ones(4), "sr": torch.tensor(24000), "meta.turn_end": torch.tensor(1)}
+    payloads: list[Any] = []
+    with Rig(configs[TALKER]) as rig:
+        split = rig.runner._split
+
+        def with_audio(made: list[Any]) -> Any:
+            payloads.extend({**payload, **visible} for payload in made)
+            return split(payloads[-len(made) :])
+
+        rig.runner._split = with_audio
+        rig.add("sung", tokens=4)
+        raws = play(rig)
+    left = [o.multimodal_output for o in by_request(raws)["sung"] if o.multimodal_output is not None]
+    assert len(left) == len(payloads) == gate.counters["multimodal_outputs"]
+    assert all(set(each) == set(visible) for each in left)
+    assert all(set(payload) == {*visible, "codes.audio"} for payload in payloads)
+
+
+def test_payload_filtered_for_the_client_is_left_alone(configs: dict[int, Path], gate: Any) -> None:
+    """Where the runner made a list of its own for the client (declared keys), nothing is taken out of it."""
+    from benchmarks.save_queue.rig import Rig
+
+    with Rig(configs[TALKER]) as rig:
+        split = rig.runner._split
+
+        def declared(made: list[Any]) -> Any:
+            sent, _ = split(made)
+            return sent, [dict(payload) for payload in sent or ()] or None
+
+        rig.runner._split = declared
+        rig.add("said", tokens=4)
+        raws = play(rig)
+    assert any(o.multimodal_output for o in by_request(raws)["said"])
+    assert gate.counters["multimodal_outputs"] == 0
+
+
+def test_list_is_recognised_after_pickling() -> None:
+    """The runner's output comes from another process as a pickle, in which one list for two fields stays one."""
+    from vllm_omni.outputs import OmniModelRunnerOutput
+
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    both = [{"codes.audio": 1}]
+    output = OmniModelRunnerOutput(
+        req_ids=["a"], req_id_to_index={"a": 0}, multimodal_outputs=both, inter_stage_outputs=both
+    )
+    scheduler, step = SimpleNamespace(requests={}), SimpleNamespace(num_scheduled_tokens={"a": 1})
+    for each in (output, pickle.loads(pickle.dumps(output, pickle.HIGHEST_PROTOCOL))):  # noqa: S301
+        assert wrappers._plan(scheduler, step, each) == (("multimodal",), frozenset())
+
+
+# ---- Left alone: each with whom it would be missed by ----
+
+
+def deliver(pipeline: Any, raws: Sequence[Any]) -> None:
+    """Let the orchestrator dispatch the talker's raw outputs."""
+    with pipeline:
+        pipeline.put(TALKER, *(wire(raw) for raw in raws))
+        pipeline.settle()
+    assert pipeline.crash is None
+
+
+def payload_of(output: Any) -> set[str]:
+    """The keys of a processed output's payload."""
+    found = getattr(output.outputs[0], "multimodal_output", None)
+    return set(found or ())
+
+
+def final_output(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A stage whose outputs go to the user: the user's messages."""
+    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Stage
+
+    rejudge(rig, final_output=True)
+    rig.add("a", tokens=3)
+    pipeline = Pipeline((QWEN3_OMNI[0], Stage(final_output=True), QWEN3_OMNI[2]))
+    pipeline.add_request("a")
+    deliver(pipeline, play(rig))
+    return set[str]().union(*(payload_of(m.engine_outputs) for m in pipeline.messages() if m.stage_id == TALKER))
+
+
+def _forwarded(rig: Any, monkeypatch: pytest.MonkeyPatch, *, async_chunk: bool) -> set[str]:
+    from benchmarks.inprocess import Pipeline
+
+    rig.add("a", tokens=3)
+    pipeline = Pipeline(async_chunk=async_chunk)
+    del pipeline.add_request("a").stage_submit_ts[TALKER + 1]  # it is submitted with what is handed on
+    fed_by_the_orchestrator = SimpleNamespace(async_chunk=True, stage_connector_config={"extra": {"role": "sender"}})
+    pipeline.pools[TALKER + 1]._stage_vllm_config = SimpleNamespace(model_config=fed_by_the_orchestrator)
+    found: set[str] = set()
+
+    async def forward(_req_id: str, _stage_id: int, output: Any, *_: Any, **_kwargs: Any) -> None:
+        found.update(payload_of(output))
+
+    monkeypatch.setattr(pipeline.orchestrator, "_forward_to_next_stage", forward)
+    deliver(pipeline, play(rig))
+    return found
+
+
+def no_async_chunk(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Without async-chunk: the orchestrator's hand-over to the next stage."""
+    rejudge(rig, async_chunk=False)
+    return _forwarded(rig, monkeypatch, async_chunk=False)
+
+
+def edge_without_chunks(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A processor for whole payloads makes no chunks: the orchestrator's hand-over to a stage that receives none."""
+    from vllm_omni.model_executor.stage_input_processors.qwen3_omni import talker2code2wav_full_payload
+
+    rig.adapter.custom_process_next_stage_input_func = talker2code2wav_full_payload
+    rejudge(rig)
+    return _forwarded(rig, monkeypatch, async_chunk=True)
+
+
+def bridge_from_stage_0(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Stage 0 without a connector (MiniCPM-o's): the orchestrator's hand-over."""
+    rejudge(rig, stage_id=0, stage_connector_config={"name": "SharedMemoryConnector", "extra": {}})
+    return _forwarded(rig, monkeypatch, async_chunk=True)
+
+
+def pd_prefill(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A prefill stage: the orchestrator's hand-over to the decode stage."""
+    rig.vllm_config.kv_transfer_config = SimpleNamespace(kv_role="kv_producer")
+    rejudge(rig)
+    return _forwarded(rig, monkeypatch, async_chunk=True)
+
+
+def cfg_companion(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A companion's output, which is bundled with its parent's."""
+    from benchmarks.inprocess import Pipeline
+
+    name = "a__cfg_uncond"
+    rig.add(name, tokens=3)
+    pipeline = Pipeline()
+    pipeline.add_request(name)
+    tracker = pipeline.orchestrator._cfg_tracker
+    tracker.register_parent("a")
+    tracker.register_companion("a", "uncond", name)
+    found: set[str] = set()
+    monkeypatch.setattr(tracker, "set_companion_output", lambda _id, output: found.update(payload_of(output)))
+    deliver(pipeline, play(rig))
+    return found
+
+
+def streaming_segment(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A streaming session's segment: its metadata, which session plugins read."""
+    from benchmarks.inprocess import Pipeline
+
+    request = rig.add("a", tokens=3, resumable=True)
+
+    def segment_ended(output: Any) -> bool:
+        request.resumable = True  # the rig's one chunk says that the input has ended
+        return bool(output.is_segment_finished)
+
+    raws = play(rig, segment_ended)
+    pipeline = Pipeline()
+    state = pipeline.add_request("a", resumable=True)
+    deliver(pipeline, raws)
+    return {key.partition(".")[0] for key in state.streaming.segment(TALKER).output_metadata}
+
+
+def last_segment(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The end of a session, whose request is no longer resumable: the processed outputs."""
+    request = rig.add("a", tokens=3, resumable=True)
+    found = _processed(rig)
+    assert not request.resumable
+    return found
+
+
+def _processed(rig: Any) -> set[str]:
+    from benchmarks.inprocess import Pipeline
+
+    raws = play(rig)
+    pipeline = Pipeline()
+    pipeline.add_request("a")
+    processor = pipeline.pools[TALKER].output_processor
+    processed = [o for raw in raws for o in processor.process_outputs(wire(raw).outputs, 1.0).request_outputs]
+    return set[str]().union(*(payload_of(output) for output in processed))
+
+
+def duplex(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A stage of a duplex deployment, whose sessions' requests need not be resumable: the processed outputs."""
+    rejudge(rig, session_mode="duplex")
+    rig.add("a", tokens=3)
+    return _processed(rig)
+
+
+def pooling_request(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """A pooling request ends because there is an output, and its user gets all of it."""
+    import torch
+    from vllm.pooling_params import PoolingParams
+    from vllm_omni.outputs import OmniModelRunnerOutput
+
+    request = rig.add("a", tokens=3)
+    request.pooling_params = PoolingParams(task="embed")
+    step = rig.schedule()
+    while "a" not in step.num_scheduled_tokens:
+        step = rig.schedule()
+    payloads = [{"codes.audio": torch.zeros(1, 16)}]
+    output = OmniModelRunnerOutput(
+        req_ids=["a"],
+        req_id_to_index={"a": 0},
+        sampled_token_ids=[[]],
+        pooler_output=[torch.ones(8)],
+        multimodal_outputs=payloads,
+        inter_stage_outputs=payloads,
+    )
+    (made,) = by_request(list(rig.scheduler.update_from_output(step, output).values()))["a"]
+    assert made.finished
+    assert torch.equal(made.pooling_output, torch.ones(8))
+    return {key.partition(".")[0] for key in made.multimodal_output or ()}
+
+
+CASES = (
+    final_output,
+    no_async_chunk,
+    edge_without_chunks,
+    bridge_from_stage_0,
+    pd_prefill,
+    cfg_companion,
+    streaming_segment,
+    last_segment,
+    duplex,
+    pooling_request,
+)
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["judged", "forced"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_left_alone(
+    case: Callable[..., set[str]], forced: bool, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the payload in the orchestrator gets it; made to gate everything, the patch would take it away."""
+    from benchmarks.save_queue.rig import Rig
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    if forced:
+        monkeypatch.setattr(wrappers, "verdict", lambda _: (State.APPLIED, "forced"))
+        monkeypatch.setattr(wrappers, "_needs_payload", lambda _: False)
+    with Rig(configs[TALKER]) as rig:
+        found = case(rig, monkeypatch)
+    assert found == (set() if forced else {"codes"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed"),
+    [
+        ({}, False),
+        ({"resumable": True}, True),
+        ({"streaming_queue": []}, True),
+        ({"pooling_params": object()}, True),
+        ({"request_id": "7__cfg_text"}, True),
+        ({"external_req_id": "7__cfg_img"}, True),
+        ({"external_req_id": None}, False),
+    ],
+)
+def test_requests_that_keep_their_payload(fields: dict[str, Any], needed: bool) -> None:
+    """Pooling, a session in every segment, the last included, and companions; nobody else."""
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    plain = {"request_id": "7", "external_req_id": "7", "pooling_params": None, "resumable": False}
+    request = SimpleNamespace(**{**plain, "streaming_queue": None, **fields})
+    assert wrappers._needs_payload(request) is needed
+    assert wrappers._needs_payload(None) is False
+
+
+# ---- Judging ----
+
+
+def chunks(transfer_manager: Any, multimodal_output: Any, request: Any, is_finished: bool = False) -> None:
+    """An input processor that makes chunks."""
+
+
+def whole(transfer_manager: Any, pooling_output: Any, request: Any) -> None:
+    """An input processor that makes one payload of a whole request."""
+
+
+def old_chunks(transfer_manager: Any, pooling_output: Any, request: Any, is_finished: bool = False) -> None:
+    """An input processor that makes chunks, before the split."""
+
+
+def scheduler(**changes: Any) -> Any:
+    """As much of a talker's scheduler as is judged."""
+    processor = changes.pop("processor", chunks)
+    adapter = SimpleNamespace(custom_process_next_stage_input_func=processor)
+    kv = changes.pop("kv_transfer_config", None)
+    role = changes.pop("role", "receiver")
+    model_config = SimpleNamespace(
+        **{
+            "stage_id": 1,
+            "model_stage": "talker",
+            "async_chunk": True,
+            "use_v2_model_runner": False,
+            "worker_type": "ar",
+            "engine_output_type": "latent",
+            "final_output": False,
+            "session_mode": "turn",
+            "stage_connector_config": {"extra": {"role": role} if role else {}},
+            **changes,
+        }
+    )
+    config = SimpleNamespace(model_config=model_config, kv_transfer_config=kv)
+    return SimpleNamespace(vllm_config=config, chunk_transfer_adapter=adapter)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reason"),
+    [
+        ({}, State.APPLIED, "what stage 1 (talker) sends to the next stage is not sent to the orchestrator as well"),
+        ({"worker_type": None}, State.APPLIED, "what stage 1"),
+        ({"async_chunk": False}, State.NOT_APPLICABLE, "runs without async-chunk"),
+        ({"use_v2_model_runner": True}, State.NOT_APPLICABLE, "model runner v2"),
+        ({"role": "sender"}, State.SUPERSEDED, "splits the payload"),
+        ({"role": "sender", "final_output": True}, State.SUPERSEDED, "splits the payload"),
+        ({"role": None}, State.SUPERSEDED, "splits the payload"),
+        ({"role": None, "stage_id": 0}, State.NOT_APPLICABLE, "has no connector"),
+        ({"final_output": True}, State.NOT_APPLICABLE, "is a final-output stage"),
+        ({"engine_output_type": "audio"}, State.NOT_APPLICABLE, "makes audio"),
+        ({"engine_output_type": "image"}, State.NOT_APPLICABLE, "makes image"),
+        ({"worker_type": "generation"}, State.NOT_APPLICABLE, "worker type generation"),
+        ({"session_mode": "duplex"}, State.NOT_APPLICABLE, "duplex sessions"),
+        ({"kv_transfer_config": object()}, State.NOT_APPLICABLE, "PD prefill"),
+        ({"processor": None}, State.NOT_APPLICABLE, "no processor that makes chunks"),
+        ({"processor": whole}, State.NOT_APPLICABLE, "no processor that makes chunks"),
+        ({"processor": lambda **_: None}, State.NOT_APPLICABLE, "no processor that makes chunks"),
+    ],
+)
+def test_verdict(changes: dict[str, Any], state: State, reason: str) -> None:
+    """A stage is gated only if all holds, and says what does not."""
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    found, why = wrappers.verdict(scheduler(**changes))
+    assert found is state
+    assert reason in why
+
+
+def test_every_chunk_processor_of_upstreams_is_known() -> None:
+    """Of all that upstream registers for async-chunk each is one that makes chunks; none for whole payloads is."""
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
+    from vllm_omni.config.stage_config import PipelineConfig
+
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    stages = [s for p in OMNI_PIPELINES.values() if isinstance(p, PipelineConfig) for s in p.stages]
+    makers = {s.async_chunk_process_next_stage_input_func for s in stages} - {None}
+    others = {s.custom_process_next_stage_input_func for s in stages} - {None} - makers
+    found: dict[str, bool] = {}
+    for path in makers | others:
+        try:
+            processor = resolve_obj_by_qualname(path)
+        except ImportError:  # a model's own package, or what stands in for torchaudio here
+            continue
+        found[path] = wrappers._sends_chunks(SimpleNamespace(custom_process_next_stage_input_func=processor))
+    assert {path for path in makers & found.keys() if not found[path]} == set()
+    assert {path for path in others & found.keys() if found[path]} == set()
+    assert len(makers & found.keys()) > 10
+    assert others & found.keys()
+
+
+# ---- Trouble ----
+
+
+def test_stage_that_cannot_be_judged_runs_as_stock(
+    configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error while judging is reported, and the stage's outputs stay as they are."""
+    from benchmarks.save_queue.rig import Rig
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    monkeypatch.setattr(wrappers, "verdict", lambda _: 1 // 0)
+    with Rig(configs[TALKER]) as rig:
+        assert gate.state is State.FAILED
+        assert "ZeroDivisionError" in gate.reason
+        rig.add("a", tokens=3)
+        assert any(output.multimodal_output for output in by_request(play(rig))["a"])
+
+
+def test_error_while_gating_stops_the_gate_and_not_the_stage(
+    configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's outputs still leave, whole, and so do all later ones; the state says why."""
+    from benchmarks.save_queue.rig import Rig
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    monkeypatch.setattr(wrappers, "_visible", lambda _: 1 // 0)
+    with Rig(configs[TALKER]) as rig:
+        rig.add("a", tokens=3)
+        outputs = by_request(play(rig))["a"]
+    assert gate.state is State.FAILED
+    assert outputs[-1].finished
+    assert any(output.multimodal_output for output in outputs)
+    assert gate.counters["multimodal_outputs"] == 0
+
+
+def test_payload_bytes() -> None:
+    """Tensors count with their own size, wherever they stand; anything else is nothing."""
+    import torch
+
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    rows = torch.zeros(1, 2048, dtype=torch.bfloat16)
+    assert wrappers._bytes(rows) == 4096
+    assert wrappers._bytes({"a": [rows, {"b": (rows[:, :8],)}], "c": "text", "d": 7}) == 4096 + 16
+
+
+def test_releases_without_a_split_have_our_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where upstream has no function to ask (0.22), our own roots decide, and the pooler output is the carrier."""
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    for name in ("partition_flat_payload", "stage_sends_async_output", "get_stage_connector_role"):
+        monkeypatch.setattr(wrappers, name, None)
+    payload = {"hidden": 1, "hidden_states.layer_0": 2, "sr": 3, "audio.pcm": 4, "model_outputs": 5}
+    assert set(wrappers._visible(payload)) == {"sr", "audio.pcm", "model_outputs"}
+    assert wrappers.verdict(scheduler(role=None, stage_id=0, processor=old_chunks))[0] is State.APPLIED
+    output = SimpleNamespace(pooler_output=[payload])  # no field for the next stage
+    step = SimpleNamespace(num_scheduled_tokens={"a": 1})
+    assert wrappers._plan(SimpleNamespace(requests={}), step, output) == (("pooling",), frozenset())
+
+
+def test_our_roots_are_upstreams() -> None:
+    """The roots that we have for releases without a split are those of upstream's own."""
+    from vllm_omni.utils import mm_outputs
+
+    from omni_fastpath.patches.forward_gate import wrappers
+
+    assert wrappers._CLIENT_ROOTS == mm_outputs._CLIENT_MM_ROOT_KEYS

@@ -1,0 +1,72 @@
+"""The simulated runner gives each payload to whom upstream's runner gives it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm_omni")
+
+from omni_simulated_device import worker  # noqa: E402
+
+pytestmark = pytest.mark.upstream
+
+
+def split(role: str | None, payloads: list[Any], *, generation: bool = False, async_chunk: bool = True) -> Any:
+    """What goes to the next stage and what to the client."""
+    cls = worker.SimulatedGenerationModelRunner if generation else worker.SimulatedModelRunner
+    runner = object.__new__(cls)
+    extra = {} if role is None else {"role": role}
+    runner.model_config = SimpleNamespace(
+        async_chunk=async_chunk, stage_connector_config={"name": "SharedMemoryConnector", "extra": extra}, stage_id=0
+    )
+    return runner._split(payloads)
+
+
+def codes() -> dict[str, Any]:
+    """A talker's payload."""
+    return {"codes.audio": torch.zeros(1, 16)}
+
+
+def test_sender_gives_the_client_nothing_of_it() -> None:
+    """A stage whose connector sends splits: codes are for the next stage alone."""
+    payload = codes()
+    assert split("sender", [payload]) == ([payload], None)
+
+
+@pytest.mark.parametrize("role", ["receiver", None])
+def test_others_give_both_the_same_list(role: str | None) -> None:
+    """A middle stage, and a first stage without a connector, give both sides the very same list."""
+    payload = codes()
+    inter_stage, client = split(role, [payload, {}])
+    assert inter_stage is client
+    assert inter_stage == [payload, None]
+
+
+def test_step_without_a_payload_has_none() -> None:
+    """Where no request of the step has a payload, there is none on either side."""
+    assert split("receiver", [{}, {}]) == (None, None)
+    assert split("sender", [{}, {}]) == (None, None)
+
+
+def test_audio_goes_to_the_client() -> None:
+    """A generation stage's audio and sample rate are for the client, whatever its connector's role."""
+    wave = {"model_outputs": torch.zeros(1, 8), "sr": torch.tensor(24000)}
+    assert split("receiver", [wave], generation=True) == (None, [wave])
+    assert split("receiver", [wave], generation=True, async_chunk=False) == ([wave], [wave])
+
+
+@pytest.mark.parametrize(("info", "goes_on"), [({"omni_final_stage_id": 0}, False), ({"omni_final_stage_id": 2}, True)])
+def test_request_for_text_alone_makes_no_payload(info: dict[str, int], goes_on: bool) -> None:
+    """A request that ends at stage 0 has no payload for anybody; it is read plain and as the orchestrator packs it."""
+    from vllm_omni.engine.serialization import serialize_additional_information
+
+    assert worker._goes_on(info) is goes_on
+    assert worker._goes_on(serialize_additional_information(dict(info))) is goes_on
+
+
+def test_request_without_a_mark_makes_payloads() -> None:
+    """As long as nothing says where a request ends, its payloads are made."""
+    assert worker._goes_on(None)
+    assert worker._goes_on({})
