@@ -104,9 +104,8 @@ class SaveQueue:
     def __init__(
         self, counters: dict[str, int], *, chunks: Chunks | None = None, keep_all: bool = False, owns: bool = True
     ) -> None:
-        self.streams: dict[str, Stream] = {}
-        self.tasks = 0
-        """Queued and in flight."""
+        self._streams: dict[str, Stream] = {}
+        self._tasks = 0
         self.chunks = chunks
         self._counters = counters
         self._keep_all = keep_all
@@ -118,6 +117,7 @@ class SaveQueue:
         self._helper: HelperCondition | None = None
         self._is_helper_alert = False
         self._reserved = threading.local()
+        self._inbox: deque[dict[str, Any]] = deque()
         self._queued = 0
         self._numbers = 0
         self._virtual_s = 0.0
@@ -146,18 +146,54 @@ class SaveQueue:
         return tuple(self._lanes)
 
     @property
+    def streams(self) -> Mapping[str, Stream]:
+        """Every stream that has something on its way, or had more than others lately."""
+        self._sort_in_now()
+        return self._streams
+
+    @property
+    def tasks(self) -> int:
+        """Queued and in flight."""
+        self._sort_in_now()
+        return self._tasks
+
+    @property
     def nbytes(self) -> int:
         """Bytes queued and in flight (unique storage) and not fetched."""
+        self._sort_in_now()
+        return self._all_bytes()
+
+    def _all_bytes(self) -> int:
         return self._bytes + (self.chunks.nbytes if self.chunks is not None else 0)
 
     # ---- The producer: the scheduler's thread ----
 
     def append(self, task: dict[str, Any]) -> None:
-        """Queue a task behind its stream's others. Never waits for a send."""
-        key = stream_of(task)
-        storage, is_anothers = weigh(task.get("multimodal_output"), keep_all=self._keep_all)
-        with self._lock:
-            stream = self.streams.get(key) or self._open(key)
+        """Queue a task behind its stream's others. Waits for nobody, not even for the queue's lock.
+
+        The scheduler's thread hands over a task for each stream in one go while a lane takes them: with a lock around
+        each, both spend their time on it.
+        """
+        self._inbox.append(task)
+        # Read without the lock: the helper looks into the inbox itself before it sleeps for long.
+        if self._sending_since_s is not None and not self._is_helper_alert and self._helper is not None:
+            self._is_helper_alert = True
+            with self._helper:
+                self._helper.notify()
+
+    def _sort_in_now(self) -> None:
+        if self._inbox:
+            with self._lock:
+                self._sort_in()
+
+    def _sort_in(self) -> None:
+        """Put what came since into its streams' queues; under the lock."""
+        inbox, counters = self._inbox, self._counters
+        while inbox:
+            task = inbox.popleft()
+            key = stream_of(task)
+            storage, is_anothers = weigh(task.get("multimodal_output"), keep_all=self._keep_all)
+            stream = self._streams.get(key) or self._open(key)
             held = _Held(task, self._numbers, storage)
             self._numbers += 1
             if not stream.waiting and stream.in_flight is None:
@@ -165,27 +201,24 @@ class SaveQueue:
                 self._offer(stream, held)
             stream.waiting.append(held)
             stream.tasks += 1
-            self.tasks += 1
+            self._tasks += 1
             self._queued += 1
             stream.last_nbytes = self._weigh(storage) or stream.last_nbytes
             if is_anothers and self._owns:
                 self._others.append((stream, held))
-            counters = self._counters
             counters["tasks"] += 1
             counters["max_stream_tasks"] = max(counters["max_stream_tasks"], stream.tasks)
-            counters["max_queued_tasks"] = max(counters["max_queued_tasks"], self.tasks)
-            self._note_bytes()
-            helper = self._helper_to_alert()
-        if helper is not None:
-            with helper:
-                helper.notify()
+        counters["max_queued_tasks"] = max(counters["max_queued_tasks"], self._tasks)
+        self._note_bytes()
 
     def own_what_waits(self) -> None:
         """Before the runner's next step: make what was queued since the last one, and still waits, the queue's own.
 
         Most was sent by then and need not be copied. What a lane has taken is upstream's to read, as it always was.
         """
-        others, self._others = self._others, []
+        with self._lock:
+            self._sort_in()
+            others, self._others = self._others, []
         for stream, held in others:
             if not held.is_waiting:
                 continue
@@ -201,12 +234,12 @@ class SaveQueue:
                 self._counters["copied_tensors"] += copies
 
     def _open(self, key: str) -> Stream:
-        if len(self.streams) >= self._crowd:
+        if len(self._streams) >= self._crowd:
             # Streams that ended ahead of the others; one that comes back after all starts where the others are.
-            for idle in [each for each in self.streams.values() if not each.tasks and not each.unfetched]:
-                del self.streams[idle.key]
-            self._crowd = max(_CROWD, 2 * len(self.streams))
-        stream = self.streams[key] = Stream(key)
+            for idle in [each for each in self._streams.values() if not each.tasks and not each.unfetched]:
+                del self._streams[idle.key]
+            self._crowd = max(_CROWD, 2 * len(self._streams))
+        stream = self._streams[key] = Stream(key)
         return stream
 
     def _weigh(self, storage: Mapping[int, int]) -> int:
@@ -229,26 +262,27 @@ class SaveQueue:
                 self._bytes -= uses[1]
 
     def _note_bytes(self) -> None:
-        nbytes = self.nbytes
-        self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], nbytes)
+        self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], self._all_bytes())
 
     # ---- The lanes ----
 
     def __len__(self) -> int:
         """Tasks that nobody has taken."""
-        return self._queued
+        return self._queued + len(self._inbox)
 
     def __bool__(self) -> bool:
         """Whether there is a task for the calling thread; in a lane, reserve it."""
         lane = threading.current_thread()
         if lane not in self._lanes:
-            return bool(self._ready)  # what popleft() would give
+            return bool(self._ready or self._inbox) and self._is_something_ready()
         if getattr(self._reserved, "held", None) is not None:
             return True
         is_first = lane is self._first_lane
         if self.chunks is not None and is_first:
             self.chunks.look()
         with self._lock:
+            if self._inbox:
+                self._sort_in()
             held = self._take() if is_first or self._patience_s() <= 0 else None
             helper = None
             if is_first:
@@ -262,6 +296,12 @@ class SaveQueue:
         self._reserved.held = held
         return True
 
+    def _is_something_ready(self) -> bool:
+        """Whether ``popleft()`` would give something: not what stands behind a task in flight."""
+        with self._lock:
+            self._sort_in()
+            return bool(self._ready)
+
     def popleft(self) -> dict[str, Any]:
         """The reserved task; outside the lanes, the next one.
 
@@ -272,6 +312,7 @@ class SaveQueue:
         self._reserved.held = None
         if held is None:
             with self._lock:
+                self._sort_in()
                 held = self._take()
         if held is None:
             raise IndexError("no save task is waiting")
@@ -281,7 +322,7 @@ class SaveQueue:
 
     def _expected_start_s(self, held: _Held) -> float:
         """When the send that begins now is taken to have begun: long ago, if its stream is known to be slow."""
-        return time.monotonic() - (SLOW_S if self.streams[stream_of(held.task)].is_slow else 0.0)
+        return time.monotonic() - (SLOW_S if self._streams[stream_of(held.task)].is_slow else 0.0)
 
     def _patience_s(self) -> float:
         """How long the helper lets the first lane try alone; at most 0 when it should take tasks."""
@@ -299,6 +340,7 @@ class SaveQueue:
     def helper_sleeps_s(self) -> float:
         """How long the helper may sleep now; after the longest sleep it must be alerted."""
         with self._lock:
+            self._sort_in()
             self._is_helper_alert = bool(self._ready) and self._sending_since_s is not None
             return max(self._patience_s(), _SHORTEST_S) if self._is_helper_alert else IDLE_S
 
@@ -309,7 +351,7 @@ class SaveQueue:
         if not self._ready:
             return None
         _, _, key = heapq.heappop(self._ready)
-        stream = self.streams[key]
+        stream = self._streams[key]
         held = stream.in_flight = stream.waiting.popleft()
         held.is_waiting = False
         self._virtual_s = max(self._virtual_s, stream.virtual_s)
@@ -319,24 +361,24 @@ class SaveQueue:
     def sent(self, task: Mapping[str, Any], seconds: float) -> None:
         """A send ended, well or not: its stream's next task may be taken."""
         with self._lock:
-            stream = self.streams.get(stream_of(task))
+            stream = self._streams.get(stream_of(task))
             if stream is None or stream.in_flight is None or stream.in_flight.task is not task:
                 return  # sent by somebody who did not take it from here
             self._unweigh(stream.in_flight.storage)
             stream.in_flight = None
             stream.tasks -= 1
-            self.tasks -= 1
+            self._tasks -= 1
             stream.is_slow = seconds >= SLOW_S
             stream.virtual_s += seconds if stream.is_slow else FLAT_S
             if stream.waiting:
                 self._offer(stream, stream.waiting[0])
             elif not stream.unfetched and stream.virtual_s <= self._virtual_s:
-                del self.streams[stream.key]  # one that comes back starts where the others are anyhow
+                del self._streams[stream.key]  # one that comes back starts where the others are anyhow
 
     def fetched(self, key: str, unfetched: int, gone: int) -> None:
         """How many of a stream's chunks shared memory still holds, and how many are gone since the last look."""
         with self._lock:
-            stream = self.streams.get(key)
+            stream = self._streams.get(key)
             if stream is None:
                 if not unfetched:
                     return
@@ -344,5 +386,5 @@ class SaveQueue:
             stream.unfetched = unfetched
             stream.fetches += gone
             if not unfetched and not stream.tasks and stream.virtual_s <= self._virtual_s:
-                del self.streams[key]
+                del self._streams[key]
             self._note_bytes()
