@@ -219,19 +219,21 @@ class SaveQueue:
         with self._lock:
             self._sort_in()
             others, self._others = self._others, []
+        kept = []
         for stream, held in others:
-            if not held.is_waiting:
-                continue
-            payload, copies = keep(held.task["multimodal_output"], keep_all=self._keep_all)
-            storage, _ = weigh(payload)
-            with self._lock:
-                if not held.is_waiting:
-                    continue
-                held.task["multimodal_output"], held.is_kept = payload, True
-                self._unweigh(held.storage)
-                held.storage = storage
-                stream.last_nbytes = self._weigh(storage)
-                self._counters["copied_tensors"] += copies
+            if held.is_waiting:
+                payload, copies = keep(held.task["multimodal_output"], keep_all=self._keep_all)
+                kept.append((stream, held, payload, weigh(payload)[0], copies))
+        if not kept:
+            return
+        with self._lock:  # once: each time may be a wait for a lane, and for the interpreter's lock after it
+            for stream, held, payload, storage, copies in kept:
+                if held.is_waiting:
+                    held.task["multimodal_output"], held.is_kept = payload, True
+                    self._unweigh(held.storage)
+                    held.storage = storage
+                    stream.last_nbytes = self._weigh(storage)
+                    self._counters["copied_tensors"] += copies
 
     def _open(self, key: str) -> Stream:
         if len(self._streams) >= self._crowd:
