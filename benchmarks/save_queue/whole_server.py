@@ -194,10 +194,10 @@ def _check_arm(server: Server, arm: Arm) -> dict[str, Mapping[str, Any]]:
         states = {patch: entry["state"] for patch, entry in patches.items()}
         entry = patches[PATCH]
         wanted = "applied" if arm.on else "off"
-        lanes = "1 send lane;" if arm.fifo else "2 send lanes;"
+        is_helped = "with a helper" in entry["reason"]
         if entry["state"] != wanted or any(state == "applied" for patch, state in states.items() if patch != PATCH):
             raise RuntimeError(f"{arm.name}: {name} is {states}: {entry['reason']}")
-        if arm.on and (lanes not in entry["reason"] or not entry["counters"]["tasks"]):
+        if arm.on and (is_helped is arm.fifo or not entry["counters"]["tasks"]):
             raise RuntimeError(f"{arm.name}: {name}: {entry['reason']}, {entry['counters']}")
     return {name: patches[PATCH] for name, patches in senders.items()}
 
