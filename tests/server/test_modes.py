@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import DEPLOY, states
+from tests.server.conftest import DEPLOY, all_states, states
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -80,7 +80,9 @@ def test_an_untested_release_serves_as_stock(server: Callable[..., Any], tmp_pat
     environment = {"OMNI_FASTPATH": "1", "PYTHONPATH": str(metadata.parent)}
     with server("qwen3_omni", "qwen3_omni.yaml", environment=environment) as running:
         (capture,) = run_closed_loop(running.url, [chat_request("Hello", max_tokens=8)])
-        found = states(running)
+        found, stages = states(running), all_states(running, "stage")
     assert capture.succeeded
-    assert {entry["state"] for entry in found.values()} == {"unsupported"}
+    for name in ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"):
+        assert found[name]["state"] == "unsupported"
+    assert [each["forward_gate"]["state"] for each in stages] == ["unsupported"] * 3
     assert "0.31.0 is not among the tested releases: 0.30.0" in found["budgeted_drain"]["reason"]
