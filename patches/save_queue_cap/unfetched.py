@@ -22,8 +22,8 @@ WANTED_LOOK_S = 0.002
 ABANDONED_S = 60.0
 """Time after a stream's end after which chunks that nobody fetched are not counted: their receiver is gone."""
 
-
 _MANY = 64
+"""Chunks of a stream from which on each send looks at it where no limit says so."""
 
 
 def _is_there(name: str) -> bool:
@@ -95,7 +95,7 @@ class Chunks:
         return time.monotonic() >= self._next_look_s
 
     def look(self) -> None:
-        """Look at every stream if it is time to; called by the lanes, one of which does it."""
+        """Look at every stream if it is time to; called by the first lane, which never waits for it."""
         now = time.monotonic()
         if now < self._next_look_s or not self._streams or not self._lock.acquire(blocking=False):
             return

@@ -53,7 +53,7 @@ def wrapped_init_omni_io_scheduling_state(wrapped: Callable[..., Any], instance:
         _runtime.report(State.FAILED, str(error))
         raise
     adapter = instance.chunk_transfer_adapter
-    is_limited = any(limit is not None for limit in _limits(options).values())
+    is_limited = bool(_limits(options))
     queue = _attach(adapter, instance.vllm_config, owns=is_limited)
     if is_limited:
         setattr(instance, _ATTRIBUTE, Credits(instance, queue, adapter, options, _counters))
@@ -70,7 +70,8 @@ def wrapped_init_omni_io_scheduling_state(wrapped: Callable[..., Any], instance:
 
 
 def _limits(options: SaveQueueOptions) -> Mapping[str, Any]:
-    return options.model_dump(exclude={"max_hold_s"})
+    """The limits that are not null."""
+    return options.model_dump(exclude={"max_hold_s"}, exclude_none=True)
 
 
 def _not_applicable(scheduler: Any) -> str | None:
@@ -90,7 +91,7 @@ def _not_applicable(scheduler: Any) -> str | None:
 
 
 def _refuse(options: SaveQueueOptions, vllm_config: Any) -> None:
-    limits = {key: limit for key, limit in _limits(options).items() if limit is not None}
+    limits = _limits(options)
     if not limits:
         return
     parallel = vllm_config.parallel_config.pipeline_parallel_size
