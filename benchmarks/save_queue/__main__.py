@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument(
         "--device-type",
         choices=("cpu", "cuda"),
-        default="cpu",
-        help="component, overhead: what the stage's config calls its device; on cpu the patch copies payloads",
+        default="cuda",
+        help="component, overhead: what the stage's config calls its device; on cpu the patch copies what waits",
     )
     options = parser.parse_args()
     if options.mode == "server":

@@ -49,7 +49,7 @@ class Plan:
     streams: int = 64
     idle_streams: Sequence[int] = IDLE_STREAMS
     shorter: int = 1
-    device_type: str = "cpu"
+    device_type: str = "cuda"
 
     def slow(self, stage: int) -> Load:
         """The load with one slow stream."""

@@ -20,7 +20,7 @@ SLOW = "slow"
 """In the external request id of the stream whose sends are slow."""
 RUN_TIMEOUT_S = 240.0
 SAMPLE_S = 0.25
-"""Between two looks at how many bytes are on their way."""
+"""Between two looks at what is on its way."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,21 @@ def _settle(rig: Rig, timeout_s: float = 60.0) -> None:
 
 @dataclass
 class _Depth:
-    """The deepest queue that was seen after a step, in waiting save tasks."""
+    """The deepest queue that was seen, in waiting save tasks.
+
+    Looked at now and then, not after every step: going through thousands of tasks takes the interpreter's lock for
+    milliseconds, and an arm that makes more steps would pay for it more often.
+    """
 
     total: int = 0
     stream: int = 0
+    next_s: float = 0.0
 
     def look(self, rig: Rig) -> None:
+        now = time.monotonic()
+        if now < self.next_s:
+            return
+        self.next_s = now + SAMPLE_S
         tasks = queued(rig.adapter)
         if tasks:
             self.total = max(self.total, len(tasks))

@@ -21,7 +21,13 @@ ARMS = (ALONE, IDLE)
 
 
 def run(
-    configs: dict[int, Path], *, streams: Sequence[int], steps: int, runs: int, stage: int = 0, device_type: str = "cpu"
+    configs: dict[int, Path],
+    *,
+    streams: Sequence[int],
+    steps: int,
+    runs: int,
+    stage: int = 0,
+    device_type: str = "cuda",
 ) -> None:
     """Run every size in both arms in turn, save the lines and print the table."""
     results: dict[tuple[str, int], list[Run]] = {}

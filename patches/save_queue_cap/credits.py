@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 LEAST_WITH_ASYNC_SCHEDULING = 3
 """Two steps of a stream are in flight with async scheduling; a smaller credit holds streams that are not behind."""
 
+RESUME_AT = 0.75
+"""Share of ``per_stream_tasks`` that a held stream drains to. Let go at the first task that was sent, streams that are
+all behind would take turns in steps of few of them, each as dear as a step of all."""
+
 _CROWD = 1024
 
 
@@ -28,6 +32,7 @@ class _Over:
 class _Hold:
     """A hold that goes on from step to step. ``passing_at``: computed tokens when it expired, until they move."""
 
+    why: str
     began_s: float
     fetches: int
     passing_at: int | None = None
@@ -60,42 +65,64 @@ class Credits:
         self._tokens_a_step = 1 + int(getattr(scheduler, "num_spec_tokens", 0) or 0)
         none = float("inf")  # a limit that is null is one that nothing reaches
         self._most_tasks = none if options.per_stream_tasks is None else options.per_stream_tasks
+        self._most_to_resume = none if options.per_stream_tasks is None else int(options.per_stream_tasks * RESUME_AT)
+        # What is sampled but not queued counts too: at most the steps in flight, which async scheduling keeps at two.
+        queue.near_at = max(1, self._most_tasks - LEAST_WITH_ASYNC_SCHEDULING)
+        self._counts_unfetched = options.unfetched_chunks is not None
         self._most_unfetched = none if options.unfetched_chunks is None else options.unfetched_chunks
         self._most_total = none if options.total_tasks is None else options.total_tasks
         self._most_bytes = none if options.total_bytes is None else int(options.total_bytes)
 
     def hold(self) -> None:
         """Leave the streams that are over out of the step that is about to be scheduled."""
+        queue = self.queue
         running: Sequence[Any] = self._scheduler.running
-        streams = self.queue.streams
+        queue.sort_in()
         held: dict[str, _Over] = {}
-        coming = 0
         look = False
-        for request in running:
-            placeholders = request.num_output_placeholders
-            if placeholders and self._tokens_a_step > 1:
-                placeholders = -(-placeholders // self._tokens_a_step)
-            coming += placeholders
+        if queue.near or self._holds or self._counts_unfetched:
+            look = self._hold_those_over(held)
+        # Each stream that is not held may add a task in this step, and those in flight are not queued yet.
+        total, nbytes = queue.tasks, queue.nbytes
+        most_coming = len(running) * LEAST_WITH_ASYNC_SCHEDULING
+        is_heavy = nbytes >= self._most_bytes / 2
+        if is_heavy or total + most_coming > self._most_total:
+            coming = sum(map(self._placeholders, running))
+            if is_heavy or total + coming + len(running) - len(held) > self._most_total:
+                self._hold_those_with_most(held, total + coming, nbytes)
+        look |= is_heavy  # some of it may have been fetched
+        if held or self._holds:
+            self._apply(held)
+        if look and queue.chunks is not None and queue.chunks.want():
+            with self._adapter._save_cond:
+                self._adapter._save_cond.notify()
+
+    def _placeholders(self, request: Any) -> int:
+        """Steps of a request that were scheduled and have not ended."""
+        placeholders = int(request.num_output_placeholders)
+        return placeholders if self._tokens_a_step == 1 else -(-placeholders // self._tokens_a_step)
+
+    def _hold_those_over(self, held: dict[str, _Over]) -> bool:
+        """Hold each stream that is over its own limits; whether one is for chunks that nobody fetched."""
+        streams, now = self.queue.streams, time.monotonic()
+        look = False
+        for request in self._scheduler.running:
             stream = streams.get(request.external_req_id)
             if stream is None:
                 continue
+            hold = self._holds.get(request.request_id)
+            least = self._most_tasks
+            if hold is not None and hold.why == "tasks" and now - hold.began_s <= self._options.max_hold_s:
+                least = self._most_to_resume + 1
             # Whatever its status: one that waits for a chunk of its own may get it, and run, in this very step.
-            if stream.tasks + placeholders >= self._most_tasks:
+            if stream.tasks + self._placeholders(request) >= least:
                 held[request.request_id] = _Over(request, stream, "tasks")
             elif stream.unfetched >= self._most_unfetched and self._given_up.get(stream.key) != stream.fetches:
                 held[request.request_id] = _Over(request, stream, "unfetched")
                 look = True
-        total, nbytes = self.queue.tasks + coming, self.queue.nbytes
-        # Each stream that is not held may add a task in this step.
-        if total + len(running) - len(held) > self._most_total or nbytes >= self._most_bytes / 2:
-            look = self._hold_those_with_most(held, total, nbytes) or look
-        if held or self._holds:
-            self._apply(held)
-        if look and self.queue.chunks is not None and self.queue.chunks.want():
-            with self._adapter._save_cond:
-                self._adapter._save_cond.notify()
+        return look
 
-    def _hold_those_with_most(self, held: dict[str, _Over], total: int, nbytes: int) -> bool:
+    def _hold_those_with_most(self, held: dict[str, _Over], total: int, nbytes: int) -> None:
         """Let streams run, those with the least first, as long as what they may add fits under the totals.
 
         A stream that has nothing on its way may always take a step: holding it would help nobody.
@@ -103,7 +130,7 @@ class Credits:
         streams = self.queue.streams
         tasks_room, bytes_room = self._most_total - total, self._most_bytes - nbytes
         if tasks_room >= len(self._scheduler.running) and bytes_room >= self._largest_steps():
-            return False
+            return
         candidates: list[tuple[int, int, Stream | None, Any]] = []
         for order, request in enumerate(self._scheduler.running):
             if request.request_id in held:
@@ -112,16 +139,13 @@ class Credits:
             weight = 0 if stream is None else stream.tasks + stream.unfetched
             candidates.append((weight, order, stream, request))
         candidates.sort(key=lambda each: each[:2])
-        any_held = False
         for weight, _, stream, request in candidates:
             step_bytes = 0 if stream is None else stream.last_nbytes
             if stream is not None and weight and (tasks_room < 1 or bytes_room <= 0 or bytes_room < step_bytes):
                 held[request.request_id] = _Over(request, stream, "total")
-                any_held = True
                 continue
             tasks_room -= 1
             bytes_room -= step_bytes
-        return any_held
 
     def _largest_steps(self) -> int:
         """Bytes that a step of all running streams adds if each adds as much as its last."""
@@ -141,7 +165,7 @@ class Credits:
             if hold is not None and hold.passing_at not in (None, request.num_computed_tokens):
                 hold = None  # the step that it was let through was taken
             if hold is None:
-                hold = _Hold(now, stream.fetches)
+                hold = _Hold(over.why, now, stream.fetches)
                 counters["holds"] += 1
                 counters[f"holds_for_{over.why}"] += 1
             holds[request_id] = hold

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+_NOTHING: Mapping[int, int] = MappingProxyType({})
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Kept:
     """A tensor's content while it waits."""
 
@@ -18,34 +22,30 @@ class Kept:
     shape: tuple[int, ...]
 
 
-def weigh(payload: Any, *, keep_all: bool = False) -> tuple[dict[int, int], bool]:
+def weigh(payload: Any, *, keep_all: bool = False) -> tuple[Mapping[int, int], bool]:
     """The memory that a payload keeps alive, and whether ``keep`` would copy any of it.
 
     Returns:
         Address and bytes; views of one storage are one.
     """
+    if payload is None:
+        return _NOTHING, False
     found: dict[int, int] = {}
-    return found, _weigh(payload, found, keep_all)
-
-
-def _weigh(value: Any, found: dict[int, int], keep_all: bool) -> bool:
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:  # it has no storage to look at
-            return False
-        storage = value.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-        return _is_anothers(value, keep_all)
-    if isinstance(value, Kept):
-        found[id(value.data)] = len(value.data)
-        return False
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return False
     to_keep = False
-    for each in value:
-        to_keep |= _weigh(each, found, keep_all)
-    return to_keep
+    left = [payload]  # no recursion: this runs once a task
+    for value in left:
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:  # another has no storage to look at
+                storage = value.untyped_storage()
+                found[storage.data_ptr()] = nbytes = storage.nbytes()
+                to_keep = to_keep or _is_anothers(value, nbytes, keep_all)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            left.extend(value)
+        elif isinstance(value, Kept):
+            found[id(value.data)] = len(value.data)
+    return found, to_keep
 
 
 def keep(payload: Any, *, keep_all: bool) -> tuple[Any, int]:
@@ -65,7 +65,7 @@ def keep(payload: Any, *, keep_all: bool) -> tuple[Any, int]:
         The payload and how many tensors of it were copied.
     """
     if isinstance(payload, torch.Tensor):
-        return (_kept(payload), 1) if _is_anothers(payload, keep_all) else (payload, 0)
+        return (_kept(payload), 1) if _is_to_keep(payload, keep_all) else (payload, 0)
     if isinstance(payload, dict):
         kept = {key: keep(each, keep_all=keep_all) for key, each in payload.items()}
         return {key: value for key, (value, _) in kept.items()}, sum(copies for _, copies in kept.values())
@@ -96,10 +96,14 @@ def _kept(tensor: torch.Tensor) -> torch.Tensor | Kept:
     return Kept(ctypes.string_at(tensor.data_ptr(), tensor.nbytes), tensor.dtype, tuple(tensor.shape))
 
 
-def _is_anothers(tensor: torch.Tensor, keep_all: bool) -> bool:
-    if tensor.layout is not torch.strided or not tensor.is_cpu:
+def _is_to_keep(tensor: torch.Tensor, keep_all: bool) -> bool:
+    return tensor.layout is torch.strided and _is_anothers(tensor, tensor.untyped_storage().nbytes(), keep_all)
+
+
+def _is_anothers(tensor: torch.Tensor, storage_nbytes: int, keep_all: bool) -> bool:
+    if not tensor.is_cpu:
         return False
-    return keep_all or tensor.untyped_storage().nbytes() != tensor.nbytes or _is_pinned(tensor)
+    return keep_all or storage_nbytes != tensor.nbytes or _is_pinned(tensor)
 
 
 def _is_pinned(tensor: torch.Tensor) -> bool:

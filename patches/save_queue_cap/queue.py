@@ -26,34 +26,18 @@ SLOW_S = 0.02
 FLAT_S = 0.001
 """What a send that is not slow costs its stream, so that streams without slow sends take turns."""
 
-IDLE_S = 0.1
-_SHORTEST_S = 0.0005
-
 _CROWD = 1024
 """Streams from which on those that have nothing on its way are dropped."""
 
 
 def stream_of(task: Mapping[str, Any]) -> str:
     """The external request id that a save task belongs to; a clean-up task names it in its key prefix."""
-    cleanup = task.get("cleanup_shm")
-    if cleanup is not None:
-        prefix: str = cleanup[0]
-        return prefix.rsplit("_", 1)[0]
-    external_req_id: str = task["request"].external_req_id
-    return external_req_id
-
-
-class HelperCondition(threading.Condition):
-    """What the helper lane sleeps on in upstream's ``save_loop``: until the first lane is in one send for too long."""
-
-    def __init__(self, queue: SaveQueue) -> None:
-        super().__init__()
-        self._queue = queue
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Sleep at most that long, and no longer than the queue lets the first lane try alone."""
-        sleeps_s = self._queue.helper_sleeps_s()
-        return super().wait(sleeps_s if timeout is None else min(timeout, sleeps_s))
+    request = task.get("request")
+    if request is not None:
+        external_req_id: str = request.external_req_id
+        return external_req_id
+    prefix: str = task["cleanup_shm"][0]
+    return prefix.rsplit("_", 1)[0]
 
 
 @dataclass(slots=True)
@@ -61,11 +45,20 @@ class _Held:
     """A queued task with what it weighs."""
 
     task: dict[str, Any]
+    stream: Stream
     number: int
-    storage: dict[int, int]
+    storage: Mapping[int, int]
     """What the payload keeps alive, some of it perhaps with other tasks: address, bytes."""
     is_waiting: bool = True
     is_kept: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A thread that sends. ``reserved``: the task that ``popleft`` will give it; only the thread itself looks at it."""
+
+    thread: threading.Thread
+    reserved: _Held | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +71,7 @@ class Stream:
     tasks: int = 0
     last_nbytes: int = 0
     virtual_s: float = 0.0
+    last_put_s: float = 0.0
     is_slow: bool = False
     unfetched: int = 0
     fetches: int = 0
@@ -88,11 +82,14 @@ class SaveQueue:
 
     Fairness is start-time fair queueing (Goyal, Vin and Cheng 1996) with the measured time of a send as its cost: the
     stream that has had the least is next, and one that comes back starts where the others are. Sends that are not slow
-    all cost the same.
+    all cost the same, and so does one that is slow by itself: charged is what two puts of a stream in a row took. A
+    pause of the whole process (a garbage collection) hits whoever is being sent, and would hold that one back until
+    each of the others has had as much.
 
     A helper lane sends only while the first lane is in a slow send: in one that has lasted ``SLOW_S``, or in one of a
-    stream whose last send was slow. Two lanes that work all the time only fight for the interpreter's lock: at 64
-    streams the second one cost a third of the throughput.
+    stream that is known to be slow. Two lanes that work all the time only fight for the interpreter's lock. Who notices
+    is the first lane where it knows, the next ``append`` where it does not, and at the latest the helper itself, which
+    upstream's loop wakes every 0.1 s.
 
     Args:
         counters: The patch's counters; written under the queue's lock.
@@ -111,56 +108,60 @@ class SaveQueue:
         self._keep_all = keep_all
         self._owns = owns
         self._lock = threading.Lock()
-        self._lanes: set[threading.Thread] = set()
-        self._first_lane: threading.Thread | None = None
+        self._lanes: dict[int, _Lane] = {}  # by the thread's number
+        self._first_lane: _Lane | None = None
         self._sending_since_s: float | None = None  # the first lane's current send
-        self._helper: HelperCondition | None = None
+        self._helper: threading.Condition | None = None
         self._is_helper_alert = False
-        self._reserved = threading.local()
         self._inbox: deque[dict[str, Any]] = deque()
         self._queued = 0
         self._numbers = 0
         self._virtual_s = 0.0
-        self._ready: list[tuple[float, int, str]] = []  # a heap: each stream with waiting tasks and none in flight
+        self._ready: list[tuple[float, int, Stream]] = []  # a heap: each stream with waiting tasks and none in flight
         self._bytes = 0
-        self._storage: dict[int, list[int]] = {}  # address: uses, bytes
-        self._others: list[tuple[Stream, _Held]] = []  # queued since the last step with payloads that are not ours
+        self._storage: dict[int, int] = {}  # address: bytes
+        self._more_uses: dict[int, int] = {}  # address: tasks after the first that have it too
+        self._others: list[_Held] = []  # queued since the last step with payloads that are not ours
         self._fifo = FIFO_FOR_BENCHMARKS
         self._crowd = _CROWD
+        self.near_at = float("inf")
+        """Tasks of a stream from which on it is among ``near``."""
+        self.near: dict[str, Stream] = {}
+        """Streams with that many tasks, as of the last ``sort_in``."""
 
-    def add_lane(self, thread: threading.Thread, helper: HelperCondition | None = None) -> None:
-        """Let a thread reserve tasks; any other finds a plain queue.
+    def add_lane(self, thread: threading.Thread, helper: threading.Condition | None = None) -> None:
+        """Let a thread that runs reserve tasks; any other finds a plain queue.
 
         Args:
             thread: The lane. The first is upstream's own save thread.
             helper: What a further lane sleeps on. It takes tasks only while the first lane is stuck in a send.
         """
-        if self._first_lane is None:
-            self._first_lane = thread
-        self._lanes.add(thread)
+        assert thread.ident is not None, "a lane is known by its number, which it has once it runs"
+        lane = self._lanes[thread.ident] = _Lane(thread)
+        self._first_lane = self._first_lane or lane
         self._helper = helper or self._helper
 
     @property
     def lanes(self) -> tuple[threading.Thread, ...]:
         """The threads that send."""
-        return tuple(self._lanes)
+        return tuple(lane.thread for lane in self._lanes.values())
 
     @property
     def streams(self) -> Mapping[str, Stream]:
         """Every stream that has something on its way, or had more than others lately."""
-        self._sort_in_now()
+        self.sort_in()
         return self._streams
 
     @property
     def tasks(self) -> int:
         """Queued and in flight."""
-        self._sort_in_now()
+        self.sort_in()
         return self._tasks
 
     @property
     def nbytes(self) -> int:
         """Bytes queued and in flight (unique storage) and not fetched."""
-        self._sort_in_now()
+        self.sort_in()
         return self._all_bytes()
 
     def _all_bytes(self) -> int:
@@ -175,39 +176,55 @@ class SaveQueue:
         each, both spend their time on it.
         """
         self._inbox.append(task)
-        # Read without the lock: the helper looks into the inbox itself before it sleeps for long.
-        if self._sending_since_s is not None and not self._is_helper_alert and self._helper is not None:
-            self._is_helper_alert = True
-            with self._helper:
-                self._helper.notify()
+        if self._helper is not None and not self._is_helper_alert and self._is_first_stuck(time.monotonic()):
+            self._alert(self._helper)
 
-    def _sort_in_now(self) -> None:
+    def _alert(self, helper: threading.Condition) -> None:
+        self._is_helper_alert = True  # until it asks for a task
+        with helper:
+            helper.notify()
+
+    def _is_first_stuck(self, now: float) -> bool:
+        """Whether the first lane is in a slow send. Without the lock: a moment too early or late does no harm."""
+        since_s = self._sending_since_s
+        return since_s is not None and now - since_s >= SLOW_S
+
+    def sort_in(self) -> None:
+        """Count what was queued since the last time."""
         if self._inbox:
             with self._lock:
                 self._sort_in()
 
     def _sort_in(self) -> None:
-        """Put what came since into its streams' queues; under the lock."""
-        inbox, counters = self._inbox, self._counters
+        """Put what came since into its streams' queues; under the lock. It runs once a task: every line counts."""
+        inbox, streams, counters, keep_all = self._inbox, self._streams, self._counters, self._keep_all
+        number = self._numbers
+        most = counters["max_stream_tasks"]
         while inbox:
             task = inbox.popleft()
             key = stream_of(task)
-            storage, is_anothers = weigh(task.get("multimodal_output"), keep_all=self._keep_all)
-            stream = self._streams.get(key) or self._open(key)
-            held = _Held(task, self._numbers, storage)
-            self._numbers += 1
+            storage, is_anothers = weigh(task.get("multimodal_output"), keep_all=keep_all)
+            stream = streams.get(key) or self._open(key)
+            held = _Held(task, stream, number, storage)
+            number += 1
             if not stream.waiting and stream.in_flight is None:
                 stream.virtual_s = max(stream.virtual_s, self._virtual_s)
                 self._offer(stream, held)
             stream.waiting.append(held)
-            stream.tasks += 1
-            self._tasks += 1
-            self._queued += 1
-            stream.last_nbytes = self._weigh(storage) or stream.last_nbytes
-            if is_anothers and self._owns:
-                self._others.append((stream, held))
-            counters["tasks"] += 1
-            counters["max_stream_tasks"] = max(counters["max_stream_tasks"], stream.tasks)
+            stream.tasks = tasks = stream.tasks + 1
+            most = max(most, tasks)
+            if tasks >= self.near_at:
+                self.near[key] = stream
+            if storage:
+                stream.last_nbytes = self._weigh(storage) or stream.last_nbytes
+                if is_anothers and self._owns:
+                    self._others.append(held)
+        came = number - self._numbers
+        self._numbers = number
+        self._tasks += came
+        self._queued += came
+        counters["tasks"] += came
+        counters["max_stream_tasks"] = most
         counters["max_queued_tasks"] = max(counters["max_queued_tasks"], self._tasks)
         self._note_bytes()
 
@@ -216,23 +233,23 @@ class SaveQueue:
 
         Most was sent by then and need not be copied. What a lane has taken is upstream's to read, as it always was.
         """
-        with self._lock:
+        with self._lock:  # always: a lane may be about to sort in what it took from the inbox
             self._sort_in()
             others, self._others = self._others, []
         kept = []
-        for stream, held in others:
+        for held in others:
             if held.is_waiting:
                 payload, copies = keep(held.task["multimodal_output"], keep_all=self._keep_all)
-                kept.append((stream, held, payload, weigh(payload)[0], copies))
+                kept.append((held, payload, weigh(payload)[0], copies))
         if not kept:
             return
         with self._lock:  # once: each time may be a wait for a lane, and for the interpreter's lock after it
-            for stream, held, payload, storage, copies in kept:
+            for held, payload, storage, copies in kept:
                 if held.is_waiting:
                     held.task["multimodal_output"], held.is_kept = payload, True
                     self._unweigh(held.storage)
                     held.storage = storage
-                    stream.last_nbytes = self._weigh(storage)
+                    held.stream.last_nbytes = self._weigh(storage)
                     self._counters["copied_tensors"] += copies
 
     def _open(self, key: str) -> Stream:
@@ -248,23 +265,27 @@ class SaveQueue:
         """Count storage; the bytes that nobody else's task kept alive."""
         added = 0
         for address, size in storage.items():
-            uses = self._storage.setdefault(address, [0, size])
-            uses[0] += 1
-            if uses[0] == 1:
+            if address in self._storage:
+                self._more_uses[address] = self._more_uses.get(address, 0) + 1
+            else:
+                self._storage[address] = size
                 added += size
         self._bytes += added
         return added
 
     def _unweigh(self, storage: Mapping[int, int]) -> None:
         for address in storage:
-            uses = self._storage[address]
-            uses[0] -= 1
-            if not uses[0]:
-                del self._storage[address]
-                self._bytes -= uses[1]
+            more_uses = self._more_uses.get(address) if self._more_uses else None
+            if more_uses is None:
+                self._bytes -= self._storage.pop(address)
+            elif more_uses > 1:
+                self._more_uses[address] = more_uses - 1
+            else:
+                del self._more_uses[address]
 
     def _note_bytes(self) -> None:
-        self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], self._all_bytes())
+        nbytes = self._all_bytes()
+        self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], nbytes)
 
     # ---- The lanes ----
 
@@ -274,28 +295,36 @@ class SaveQueue:
 
     def __bool__(self) -> bool:
         """Whether there is a task for the calling thread; in a lane, reserve it."""
-        lane = threading.current_thread()
-        if lane not in self._lanes:
+        lane = self._lanes.get(threading.get_ident())
+        if lane is None:
             return bool(self._ready or self._inbox) and self._is_something_ready()
-        if getattr(self._reserved, "held", None) is not None:
+        if lane.reserved is not None:
             return True
-        is_first = lane is self._first_lane
-        if self.chunks is not None and is_first:
-            self.chunks.look()
+        now = time.monotonic()
+        if lane is not self._first_lane:
+            # Upstream's loop asks once more with the condition in its hands before it sleeps, so no alert is lost.
+            self._is_helper_alert = False
+            if not self._is_first_stuck(now):
+                return False
+            with self._lock:
+                self._sort_in()
+                lane.reserved = self._take()
+            return lane.reserved is not None
+        if self.chunks is not None:
+            self.chunks.look(now)
         with self._lock:
             if self._inbox:
                 self._sort_in()
-            held = self._take() if is_first or self._patience_s() <= 0 else None
-            helper = None
-            if is_first:
-                self._sending_since_s = None if held is None else self._expected_start_s(held)
-                helper = self._helper_to_alert() if self._ready else None
-        if helper is not None:
-            with helper:
-                helper.notify()
+            held = lane.reserved = self._take()
         if held is None:
+            self._sending_since_s = None
             return False
-        self._reserved.held = held
+        if not held.stream.is_slow:
+            self._sending_since_s = now
+        else:
+            self._sending_since_s = now - SLOW_S
+            if self._ready and self._helper is not None and not self._is_helper_alert:
+                self._alert(self._helper)
         return True
 
     def _is_something_ready(self) -> bool:
@@ -310,8 +339,10 @@ class SaveQueue:
         Raises:
             IndexError: There is none, as a deque has it.
         """
-        held: _Held | None = getattr(self._reserved, "held", None)
-        self._reserved.held = None
+        lane = self._lanes.get(threading.get_ident())
+        held = None
+        if lane is not None:
+            held, lane.reserved = lane.reserved, None
         if held is None:
             with self._lock:
                 self._sort_in()
@@ -322,71 +353,67 @@ class SaveQueue:
             held.task["multimodal_output"] = give(held.task["multimodal_output"])
         return held.task
 
-    def _expected_start_s(self, held: _Held) -> float:
-        """When the send that begins now is taken to have begun: long ago, if its stream is known to be slow."""
-        return time.monotonic() - (SLOW_S if self._streams[stream_of(held.task)].is_slow else 0.0)
-
-    def _patience_s(self) -> float:
-        """How long the helper lets the first lane try alone; at most 0 when it should take tasks."""
-        if self._sending_since_s is None:
-            return IDLE_S
-        return self._sending_since_s + SLOW_S - time.monotonic()
-
-    def _helper_to_alert(self) -> HelperCondition | None:
-        """The helper, when the first lane is busy and the helper does not know yet."""
-        if self._sending_since_s is None or self._is_helper_alert:
-            return None
-        self._is_helper_alert = True
-        return self._helper
-
-    def helper_sleeps_s(self) -> float:
-        """How long the helper may sleep now; after the longest sleep it must be alerted."""
-        with self._lock:
-            self._sort_in()
-            self._is_helper_alert = bool(self._ready) and self._sending_since_s is not None
-            return max(self._patience_s(), _SHORTEST_S) if self._is_helper_alert else IDLE_S
-
     def _offer(self, stream: Stream, first: _Held) -> None:
-        heapq.heappush(self._ready, (0.0 if self._fifo else stream.virtual_s, first.number, stream.key))
+        heapq.heappush(self._ready, (0.0 if self._fifo else stream.virtual_s, first.number, stream))
 
     def _take(self) -> _Held | None:
         if not self._ready:
             return None
-        _, _, key = heapq.heappop(self._ready)
-        stream = self._streams[key]
+        stream = heapq.heappop(self._ready)[2]
         held = stream.in_flight = stream.waiting.popleft()
         held.is_waiting = False
         self._virtual_s = max(self._virtual_s, stream.virtual_s)
         self._queued -= 1
         return held
 
-    def sent(self, task: Mapping[str, Any], seconds: float) -> None:
-        """A send ended, well or not: its stream's next task may be taken."""
+    def sent(
+        self, task: Mapping[str, Any], seconds: float, *, has_put: bool = True, is_unfetched: bool = False
+    ) -> None:
+        """A send ended, well or not: its stream's next task may be taken.
+
+        Args:
+            task: As ``popleft`` gave it.
+            seconds: What it took.
+            has_put: Whether the connector was given something; the talker's frames go in chunks of many tasks.
+            is_unfetched: Whether that is a chunk that counts until ``gone`` says otherwise.
+        """
         with self._lock:
-            stream = self._streams.get(stream_of(task))
-            if stream is None or stream.in_flight is None or stream.in_flight.task is not task:
+            key = stream_of(task)
+            stream = self._streams.get(key)
+            if is_unfetched:
+                stream = stream or self._open(key)
+                stream.unfetched += 1
+            held = None if stream is None else stream.in_flight
+            if stream is None or held is None or held.task is not task:
                 return  # sent by somebody who did not take it from here
-            self._unweigh(stream.in_flight.storage)
+            if held.storage:
+                self._unweigh(held.storage)
             stream.in_flight = None
-            stream.tasks -= 1
+            stream.tasks = tasks = stream.tasks - 1
             self._tasks -= 1
-            stream.is_slow = seconds >= SLOW_S
-            stream.virtual_s += seconds if stream.is_slow else FLAT_S
+            if tasks < self.near_at:
+                self.near.pop(key, None)
+            cost_s = FLAT_S
+            if has_put or seconds >= SLOW_S:
+                both_s = min(seconds, stream.last_put_s)
+                stream.last_put_s = seconds
+                stream.is_slow = both_s >= SLOW_S
+                if stream.is_slow:
+                    cost_s = both_s
+            stream.virtual_s += cost_s
             if stream.waiting:
                 self._offer(stream, stream.waiting[0])
             elif not stream.unfetched and stream.virtual_s <= self._virtual_s:
-                del self._streams[stream.key]  # one that comes back starts where the others are anyhow
+                del self._streams[key]  # one that comes back starts where the others are anyhow
 
-    def fetched(self, key: str, unfetched: int, gone: int) -> None:
-        """How many of a stream's chunks shared memory still holds, and how many are gone since the last look."""
+    def gone(self, key: str, count: int, *, fetched: bool) -> None:
+        """So many of a stream's chunks are in shared memory no longer, or are not counted any more."""
         with self._lock:
             stream = self._streams.get(key)
             if stream is None:
-                if not unfetched:
-                    return
-                stream = self._open(key)
-            stream.unfetched = unfetched
-            stream.fetches += gone
-            if not unfetched and not stream.tasks and stream.virtual_s <= self._virtual_s:
+                return
+            stream.unfetched -= count
+            if fetched:
+                stream.fetches += count
+            if not stream.unfetched and not stream.tasks and stream.virtual_s <= self._virtual_s:
                 del self._streams[key]
-            self._note_bytes()

@@ -12,7 +12,7 @@ from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 from omni_fastpath.patches.save_queue_cap import queue as queues
 from omni_fastpath.patches.save_queue_cap.credits import LEAST_WITH_ASYNC_SCHEDULING, Credits
-from omni_fastpath.patches.save_queue_cap.queue import HelperCondition, SaveQueue, stream_of
+from omni_fastpath.patches.save_queue_cap.queue import SaveQueue, stream_of
 from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
 from omni_fastpath.values import ConfigError, refusal
 
@@ -119,25 +119,30 @@ def _attach(adapter: Any, vllm_config: Any, *, owns: bool = True) -> SaveQueue:
     on_cpu = vllm_config.device_config.device_type == "cpu"
     queue = SaveQueue(_counters, keep_all=on_cpu, owns=owns)
     if in_shared_memory:
-        queue.chunks = Chunks(queue.fetched, _abandoned, look_at=_runtime.options.unfetched_chunks)
+        queue.chunks = Chunks(queue.gone, _abandoned, look_at=_runtime.options.unfetched_chunks)
     queue.add_lane(adapter.save_thread)
     # Nothing was queued yet: requests come after the scheduler was made.
     adapter._pending_save_reqs = queue
     function = adapter.custom_process_next_stage_input_func
     audited = f"{function.__module__}.{function.__qualname__}" in AUDITED_PROCESSORS
     if in_shared_memory and audited and not queues.FIFO_FOR_BENCHMARKS:
-        helper = HelperCondition(queue)
+        helper = threading.Condition()
         lane = threading.Thread(target=_Lane(adapter, helper).run, daemon=True, name="omni-fastpath-save-helper")
-        queue.add_lane(lane, helper)
         lane.start()
+        queue.add_lane(lane, helper)
     _adapters.add(adapter)
     return queue
 
 
 class _Lane:
-    """The adapter as the helper lane's ``save_loop`` sees it: all is the adapter's but what the lane sleeps on."""
+    """The adapter as the helper lane's ``save_loop`` sees it: all is the adapter's but what the lane sleeps on.
 
-    def __init__(self, adapter: Any, condition: HelperCondition) -> None:
+    The loop has no connector to reap, which takes 64 system calls each time that it runs dry: the first lane does it.
+    """
+
+    connector = None
+
+    def __init__(self, adapter: Any, condition: threading.Condition) -> None:
         self._adapter = adapter
         self._save_cond = condition
 
@@ -157,8 +162,8 @@ def wrapped_schedule(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
     """Renew the holds, then schedule."""
     credits_ = getattr(instance, _ATTRIBUTE, None)
     if credits_ is not None:
-        credits_.hold()
         credits_.queue.own_what_waits()
+        credits_.hold()
     return wrapped(*args, **kwargs)
 
 
@@ -176,14 +181,17 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
         return wrapped(*args, **kwargs)
     finally:
         took = time.monotonic() - began
+        # The end of a request clears upstream's counter with the send.
+        has_put = instance.put_req_chunk.get(stream, 0) != number or bool(task.get("is_finished"))
+        is_unfetched = False
         try:
             if queue.chunks is not None:
-                size = _bytes_put(instance.connector) - bytes_before
-                _see(queue.chunks, instance, task, stream, number, size)
+                size = _bytes_put(instance.connector) - bytes_before if has_put else 0
+                is_unfetched = _see(queue.chunks, instance, task, stream, number, size)
         except Exception:  # the chunk was sent or not as upstream knows; our count must not fail the request
             logger.exception("omni-fastpath: save_queue_cap could not look at the chunks of %s", stream)
         finally:
-            queue.sent(task, took)
+            queue.sent(task, took, has_put=has_put, is_unfetched=is_unfetched)
 
 
 def _bytes_put(connector: Any) -> int:
@@ -192,17 +200,15 @@ def _bytes_put(connector: Any) -> int:
     return total
 
 
-def _see(chunks: Chunks, adapter: Any, task: Mapping[str, Any], stream: str, number: int, size: int) -> None:
-    if "cleanup_shm" in task:
+def _see(chunks: Chunks, adapter: Any, task: Mapping[str, Any], stream: str, number: int, size: int) -> bool:
+    """Note a chunk of so many bytes, if there is one and somebody will fetch it; whether there is."""
+    stage_id = adapter.connector.stage_id
+    is_counted = size > 0 and _has_receiver(task["request"], stage_id)
+    if is_counted:
+        chunks.put(stream, f"{stream}_{stage_id}_{number}", size)
+    if "cleanup_shm" in task or task["is_finished"]:
         chunks.ended(stream)
-        return
-    ends = bool(task["is_finished"])
-    # The end of a request clears upstream's counter with the send.
-    sent = size and (ends or adapter.put_req_chunk.get(stream, 0) != number)
-    if sent and _has_receiver(task["request"], adapter.connector.stage_id):
-        chunks.put(stream, f"{stream}_{adapter.connector.stage_id}_{number}", size)
-    if ends:
-        chunks.ended(stream)
+    return is_counted
 
 
 def _has_receiver(request: Any, stage_id: int) -> bool:

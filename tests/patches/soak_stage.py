@@ -236,8 +236,8 @@ class Stage:
             self.lanes = list(self.queue.lanes)
             while len(self.lanes) < lanes:
                 lane = threading.Thread(target=self.adapter.save_loop, daemon=True, name=f"lane-{len(self.lanes)}")
-                self.queue.add_lane(lane)
                 lane.start()
+                self.queue.add_lane(lane)
                 self.lanes.append(lane)
         self.receiver = self.connector if memory else SharedMemoryConnector({"stage_id": 1})
         self.received: dict[str, list[int]] = defaultdict(list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -104,8 +104,9 @@ def test_two_slow_streams_and_two_lanes() -> None:
 
 
 def test_send_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a send took, failed or not, is what its stream is charged: here 1, by a clock that counts its calls."""
+    """What slow sends took, failed or not, is charged, after a first: 1 each, by a clock that counts its calls."""
     from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap.queue import FLAT_S
 
     request = Request(unique("s"))
     with Stage(memory=True, lanes=1) as stage:
@@ -114,7 +115,32 @@ def test_send_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.gate.fails[request.external_req_id] = RuntimeError("connector")
         queue_values(stage, request, range(4))
         stage.drain()
-        assert stage.queue.streams[request.external_req_id].virtual_s == 4.0
+        assert stage.queue.streams[request.external_req_id].virtual_s == FLAT_S + 3.0
+
+
+def test_only_the_first_lane_reaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's loop reaps each time that it runs dry, 64 system calls; the helper, which is mostly dry, does not."""
+    from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
+
+    monkeypatch.setattr(wrappers, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
+    reaping: set[threading.Thread] = set()
+    request = Request(unique("s"))
+    with Stage(lanes=1) as stage:
+        assert len(stage.lanes) == 2
+        monkeypatch.setattr(stage.connector, "reap_consumed", lambda: reaping.add(threading.current_thread()))
+        asked: Counter[threading.Thread] = Counter()
+        ask = SaveQueue.__bool__
+
+        def counted(queue: SaveQueue) -> bool:
+            asked[threading.current_thread()] += 1
+            return ask(queue)
+
+        monkeypatch.setattr(SaveQueue, "__bool__", counted)
+        queue_values(stage, request, range(20), finish=True)
+        stage.drain()
+        until(lambda: all(asked[lane] >= 5 for lane in stage.lanes), "each lane running dry twice")
+        assert reaping == {stage.adapter.save_thread}
 
 
 def test_idle_lane_wakes_for_a_task() -> None:

@@ -373,21 +373,28 @@ class Chunks:
         self.wanted += 1
         return True
 
-    def look(self) -> None:
+    def look(self, now: float) -> None:
         """The lanes'."""
+
+
+def put(rig: Rig, stream: str, count: int) -> None:
+    """Send so many chunks of a stream that nobody has fetched."""
+    for _ in range(count):
+        rig.save(stream)
+        rig.queue.sent(rig.queue.popleft(), 0.0, is_unfetched=True)
 
 
 def test_unfetched_chunks_hold_their_stream_and_ask_for_a_look() -> None:
     """At the limit the stream waits, the lanes are asked to look, and a fetch lets it go on."""
     chunks = Chunks()
     rig = Rig(2, chunks=chunks, unfetched_chunks=3)
-    rig.queue.fetched("s0", 2, 0)
+    put(rig, "s0", 2)
     assert rig.schedule() == ["s0", "s1"]
     assert not chunks.wanted
-    rig.queue.fetched("s0", 3, 0)
+    put(rig, "s0", 1)
     assert rig.schedule() == ["s1"]
     assert chunks.wanted
-    rig.queue.fetched("s0", 2, 1)
+    rig.queue.gone("s0", 1, fetched=True)
     assert rig.schedule() == ["s0", "s1"]
     assert counters()["holds_for_unfetched"] == 1
 
@@ -395,24 +402,78 @@ def test_unfetched_chunks_hold_their_stream_and_ask_for_a_look() -> None:
 def test_receiver_that_fetches_no_more_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hold in which nobody fetched a single chunk is not renewed: that request has ended at the next stage."""
     rig = Rig(chunks=Chunks(), unfetched_chunks=3)
-    rig.queue.fetched("s0", 3, 0)
+    put(rig, "s0", 8)
     rig.schedule()
     expire(rig, monkeypatch)
     assert [rig.schedule() for _ in range(5)] == [["s0"]] * 5
     assert (counters()["given_up"], counters()["expired_holds"]) == (1, 1)
-    rig.queue.fetched("s0", 7, 1)  # it fetches after all
+    rig.queue.gone("s0", 1, fetched=True)  # it fetches after all
     assert rig.schedule() == []
 
 
 def test_slow_receiver_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that fetched something during the hold is there: one step goes through, then the stream waits on."""
     rig = Rig(chunks=Chunks(), unfetched_chunks=3)
-    rig.queue.fetched("s0", 5, 0)
+    put(rig, "s0", 5)
     rig.schedule()
-    rig.queue.fetched("s0", 4, 1)
+    rig.queue.gone("s0", 1, fetched=True)
     expire(rig, monkeypatch)
     assert [rig.schedule() for _ in range(3)] == [["s0"], [], []]
     assert counters()["given_up"] == 0
+
+
+def test_bytes_near_their_limit_ask_for_a_look() -> None:
+    """Half of the bytes on their way: what was fetched since the last look may not be counted off yet."""
+    import torch
+
+    chunks = Chunks()
+    rig = Rig(chunks=chunks, total_bytes=2**16)
+    rig.step(torch.zeros(2**15 - 1, dtype=torch.uint8))
+    rig.schedule()
+    assert not chunks.wanted
+    rig.step(torch.zeros(1000, dtype=torch.uint8))
+    rig.schedule()
+    assert chunks.wanted
+
+
+# ---- A held stream drains for a while ----
+
+
+def test_held_stream_drains_to_three_quarters_of_its_credit() -> None:
+    """Let go at each task that was sent, streams that are all behind would take turns in steps of few of them."""
+    rig = Rig(per_stream_tasks=8)
+    for _ in range(8):
+        rig.step()
+    assert rig.schedule() == []
+    rig.send()
+    assert (rig.queue.tasks, rig.schedule()) == (7, [])
+    rig.send()
+    assert rig.schedule() == ["s0"]
+    assert counters()["holds"] == 1
+
+
+def test_hold_below_the_credit_ends_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its time is over a stream that is under its credit runs, and no hold is said to have expired."""
+    rig = Rig(per_stream_tasks=8)
+    for _ in range(8):
+        rig.step()
+    assert rig.schedule() == []
+    rig.send()
+    assert rig.schedule() == []
+    expire(rig, monkeypatch)
+    assert rig.schedule() == ["s0"]
+    assert counters()["expired_holds"] == 0
+
+
+def test_stream_held_for_the_totals_may_use_its_credit() -> None:
+    """Draining to a share of the credit is for streams that were over it."""
+    rig = Rig(2, per_stream_tasks=8, total_tasks=14)
+    for _ in range(7):
+        rig.step()
+    assert rig.schedule() == []
+    rig.send(4)
+    assert rig.schedule() != []
+    assert counters()["holds_for_tasks"] == 0
 
 
 # ---- Null ----

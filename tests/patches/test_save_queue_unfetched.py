@@ -28,7 +28,7 @@ def counted(stage: Stage, request: Request) -> int:
 def look(stage: Stage) -> None:
     """Look now."""
     stage.queue.chunks._next_look_s = 0.0
-    stage.queue.chunks.look()
+    stage.queue.chunks.look(time.monotonic())
 
 
 def send(stage: Stage, request: Request, count: int, *, finish: bool = False, size: int = 64) -> None:
@@ -57,7 +57,7 @@ def test_put_looks_at_its_own_stream_where_it_is_near_its_limit() -> None:
     request = Request(unique("s"))
     with Stage() as stage:
         stage.queue.chunks._look_at = 4
-        stage.queue.chunks.look = lambda: None
+        stage.queue.chunks.look = lambda now: None
         send(stage, request, 3)
         assert stage.fetch(request.external_req_id) == [0, 1, 2]
         send(stage, request, 1)
@@ -160,7 +160,7 @@ def test_clean_up_is_known_without_a_look() -> None:
     """The lane that cleans up sees at once that the chunks are gone."""
     request = Request(unique("s"))
     with Stage() as stage:
-        stage.queue.chunks.look = lambda: None
+        stage.queue.chunks.look = lambda now: None
         send(stage, request, 4)
         stage.abort(request)
         stage.drain()
