@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from omni_fastpath.patches.save_queue_cap.unfetched import NEAR_LOOK_S, WANTED_LOOK_S
+
 if TYPE_CHECKING:
     from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
     from omni_fastpath.patches.save_queue_cap.queue import SaveQueue, Stream
@@ -17,8 +19,6 @@ LEAST_WITH_ASYNC_SCHEDULING = 3
 RESUME_AT = 0.75
 """Share of ``per_stream_tasks`` that a held stream drains to. Let go at the first task that was sent, streams that are
 all behind would take turns in steps of few of them, each as dear as a step of all."""
-
-_CROWD = 1024
 
 
 @dataclass(slots=True)
@@ -61,7 +61,6 @@ class Credits:
         self._options = options
         self._counters = counters
         self._holds: dict[str, _Hold] = {}
-        self._given_up: dict[str, int] = {}
         self._tokens_a_step = 1 + int(getattr(scheduler, "num_spec_tokens", 0) or 0)
         none = float("inf")  # a limit that is null is one that nothing reaches
         self._most_tasks = none if options.per_stream_tasks is None else options.per_stream_tasks
@@ -79,9 +78,9 @@ class Credits:
         running: Sequence[Any] = self._scheduler.running
         queue.sort_in()
         held: dict[str, _Over] = {}
-        look = False
+        now = time.monotonic()
         if queue.near or self._holds or self._counts_unfetched:
-            look = self._hold_those_over(held)
+            self._hold_those_over(held, now)
         # Each stream that is not held may add a task in this step, and those in flight are not queued yet.
         total, nbytes = queue.tasks, queue.nbytes
         most_coming = len(running) * LEAST_WITH_ASYNC_SCHEDULING
@@ -90,22 +89,24 @@ class Credits:
             coming = sum(map(self._placeholders, running))
             if is_heavy or total + coming + len(running) - len(held) > self._most_total:
                 self._hold_those_with_most(held, total + coming, nbytes)
-        look |= is_heavy  # some of it may have been fetched
         if held or self._holds:
-            self._apply(held)
-        if look and queue.chunks is not None and queue.chunks.want():
-            with self._adapter._save_cond:
-                self._adapter._save_cond.notify()
+            self._apply(held, now)
+        chunks = queue.chunks
+        if chunks is not None and (is_heavy or held):
+            # What was fetched since the last look counts still.
+            is_waited_for = any(over.why != "tasks" for over in held.values())
+            if (is_heavy or is_waited_for) and chunks.want(WANTED_LOOK_S if is_waited_for else NEAR_LOOK_S):
+                with self._adapter._save_cond:
+                    self._adapter._save_cond.notify()
 
     def _placeholders(self, request: Any) -> int:
         """Steps of a request that were scheduled and have not ended."""
         placeholders = int(request.num_output_placeholders)
         return placeholders if self._tokens_a_step == 1 else -(-placeholders // self._tokens_a_step)
 
-    def _hold_those_over(self, held: dict[str, _Over]) -> bool:
-        """Hold each stream that is over its own limits; whether one is for chunks that nobody fetched."""
-        streams, now = self.queue.streams, time.monotonic()
-        look = False
+    def _hold_those_over(self, held: dict[str, _Over], now: float) -> None:
+        """Hold each stream that is over its own limits."""
+        streams = self.queue.streams
         for request in self._scheduler.running:
             stream = streams.get(request.external_req_id)
             if stream is None:
@@ -117,10 +118,8 @@ class Credits:
             # Whatever its status: one that waits for a chunk of its own may get it, and run, in this very step.
             if stream.tasks + self._placeholders(request) >= least:
                 held[request.request_id] = _Over(request, stream, "tasks")
-            elif stream.unfetched >= self._most_unfetched and self._given_up.get(stream.key) != stream.fetches:
+            elif stream.unfetched >= self._most_unfetched and stream.given_up_at != stream.fetches:
                 held[request.request_id] = _Over(request, stream, "unfetched")
-                look = True
-        return look
 
     def _hold_those_with_most(self, held: dict[str, _Over], total: int, nbytes: int) -> None:
         """Let streams run, those with the least first, as long as what they may add fits under the totals.
@@ -153,8 +152,7 @@ class Credits:
         found = (streams.get(request.external_req_id) for request in self._scheduler.running)
         return sum(stream.last_nbytes for stream in found if stream is not None)
 
-    def _apply(self, held: dict[str, _Over]) -> None:
-        now = time.monotonic()
+    def _apply(self, held: dict[str, _Over], now: float) -> None:
         holds: dict[str, _Hold] = {}
         counters = self._counters
         # schedule() counts its step first and then leaves out whoever is eligible only later than that.
@@ -168,6 +166,7 @@ class Credits:
                 hold = _Hold(over.why, now, stream.fetches)
                 counters["holds"] += 1
                 counters[f"holds_for_{over.why}"] += 1
+            hold.why = over.why
             holds[request_id] = hold
             if hold.passing_at is None and now - hold.began_s > self._options.max_hold_s:
                 # What it waits for may be waiting for what it keeps (KV blocks): one step goes through.
@@ -175,12 +174,9 @@ class Credits:
                 counters["expired_holds"] += 1
                 if over.why == "unfetched" and hold.fetches == stream.fetches:
                     # Nobody fetches: the request has ended at the next stage, or that stage stands still.
-                    self._given_up[stream.key] = stream.fetches
+                    stream.given_up_at = stream.fetches
                     counters["given_up"] += 1
             if hold.passing_at is None:
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, step)
                 counters["held_steps"] += 1
         self._holds = holds
-        if len(self._given_up) > _CROWD:
-            running = {request.external_req_id for request in self._scheduler.running}
-            self._given_up = {key: fetches for key, fetches in self._given_up.items() if key in running}

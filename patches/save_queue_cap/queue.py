@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from omni_fastpath.ledger import logger
 from omni_fastpath.patches.save_queue_cap.payload import give, keep, weigh
 from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
 
@@ -72,9 +73,11 @@ class Stream:
     last_nbytes: int = 0
     virtual_s: float = 0.0
     last_put_s: float = 0.0
-    is_slow: bool = False
+    is_quick: bool = False
     unfetched: int = 0
     fetches: int = 0
+    given_up_at: int | None = None
+    """Its ``fetches`` when a hold ended in which nobody had fetched anything."""
 
 
 class SaveQueue:
@@ -86,10 +89,10 @@ class SaveQueue:
     pause of the whole process (a garbage collection) hits whoever is being sent, and would hold that one back until
     each of the others has had as much.
 
-    A helper lane sends only while the first lane is in a slow send: in one that has lasted ``SLOW_S``, or in one of a
-    stream that is known to be slow. Two lanes that work all the time only fight for the interpreter's lock. Who notices
-    is the first lane where it knows, the next ``append`` where it does not, and at the latest the helper itself, which
-    upstream's loop wakes every 0.1 s.
+    A helper lane sends only while the first lane sleeps, or is in a slow send: in one that has lasted ``SLOW_S``, or in
+    one of a stream whose last put was not quick, or that has made none. Two lanes that work all the time only fight for
+    the interpreter's lock. Who notices is the first lane where it knows, the next ``append`` where it does not, and at
+    the latest the helper itself, which upstream's loop wakes every 0.1 s.
 
     Args:
         counters: The patch's counters; written under the queue's lock.
@@ -170,10 +173,10 @@ class SaveQueue:
     # ---- The producer: the scheduler's thread ----
 
     def append(self, task: dict[str, Any]) -> None:
-        """Queue a task behind its stream's others. Waits for nobody, not even for the queue's lock.
+        """Queue a task behind its stream's others, without the queue's lock.
 
         The scheduler's thread hands over a task for each stream in one go while a lane takes them: with a lock around
-        each, both spend their time on it.
+        each, both spend their time on it. Only to alert the helper it may wait until that has fallen asleep.
         """
         self._inbox.append(task)
         if self._helper is not None and not self._is_helper_alert and self._is_first_stuck(time.monotonic()):
@@ -198,12 +201,16 @@ class SaveQueue:
     def _sort_in(self) -> None:
         """Put what came since into its streams' queues; under the lock. It runs once a task: every line counts."""
         inbox, streams, counters, keep_all = self._inbox, self._streams, self._counters, self._keep_all
-        number = self._numbers
+        before = number = self._numbers
         most = counters["max_stream_tasks"]
         while inbox:
             task = inbox.popleft()
             key = stream_of(task)
-            storage, is_anothers = weigh(task.get("multimodal_output"), keep_all=keep_all)
+            try:
+                storage, is_anothers = weigh(task.get("multimodal_output"), keep_all=keep_all)
+            except Exception:  # a kind of tensor that cannot be looked at: it is sent all the same
+                logger.exception("omni-fastpath: save_queue_cap could not weigh a payload of %s", key)
+                storage, is_anothers = {}, False
             stream = streams.get(key) or self._open(key)
             held = _Held(task, stream, number, storage)
             number += 1
@@ -219,7 +226,7 @@ class SaveQueue:
                 stream.last_nbytes = self._weigh(storage) or stream.last_nbytes
                 if is_anothers and self._owns:
                     self._others.append(held)
-        came = number - self._numbers
+        came = number - before
         self._numbers = number
         self._tasks += came
         self._queued += came
@@ -301,31 +308,35 @@ class SaveQueue:
         if lane.reserved is not None:
             return True
         now = time.monotonic()
-        if lane is not self._first_lane:
-            # Upstream's loop asks once more with the condition in its hands before it sleeps, so no alert is lost.
-            self._is_helper_alert = False
-            if not self._is_first_stuck(now):
-                return False
-            with self._lock:
-                self._sort_in()
-                lane.reserved = self._take()
-            return lane.reserved is not None
+        is_first = lane is self._first_lane
+        if not is_first and not self._may_help(now):
+            return False
         if self.chunks is not None:
             self.chunks.look(now)
         with self._lock:
             if self._inbox:
                 self._sort_in()
             held = lane.reserved = self._take()
+        if is_first:
+            self._begin(held, now)
+        return held is not None
+
+    def _may_help(self, now: float) -> bool:
+        # Upstream's loop asks once more with the condition in its hands before it sleeps, so no alert is lost.
+        self._is_helper_alert = False
+        # Beside a first lane that sleeps too: what the end of the helper's own send made ready nobody else knows of.
+        return self._sending_since_s is None or self._is_first_stuck(now)
+
+    def _begin(self, held: _Held | None, now: float) -> None:
+        """The first lane goes into a send, or to sleep."""
         if held is None:
             self._sending_since_s = None
-            return False
-        if not held.stream.is_slow:
+        elif held.stream.is_quick:
             self._sending_since_s = now
         else:
             self._sending_since_s = now - SLOW_S
             if self._ready and self._helper is not None and not self._is_helper_alert:
                 self._alert(self._helper)
-        return True
 
     def _is_something_ready(self) -> bool:
         """Whether ``popleft()`` would give something: not what stands behind a task in flight."""
@@ -383,6 +394,7 @@ class SaveQueue:
             if is_unfetched:
                 stream = stream or self._open(key)
                 stream.unfetched += 1
+                self._note_bytes()
             held = None if stream is None else stream.in_flight
             if stream is None or held is None or held.task is not task:
                 return  # sent by somebody who did not take it from here
@@ -397,14 +409,14 @@ class SaveQueue:
             if has_put or seconds >= SLOW_S:
                 both_s = min(seconds, stream.last_put_s)
                 stream.last_put_s = seconds
-                stream.is_slow = both_s >= SLOW_S
-                if stream.is_slow:
+                stream.is_quick = seconds < SLOW_S
+                if both_s >= SLOW_S:
                     cost_s = both_s
             stream.virtual_s += cost_s
             if stream.waiting:
                 self._offer(stream, stream.waiting[0])
-            elif not stream.unfetched and stream.virtual_s <= self._virtual_s:
-                del self._streams[key]  # one that comes back starts where the others are anyhow
+            else:
+                self._forget_idle(stream)
 
     def gone(self, key: str, count: int, *, fetched: bool) -> None:
         """So many of a stream's chunks are in shared memory no longer, or are not counted any more."""
@@ -415,5 +427,10 @@ class SaveQueue:
             stream.unfetched -= count
             if fetched:
                 stream.fetches += count
-            if not stream.unfetched and not stream.tasks and stream.virtual_s <= self._virtual_s:
-                del self._streams[key]
+            self._forget_idle(stream)
+
+    def _forget_idle(self, stream: Stream) -> None:
+        """Drop a stream of which nothing needs to be known: it has had no more than others, and was not slow."""
+        is_idle = not (stream.tasks or stream.unfetched) and stream.virtual_s <= self._virtual_s
+        if is_idle and stream.last_put_s < SLOW_S and stream.given_up_at is None:
+            del self._streams[stream.key]

@@ -18,13 +18,23 @@ FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory is on Linux; upstr
 LOOK_S = 1.0
 """Between two looks where no limit is near. Each system call gives the interpreter's lock away: with ten looks a second
 at 128 streams a chunk cost 7 % more processor time."""
+NEAR_LOOK_S = 0.1
+"""The same while half of the bytes are used up."""
 WANTED_LOOK_S = 0.002
-"""The same while the scheduler holds a stream, or is near to it, for what was not fetched."""
+"""The same while the scheduler holds a stream for what was not fetched."""
 ABANDONED_S = 60.0
 """Time after a stream's end after which chunks that nobody fetched are not counted: their receiver is gone."""
 
 _MANY = 64
 """Chunks of a stream from which on each send looks at it where no limit says so."""
+
+
+def size_of(name: str) -> int:
+    """Bytes of a segment; 0 when it is not there (any more)."""
+    try:
+        return os.stat(f"{FOLDER}/{name}").st_size  # noqa: PTH116 - as below
+    except FileNotFoundError:
+        return 0
 
 
 def _is_there(name: str) -> bool:
@@ -61,7 +71,6 @@ class Chunks:
         self._lock = threading.Lock()
         self._last_look_s = 0.0
         self._next_look_s = 0.0
-        self._wanted = False
 
     def put(self, stream: str, name: str, size: int) -> None:
         """A send of this stream left a segment of that name and so many bytes; the caller counts it."""
@@ -87,14 +96,13 @@ class Chunks:
                 segments.ended_s = time.monotonic()
                 self._drop_fetched(stream, segments)
 
-    def want(self) -> bool:
-        """Look soon; whether the save thread should be woken for it."""
-        self._wanted = True
-        self._next_look_s = min(self._next_look_s, self._last_look_s + WANTED_LOOK_S)
-        return time.monotonic() >= self._next_look_s
+    def want(self, within_s: float) -> bool:
+        """Look so soon after the last look; whether it is time already and a save thread should be woken for it."""
+        self._next_look_s = min(self._next_look_s, self._last_look_s + within_s)
+        return bool(self._streams) and time.monotonic() >= self._next_look_s
 
     def look(self, now: float) -> None:
-        """Look at every stream if it is time to; called by the first lane, which never waits for it."""
+        """Look at every stream if it is time to; called by the lanes, which never wait for it."""
         if now < self._next_look_s or not self._streams or not self._lock.acquire(blocking=False):
             return
         try:
@@ -104,8 +112,7 @@ class Chunks:
                 if segments.ended_s is not None and now - segments.ended_s > ABANDONED_S and segments.waiting:
                     self._abandon(stream, segments)
             self._last_look_s = time.monotonic()
-            self._next_look_s = self._last_look_s + (WANTED_LOOK_S if self._wanted else LOOK_S)
-            self._wanted = False
+            self._next_look_s = self._last_look_s + LOOK_S
         finally:
             self._lock.release()
 

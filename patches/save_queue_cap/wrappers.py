@@ -13,7 +13,7 @@ from omni_fastpath.ledger import logger, runtime
 from omni_fastpath.patches.save_queue_cap import queue as queues
 from omni_fastpath.patches.save_queue_cap.credits import LEAST_WITH_ASYNC_SCHEDULING, Credits
 from omni_fastpath.patches.save_queue_cap.queue import SaveQueue, stream_of
-from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
+from omni_fastpath.patches.save_queue_cap.unfetched import Chunks, size_of
 from omni_fastpath.values import ConfigError, refusal
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def wrapped_schedule(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
     """Renew the holds, then schedule."""
     credits_ = getattr(instance, _ATTRIBUTE, None)
     if credits_ is not None:
-        credits_.queue.own_what_waits()
+        credits_.queue.own_what_waits()  # first: it waits for a lane that is sorting in, and then all is counted
         credits_.hold()
     return wrapped(*args, **kwargs)
 
@@ -175,40 +175,47 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
     task = args[0] if args else kwargs["task"]
     stream = stream_of(task)
     number = instance.put_req_chunk.get(stream, 0)
-    bytes_before = _bytes_put(instance.connector) if queue.chunks is not None else 0
+    before = _so_far(instance.connector) if queue.chunks is not None else (0, 0)
     began = time.monotonic()
     try:
         return wrapped(*args, **kwargs)
     finally:
         took = time.monotonic() - began
+        is_cleanup = "cleanup_shm" in task
         # The end of a request clears upstream's counter with the send.
-        has_put = instance.put_req_chunk.get(stream, 0) != number or bool(task.get("is_finished"))
+        has_put = not is_cleanup and (task["is_finished"] or instance.put_req_chunk.get(stream, 0) != number)
         is_unfetched = False
         try:
             if queue.chunks is not None:
-                size = _bytes_put(instance.connector) - bytes_before if has_put else 0
-                is_unfetched = _see(queue.chunks, instance, task, stream, number, size)
+                if has_put:
+                    is_unfetched = _count(queue.chunks, instance, task, stream, number, before)
+                if is_cleanup or task["is_finished"]:
+                    queue.chunks.ended(stream)
         except Exception:  # the chunk was sent or not as upstream knows; our count must not fail the request
             logger.exception("omni-fastpath: save_queue_cap could not look at the chunks of %s", stream)
         finally:
             queue.sent(task, took, has_put=has_put, is_unfetched=is_unfetched)
 
 
-def _bytes_put(connector: Any) -> int:
-    """What shared memory took so far. While the helper lane sends too, its bytes may be taken for this one's."""
-    total: int = connector._metrics["bytes_transferred"]
-    return total
+def _so_far(connector: Any) -> tuple[int, int]:
+    """Chunks and bytes that shared memory took so far."""
+    return connector._metrics["puts"], connector._metrics["bytes_transferred"]
 
 
-def _see(chunks: Chunks, adapter: Any, task: Mapping[str, Any], stream: str, number: int, size: int) -> bool:
-    """Note a chunk of so many bytes, if there is one and somebody will fetch it; whether there is."""
-    stage_id = adapter.connector.stage_id
-    is_counted = size > 0 and _has_receiver(task["request"], stage_id)
-    if is_counted:
-        chunks.put(stream, f"{stream}_{stage_id}_{number}", size)
-    if "cleanup_shm" in task or task["is_finished"]:
-        chunks.ended(stream)
-    return is_counted
+def _count(
+    chunks: Chunks, adapter: Any, task: Mapping[str, Any], stream: str, number: int, before: tuple[int, int]
+) -> bool:
+    """Count a chunk that was put, if somebody will fetch it; whether it counts."""
+    connector = adapter.connector
+    if not _has_receiver(task["request"], connector.stage_id):
+        return False
+    name = f"{stream}_{connector.stage_id}_{number}"
+    puts, nbytes = _so_far(connector)
+    # The last chunk of a request may have failed, and the other lane's puts are in these figures too: then we look.
+    size = size_of(name) if task["is_finished"] or puts != before[0] + 1 else nbytes - before[1]
+    if size:
+        chunks.put(stream, name, size)
+    return bool(size)
 
 
 def _has_receiver(request: Any, stage_id: int) -> bool:

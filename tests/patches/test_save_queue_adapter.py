@@ -215,7 +215,7 @@ def test_look_at_shared_memory_that_fails_does_not_fail_the_request(
     with Stage() as stage:
         with monkeypatch.context() as patch:
             patch.setattr(unfetched, "os", SimpleNamespace(stat=broken, path=os.path))
-            stage.save(request, 0)
+            stage.save(request, 0, finished=True)  # of the last chunk the size is looked up
             stage.drain()
         assert stage.adapter.collect_failed_send_request_ids() == {}
         assert stage.fetch(request.external_req_id) == [0]

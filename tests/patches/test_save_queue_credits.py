@@ -368,8 +368,8 @@ class Chunks:
     nbytes = 0
     wanted = 0
 
-    def want(self) -> bool:
-        """Called by whoever holds a stream for it."""
+    def want(self, within_s: float) -> bool:
+        """Called by whoever holds a stream for it, or is near to."""
         self.wanted += 1
         return True
 

@@ -454,18 +454,18 @@ def test_helper_works_only_while_the_first_lane_is_stuck(
     made = queue()
     first, helper = Lane(made), Lane(made)
     try:
-        for stream in ("a", "b"):
-            made.append(task(stream))
-        assert not helper.ask()  # the first lane is not even busy
+        made.append(task("a"))
+        made.sent(first.take(), 0.0)
+        assert not first.ask()
+        made.append(task("a"))
         stuck = first.take()
+        made.append(task("b"))
         assert stuck is not None
         assert helper.ask() is helps
         if helps:
             assert helper.take_unasked() is not None
         made.sent(stuck, 1.0)
         first.ask()  # it is back: nothing or the next one
-        if not helps:
-            made.append(task("c"))
         assert helper.ask() is False
     finally:
         first.close()
@@ -476,57 +476,70 @@ def test_append_alerts_the_helper_of_a_first_lane_that_is_stuck(monkeypatch: pyt
     """A task behind a slow send wakes the helper once, until it asks for work; one behind a quick send does not."""
     from omni_fastpath.patches.save_queue_cap import queue as module
 
-    alerts: list[str] = []
-    helper = SimpleNamespace(
-        notify=lambda: alerts.append("now"), __enter__=lambda _self: None, __exit__=lambda *_: None
-    )
-    condition = type("Condition", (), vars(helper))()
-    condition.notify = helper.notify
+    class Condition(threading.Condition):
+        def notify(self, n: int = 1) -> None:
+            alerts.append(n)
+
+    alerts: list[int] = []
+    condition = Condition()
     made = queue()
     first, other = Lane(made), Lane(made, condition)
     try:
         made.append(task("a"))
+        made.sent(first.take(), 0.0)
+        assert not first.ask()
+        made.append(task("a"))
         assert first.take() is not None
         made.append(task("b"))
-        assert alerts == []  # the send is quick so far
+        assert alerts == []  # the stream was quick, and so is this send so far
         monkeypatch.setattr(module, "SLOW_S", 0.0)
         made.append(task("c"))
         made.append(task("d"))
-        assert alerts == ["now"]
+        assert len(alerts) == 1
         assert other.take() is not None
         made.append(task("e"))
-        assert alerts == ["now", "now"]
+        assert len(alerts) == 2
     finally:
         first.close()
         other.close()
 
 
-def test_first_lane_alerts_the_helper_when_it_takes_a_task_of_a_slow_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream whose last two puts were slow is not waited for: the others go to the helper at once."""
+def test_helper_works_at_once_beside_a_send_that_may_be_slow() -> None:
+    """A stream that has made no put yet, or whose last was slow, is not waited for; one whose last was quick is."""
+    made = queue()
+    first, helper = Lane(made), Lane(made, threading.Condition())
+    try:
+        for number, (seconds, helps) in enumerate([(0.0, True), (0.1, False), (0.0, True), (0.0, False)]):
+            made.append(task("a", number))
+            sending = first.take()
+            assert sending is not None
+            made.append(task("b", number))
+            assert helper.ask() is helps
+            made.sent(sending, seconds)
+            made.sent((helper if helps else first).take(), 0.0)
+            assert not first.ask()
+    finally:
+        first.close()
+        helper.close()
+
+
+def test_first_lane_alerts_the_helper_before_a_send_that_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What already waits behind such a send does not wait for the next append either."""
     from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
 
     alerted: list[Any] = []
     monkeypatch.setattr(SaveQueue, "_alert", lambda _self, helper: alerted.append(helper))
     condition = threading.Condition()
     made = queue()
-    first, other = Lane(made), Lane(made, condition)
+    first, helper = Lane(made), Lane(made, condition)
     try:
-        for stream in ("slow", "a"):
-            made.append(task(stream))
-        order = serve(made, first, {"slow": 0.1, "a": 0.0}, 4, refill=("slow", "a"))
-        assert (order.count("slow"), alerted) == (2, [])
-        for _ in range(150):  # until the stream's debt is paid
-            each = first.take()
-            assert each is not None
-            if each["request"].external_req_id == "slow":
-                break
-            made.append(task("a"))
-            made.sent(each, 0.0)
+        made.append(task("a"))
+        made.append(task("b"))
+        assert first.ask()
         assert alerted == [condition]
-        assert other.ask()
     finally:
         first.close()
-        other.close()
+        helper.close()
 
 
 # ---- Bytes ----

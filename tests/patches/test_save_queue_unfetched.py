@@ -76,11 +76,13 @@ def test_lanes_look_while_nothing_is_sent() -> None:
 
 def test_wanted_look_comes_at_once() -> None:
     """Whoever waits for a fetch does not wait for the next quiet look."""
+    request = Request(unique("s"))
     with Stage() as stage:
         chunks = stage.queue.chunks
         chunks._last_look_s = time.monotonic() - 1.0
         chunks._next_look_s = time.monotonic() + 3600.0
-        assert chunks.want()
+        chunks.put(request.external_req_id, "never-there", 1)
+        assert chunks.want(0.5)
 
 
 def test_many_fetched_between_two_looks() -> None:
