@@ -28,7 +28,7 @@ FLAT_S = 0.001
 """What a send that is not slow costs its stream, so that streams without slow sends take turns."""
 
 _CROWD = 1024
-"""Streams from which on those that have nothing on its way are dropped."""
+"""Streams from which on those that have nothing on its way are forgotten."""
 
 
 def stream_of(task: Mapping[str, Any]) -> str:
@@ -151,7 +151,7 @@ class SaveQueue:
 
     @property
     def streams(self) -> Mapping[str, Stream]:
-        """Every stream that has something on its way, or had more than others lately."""
+        """Every stream that has something on its way, and some that had."""
         self.sort_in()
         return self._streams
 
@@ -261,7 +261,7 @@ class SaveQueue:
 
     def _open(self, key: str) -> Stream:
         if len(self._streams) >= self._crowd:
-            # Streams that ended ahead of the others; one that comes back after all starts where the others are.
+            # Most have ended. What is known of an idle one is how quick it is: one that comes back is new.
             for idle in [each for each in self._streams.values() if not each.tasks and not each.unfetched]:
                 del self._streams[idle.key]
             self._crowd = max(_CROWD, 2 * len(self._streams))
@@ -415,8 +415,6 @@ class SaveQueue:
             stream.virtual_s += cost_s
             if stream.waiting:
                 self._offer(stream, stream.waiting[0])
-            else:
-                self._forget_idle(stream)
 
     def gone(self, key: str, count: int, *, fetched: bool) -> None:
         """So many of a stream's chunks are in shared memory no longer, or are not counted any more."""
@@ -427,10 +425,3 @@ class SaveQueue:
             stream.unfetched -= count
             if fetched:
                 stream.fetches += count
-            self._forget_idle(stream)
-
-    def _forget_idle(self, stream: Stream) -> None:
-        """Drop a stream of which nothing needs to be known: it has had no more than others, and was not slow."""
-        is_idle = not (stream.tasks or stream.unfetched) and stream.virtual_s <= self._virtual_s
-        if is_idle and stream.last_put_s < SLOW_S and stream.given_up_at is None:
-            del self._streams[stream.key]
