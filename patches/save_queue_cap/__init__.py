@@ -5,10 +5,11 @@ What:
     patch its queue is one per stream, served fairly by measured send time; where the connector and the stage's input
     processor are known to bear it, a helper thread serves the others while a send is slow. A stream with
     ``per_stream_tasks`` save tasks queued, in flight or in placeholders, or with ``unfetched_chunks`` chunks in shared
-    memory that its receiver has not fetched, is left out of the next steps until it has drained (of tasks, to
-    three quarters of its credit); so are the streams with the most queued while all together are over ``total_tasks``
-    or ``total_bytes``. A hold ends after ``max_hold_s`` at the latest, for one step, and is counted. Nothing is dropped
-    and the order within a stream does not change; ends of requests and of segments and clean-up always pass.
+    memory that its receiver has not fetched, is left out of the next steps until it has drained (of tasks, to three
+    quarters of its credit); so are the streams with the most queued while all together are over ``total_tasks`` or
+    ``total_bytes``. A hold ends after ``max_hold_s`` at the latest: a stream that is still over takes one step and is
+    counted. Nothing is dropped and the order within a stream does not change; ends of requests and of segments and
+    clean-up always pass.
 Why:
     Upstream's queue is one first-in-first-out without a bound, and so is what lies behind it in shared memory. One
     receiver that is slow makes everybody's chunks wait, and memory grows for as long as it lasts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from omni_fastpath.patches.save_queue_cap.unfetched import NEAR_LOOK_S, WANTED_L
 if TYPE_CHECKING:
     from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
     from omni_fastpath.patches.save_queue_cap.queue import SaveQueue, Stream
+    from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
 
 LEAST_WITH_ASYNC_SCHEDULING = 3
 """Two steps of a stream are in flight with async scheduling; a smaller credit holds streams that are not behind."""
@@ -91,13 +92,17 @@ class Credits:
                 self._hold_those_with_most(held, total + coming, nbytes)
         if held or self._holds:
             self._apply(held, now)
-        chunks = queue.chunks
-        if chunks is not None and (is_heavy or held):
-            # What was fetched since the last look counts still.
-            is_waited_for = any(over.why != "tasks" for over in held.values())
-            if (is_heavy or is_waited_for) and chunks.want(WANTED_LOOK_S if is_waited_for else NEAR_LOOK_S):
-                with self._adapter._save_cond:
-                    self._adapter._save_cond.notify()
+        if queue.chunks is not None and (is_heavy or held):
+            self._want_look(queue.chunks, held, is_heavy)
+
+    def _want_look(self, chunks: Chunks, held: Mapping[str, _Over], is_heavy: bool) -> None:
+        """Let a lane look soon where what was fetched since the last look, and counts still, matters."""
+        is_waited_for = any(over.why == "unfetched" or (is_heavy and over.why == "total") for over in held.values())
+        if not (is_heavy or is_waited_for) or not chunks.want(WANTED_LOOK_S if is_waited_for else NEAR_LOOK_S):
+            return
+        if not self.queue.wake_helper():
+            with self._adapter._save_cond:
+                self._adapter._save_cond.notify()
 
     def _placeholders(self, request: Any) -> int:
         """Steps of a request that were scheduled and have not ended."""

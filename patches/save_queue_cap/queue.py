@@ -72,12 +72,12 @@ class Stream:
     tasks: int = 0
     last_nbytes: int = 0
     virtual_s: float = 0.0
-    last_put_s: float = 0.0
+    last_put_s: float | None = None
     is_quick: bool = False
     unfetched: int = 0
     fetches: int = 0
     given_up_at: int | None = None
-    """Its ``fetches`` when a hold ended in which nobody had fetched anything."""
+    """Its ``fetches`` when a hold for unfetched chunks ended in which nobody had fetched any."""
 
 
 class SaveQueue:
@@ -90,9 +90,9 @@ class SaveQueue:
     each of the others has had as much.
 
     A helper lane sends only while the first lane sleeps, or is in a slow send: in one that has lasted ``SLOW_S``, or in
-    one of a stream whose last put was not quick, or that has made none. Two lanes that work all the time only fight for
-    the interpreter's lock. Who notices is the first lane where it knows, the next ``append`` where it does not, and at
-    the latest the helper itself, which upstream's loop wakes every 0.1 s.
+    one of a stream whose last two puts were slow, or the only one, or that has made none. Two lanes that work all the
+    time only fight for the interpreter's lock. Who notices is the first lane where it knows, the next ``append`` where
+    it does not, and at the latest the helper itself, which upstream's loop wakes every 0.1 s.
 
     Args:
         counters: The patch's counters; written under the queue's lock.
@@ -137,7 +137,7 @@ class SaveQueue:
 
         Args:
             thread: The lane. The first is upstream's own save thread.
-            helper: What a further lane sleeps on. It takes tasks only while the first lane is stuck in a send.
+            helper: What a further lane sleeps on. It takes tasks only while the first lane sleeps or is in a slow send.
         """
         assert thread.ident is not None, "a lane is known by its number, which it has once it runs"
         lane = self._lanes[thread.ident] = _Lane(thread)
@@ -186,6 +186,14 @@ class SaveQueue:
         self._is_helper_alert = True  # until it asks for a task
         with helper:
             helper.notify()
+
+    def wake_helper(self) -> bool:
+        """Alert the helper if the first lane is stuck, and say whether it was."""
+        if self._helper is None or not self._is_first_stuck(time.monotonic()):
+            return False
+        if not self._is_helper_alert:
+            self._alert(self._helper)
+        return True
 
     def _is_first_stuck(self, now: float) -> bool:
         """Whether the first lane is in a slow send. Without the lock: a moment too early or late does no harm."""
@@ -261,10 +269,11 @@ class SaveQueue:
 
     def _open(self, key: str) -> Stream:
         if len(self._streams) >= self._crowd:
-            # Most have ended. What is known of an idle one is how quick it is: one that comes back is new.
-            for idle in [each for each in self._streams.values() if not each.tasks and not each.unfetched]:
-                del self._streams[idle.key]
-            self._crowd = max(_CROWD, 2 * len(self._streams))
+            # Those that came first have ended most likely; one that comes back after all is new.
+            idle = [each.key for each in self._streams.values() if not each.tasks and not each.unfetched]
+            for each in idle[: len(idle) // 2 + 1]:
+                del self._streams[each]
+            self._crowd = len(self._streams) + _CROWD // 2
         stream = self._streams[key] = Stream(key)
         return stream
 
@@ -309,7 +318,7 @@ class SaveQueue:
             return True
         now = time.monotonic()
         is_first = lane is self._first_lane
-        if not is_first and not self._may_help(now):
+        if not is_first and not self._may_help():
             return False
         if self.chunks is not None:
             self.chunks.look(now)
@@ -321,11 +330,12 @@ class SaveQueue:
             self._begin(held, now)
         return held is not None
 
-    def _may_help(self, now: float) -> bool:
-        # Upstream's loop asks once more with the condition in its hands before it sleeps, so no alert is lost.
+    def _may_help(self) -> bool:
+        # Upstream's loop asks once more with the condition in its hands before it sleeps: an alert that came before is
+        # seen then, the clock being read after the alert was taken back.
         self._is_helper_alert = False
         # Beside a first lane that sleeps too: what the end of the helper's own send made ready nobody else knows of.
-        return self._sending_since_s is None or self._is_first_stuck(now)
+        return self._sending_since_s is None or self._is_first_stuck(time.monotonic())
 
     def _begin(self, held: _Held | None, now: float) -> None:
         """The first lane goes into a send, or to sleep."""
@@ -407,11 +417,10 @@ class SaveQueue:
                 self.near.pop(key, None)
             cost_s = FLAT_S
             if has_put or seconds >= SLOW_S:
-                both_s = min(seconds, stream.last_put_s)
-                stream.last_put_s = seconds
-                stream.is_quick = seconds < SLOW_S
-                if both_s >= SLOW_S:
-                    cost_s = both_s
+                before_s, stream.last_put_s = stream.last_put_s, seconds
+                stream.is_quick = min(seconds, seconds if before_s is None else before_s) < SLOW_S
+                if before_s is not None and not stream.is_quick:
+                    cost_s = min(seconds, before_s)
             stream.virtual_s += cost_s
             if stream.waiting:
                 self._offer(stream, stream.waiting[0])
@@ -425,3 +434,5 @@ class SaveQueue:
             stream.unfetched -= count
             if fetched:
                 stream.fetches += count
+            else:  # of a request that is over; the next one of this name has a receiver of its own
+                stream.given_up_at = None

@@ -1,7 +1,7 @@
 """Chunks in shared memory that the next stage has not fetched.
 
 The receiver unlinks a segment when it has read it, chunks of a stream in their order; nobody tells the sender. Looking
-is a system call, so the save thread does it, never the scheduler's; few are needed, since what is gone comes first.
+is a system call, so the save threads do it, never the scheduler's; few are needed, since what is gone comes first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ at 128 streams a chunk cost 7 % more processor time."""
 NEAR_LOOK_S = 0.1
 """The same while half of the bytes are used up."""
 WANTED_LOOK_S = 0.002
-"""The same while the scheduler holds a stream for what was not fetched."""
+"""The same while the scheduler holds a stream for what was not fetched, as often as it schedules."""
 ABANDONED_S = 60.0
 """Time after a stream's end after which chunks that nobody fetched are not counted: their receiver is gone."""
 

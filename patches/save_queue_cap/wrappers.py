@@ -181,11 +181,11 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
         return wrapped(*args, **kwargs)
     finally:
         took = time.monotonic() - began
-        is_cleanup = "cleanup_shm" in task
-        # The end of a request clears upstream's counter with the send.
-        has_put = not is_cleanup and (task["is_finished"] or instance.put_req_chunk.get(stream, 0) != number)
-        is_unfetched = False
+        has_put = is_unfetched = False
         try:
+            is_cleanup = "cleanup_shm" in task
+            # The end of a request clears upstream's counter with the send.
+            has_put = not is_cleanup and (task["is_finished"] or instance.put_req_chunk.get(stream, 0) != number)
             if queue.chunks is not None:
                 if has_put:
                     is_unfetched = _count(queue.chunks, instance, task, stream, number, before)
@@ -211,8 +211,10 @@ def _count(
         return False
     name = f"{stream}_{connector.stage_id}_{number}"
     puts, nbytes = _so_far(connector)
-    # The last chunk of a request may have failed, and the other lane's puts are in these figures too: then we look.
-    size = size_of(name) if task["is_finished"] or puts != before[0] + 1 else nbytes - before[1]
+    # The last chunk of a request may have failed, an abort clears the counter too, and the other lane's puts are in
+    # these figures: unless it is clear that they are this chunk's, we look.
+    is_ours = adapter.put_req_chunk.get(stream, 0) == number + 1 and puts == before[0] + 1
+    size = nbytes - before[1] if is_ours else size_of(name)
     if size:
         chunks.put(stream, name, size)
     return bool(size)

@@ -422,6 +422,46 @@ def test_slow_receiver_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counters()["given_up"] == 0
 
 
+def test_next_request_of_a_name_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was given up was a request; the next one with its external id has a receiver of its own."""
+    rig = Rig(chunks=Chunks(), unfetched_chunks=3)
+    put(rig, "s0", 3)
+    rig.schedule()
+    expire(rig, monkeypatch)
+    rig.schedule()
+    assert counters()["given_up"] == 1
+    rig.queue.gone("s0", 3, fetched=False)  # the old one's chunks are forgotten
+    put(rig, "s0", 3)
+    assert rig.schedule() == []
+
+
+def test_hold_for_tasks_alone_asks_for_no_look() -> None:
+    """No fetch can end it."""
+    chunks = Chunks()
+    rig = Rig(2, chunks=chunks, total_tasks=2)
+    for _ in range(3):
+        rig.step()
+    assert rig.schedule() == []
+    assert not chunks.wanted
+
+
+def test_look_is_the_helpers_while_the_first_lane_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a fetch wakes the lane that can look: the helper, not a thread that is in a send."""
+    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
+
+    woken: list[str] = []
+    rig = Rig(chunks=Chunks(), unfetched_chunks=3)
+    put(rig, "s0", 3)
+    monkeypatch.setattr(rig.adapter._save_cond, "notify", lambda: woken.append("first"))
+    rig.schedule()
+    assert woken == ["first"]
+    rig.queue._helper = threading.Condition()
+    monkeypatch.setattr(SaveQueue, "_alert", lambda _self, _helper: woken.append("helper"))
+    monkeypatch.setattr(SaveQueue, "_is_first_stuck", lambda _self, _now: True)
+    rig.schedule()
+    assert woken == ["first", "helper"]
+
+
 def test_bytes_near_their_limit_ask_for_a_look() -> None:
     """Half of the bytes on their way: what was fetched since the last look may not be counted off yet."""
     import torch

@@ -408,13 +408,19 @@ def test_end_of_a_send_that_nobody_took_changes_nothing() -> None:
     assert not made
 
 
-def test_streams_that_are_gone_are_forgotten() -> None:
-    """Thousands of streams, one after the other, leave a bounded number of books."""
+@pytest.mark.parametrize("busy", [0, 300])
+def test_streams_that_are_gone_are_forgotten(busy: int) -> None:
+    """Thousands of streams, one after the other, leave a bounded number of books, those that came last among them."""
     made = queue()
-    for number in range(5000):
+    for number in range(busy):
+        made.append(task(f"busy{number}"))
+    taken = [made.popleft() for _ in range(busy)]
+    for number in range(10_000):
         made.append(task(f"s{number}"))
         made.sent(made.popleft(), 0.001 * (number % 7))
-    assert len(made.streams) <= 1024
+    assert len(made.streams) <= busy + 1024
+    assert {f"s{number}" for number in range(9_700, 10_000)} <= set(made.streams)
+    assert all(each["request"].external_req_id in made.streams for each in taken)
 
 
 @pytest.mark.parametrize("stream", ["plain", "with_underscores_1", "_", "7_0"])
@@ -505,11 +511,11 @@ def test_append_alerts_the_helper_of_a_first_lane_that_is_stuck(monkeypatch: pyt
 
 
 def test_helper_works_at_once_beside_a_send_that_may_be_slow() -> None:
-    """A stream that has made no put yet, or whose last was slow, is not waited for; one whose last was quick is."""
+    """A stream that has made no put yet, or two slow ones in a row, is not waited for; after one slow one it is."""
     made = queue()
     first, helper = Lane(made), Lane(made, threading.Condition())
     try:
-        for number, (seconds, helps) in enumerate([(0.0, True), (0.1, False), (0.0, True), (0.0, False)]):
+        for number, (seconds, helps) in enumerate([(0.0, True), (0.1, False), (0.1, False), (0.0, True), (0.0, False)]):
             made.append(task("a", number))
             sending = first.take()
             assert sending is not None
@@ -518,6 +524,23 @@ def test_helper_works_at_once_beside_a_send_that_may_be_slow() -> None:
             made.sent(sending, seconds)
             made.sent((helper if helps else first).take(), 0.0)
             assert not first.ask()
+    finally:
+        first.close()
+        helper.close()
+
+
+def test_stream_whose_only_put_was_slow_is_not_waited_for() -> None:
+    """What one put says of a stream that has made no other is believed until the next."""
+    made = queue()
+    first, helper = Lane(made), Lane(made, threading.Condition())
+    try:
+        made.append(task("a"))
+        made.sent(first.take(), 0.1)
+        assert not first.ask()
+        made.append(task("a"))
+        assert first.ask()
+        made.append(task("b"))
+        assert helper.ask()
     finally:
         first.close()
         helper.close()
