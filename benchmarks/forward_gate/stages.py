@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.engine_requests import engine_request
+
 OLD, NEW = "0.22.0", "0.30.0"
 PROMPT_TOKENS = 16
 _PROCESSORS = "vllm_omni.model_executor.stage_input_processors.qwen3_omni"
@@ -42,27 +44,14 @@ class Stage(Protocol):
         ...
 
 
-def engine_request(name: str, tokens: int, **fields: Any) -> Any:
-    """A request as the orchestrator submits it; detokenised text is left out, it is not what is measured."""
+def request_of(name: str, tokens: int) -> Any:
+    """A request of so many tokens; detokenised text is left out, it is not what is measured."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
-    from vllm_omni.engine import OmniEngineCoreRequest
 
     params = SamplingParams(
         temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
     )
-    return OmniEngineCoreRequest(
-        request_id=name,
-        prompt_token_ids=list(range(100, 100 + PROMPT_TOKENS)),
-        mm_features=None,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-        external_req_id=name,
-        **fields,
-    )
+    return engine_request(name, range(100, 100 + PROMPT_TOKENS), params)
 
 
 class Thinker:
@@ -128,7 +117,7 @@ class Thinker:
         """Add a request, made a scheduler's as the stage process does."""
         from vllm.v1.request import Request
 
-        request = engine_request(name, tokens)
+        request = request_of(name, tokens)
         scheduled = Request.from_engine_core_request(request, None)
         scheduled.external_req_id = name
         self.scheduler.add_request(scheduled)
@@ -187,7 +176,7 @@ class Talker:
     def add(self, name: str, tokens: int) -> Any:
         """Add a request with its thinker's rows in shared memory."""
         self._rig.add(name, tokens=tokens)
-        return engine_request(name, tokens)
+        return request_of(name, tokens)
 
     def begin(self) -> None:
         """The first look at the requests starts the fetching of their thinkers' rows, in a thread."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.save_queue.rig import Rig, outstanding, queued, queued_bytes, stream_of, unfetched
+from benchmarks.save_queue.rig import Rig, outstanding, queued, queued_bytes, unfetched
 
 if TYPE_CHECKING:
     from benchmarks.save_queue.receiver import Received, Receiver
@@ -129,6 +129,8 @@ class _Depth:
         now = time.monotonic()
         if now < self.next_s:
             return
+        from omni_fastpath.patches.save_queue_cap.queue import stream_of
+
         self.next_s = now + SAMPLE_S
         tasks = queued(rig.adapter)
         if tasks:

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.engine_requests import engine_request
+
 STAGES = {0: "thinker", 1: "talker"}
 """Stages of Qwen3-Omni that send chunks, by number."""
 
@@ -212,26 +214,17 @@ class Rig:
         """
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
-        from vllm_omni.engine import OmniEngineCoreRequest
 
         name = external_req_id or request_id
         self.external_ids.add(name)
         if self.adapter.receives_chunks:
             self._feed(name, prompt or name, prompt_tokens, tokens, input_chunks)
         request = Request.from_engine_core_request(
-            OmniEngineCoreRequest(
+            engine_request(
+                name,
+                [64 + ord(letter) % 26 for letter in f"{prompt or name:>{prompt_tokens}}"[-prompt_tokens:]],
+                SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False),
                 request_id=request_id,
-                prompt_token_ids=[
-                    64 + ord(letter) % 26 for letter in f"{prompt or name:>{prompt_tokens}}"[-prompt_tokens:]
-                ],
-                mm_features=None,
-                sampling_params=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False),
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-                external_req_id=name,
                 **fields,
             ),
             None,
@@ -378,12 +371,6 @@ def queued(adapter: Any) -> list[dict[str, Any]]:
                 return list(queue)
             return [held.task for stream in list(queue.streams.values()) for held in list(stream.waiting)]
     raise RuntimeError("the save queue changes faster than it can be copied")
-
-
-def stream_of(task: Mapping[str, Any]) -> str:
-    """The external request id that a save task belongs to."""
-    cleanup = task.get("cleanup_shm")
-    return str(cleanup[0].rsplit("_", 1)[0] if cleanup else task["request"].external_req_id)
 
 
 def outstanding(adapter: Any) -> bool:

@@ -30,11 +30,11 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import RequestStatus
 from vllm_omni.config.resolver import resolve_omni_config
 from vllm_omni.distributed.omni_connectors.adapter import compute_talker_prompt_ids_length
-from vllm_omni.engine import OmniEngineCoreRequest
 from vllm_omni.engine.stage_engine_core_proc import StageEngineCoreProc
 from vllm_omni.engine.stage_runtime import StageRuntime
 
 import omni_simulated_device
+from benchmarks.engine_requests import engine_request
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy/qwen3_omni_tiny.yaml"
 PATIENCE_S = 60.0
@@ -168,18 +168,7 @@ class Stage(StageEngineCoreProc):  # type: ignore[misc]
 
     def submit(self, stream_id: str, prompt: list[int], params: SamplingParams) -> None:
         """A request, as it comes from the orchestrator."""
-        request = OmniEngineCoreRequest(
-            request_id=f"{stream_id}-internal",
-            external_req_id=stream_id,
-            prompt_token_ids=prompt,
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+        request = engine_request(stream_id, prompt, params, request_id=f"{stream_id}-internal")
         self.add_request(*self.preprocess_add_request(request))
 
     def take_step(self) -> Iterator[tuple[str, list[int]]]:
