@@ -1,0 +1,155 @@
+"""Two arms are told apart when they differ, and not when they do not."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from omni_fastpath.compare import verdict
+from omni_fastpath.compare.verdict import Measure, arrangements, interval, least_p, p_value, verdicts
+
+TTFP = Measure("TTFP p50", "ms", "lower")
+OTHERS = tuple(Measure(f"other {number}", "ms", "lower") for number in range(8))
+
+RUNS = 10_000
+START_SIGMA = 0.10
+"""Standard deviation of the logarithm of a figure from start to start, as ten starts of one arm had it."""
+DRIFT_SIGMA = 0.06
+"""The same of what drifts: a walk whose step this is, from one start to the next."""
+
+
+def test_four_starts_an_arm_can_reach_the_primary_threshold_and_no_other() -> None:
+    """All of one arm above all of the other is p = 2/70 with four starts each: below 0.03, above 0.02."""
+    assert least_p(4, 4) == pytest.approx(2 / 70)
+    assert least_p(4, 4) <= verdict.PRIMARY_ALPHA
+    assert least_p(4, 4) > verdict.OTHERS_ALPHA
+    assert least_p(3, 3) > verdict.PRIMARY_ALPHA
+
+
+def test_six_starts_an_arm_give_nine_other_measures_a_chance() -> None:
+    """The first step of Holm's procedure for nine measures can be reached with six starts each, for ten not."""
+    assert least_p(6, 6) <= verdict.OTHERS_ALPHA / 9
+    assert least_p(6, 6) > verdict.OTHERS_ALPHA / 10
+
+
+def test_the_arrangements_are_those_of_scipy() -> None:
+    """The p of the counted arrangements is scipy's exact p, for every U of samples of five and six."""
+    counts = arrangements(5, 6)
+    assert sum(counts) == math.comb(11, 5)
+    draws = random.Random(1)
+    for _ in range(50):
+        places = draws.sample(range(11), 11)
+        a, b = [float(each) for each in places[:5]], [float(each) for each in places[5:]]
+        u = sum(x > y for x in a for y in b)
+        small = min(u, 30 - u)
+        assert p_value(a, b) == pytest.approx(min(1.0, 2 * sum(counts[: small + 1]) / math.comb(11, 5)))
+
+
+def test_the_interval_holds_one_exactly_when_the_test_finds_nothing() -> None:
+    """Interval and test are one: 1 is outside of the interval if and only if p is at most the threshold."""
+    draws = random.Random(2)
+    for _ in range(300):
+        a = [draws.lognormvariate(0, 0.2) for _ in range(6)]
+        b = [draws.lognormvariate(0.25, 0.2) for _ in range(6)]
+        low, high = interval(a, b, verdict.PRIMARY_ALPHA)
+        assert (low <= 1 <= high) == (p_value(a, b) > verdict.PRIMARY_ALPHA)
+
+
+def test_words_say_which_way_is_better() -> None:
+    """B above A is worse where lower is better, and better where higher is."""
+    low, high = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]
+    rate = Measure("throughput", "req/s", "higher")
+    found = verdicts(TTFP, [TTFP, rate], {TTFP.name: low, rate.name: low}, {TTFP.name: high, rate.name: high})
+    assert found[TTFP.name].word == "worse"
+    assert found[rate.name].word == "better"
+    assert found[TTFP.name].ratio == pytest.approx(1.8, rel=0.02)
+
+
+def test_too_few_starts_are_said_not_hidden() -> None:
+    """With three starts an arm nothing can be found, and the word is not that the arms are the same."""
+    found = verdicts(TTFP, [TTFP], {TTFP.name: [1.0, 1.1, 1.2]}, {TTFP.name: [9.0, 9.1, 9.2]})[TTFP.name]
+    assert found.word == "too few starts"
+    assert found.interval == (0.0, math.inf)
+
+
+def test_equal_values_are_the_same() -> None:
+    """A count that is zero in every start differs nowhere, and has no ratio."""
+    found = verdicts(TTFP, [TTFP], {TTFP.name: [0.0] * 6}, {TTFP.name: [0.0] * 6})[TTFP.name]
+    assert (found.word, found.p) == ("the same", 1.0)
+    assert math.isnan(found.ratio)
+
+
+def test_ties_are_permuted_and_not_taken_for_exact() -> None:
+    """Where values are equal the p is that of all permutations: here 2 of 20 are as far apart."""
+    assert p_value([1.0, 1.0, 2.0], [3.0, 3.0, 4.0]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "problem"),
+    [
+        ([], [1.0], "A has"),
+        ([1.0], [math.nan], "B has"),
+    ],
+)
+def test_a_start_without_a_figure_is_refused(a: list[float], b: list[float], problem: str) -> None:
+    """An arm without a start, or a value that is no number, is an error that names measure and arm."""
+    with pytest.raises(ValueError, match=f"TTFP p50: {problem}"):
+        verdicts(TTFP, [TTFP], {TTFP.name: a}, {TTFP.name: b})
+
+
+def test_an_arm_against_itself_is_told_apart_in_at_most_a_twentieth_of_runs() -> None:
+    """Of 10,000 simulated runs of six starts an arm with drift, nine measures each, at most 5 % have any verdict."""
+    wrong = sum(
+        any(found in ("better", "worse") for found in words) for words in _simulated(1.0, (TTFP, *OTHERS), RUNS, seed=3)
+    )
+    assert wrong <= 0.05 * RUNS, wrong
+
+
+def test_a_ratio_of_1_3_is_found_in_four_fifths_of_runs() -> None:
+    """Of 10,000 simulated runs in which B is 1.3 times A, the primary measure says so in at least 80 %."""
+    found = sum(words[0] == "worse" for words in _simulated(1.3, (TTFP,), RUNS, seed=4))
+    assert found >= 0.8 * RUNS, found
+
+
+def _simulated(ratio: float, measures: tuple[Measure, ...], runs: int, seed: int) -> list[list[str]]:
+    """The words of simulated runs: six starts an arm in turns A B B A, each measure with start noise and drift."""
+    from omni_fastpath.compare.turns import turns
+
+    draws = random.Random(seed)
+    p = _table_of_p()
+    found = []
+    for _ in range(runs):
+        samples: dict[str, dict[str, list[float]]] = {arm: {each.name: [] for each in measures} for arm in "AB"}
+        drift = 0.0
+        for _, arm in turns("AB", 6):
+            drift += draws.gauss(0, DRIFT_SIGMA)
+            for measure in measures:
+                value = math.exp(drift + draws.gauss(0, START_SIGMA)) * (ratio if arm == "B" else 1.0)
+                samples[arm][measure.name].append(value)
+        found.append(_words(samples, measures, p))
+    return found
+
+
+def _table_of_p() -> Callable[[list[float], list[float]], float]:
+    """The exact p by U, so that 90,000 of them take a second; ``test_the_arrangements_are_those_of_scipy``."""
+    counts, every = arrangements(6, 6), math.comb(12, 6)
+    by_u = [min(1.0, 2 * sum(counts[: min(u, 36 - u) + 1]) / every) for u in range(37)]
+
+    def p(a: list[float], b: list[float]) -> float:
+        return by_u[sum(x > y for x in a for y in b)]
+
+    return p
+
+
+def _words(
+    samples: dict[str, dict[str, list[float]]],
+    measures: tuple[Measure, ...],
+    p: Callable[[list[float], list[float]], float],
+) -> list[str]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(verdict, "p_value", p)
+        found = verdicts(measures[0], measures, samples["A"], samples["B"])
+    return [found[each.name].word for each in measures]
