@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from omni_fastpath import processid, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger, logger
 from omni_fastpath.seams import MARK, is_ours
 
@@ -38,6 +38,7 @@ class _Record(NamedTuple):
     """One patch in one process."""
 
     patch: str
+    role: str
     where: _Where
     state: str
     counters: Mapping[str, int]
@@ -53,6 +54,7 @@ class Collector:
 
     def __init__(self, ledger: Ledger, process: Process) -> None:
         self._ledger = ledger
+        self._role = process.value
         self._own = _where(process.value, multiprocessing.current_process().name, None, None)
         self._complained = False
 
@@ -64,7 +66,7 @@ class Collector:
                 records += list(_elsewhere())
             except Exception as error:
                 self._complain("the state files cannot be read, /metrics shows this process alone", error)
-            return _families(records, self._maxima())
+            return _families(records, self._declared())
         except Exception as error:
             self._complain("/metrics goes without the patches", error)
             return []
@@ -75,13 +77,12 @@ class Collector:
 
     def _here(self) -> Iterator[_Record]:
         for name, entry in self._ledger.snapshot().items():
-            yield _Record(name, self._own, entry["state"], entry["counters"])
+            yield _Record(name, self._role, self._own, entry["state"], entry["counters"])
 
-    def _maxima(self) -> dict[str, Collection[str]]:
-        """The counters of each declared patch that are greatest values and not counts."""
+    def _declared(self) -> dict[str, Patch]:
         from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - other processes may have patches that we have not
 
-        return {patch.name: patch.maxima for patch in (*PATCHES, *(entry.patch for entry in self._ledger))}
+        return {patch.name: patch for patch in (*PATCHES, *(entry.patch for entry in self._ledger))}
 
     def _complain(self, what: str, error: Exception) -> None:
         if not self._complained:
@@ -141,23 +142,31 @@ def _elsewhere() -> Iterator[_Record]:
         stage, replica = next(((s["stage"], s["replica"]) for s in line if s["stage"] is not None), (None, None))
         where = _where(snapshot["role"], snapshot["process_name"], stage, replica)
         for name, record in snapshot["patches"].items():
-            yield _Record(name, where, record["state"], record["counters"])
+            yield _Record(name, snapshot["role"], where, record["state"], record["counters"])
 
 
-def _families(records: Iterable[_Record], maxima: Mapping[str, Collection[str]]) -> list[Any]:
-    """Each sample once: of processes with the same labels counts are added, and of other values the greatest counts."""
+def _families(records: Iterable[_Record], declared: Mapping[str, Patch]) -> list[Any]:
+    """Each sample once: of processes with the same labels counts are added, and of other values the greatest counts.
+
+    A process has every patch's state, and the counters of those that are for processes of its kind.
+    """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
     states: dict[tuple[str, ...], float] = {}
     counts: dict[tuple[str, ...], float] = {}
     greatest: dict[tuple[str, ...], float] = {}
-    for patch, where, state, counters in records:
+    for patch, role, where, state, counters in records:
         for each in State:
             key = (patch, *where, each.value)
             states[key] = max(states.get(key, 0.0), float(each.value == state))
+        maxima: Collection[str] = ()
+        if patch in declared:
+            maxima = declared[patch].maxima
+            if Process(role) not in declared[patch].processes:
+                continue
         for event, count in counters.items():
             key = (patch, *where, event)
-            if event in maxima.get(patch, ()):
+            if event in maxima:
                 greatest[key] = max(greatest.get(key, 0.0), float(count))
             else:
                 counts[key] = counts.get(key, 0.0) + float(count)

@@ -138,15 +138,6 @@ def write(snapshot: Mapping[str, Any]) -> Path:
     return file
 
 
-def remove() -> None:
-    """Remove this process's file, if there is one.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
-    path().unlink(missing_ok=True)
-
-
 def read_live() -> list[dict[str, Any]]:
     """The files of processes that live here, by process id; what dead ones left is deleted.
 

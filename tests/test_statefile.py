@@ -122,16 +122,6 @@ def test_a_failed_write_leaves_the_last_file(monkeypatch: pytest.MonkeyPatch) ->
     assert statefile.read_live()[0]["role"] == "server"
 
 
-def test_remove_is_for_this_process_and_repeatable() -> None:
-    """Removal takes this process's file only, and none is no error."""
-    path = statefile.write(SNAPSHOT)
-    other = path.with_name(name_of(1))
-    other.write_text("{}")
-    statefile.remove()
-    statefile.remove()
-    assert list(path.parent.iterdir()) == [other]
-
-
 def test_nothing_is_read_or_made_without_a_folder(runtime: Path) -> None:
     """Reading does not make the folder."""
     assert statefile.read_live() == []
