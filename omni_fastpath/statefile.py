@@ -7,6 +7,7 @@ judged from here, and is neither shown nor deleted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -182,7 +183,7 @@ def _files() -> Iterator[_File]:
 def _live(file: _File) -> Iterator[dict[str, Any]]:
     """The snapshot in a file, or nothing. Only what is known to be dead is deleted."""
     if not processid.exists(file.pid):
-        file.path.unlink(missing_ok=True)
+        _delete(file.path)
         return
     now = ProcessId.of(file.pid)
     snapshot = _parsed(file.path, file.pid)
@@ -191,7 +192,12 @@ def _live(file: _File) -> Iterator[dict[str, Any]]:
     if snapshot.process == now:
         yield snapshot.model_dump(mode="json", by_alias=True)
     else:
-        file.path.unlink(missing_ok=True)
+        _delete(file.path)
+
+
+def _delete(path: Path) -> None:
+    with contextlib.suppress(OSError):  # where it may not be deleted, it is at least not shown
+        path.unlink()
 
 
 def _parsed(file: Path, pid: int) -> Snapshot | None:

@@ -122,7 +122,10 @@ class _AsyncStatic:
 
 
 class _ClassPartial:
-    on_pass_end = hookimpl(functools.partialmethod(_async))
+    on_pass_end: Any = functools.partialmethod(_async)
+
+
+hookimpl(vars(_ClassPartial)["on_pass_end"])
 
 
 NEVER_RUN: dict[str, tuple[Any, str]] = {
@@ -328,7 +331,7 @@ def test_an_answer_that_is_a_coroutine_switches_the_plugin_off(caplog: pytest.Lo
         return False
 
     manager.register(plugin(is_routable=lambda view: work(view), on_routed=lambda: _async(None)), "wraps")
-    manager.register(plugin(on_routed=lambda: (n for n in ())), "iterates")
+    manager.register(plugin(on_routed=lambda: (n for n in [1])), "iterates")
     routed = manager.observer("on_routed")
     assert routed is not None
     assert manager.policy(never)(VIEW) is False

@@ -358,7 +358,7 @@ def test_the_collector_joins_every_registry_of_multiprocess_mode(
     assert scrape(default) == []
     for _ in range(2):
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # as upstream calls it
         assert states(scrape(registry)) == [("server", "", "", "drum", "applied")]
         assert "theirs_total 3.0" in generate_latest(registry).decode()
 

@@ -208,8 +208,11 @@ def test_a_lost_file_is_written_again_without_news(tmp_path: Path, monkeypatch: 
     publisher = Publisher(Process.SERVER, None)
     LEDGER.set(DRUM, State.APPLIED, "yes")
     publisher.start()
-    for lose in (lambda: statefile.path().unlink(), lambda: shutil.rmtree(statefile.folder())):
-        lose()
+    for with_folder in (False, True):
+        if with_folder:
+            shutil.rmtree(statefile.folder())
+        else:
+            statefile.path().unlink()
         assert statefile.read_live() == []
         publisher.write()
         assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]

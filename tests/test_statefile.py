@@ -148,6 +148,19 @@ def test_files_of_dead_processes_are_deleted() -> None:
     assert not garbage.exists()
 
 
+def test_a_dead_file_that_cannot_be_deleted_hides_no_live_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the folder is mounted read-only, what lives is shown."""
+    path = statefile.write(SNAPSHOT)
+    pid = dead_pid()
+    copied(path, name_of(pid), pid=pid)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
+
+
 @pytest.mark.parametrize("ticks", [-1, 1, -6000])
 def test_a_reused_id_is_not_the_same_process(ticks: int) -> None:
     """A file whose process began a hundredth of a second before or after the one that has the id now is deleted."""
@@ -375,7 +388,7 @@ def test_what_cannot_be_seen_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> Non
     """A living process that ``/proc`` does not show (``hidepid``, another namespace's) keeps its file."""
     path = statefile.write(SNAPSHOT)
     hidden = copied(path, name_of(1), pid=1)
-    monkeypatch.setattr(statefile.ProcessId, "of", lambda _: None)
+    monkeypatch.setattr(ProcessId, "of", lambda _: None)
     assert statefile.read_live() == []
     assert path.exists()
     assert hidden.exists()
