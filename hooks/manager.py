@@ -1,13 +1,22 @@
 """Finding and calling hook plugins; one that raises is reported once and switched off.
 
+Whatever a plugin raises is its own failure, ``SystemExit`` and ``CancelledError`` too: a hook is called between two
+outputs, where nobody could be cancelled, and it has no business in ending a server. What a signal raises while a
+plugin happens to run (Ctrl-C, upstream's handler of SIGTERM) is somebody else's, and is passed on.
+
 When no plugin implements a hook, callers get None (or the default policy itself), so that pluggy is not on the path.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
-from collections.abc import Callable
+import signal
+import threading
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import pluggy
@@ -43,14 +52,17 @@ class HookManager:
         for entry_point in entry_points(group=ENTRY_POINT_GROUP):
             try:
                 self.register(entry_point.load(), entry_point.name)
-            except Exception:
+            except BaseException as error:
+                if is_a_signals(error):
+                    raise
                 logger.exception("omni-fastpath: the hook plugin %s cannot be used; it is left out", entry_point.name)
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Add a plugin.
 
         Raises:
-            ValueError: It is registered already, or implements a hook as a wrapper, which could not be switched off.
+            ValueError: It is registered already, or implements a hook as a wrapper, which could not be switched off,
+                as something that would have to be awaited or iterated, or as an object that pluggy does not call.
             pluggy.PluginValidationError: It implements an unknown hook or one with other parameters.
         """
         try:
@@ -61,11 +73,12 @@ class HookManager:
             raise
         try:
             self._pluggy.check_pending()
+            _refuse_marked_objects(plugin, registered)
             for caller in self._pluggy.get_hookcallers(plugin) or ():
                 for implementation in caller.get_hookimpls():
                     if implementation.plugin is plugin:
                         self._guard(caller.name, implementation)
-        except Exception:
+        except BaseException:
             self._pluggy.unregister(plugin)
             raise
         logger.info("omni-fastpath: hook plugin %s registered", registered)
@@ -111,6 +124,11 @@ class HookManager:
         if implementation.hookwrapper or implementation.wrapper:
             raise ValueError(f"{implementation.plugin_name}: {hook} is a hook wrapper; wrappers are not accepted")
         function = implementation.function
+        kind = _never_run(function)
+        if kind is not None:
+            raise ValueError(
+                f"{implementation.plugin_name}: {hook} is {kind}; a hook is called, and neither awaited nor iterated"
+            )
         plugin = implementation.plugin
         off = False
 
@@ -122,8 +140,10 @@ class HookManager:
             try:
                 answer = function(*args)
                 # Here, where a failure is the plugin's: a tensor, for one, may have no truth value.
-                return answer if answer is None or hook not in _ANSWERS else _ANSWERS[hook](answer)
-            except Exception:
+                return None if answer is None else _judged(hook, answer)
+            except BaseException as error:
+                if is_a_signals(error):
+                    raise
                 off = True
                 logger.exception(
                     "omni-fastpath: hook %s of plugin %s raised; the plugin is switched off",
@@ -135,6 +155,78 @@ class HookManager:
                 return None
 
         implementation.function = guarded  # type: ignore[misc] # final in the stubs; a slot like others at run time
+
+
+def is_a_signals(error: BaseException) -> bool:
+    """Whether a signal, and not the code that happened to run, raised this.
+
+    Python runs signal handlers on the main thread, between two instructions of whatever is there. Python's own for
+    Ctrl-C leaves no frame, so that there every KeyboardInterrupt counts; any other is in the traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = set(_handlers_code())
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _handlers_code() -> Iterator[CodeType]:
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        function = getattr(handler, "__func__", handler)  # of a bound method
+        if isinstance(function, FunctionType):
+            yield function.__code__
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "an async generator function": inspect.isasyncgenfunction,
+    "an async function": inspect.iscoroutinefunction,
+    "a generator function": inspect.isgeneratorfunction,
+}
+
+
+def _never_run(function: object) -> str | None:
+    """What a function is whose body would not run when it is called, in words; None for any other."""
+    return next((kind for kind, test in _KINDS.items() if test(function)), None)
+
+
+def _refuse_marked_objects(plugin: object, plugin_name: str | None) -> None:
+    """Refuse what is marked as a hook and passed over by pluggy in silence: an object that can be called.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for name in dir(plugin):
+        value = inspect.getattr_static(plugin, name, None)  # runs no property of the plugin
+        if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
+            continue
+        try:
+            marked = isinstance(getattr(value, f"{PROJECT}_impl", None), dict)
+        except Exception:  # noqa: S112 - an attribute of somebody else's that cannot be asked is no hook
+            continue
+        if marked:
+            inner = value.func if isinstance(value, (functools.partial, functools.partialmethod)) else value
+            kind = _never_run(inner) or _never_run(inspect.getattr_static(type(inner), "__call__", None))
+            found = f"a {type(value).__name__} object" + (f" of {kind}" if kind else "")
+            raise ValueError(f"{plugin_name}: {name} is {found}; make it a plain function or method")
+
+
+def _judged(hook: str, answer: Any) -> Any:
+    """The answer in its hook's type.
+
+    Raises:
+        TypeError: It is none, or work that nobody would do: what a plain function made that wraps an async one.
+    """
+    # An int, which a bool is too, goes first: asking the abstract classes costs 2 us a raw output.
+    if not isinstance(answer, int) and isinstance(answer, (Awaitable, Generator, AsyncGenerator)):
+        close = getattr(answer, "close", None)  # else Python warns that it was never awaited
+        if callable(close):
+            close()
+        raise TypeError(f"returned a {type(answer).__name__}: a hook is called, and neither awaited nor iterated")
+    return _ANSWERS[hook](answer) if hook in _ANSWERS else answer
 
 
 HOOKS = HookManager()

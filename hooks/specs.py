@@ -1,7 +1,8 @@
 """The hooks, when they are called and with what.
 
 All but ``on_patch_state`` are called on the orchestrator's event loop, between two raw outputs: what a hook spends
-there, everybody's audio waits for. A hook that raises is reported once and its plugin is switched off.
+there, everybody's audio waits for. A hook that raises is reported once and its plugin is switched off, whatever it
+raises, ``SystemExit`` too. A hook is a plain function or method: an ``async def`` or a generator is refused.
 """
 
 from __future__ import annotations

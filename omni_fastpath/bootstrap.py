@@ -292,17 +292,21 @@ def _listen() -> None:
 def _publish(source: str | None) -> None:
     """Start the state file, and where something was asked for the metrics, once; later calls note the new source."""
     global _publisher  # noqa: PLW0603 - one process, one state file
-    from omni_fastpath.publish import Publisher, export_metrics  # noqa: PLC0415
+    from omni_fastpath.declare import Process  # noqa: PLC0415
+    from omni_fastpath.publish import Publisher  # noqa: PLC0415
 
     with _lock:
         if _publisher is not None:
             _publisher.update(source)
             return
-        _publisher = Publisher(process_kind(), source)
+        kind = process_kind()
+        _publisher = Publisher(kind, source)
         _publisher.start()
-        if _listening:
+        if _listening and kind is Process.SERVER:  # a stage serves no metrics
             try:
-                export_metrics()
+                from omni_fastpath import metrics  # noqa: PLC0415 - only when something is on
+
+                metrics.export(kind)
             except Exception:
                 logger.exception("omni-fastpath: the metrics cannot be exported")
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points, packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from omni_fastpath.config import ConfigError, Resolved, resolve_file
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.patches import PATCHES
 
-SCHEMA = 1
+SCHEMA = 2
 """Of ``status --json``; a key is only ever added under the same number."""
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
@@ -82,11 +82,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def _until_nobody_reads() -> Iterator[None]:
+    """Print; a reader that has seen enough (``| head``, ``| grep -q``) changes neither the exit code nor anything."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - else Python tries what is left at exit
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to ``_until_nobody_reads``: rich would exit with 1, which means trouble here."""
+        raise BrokenPipeError
+
+
 def _console(stream: Any = None) -> Console:
     stream = stream or sys.stdout
     width = None if stream.isatty() else _PIPED_WIDTH
     # Reasons and reprs hold square brackets, which rich would take for markup.
-    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+    return _Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -102,10 +119,11 @@ def _table(title: str, *columns: str) -> Table:
 
 def _status(arguments: argparse.Namespace) -> int:
     report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=arguments.verify)
-    if arguments.json:
-        print(json.dumps(report, indent=2))  # noqa: T201
-    else:
-        _show_status(report, _console())
+    with _until_nobody_reads():
+        if arguments.json:
+            print(json.dumps(report, indent=2))  # noqa: T201
+        else:
+            _show_status(report, _console())
     if report["configuration_error"] is not None:
         return REFUSED
     return TROUBLE if report["problems"] else FINE
@@ -127,11 +145,12 @@ def status_report(
         resolved = resolve_file(overlay.find(deploy_config), environ, patches) if deploy_config else None
     except ConfigError as refused:
         error = str(refused)
-    processes, unreadable = _processes()
+    processes, foreign, unreadable = _processes()
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "installation": _installation(environ, choices, patches),
         "processes": [_with_engagement(process, patches) for process in processes],
+        "state_files_from_elsewhere": foreign,
         "servers_without_state": servers.without_state({process["pid"] for process in processes}, ENTRY_POINT),
         "resolved": json.loads(resolved.to_json()) if resolved else None,
         "verify": _verify(patches) if verify else None,
@@ -149,11 +168,11 @@ def _asked_by(choices: envs.EnvChoices, patches: Sequence[Patch]) -> set[str]:
     return {patch.name for patch in patches if choices.switches.get(patch.name, patch.default_on)}
 
 
-def _processes() -> tuple[list[dict[str, Any]], list[str]]:
+def _processes() -> tuple[list[dict[str, Any]], int, list[str]]:
     try:
-        return statefile.read_live(), []
+        return statefile.read_live(), statefile.foreign(), []
     except OSError as error:
-        return [], [f"the state files cannot be read: {error}"]
+        return [], 0, [f"the state files cannot be read: {error}"]
 
 
 def _installation(environ: Mapping[str, str], choices: envs.EnvChoices, patches: Sequence[Patch]) -> dict[str, Any]:
@@ -261,10 +280,16 @@ def _show_status(report: Mapping[str, Any], console: Console) -> None:
     if report["resolved"] is not None:
         _show_resolved(report["resolved"], console)
     _show_processes(report["processes"], console)
+    if report["state_files_from_elsewhere"]:
+        console.print(
+            f"{report['state_files_from_elsewhere']} state files in {report['installation']['state_folder']} are of "
+            "another container's process namespace or of another boot: look from there."
+        )
     for server in report["servers_without_state"]:
         if not server["excluded"]:
+            what = f"{server['model'] or 'model not named'}, port {server['port'] or 'not named'}"
             console.print(
-                f"The server {server['pid']} has no state file in {report['installation']['state_folder']}: "
+                f"The server {server['pid']} ({what}) has no state file in {report['installation']['state_folder']}: "
                 "nothing was asked for there, or it runs under another XDG_RUNTIME_DIR."
             )
     for problem in report["problems"]:
@@ -364,18 +389,23 @@ def _took_effect(record: Mapping[str, Any]) -> str:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
+    with _until_nobody_reads():
+        _show_explanation(arguments)
+    return FINE
+
+
+def _show_explanation(arguments: argparse.Namespace) -> None:
     console = _console()
     if arguments.patch is None:
         table = _table("Patches", "patch", "default", "summary")
         for patch in PATCHES:
             table.add_row(patch.name, "on" if patch.default_on else "opt-in", patch.summary)
         console.print(table)
-        return FINE
+        return
     declared = {patch.name: patch for patch in PATCHES}
     if arguments.patch not in declared:
         raise values.unknown("explain", arguments.patch, declared, found=f"an unknown patch {arguments.patch!r}")
     _show_patch(declared[arguments.patch], console)
-    return FINE
 
 
 def _show_patch(patch: Patch, console: Console) -> None:
@@ -425,15 +455,16 @@ def _show_options(patch: Patch, console: Console) -> None:
 
 def _overlay(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        for name in overlay.bundled():
-            print(name)  # noqa: T201
+        with _until_nobody_reads():
+            print("\n".join(overlay.bundled()))  # noqa: T201
         return FINE
     if arguments.base is None:
         arguments.parser.error("name a bundled deploy YAML or a file, or use --list")
     output = None if arguments.output in (None, "-") else Path(arguments.output)
     text = overlay.build(overlay.find(arguments.base), arguments.set, PATCHES, output=output)
     if output is None:
-        print(text, end="")  # noqa: T201
+        with _until_nobody_reads():
+            print(text, end="")  # noqa: T201
         return FINE
     try:
         overlay.write(text, output, force=arguments.force)

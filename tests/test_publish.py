@@ -1,26 +1,27 @@
-"""What other processes see: the state file and Prometheus."""
+"""What other processes see: the state file."""
 
 from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
 from omni_fastpath import __version__, publish, statefile
 from omni_fastpath.declare import Process, State
-from omni_fastpath.ledger import LEDGER, Ledger
-from omni_fastpath.publish import Publisher, _Collector, export_metrics, vllm_release
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.publish import Publisher, stage_and_replica, vllm_release
 from tests.fakes.processes import ROOT
 from tests.fakes.upstream import patch
 
@@ -29,20 +30,18 @@ FLUTE = patch("flute", counters={})
 
 
 @pytest.fixture(autouse=True)
-def _ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A ledger of the test's own, no exit handler and no refreshing thread."""
     (tmp_path / "runtime").mkdir(mode=0o700, exist_ok=True)
     monkeypatch.setattr(LEDGER, "_entries", {})
     monkeypatch.setattr(LEDGER, "_listeners", [])
     monkeypatch.setattr("omni_fastpath.publish.atexit.register", lambda function: function)
     monkeypatch.setattr(publish.Publisher, "_keep_fresh", lambda self: None)
-    yield
-    statefile.remove()
 
 
 def on_disk() -> dict[str, Any]:
     """This process's state file."""
-    found: dict[str, Any] = json.loads((statefile.folder() / f"{os.getpid()}.json").read_text())
+    found: dict[str, Any] = json.loads(statefile.path().read_text())
     return found
 
 
@@ -61,7 +60,7 @@ def test_file_says_what_the_ledger_says() -> None:
         "process_name": "MainProcess",
     }
     assert found["patches"] == LEDGER.snapshot()
-    mode = (statefile.folder() / f"{os.getpid()}.json").stat().st_mode
+    mode = statefile.path().stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
     assert [each["pid"] for each in statefile.read_live()] == [os.getpid()]
 
@@ -77,7 +76,13 @@ def test_every_change_of_a_state_is_written_at_once() -> None:
 def test_nothing_is_written_when_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look without news does not touch the disk; a counter or another source is news."""
     writes: list[Any] = []
-    monkeypatch.setattr(statefile, "write", writes.append)
+    real = statefile.write
+
+    def write(snapshot: Any) -> Path:
+        writes.append(snapshot)
+        return real(snapshot)
+
+    monkeypatch.setattr(statefile, "write", write)
     publisher = Publisher(Process.SERVER, "one.yaml")
     LEDGER.set(DRUM, State.APPLIED, "yes")
     publisher.start()
@@ -132,23 +137,23 @@ def test_writers_on_several_threads_leave_one_whole_file() -> None:
     for thread in threads:
         thread.join()
     assert on_disk()["patches"] == LEDGER.snapshot()
-    assert [file.name for file in statefile.folder().iterdir()] == [f"{os.getpid()}.json"]
+    assert list(statefile.folder().iterdir()) == [statefile.path()]
 
 
-def test_counters_are_refreshed_only_where_a_patch_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in which nothing is applied has no thread for it; one in which something is has one."""
+def test_a_process_in_which_all_is_off_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clean stock arm runs nothing of ours; where a patch is anything but off, the file is looked after."""
     asked: list[Publisher] = []
     monkeypatch.setattr(publish.Publisher, "_keep_fresh", lambda self: asked.append(self))  # noqa: PLW0108 - to be a method
     publisher = Publisher(Process.STAGE, None)
     publisher.start()
-    LEDGER.set(DRUM, State.NOT_APPLICABLE, "elsewhere")
+    LEDGER.set(DRUM, State.OFF, "OMNI_FASTPATH=0")
     assert asked == []
-    LEDGER.set(DRUM, State.APPLIED, "yes")
+    LEDGER.set(DRUM, State.NOT_APPLICABLE, "elsewhere")
     assert asked == [publisher]
 
 
 SCRIPT = """
-import os, sys, time
+import os, shutil, sys, time
 from tests.fakes.upstream import patch
 from omni_fastpath import publish, statefile
 from omni_fastpath.declare import Process, State
@@ -162,6 +167,10 @@ def beats():
     return statefile.read_live()[0]["patches"]["drum"]["counters"]["beats"]
 while beats() != 5:
     time.sleep(0.005)
+for lose in (statefile.path().unlink, lambda: shutil.rmtree(statefile.folder())):
+    lose()
+    while not statefile.read_live():
+        time.sleep(0.005)
 if os.fork() == 0:
     sys.exit()  # runs the inherited exit handlers
 os.wait()
@@ -170,7 +179,9 @@ print(len(statefile.read_live()), flush=True)
 
 
 def test_counters_follow_and_the_file_goes_with_its_process() -> None:
-    """Counters reach the file by themselves; a forked child's end leaves it; the process's own end removes it."""
+    """Counters reach the file by themselves, and it is back when it or the folder was deleted; a forked child's end
+    leaves it; the process's own end removes it.
+    """
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
@@ -178,42 +189,128 @@ def test_counters_follow_and_the_file_goes_with_its_process() -> None:
     assert list(statefile.folder().iterdir()) == []
 
 
-# ---- Prometheus ----
+def test_the_end_of_a_process_takes_its_own_file_only() -> None:
+    """Another process's file stays, and a second removal is no error."""
+    publisher = Publisher(Process.SERVER, None)
+    publisher.start()
+    other = statefile.path().with_name(statefile.path().name.replace(str(os.getpid()), "1", 1))
+    other.write_text("{}")
+    publisher._remove()
+    publisher._remove()
+    assert list(statefile.folder().iterdir()) == [other]
 
 
-def scraped(registry: CollectorRegistry) -> dict[str, float]:
-    """The samples that a scrape shows, without comments."""
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+# ---- A folder that goes ----
 
 
-def test_scrape_shows_states_and_counters() -> None:
-    """One gauge per patch and state, of which one is 1, and a counter per engagement counter; always the present."""
-    ledger, registry = Ledger(), CollectorRegistry()
-    registry.register(_Collector(ledger))
-    assert scraped(registry) == {}
-    ledger.set(DRUM, State.APPLIED, "yes")
-    ledger.named("drum").counters["beats"] = 3
-    states = {f'omni_fastpath_patch_state{{patch="drum",state="{state.value}"}}': 0.0 for state in State}
-    counter = 'omni_fastpath_events_total{event="beats",patch="drum"}'
-    applied = 'omni_fastpath_patch_state{patch="drum",state="applied"}'
-    assert scraped(registry) == {**states, applied: 1.0, counter: 3.0}
-    ledger.set(DRUM, State.OFF, "no")
-    ledger.named("drum").counters["beats"] = 4
-    off = 'omni_fastpath_patch_state{patch="drum",state="off"}'
-    assert scraped(registry) == {**states, off: 1.0, counter: 4.0}
-
-
-@pytest.mark.parametrize("multiprocess", [False, True])
-def test_collector_joins_the_default_registry(monkeypatch: pytest.MonkeyPatch, multiprocess: bool) -> None:
-    """``/metrics`` of the process gets ours, except in Prometheus's multiprocess mode, which has no collectors."""
-    registry = CollectorRegistry()
-    monkeypatch.setattr("prometheus_client.REGISTRY", registry)
-    if multiprocess:
-        monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nonexistent")
+def test_a_lost_file_is_written_again_without_news(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleted with or without its folder, and where the folder itself is another one now: ``status`` looks there."""
+    publisher = Publisher(Process.SERVER, None)
     LEDGER.set(DRUM, State.APPLIED, "yes")
-    export_metrics()
-    assert bool(scraped(registry)) is not multiprocess
+    publisher.start()
+    for with_folder in (False, True):
+        if with_folder:
+            shutil.rmtree(statefile.folder())
+        else:
+            statefile.path().unlink()
+        assert statefile.read_live() == []
+        publisher.write()
+        assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
+    left = statefile.path()
+    (tmp_path / "session").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "session"))
+    publisher.write()
+    assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
+    assert not left.exists()
+
+
+AT_EXIT = """
+import os, shutil, sys, tempfile
+from pathlib import Path
+from tests.fakes.upstream import patch
+from omni_fastpath import publish, statefile
+from omni_fastpath.declare import Process, State
+from omni_fastpath.ledger import LEDGER
+
+def no_folder(*_, **__):
+    raise FileNotFoundError(2, "No usable temporary directory found")
+
+how = sys.argv[1]
+if how == "never":
+    tempfile.gettempdir = no_folder
+LEDGER.set(patch("drum"), State.APPLIED, "yes")
+publish.Publisher(Process.SERVER, None).start()
+if how == "replaced":
+    shutil.rmtree(statefile.folder())
+    statefile.folder().write_text("no folder")
+if how == "closed":
+    runtime = statefile.folder().parent
+    os.environ["XDG_RUNTIME_DIR"] = ""
+    tempfile.gettempdir = no_folder
+    shutil.rmtree(runtime)
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("how", ["never", "replaced", "closed"])
+def test_an_unusable_folder_is_one_warning_and_no_traceback(how: str) -> None:
+    """Whether there never was a folder, or it became a file or vanished: the process ends as it would without us."""
+    variables = {**os.environ, **({"XDG_RUNTIME_DIR": ""} if how == "never" else {})}
+    run = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, how],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, "fine\n")
+    told = [line for line in run.stderr.splitlines() if line]
+    assert len(told) == (how == "never"), run.stderr
+    assert all("the state file cannot be written" in line for line in told)
+
+
+# ---- Stage and replica ----
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("StageEngineCoreProc_stage1_replica2", {}, (1, 2)),
+        ("StageEngineCoreProc_stage12_replica0_DP3", {"omni_stage_id": 9, "omni_replica_id": 9}, (12, 0)),
+        ("StageDiffusionProc", {"omni_stage_id": 2, "omni_replica_id": 1}, (2, 1)),
+        ("StageDiffusionProc", {"omni_stage_id": None, "omni_replica_id": 0}, (None, None)),
+        ("VllmWorker-0", {"rank": 0}, (None, None)),
+        ("ApiServer_1", {}, (None, None)),
+    ],
+)
+def test_a_process_knows_its_stage(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    arguments: dict[str, Any],
+    expected: tuple[int | None, int | None],
+) -> None:
+    """From the name that upstream gives an engine process, or the arguments of a diffusion process."""
+    named = SimpleNamespace(name=name, _kwargs=arguments)
+    monkeypatch.setattr(multiprocessing, "current_process", lambda: named)
+    assert stage_and_replica() == expected
+    Publisher(Process.STAGE, None).start()
+    assert (on_disk()["stage"], on_disk()["replica"]) == expected
+
+
+def test_the_process_object_of_a_spawned_child_keeps_its_arguments() -> None:
+    """What upstream passes to a diffusion process is to be seen in it: the private name that this rests on is there."""
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(send,), kwargs={"omni_stage_id": 3, "omni_replica_id": 1})
+    child.start()
+    assert receive.recv() == (3, 1)
+    child.join()
+
+
+def _child(send: Any, omni_stage_id: int, omni_replica_id: int) -> None:
+    send.send(stage_and_replica())
 
 
 # ---- vLLM's many names ----

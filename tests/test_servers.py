@@ -15,9 +15,10 @@ from omni_fastpath.patches import PATCHES
 
 
 @contextmanager
-def _looks_like_a_server(**variables: str) -> Iterator[int]:
+def _looks_like_a_server(*arguments: str, **variables: str) -> Iterator[int]:
     """A process whose command line is that of a server, asleep."""
-    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "serve", "model", "--omni"]
+    given = arguments or ("serve", "model", "--omni")
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", *given]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **variables})
     try:
         yield process.pid
@@ -33,6 +34,33 @@ def test_a_server_without_a_state_file_is_named() -> None:
         found = {server["pid"]: server for server in servers.without_state((), "omni_fastpath")}
         assert found[pid]["excluded"] is False
         assert pid not in {server["pid"] for server in servers.without_state({pid}, "omni_fastpath")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "port"),
+    [
+        (["vllm", "serve", "org/model", "--omni", "--port", "8091", "--api-key", "SECRET"], "org/model", 8091),
+        (["serve", "/models/a b", "--omni", "--port=80", "--hf-token=SECRET"], "/models/a b", 80),
+        (["serve", "--omni", "--model", "org/model", "--api-key", "SECRET"], "org/model", None),
+        (["serve", "--omni", "--model=org/model", "--port", "1", "--port", "2"], "org/model", 2),
+        (["serve", "--omni", "--api-key", "SECRET", "org/model"], None, None),  # what is a value and what is the model?
+        (["serve", "--omni", "--port", "SECRET"], None, None),
+        (["serve", "--omni", "--port", "--model"], None, None),
+        (["--omni", "serve"], None, None),
+    ],
+)
+def test_nothing_but_model_and_port_of_a_command_line_is_told(
+    arguments: list[str], model: str | None, port: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever else stands there, a key or a token, is in no output of ``status``."""
+    with _looks_like_a_server(*arguments) as pid:
+        [found] = [each for each in servers.without_state((), "omni_fastpath") if each["pid"] == pid]
+        for option in ([], ["--json"]):
+            cli.main(["status", *option])
+            assert str(pid) in (told := capsys.readouterr().out)
+            assert "SECRET" not in told
+    assert found.keys() == {"pid", "model", "port", "vllm_plugins", "excluded"}
+    assert (found["model"], found["port"]) == (model, port)
 
 
 @pytest.mark.parametrize(("allowed", "excluded"), [("other", True), ("other,omni_fastpath", False), ("", True)])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
-import warnings
+import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from omni_fastpath import statefile
+from omni_fastpath import processid, statefile
+from omni_fastpath.processid import ProcessId
+
+ROOT = Path(__file__).resolve().parent.parent
 
 SNAPSHOT: dict[str, Any] = {
     "role": "server",
@@ -37,7 +40,7 @@ SNAPSHOT: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A private runtime directory; platformdirs wants mode 0700."""
+    """A runtime directory that is this user's alone."""
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
@@ -47,6 +50,11 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def mode(path: Path) -> int:
     """The permission bits."""
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def name_of(pid: int, suffix: str = ".json") -> str:
+    """What the state file of a process of this namespace and boot is called."""
+    return f"{pid}-{processid.namespace()}-{processid.boot_id()}{suffix}"
 
 
 def dead_pid() -> int:
@@ -60,10 +68,11 @@ def test_what_is_written_is_read() -> None:
     """A snapshot comes back whole, with the process that wrote it filled in."""
     path = statefile.write(SNAPSHOT)
     [read] = statefile.read_live()
-    assert path.name == f"{os.getpid()}.json"
+    assert path == statefile.path()
+    assert path.name == name_of(os.getpid())
     assert {key: read[key] for key in SNAPSHOT} == SNAPSHOT
-    assert (read["schema"], read["pid"], read["ppid"]) == (1, os.getpid(), os.getppid())
-    assert read["created"] == pytest.approx(psutil.Process().create_time(), abs=2)
+    assert (read["schema"], read["pid"], read["ppid"]) == (2, os.getpid(), os.getppid())
+    assert ProcessId(*(read[key] for key in ("pid", "started", "boot", "namespace"))).alive
 
 
 def test_only_the_owner_may_look() -> None:
@@ -95,7 +104,7 @@ def test_the_last_write_counts() -> None:
 
 def test_identity_cannot_be_overwritten() -> None:
     """A snapshot that brings another process's identity is still filed as this process's."""
-    statefile.write({**SNAPSHOT, "pid": 1, "created": 0, "schema": 9})
+    statefile.write({**SNAPSHOT, "pid": 1, "started": 0, "boot": "", "namespace": 1, "schema": 9})
     assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
 
 
@@ -111,16 +120,6 @@ def test_a_failed_write_leaves_the_last_file(monkeypatch: pytest.MonkeyPatch) ->
         statefile.write({**SNAPSHOT, "role": "stage"})
     assert list(path.parent.iterdir()) == [path]
     assert statefile.read_live()[0]["role"] == "server"
-
-
-def test_remove_is_for_this_process_and_repeatable() -> None:
-    """Removal takes this process's file only, and none is no error."""
-    path = statefile.write(SNAPSHOT)
-    other = path.with_name("1.json")
-    other.write_text("{}")
-    statefile.remove()
-    statefile.remove()
-    assert list(path.parent.iterdir()) == [other]
 
 
 def test_nothing_is_read_or_made_without_a_folder(runtime: Path) -> None:
@@ -140,29 +139,47 @@ def test_files_of_dead_processes_are_deleted() -> None:
     """A file, a temporary file and garbage of a process that has ended go, whoever reads next."""
     path = statefile.write(SNAPSHOT)
     pid = dead_pid()
-    left = [copied(path, f"{pid}.json", pid=pid), copied(path, f"{pid}.abc.tmp")]
+    left = [copied(path, name_of(pid), pid=pid), copied(path, name_of(pid, ".abc.tmp"))]
     assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
     assert not any(file.exists() for file in left)
-    garbage = path.with_name(f"{pid}.json")
+    garbage = path.with_name(name_of(pid))
     garbage.write_text("{")
     statefile.read_live()
     assert not garbage.exists()
 
 
-def test_a_reused_id_is_not_the_same_process() -> None:
-    """A file whose process began at another time than the one that has the id now is deleted."""
+def test_a_dead_file_that_cannot_be_deleted_hides_no_live_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the folder is mounted read-only, what lives is shown."""
     path = statefile.write(SNAPSHOT)
-    copied(path, path.name, created=json.loads(path.read_text())["created"] - 60)
+    pid = dead_pid()
+    copied(path, name_of(pid), pid=pid)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
+
+
+@pytest.mark.parametrize("ticks", [-1, 1, -6000])
+def test_a_reused_id_is_not_the_same_process(ticks: int) -> None:
+    """A file whose process began a hundredth of a second before or after the one that has the id now is deleted."""
+    path = statefile.write(SNAPSHOT)
+    copied(path, path.name, started=json.loads(path.read_text())["started"] + ticks)
     assert statefile.read_live() == []
     assert not path.exists()
 
 
-def test_a_stepped_clock_does_not_kill_a_file() -> None:
-    """Creation and boot time that moved together still name the living process."""
+def test_another_boot_counts_for_nothing() -> None:
+    """A file with this process's id and start, ticks since boot, of an earlier boot is neither shown nor deleted."""
     path = statefile.write(SNAPSHOT)
-    fields = json.loads(path.read_text())
-    copied(path, path.name, created=fields["created"] - 3600, boot=fields["boot"] - 3600)
-    assert len(statefile.read_live()) == 1
+    yesterday = "0123456789abcdef" * 2
+    old = copied(path, path.name.replace(processid.boot_id(), yesterday), boot=yesterday)
+    swapped = copied(path, path.name, boot=yesterday)  # and where only the content says so, it is not ours
+    assert statefile.read_live() == []
+    assert old.exists()
+    assert not swapped.exists()
+    assert statefile.foreign() == 1
 
 
 @pytest.mark.parametrize(
@@ -210,7 +227,7 @@ def test_a_link_is_refused(runtime: Path, tmp_path: Path) -> None:
 
 def test_somebody_elses_folder_is_refused(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of another user is refused, for writing and for reading."""
-    (runtime / "omni-fastpath").mkdir(mode=0o700)
+    statefile.write(SNAPSHOT)
     monkeypatch.setattr(statefile, "folder", lambda: runtime / "omni-fastpath")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(statefile.UnsafeFolderError, match="belongs to user"):
@@ -219,12 +236,162 @@ def test_somebody_elses_folder_is_refused(runtime: Path, monkeypatch: pytest.Mon
         statefile.read_live()
 
 
-def test_an_unset_runtime_directory_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without XDG_RUNTIME_DIR, the usual case in a container, nothing is printed."""
+# ---- Where the folder is ----
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files of the test's own, as sticky and open as the machine's."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def fallback(temporary: Path) -> Path:
+    """The runtime folder of this user where there is no other."""
+    return temporary / f"runtime-{os.geteuid()}" / "omni-fastpath"
+
+
+def test_a_pod_without_a_runtime_directory_has_one(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset, a name of a folder that cannot be made, or somebody else's: the state lies below the temporary files."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)  # there is no /run/user/1234
+    assert statefile.folder() == fallback(temporary)  # the runtime directory is root's, or the tester's
+    for unusable in ("", "relative", "/run/user/1234", "/proc/1/nowhere"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
+        assert statefile.folder() == fallback(temporary)
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert statefile.folder().name == "omni-fastpath"
+    assert statefile.folder() == fallback(temporary)
+
+
+def test_the_fallback_is_closed_to_others(temporary: Path, runtime: Path) -> None:
+    """What is made below the temporary files is this user's alone, whatever the umask; files there are found."""
+    runtime.chmod(0o777)  # so that nobody may trust it
+    before = os.umask(0)
+    try:
+        path = statefile.write(SNAPSHOT)
+    finally:
+        os.umask(before)
+    assert path.parent == fallback(temporary)
+    assert (mode(path.parent), mode(path.parent.parent)) == (0o700, 0o700)
+    assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
+
+
+def test_a_prepared_fallback_is_refused(temporary: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link, an open folder or somebody else's, put there before us, is neither written nor read."""
+    runtime.chmod(0o777)
+    prepared = fallback(temporary).parent
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir()
+    prepared.symlink_to(elsewhere)
+    with pytest.raises(statefile.UnsafeFolderError, match="no plain folder"):
+        statefile.write(SNAPSHOT)
+    prepared.unlink()
+    prepared.mkdir()
+    prepared.chmod(0o777)
+    with pytest.raises(statefile.UnsafeFolderError, match="others may write"):
+        statefile.write(SNAPSHOT)
+    prepared.chmod(0o700)
+    statefile.write(SNAPSHOT)
+    (prepared / "omni-fastpath").chmod(0o755)  # others may look: closed again at the next write
+    statefile.write(SNAPSHOT)
+    assert mode(prepared / "omni-fastpath") == 0o700
+    temporary.chmod(0o777)  # without the sticky bit anybody may put another folder in place of ours
+    with pytest.raises(statefile.UnsafeFolderError, match="exchange"):
+        statefile.write(SNAPSHOT)
+    temporary.chmod(0o1777)
+    found = fallback(temporary)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(statefile, "folder", lambda: found)
+    with pytest.raises(statefile.UnsafeFolderError, match="belongs to user"):
+        statefile.read_live()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as a pod's process is")
+def test_a_process_that_is_not_root_has_a_folder(temporary: Path) -> None:
+    """As user 1234 without a runtime directory or a home: the file is written and found."""
+    script = (
+        "import json, os, sys; from omni_fastpath import statefile\n"
+        "statefile.Snapshot.model_rebuild(); os.setgid(1234); os.setuid(1234)  # may not read where Python lies\n"
+        "path = statefile.write(json.loads(sys.argv[1]))\n"
+        "assert [each['pid'] for each in statefile.read_live()] == [os.getpid()]\n"
+        "print(path)"
+    )
+    variables = {name: text for name, text in os.environ.items() if name not in ("XDG_RUNTIME_DIR", "HOME")}
+    with tempfile.TemporaryDirectory(dir="/tmp") as open_to_all:
+        Path(open_to_all).chmod(0o1777)
+        run = subprocess.run(
+            [sys.executable, "-c", script, json.dumps(SNAPSHOT)],
+            env={**variables, "TMPDIR": open_to_all, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.stderr == ""
+        assert Path(run.stdout.strip()).parent == Path(open_to_all) / "runtime-1234/omni-fastpath"
+
+
+# ---- Several process namespaces and one folder ----
+
+WRITES_AND_WAITS = """
+import json, os, sys
+from omni_fastpath import statefile
+print(os.getpid(), statefile.write(json.loads(sys.argv[1])), flush=True)
+sys.stdin.read()
+print(*(each["pid"] for each in statefile.read_live()), statefile.foreign(), flush=True)
+"""
+
+
+def in_a_container(script: str, *arguments: str, proc: bool = True) -> subprocess.Popen[str]:
+    """A process that is number 1 or so of a process namespace of its own, with this runtime directory."""
+    command = ["unshare", "--pid", "--fork", *(["--mount-proc"] if proc else []), sys.executable, "-c", script]
+    return subprocess.Popen(
+        [*command, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def can_have_namespaces() -> bool:
+    """Whether this test run may make process namespaces."""
+    unshare = shutil.which("unshare")
+    command = [str(unshare), "--pid", "--fork", "--mount-proc", "true"]
+    return unshare is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_have_namespaces(), reason="process namespaces cannot be made here")
+@pytest.mark.parametrize("proc", [True, False], ids=["with its own /proc", "with the outer /proc"])
+def test_two_containers_with_one_folder_do_not_meet(proc: bool) -> None:
+    """Equal ids in two namespaces have a file each; each reader sees its own, and nobody deletes the others'."""
+    outer = statefile.write(SNAPSHOT)
+    containers = [in_a_container(WRITES_AND_WAITS, json.dumps(SNAPSHOT), proc=proc) for _ in range(2)]
+    try:
+        said = [container.stdout.readline().split() for container in containers if container.stdout]
+        assert {pid for pid, _ in said} == {"1"}
+        paths = {Path(path) for _, path in said}
+        assert len(paths) == 2
+        assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
+        assert statefile.foreign() == 2
+        seen = [container.communicate()[0].split() for container in containers]
+        assert seen == [["1", "2"], ["1", "2"]]
+        assert all(path.exists() for path in (outer, *paths))
+    finally:
+        for container in containers:
+            container.kill()
+            container.wait()
+
+
+def test_what_cannot_be_seen_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living process that ``/proc`` does not show (``hidepid``, another namespace's) keeps its file."""
+    path = statefile.write(SNAPSHOT)
+    hidden = copied(path, name_of(1), pid=1)
+    monkeypatch.setattr(ProcessId, "of", lambda _: None)
+    assert statefile.read_live() == []
+    assert path.exists()
+    assert hidden.exists()
 
 
 def test_a_child_and_its_parent_have_a_file_each() -> None:
@@ -236,7 +403,7 @@ def test_a_child_and_its_parent_have_a_file_each() -> None:
     statefile.write(SNAPSHOT)
     child = subprocess.Popen(
         [sys.executable, "-c", script, json.dumps({**SNAPSHOT, "role": "stage"})],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -31,6 +31,7 @@ class Observed:
     after_kill: list[Any]
     states: dict[str, Any]
     stage_states: list[dict[str, Any]]
+    shown: set[tuple[str, str, str, str]]
     idle_switches_per_s: dict[str, float]
     shutdown: Any
 
@@ -91,6 +92,18 @@ def _counts(server: Any) -> dict[str, float]:
     return found
 
 
+_STATE = re.compile(
+    r'^omni_fastpath_patch_state\{patch="(.*)",process="(.*)",replica=".*",stage="(.*)",state="(.*)"\} 1.0$'
+)
+
+
+def _shown(server: Any) -> set[tuple[str, str, str, str]]:
+    """Patch, process, stage and state of what one scrape shows."""
+    text = urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode()  # noqa: S310
+    found = [match for match in map(_STATE.match, text.splitlines()) if match]
+    return {(match[1], match[2], match[3], match[4]) for match in found}
+
+
 def _pid(server: Any, role: str) -> int:
     processes: dict[int, str] = server.processes()
     return next(pid for pid, found in processes.items() if found == role)
@@ -126,12 +139,13 @@ def _observe(server: Any) -> Observed:
         aborted = run_closed_loop(server.url, _aborted(), 2)
         idle = _idle_switches(server)
         found, stage_states = states(server), all_states(server, "stage")
+        shown = _shown(server)
         # A code2wav process dies under three long requests; new ones find no replica.
         victim = _pid(server, "stage2_replica0")
         requests = [chat_request(f"Doomed {n}", max_tokens=400, ignore_eos=True) for n in range(3)]
         killed = _kill_during(server, requests, victim)
         after_kill = run_closed_loop(server.url, [chat_request("Too late", max_tokens=5)], 1)
-    return Observed(mixed, aborted, bad, metrics, killed, after_kill, found, stage_states, idle, server.shutdown)
+    return Observed(mixed, aborted, bad, metrics, killed, after_kill, found, stage_states, shown, idle, server.shutdown)
 
 
 def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
@@ -182,6 +196,16 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert sum(count > 0 for count in gated) == 1
     saved = [each["save_queue_cap"]["counters"]["tasks"] for each in fast.stage_states]
     assert sum(count > 0 for count in saved) == 2
+
+
+def test_one_scrape_shows_the_stages(arms: tuple[Observed, Observed]) -> None:
+    """``/metrics`` has the API process's patches as its own and the stages' under their stage; stock has none."""
+    stock, fast = arms
+    assert stock.shown == set()
+    assert len(fast.shown) == len(fast.states) * 4
+    assert ("budgeted_drain", "server", "", "applied") in fast.shown
+    gates = {stage: state for patch, _, stage, state in fast.shown if patch == "forward_gate" and stage}
+    assert gates == {"0": "superseded", "1": "applied", "2": "not_applicable"}
 
 
 def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:

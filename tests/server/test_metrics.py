@@ -1,0 +1,68 @@
+"""``/metrics`` of a real server with two API processes: one scrape shows the whole tree, whoever answers it."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import all_states
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+SERVERS = {"ApiServer_0", "ApiServer_1"}
+ENGINES = {f"StageEngineCoreProc_stage{stage}_replica0" for stage in range(3)}
+
+
+def _scrape(server: Any) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Our samples, by name and labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode()  # noqa: S310
+    assert "vllm:" in text  # upstream's own are there as well
+    samples = [
+        ((sample.name, tuple(sorted(sample.labels.items()))), sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("omni_fastpath_")
+    ]
+    assert [key for key, times in Counter(key for key, _ in samples).items() if times > 1] == []
+    return dict(samples)
+
+
+def test_any_of_two_api_servers_shows_the_whole_tree(server: Callable[..., Any]) -> None:
+    """Both API processes, their parent and every stage, each patch with one state and a stage with its label."""
+    from benchmarks.serving.capture import chat_request, run_closed_loop
+
+    requests = [chat_request(f"Question {n}", modalities=("text", "audio"), max_tokens=6) for n in range(8)]
+    environment = {"OMNI_FASTPATH": "1"}
+    two = ("--api-server-count", "2")
+    with server("qwen3_omni", "qwen3_omni.yaml", environment=environment, arguments=two) as running:
+        assert all(capture.succeeded for capture in run_closed_loop(running.url, requests, 4))
+        time.sleep(3)  # state files are refreshed every two seconds
+        scrapes = [_scrape(running) for _ in range(8)]  # the kernel deals connections out to both
+        stages = all_states(running, "stage")
+    assert len({frozenset(scrape) for scrape in scrapes}) == 1
+    samples = [(name, dict(labels), value) for (name, labels), value in scrapes[0].items()]
+    on = [labels for name, labels, value in samples if name == "omni_fastpath_patch_state" and value]
+    shown = {(labels["process"], labels["patch"]): labels for labels in on}
+    assert len(shown) == len(on)
+    assert {process for process, _ in shown} == {"server"} | SERVERS | ENGINES
+    for process in SERVERS:
+        assert shown[process, "budgeted_drain"]["state"] == "applied"
+        assert shown[process, "budgeted_drain"]["stage"] == ""
+    gates = {labels["stage"]: labels["state"] for labels in on if labels["patch"] == "forward_gate" and labels["stage"]}
+    assert gates == {"0": "superseded", "1": "applied", "2": "not_applicable"}
+    assert {labels["replica"] for labels in on if labels["process"] in ENGINES} == {"0"}
+    events = {
+        (labels["process"], labels["event"]): value
+        for name, labels, value in samples
+        if name == "omni_fastpath_events_total"
+    }
+    counted = [each["forward_gate"]["counters"]["multimodal_outputs"] for each in stages]
+    assert sum(events[engine, "multimodal_outputs"] for engine in ENGINES) == sum(counted) > 0
+    assert sum(events[each, "items"] for each in SERVERS) > 0

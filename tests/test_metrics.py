@@ -1,0 +1,393 @@
+"""``/metrics``: the whole tree of a server, each process once, from any of its API processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from omni_fastpath import metrics, statefile
+from omni_fastpath.declare import Process, State
+from omni_fastpath.ledger import LEDGER, Ledger
+from omni_fastpath.metrics import Collector
+from tests.fakes.processes import ROOT
+from tests.fakes.upstream import patch
+
+EVERYWHERE = frozenset(Process)
+DRUM = patch(
+    "drum",
+    counters={"beats": "beats", "loudest": "the loudest"},
+    maxima=frozenset({"loudest"}),
+    processes=EVERYWHERE,
+)
+SNAPSHOT = {"omni_fastpath": "0", "vllm": None, "vllm_omni": None, "source": None}
+
+Sample = dict[str, str]
+
+
+@pytest.fixture(autouse=True)
+def _runtime(tmp_path: Path) -> None:
+    (tmp_path / "runtime").mkdir(mode=0o700)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """A ledger of the test's own in which a patch is applied."""
+    made = Ledger()
+    made.set(DRUM, State.APPLIED, "yes")
+    made.named("drum").counters.update(beats=3, loudest=7)
+    return made
+
+
+def scrape(registry: CollectorRegistry) -> list[tuple[str, Sample, float]]:
+    """The samples of ours that a scrape shows: name, labels without empty ones, value."""
+    found = []
+    for line in generate_latest(registry).decode().splitlines():
+        match = re.fullmatch(r"(omni_fastpath_\w+)\{(.*)\} (\S+)", line)
+        if match:
+            labels = {name: text for name, text in re.findall(r'(\w+)="([^"]*)"', match[2]) if text}
+            found.append((match[1], labels, float(match[3])))
+    return found
+
+
+def collected(ledger: Ledger) -> list[tuple[str, Sample, float]]:
+    """A scrape of a registry with our collector in it."""
+    registry = CollectorRegistry()
+    registry.register(Collector(ledger, Process.SERVER))
+    return scrape(registry)
+
+
+def states(samples: list[tuple[str, Sample, float]]) -> list[tuple[str, ...]]:
+    """The states that are 1, as process, stage, replica, patch and state; each as often as it is there."""
+    return sorted(
+        tuple(labels.get(name, "") for name in ("process", "stage", "replica", "patch", "state"))
+        for name, labels, value in samples
+        if name == "omni_fastpath_patch_state" and value == 1
+    )
+
+
+def values(samples: list[tuple[str, Sample, float]], name: str, label: str) -> dict[tuple[str, str], float]:
+    """Values by process and label."""
+    return {(labels["process"], labels[label]): value for each, labels, value in samples if each == name}
+
+
+RUN = """
+import json, subprocess, sys
+from omni_fastpath import statefile
+if sys.argv[1] != "{}":
+    statefile.write(json.loads(sys.argv[1]))
+below = [subprocess.Popen([sys.executable, "-c", sys.argv[2], each, *sys.argv[2:3]], stdin=subprocess.PIPE,
+         stdout=subprocess.PIPE) for each in sys.argv[3:]]
+for each in below:
+    each.stdout.readline()
+print(flush=True)
+sys.stdin.read()
+for each in below:
+    each.communicate()
+"""
+
+
+@contextmanager
+def process(snapshot: dict[str, Any] | None, *below: dict[str, Any]) -> Iterator[int]:
+    """A live process with a state file, or without one, and children of its own with theirs."""
+    arguments = [json.dumps(snapshot or {}), RUN, *(json.dumps(each) for each in below)]
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN, *arguments], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child.pid
+        child.communicate()
+
+
+def described(
+    role: str, name: str, stage: int | None = None, replica: int | None = None, **drum: Any
+) -> dict[str, Any]:
+    """What a process writes of itself, with one patch."""
+    record = {"state": "applied", "counters": {}, **drum}
+    return {
+        **SNAPSHOT,
+        "role": role,
+        "process_name": name,
+        "stage": stage,
+        "replica": replica,
+        "patches": {"drum": record},
+    }
+
+
+def engine(stage: int, replica: int = 0, **drum: Any) -> dict[str, Any]:
+    """The engine process of a replica."""
+    return described("stage", f"StageEngineCoreProc_stage{stage}_replica{replica}", stage, replica, **drum)
+
+
+# ---- This process ----
+
+
+def test_a_scrape_shows_states_and_counters(ledger: Ledger) -> None:
+    """One gauge per patch and state, of which one is 1, a counter or a greatest value per counter; the present ones."""
+    samples = collected(ledger)
+    expected = [
+        ("omni_fastpath_patch_state", {"patch": "drum", "process": "server", "state": state.value}, float(on))
+        for state, on in ((state, state is State.APPLIED) for state in State)
+    ]
+    assert samples == [
+        *expected,
+        ("omni_fastpath_events_total", {"patch": "drum", "process": "server", "event": "beats"}, 3.0),
+        ("omni_fastpath_greatest", {"patch": "drum", "process": "server", "value": "loudest"}, 7.0),
+    ]
+    ledger.set(DRUM, State.OFF, "no")
+    ledger.named("drum").counters["beats"] = 4
+    assert states(collected(ledger)) == [("server", "", "", "drum", "off")]
+    assert values(collected(ledger), "omni_fastpath_events_total", "event") == {("server", "beats"): 4}
+
+
+def test_counters_of_another_kind_of_process_are_not_shown(ledger: Ledger) -> None:
+    """A stage's patch has its state in the API process, and no counter that never moves."""
+    ledger.set(patch("flute", processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "elsewhere")
+    samples = collected(ledger)
+    assert ("server", "", "", "flute", "not_applicable") in states(samples)
+    assert values(samples, "omni_fastpath_events_total", "event") == {("server", "beats"): 3}
+
+
+def test_nothing_known_is_nothing_shown() -> None:
+    """An empty ledger and no file make no sample."""
+    assert collected(Ledger()) == []
+
+
+def test_this_process_is_the_ledgers_and_not_the_files(ledger: Ledger) -> None:
+    """Its own state file, which is seconds old, does not double it or age it."""
+    statefile.write(described("server", "MainProcess", state="off", counters={"beats": 1}))
+    assert states(collected(ledger)) == [("server", "", "", "drum", "applied")]
+    assert values(collected(ledger), "omni_fastpath_events_total", "event") == {("server", "beats"): 3}
+
+
+# ---- The tree ----
+
+
+def test_a_scrape_shows_every_process_of_the_tree_once(ledger: Ledger) -> None:
+    """Engine processes by stage and replica, a worker by the stage of the process above it, with their own values."""
+    worker = described("worker", "VllmWorker-0", state="not_applicable")
+    first = engine(0, counters={"beats": 5, "loudest": 2})
+    second = engine(1, 1, state="superseded", counters={"beats": 6})
+    with process(first, worker), process(None, second, worker):
+        samples = collected(ledger)
+    assert states(samples) == [
+        ("StageEngineCoreProc_stage0_replica0", "0", "0", "drum", "applied"),
+        ("StageEngineCoreProc_stage1_replica1", "1", "1", "drum", "superseded"),
+        ("VllmWorker-0", "", "", "drum", "not_applicable"),  # nobody above it knows its stage
+        ("VllmWorker-0", "0", "0", "drum", "not_applicable"),
+        ("server", "", "", "drum", "applied"),
+    ]
+    assert values(samples, "omni_fastpath_events_total", "event") == {
+        ("server", "beats"): 3,
+        ("StageEngineCoreProc_stage0_replica0", "beats"): 5,
+        ("StageEngineCoreProc_stage1_replica1", "beats"): 6,
+    }
+    assert values(samples, "omni_fastpath_greatest", "value") == {
+        ("server", "loudest"): 7,
+        ("StageEngineCoreProc_stage0_replica0", "loudest"): 2,
+    }
+    assert states(collected(ledger)) == [("server", "", "", "drum", "applied")]  # they have ended
+
+
+def test_processes_with_equal_labels_make_one_sample(ledger: Ledger) -> None:
+    """Counts are added and the greatest value counts: a sample that is there twice would spoil a whole scrape."""
+    twins = [described("worker", "DiffusionWorker-0", counters={"beats": n, "loudest": n}) for n in (4, 2)]
+    with process(twins[0]), process(twins[1]):
+        samples = collected(ledger)
+    assert values(samples, "omni_fastpath_events_total", "event")["DiffusionWorker-0", "beats"] == 6
+    assert values(samples, "omni_fastpath_greatest", "value")["DiffusionWorker-0", "loudest"] == 4
+    assert len({(name, tuple(labels.items())) for name, labels, _ in samples}) == len(samples)
+
+
+def test_another_servers_processes_are_not_shown(ledger: Ledger) -> None:
+    """Neither a server beside this one nor the one that this one was started from belongs to its tree."""
+    script = (
+        "import json, sys\n"
+        "from prometheus_client import CollectorRegistry, generate_latest\n"
+        "from omni_fastpath.declare import Process\n"
+        "from omni_fastpath.ledger import Ledger\n"
+        "from omni_fastpath.metrics import Collector\n"
+        "registry = CollectorRegistry()\n"
+        "registry.register(Collector(Ledger(), Process.SERVER))\n"
+        "print(generate_latest(registry).decode())"
+    )
+    statefile.write(described("server", "MainProcess"))
+    with process(engine(0)):
+        run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "omni_fastpath" in run.stdout
+    assert 'patch="' not in run.stdout
+
+
+def _as_worker(number: int, send: Any) -> None:
+    """The body of an API process: what a scrape of it shows."""
+    LEDGER.set(DRUM, State.APPLIED, "yes")
+    LEDGER.named("drum").counters["beats"] = 10 + number
+    statefile.write(described("server", f"ApiServer_{number}", counters={"beats": 10 + number}))
+    send.send(os.getpid())
+    send.recv()
+    send.send(collected(LEDGER))
+    send.recv()
+
+
+def test_each_api_process_shows_its_siblings_and_the_stages() -> None:
+    """With several API processes a scrape of any shows the parent, all of them and the stages, each once."""
+    context = multiprocessing.get_context("spawn")
+    statefile.write(described("server", "MainProcess", state="off"))
+    with ExitStack() as stack:
+        stack.enter_context(process(engine(0)))
+        stack.enter_context(process(engine(1)))
+        ends, children = [], []
+        for number in range(2):
+            end, theirs = context.Pipe()
+            child = context.Process(target=_as_worker, args=(number, theirs), name=f"ApiServer_{number}")
+            child.start()
+            ends.append(end)
+            children.append(child)
+        for end in ends:
+            end.recv()
+        scrapes = []
+        for end in ends:
+            end.send("scrape")
+            scrapes.append(end.recv())
+        for end, child in zip(ends, children, strict=True):
+            end.send("end")
+            child.join()
+    for samples in scrapes:
+        assert states(samples) == [
+            ("ApiServer_0", "", "", "drum", "applied"),
+            ("ApiServer_1", "", "", "drum", "applied"),
+            ("StageEngineCoreProc_stage0_replica0", "0", "0", "drum", "applied"),
+            ("StageEngineCoreProc_stage1_replica0", "1", "0", "drum", "applied"),
+            ("server", "", "", "drum", "off"),
+        ]
+        assert values(samples, "omni_fastpath_events_total", "event") == {
+            ("ApiServer_0", "beats"): 10,
+            ("ApiServer_1", "beats"): 11,
+        }
+
+
+def test_a_child_of_a_script_is_a_server_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only vLLM's own API processes belong to their parent; a server in a ``multiprocessing`` process does not."""
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=4711))
+    for name, root in (("ApiServer_0", 4711), ("Process-1", os.getpid()), ("ApiServer_0_of_mine", os.getpid())):
+        monkeypatch.setattr(multiprocessing, "current_process", lambda name=name: SimpleNamespace(name=name))
+        assert metrics._root() == root
+
+
+# ---- Nothing breaks a scrape ----
+
+
+def test_state_files_that_cannot_be_read_leave_this_process(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning, however often it is scraped, and what is known without files is shown."""
+
+    def refused() -> list[Any]:
+        raise statefile.UnsafeFolderError("a link")
+
+    monkeypatch.setattr(statefile, "read_live", refused)
+    collector = Collector(ledger, Process.SERVER)
+    for _ in range(2):
+        assert [family.name for family in collector.collect() if family.samples]
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == ["omni-fastpath: the state files cannot be read, /metrics shows this process alone: a link"]
+
+
+def test_a_ledger_that_fails_costs_only_our_own_samples(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest of the scrape is as without us."""
+    monkeypatch.setattr(ledger, "snapshot", lambda: 1 / 0)
+    assert list(Collector(ledger, Process.SERVER).collect()) == []
+    assert "/metrics goes without the patches" in caplog.text
+
+
+# ---- How it joins ----
+
+
+@pytest.fixture
+def stock_collect(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Prometheus's own method, put back afterwards."""
+    raw = vars(MultiProcessCollector)["collect"]
+    monkeypatch.setattr(MultiProcessCollector, "collect", raw)
+    return raw
+
+
+def _exported(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    monkeypatch.setattr("prometheus_client.REGISTRY", registry)
+    monkeypatch.setattr(LEDGER, "_entries", {})
+    LEDGER.set(DRUM, State.APPLIED, "yes")
+    metrics.export(Process.SERVER)
+    return registry
+
+
+def test_the_collector_joins_the_default_registry(monkeypatch: pytest.MonkeyPatch, stock_collect: Any) -> None:
+    """With one API process ours stand in its registry, and Prometheus's multiprocess mode is not touched."""
+    assert states(scrape(_exported(monkeypatch))) == [("server", "", "", "drum", "applied")]
+    assert vars(MultiProcessCollector)["collect"] is stock_collect
+
+
+@pytest.mark.usefixtures("stock_collect")
+def test_the_collector_joins_every_registry_of_multiprocess_mode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A registry that upstream makes for a scrape has ours once, however often they were exported, and its own too."""
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
+    theirs = "from prometheus_client import Counter; Counter('theirs', 'theirs').inc(3)"
+    subprocess.run([sys.executable, "-c", theirs], check=True)
+    default = _exported(monkeypatch)
+    metrics.export(Process.SERVER)
+    assert scrape(default) == []
+    for _ in range(2):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # as upstream calls it
+        assert states(scrape(registry)) == [("server", "", "", "drum", "applied")]
+        assert "theirs_total 3.0" in generate_latest(registry).decode()
+
+
+@pytest.mark.upstream
+@pytest.mark.usefixtures("stock_collect")
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("address", ["/metrics", "/metrics/"])
+def test_upstreams_endpoint_shows_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, several: bool, address: str
+) -> None:
+    """On the routes as vLLM makes them, whether they were made before the patches were installed or after."""
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from vllm.entrypoints.serve.instrumentator.metrics import attach_router
+
+    registry = CollectorRegistry()
+    monkeypatch.setattr("prometheus_client.REGISTRY", registry)
+    monkeypatch.setattr("vllm.v1.metrics.prometheus.REGISTRY", registry)
+    if several:
+        monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    app = FastAPI()
+    attach_router(app)
+    client = TestClient(app)
+    assert "omni_fastpath" not in client.get(address).text
+    monkeypatch.setattr(LEDGER, "_entries", {})
+    LEDGER.set(DRUM, State.APPLIED, "yes")
+    metrics.export(Process.SERVER)
+    answer = client.get(address)
+    assert answer.status_code == 200
+    line = 'omni_fastpath_patch_state{patch="drum",process="server",replica="",stage="",state="applied"} 1.0'
+    assert answer.text.splitlines().count(line) == 1
