@@ -12,4 +12,8 @@ try:
 except PackageNotFoundError:  # run from an uninstalled tree
     __version__ = "0+uninstalled"
 
-__all__ = ["__version__"]
+HANDOFF = "_OMNI_FASTPATH_HANDOFF"
+"""The variable that carries a parent's configuration to its stages (``handoff``); outside the ``OMNI_FASTPATH``
+namespace, in which it would be an unknown name."""
+
+__all__ = ["HANDOFF", "__version__"]

@@ -2,7 +2,11 @@
 
 ``register`` is the entry point of both plugin groups. It never raises for a reason of ours: an exception from a plugin
 function would stop every vLLM process on the machine. A refusal is raised where a server can be refused: when it reads
-its deploy YAML, before any stage is spawned.
+its deploy YAML, and where it has none, or what reads it swallows exceptions, at the gate before its stages are spawned.
+
+Three things can go wrong, and each has its answer. What somebody set is bad: refused, always. A patch cannot serve:
+``on_unsupported`` decides. We ourselves fail: the same, with the patches ``failed``; never a stock server in silence,
+and never a refusal where nobody asked for anything.
 
 Every vLLM process pays for this module, most for nothing: it imports only the standard library until something is
 asked for.
@@ -17,9 +21,10 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from omni_fastpath import HANDOFF
 
 if TYPE_CHECKING:
     from omni_fastpath.config import Resolved
@@ -34,8 +39,13 @@ READER = "resolve_deploy_yaml"
 GATE_MODULE = "vllm_omni.engine.stage_runtime"
 GATE_CLASS = "StageRuntime"
 GATE = "_build_logical_stage_init_plans"
-"""Written only when a server is being refused. A library user's ``Omni`` loads plugins after it has read its deploy
-YAML; the reading that follows swallows exceptions, and this is what it calls next, before any stage is spawned."""
+"""Written when somebody asks for something: what an engine calls before it spawns its stages, right after it has read
+its deploy YAML once more, with exceptions swallowed. A library user's ``Omni`` loads plugins only after its first
+reading, and an engine without a deploy YAML reads nothing."""
+
+HEADLESS_GATE_MODULE = "vllm_omni.engine.stage_engine_startup"
+HEADLESS_GATE = "get_headless_replica_devices"
+"""The same for a headless server, which has no stage runtime and looks this function up when it calls it."""
 
 _ENGINE_PROCESS = re.compile(r"StageEngineCoreProc_stage\d|EngineCore(_DP\d+)?$")
 _WORKER_PROCESS = re.compile(r"StageDiffusionProc$|VllmWorker-\d+$|DiffusionWorker-\d+$")
@@ -48,7 +58,12 @@ _nesting = threading.local()
 _registered = False
 _listening = False
 _publisher: Publisher | None = None
-_refusal: Exception | None = None
+_deploy_yaml: str | None = None
+"""The deploy YAML that took effect last; None before the first."""
+_enabled: frozenset[str] = frozenset()
+"""What took effect last."""
+_refusals: dict[str | None, Exception] = {}
+"""Deploy YAML to the refusal of its last reading; None for an engine without one."""
 
 
 def register() -> None:
@@ -81,19 +96,25 @@ def process_kind() -> Process:
         return Process.STAGE
     if _is_spawned_as(_WORKER_PROCESS):
         return Process.WORKER
-    return Process.HEADLESS if "--headless" in sys.argv[1:] else Process.SERVER
+    from omni_fastpath.commandline import is_headless  # noqa: PLC0415
+
+    return Process.HEADLESS if is_headless(sys.argv[1:]) else Process.SERVER
 
 
 def _register() -> None:
-    said = any(name.startswith("OMNI_FASTPATH") for name in os.environ)
-    if said and _register_master_off():
+    named = any(name.startswith("OMNI_FASTPATH") for name in os.environ)
+    stage = is_stage_process()
+    if not stage:
+        # What an ancestor handed to its stages is not for a server that was started below it, nor for its engines.
+        os.environ.pop(HANDOFF, None)
+    if named and _register_master_off():
         return
-    if is_stage_process():
+    if stage:
         _register_stage()
         return
     _arm(READER_MODULE, _wrap_reader)
-    if said:
-        _arm_environment()
+    if named:
+        _register_environment()
 
 
 def _register_master_off() -> bool:
@@ -112,14 +133,18 @@ def _register_master_off() -> bool:
 
 def _register_stage() -> None:
     """A spawned stage takes what its parent resolved, or nothing."""
-    from omni_fastpath import handoff  # noqa: PLC0415
-
-    if handoff.VARIABLE not in os.environ:
+    if HANDOFF not in os.environ:
         return
-    from omni_fastpath.install import apply  # noqa: PLC0415
-    from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+    try:
+        from omni_fastpath import handoff  # noqa: PLC0415
+        from omni_fastpath.install import apply  # noqa: PLC0415
+        from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
-    resolved = handoff.receive(PATCHES, os.environ)
+        resolved = handoff.receive(PATCHES, os.environ)
+    except Exception as error:
+        logger.exception("omni-fastpath: what the parent handed over cannot be taken; this stage runs as stock")
+        _show_all_failed(f"what the parent handed over cannot be taken: {error!r}", HANDOFF)
+        return
     if resolved is None or not resolved.asked:
         return
     _listen()
@@ -127,6 +152,16 @@ def _register_stage() -> None:
         apply(resolved, process_kind())
     finally:
         _publish(resolved.source)
+
+
+def _register_environment() -> None:
+    """Somebody may have set variables of ours: judge them before any stage, and install what they switch on."""
+    from omni_fastpath import envs  # noqa: PLC0415
+    from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+
+    if envs.said(os.environ, PATCHES):
+        _arm_gates()
+        _arm_environment()
 
 
 def _arm_environment() -> None:
@@ -138,10 +173,10 @@ def _arm_environment() -> None:
     try:
         resolved = config.resolve([], os.environ, PATCHES, partial=True)
     except config.ConfigError:
-        return  # the server refuses when it reads its deploy YAML; a plain vLLM process is not our business
+        return  # a server refuses before it spawns a stage; a plain vLLM process is not our business
     if not resolved.asked:
         return
-    # What other processes' patches patch may never be imported here; the stages are told when the deploy YAML is read.
+    # What other processes' patches patch may never be imported here; the gate tells the stages.
     here = [patch for patch in PATCHES if patch.name in resolved.enabled and process_kind() in patch.processes]
     needed = frozenset[str]().union(*(modules_of(patch) for patch in here))
     imported: set[str] = set()
@@ -151,9 +186,9 @@ def _arm_environment() -> None:
         if imported != needed or _publisher is not None:
             return  # some are missing, or a deploy YAML was read in the meantime
         try:
-            _take_effect(resolved, "environment")
+            _take_effect(resolved, None)
         except RefusedError as error:
-            # An import is no place to refuse in; the reading of the deploy YAML is, and it resolves again.
+            # An import is no place to refuse in; the reading of the deploy YAML and the gate are: they resolve again.
             logger.error("%s", error)
 
     for name in needed:
@@ -181,10 +216,13 @@ def _wrap_reader(module: Any) -> None:
 
     raw = vars(module).get(READER)
     if raw is None:
-        from omni_fastpath.declare import State  # noqa: PLC0415
-
-        _set_all(State.UNSUPPORTED, f"{READER_MODULE}:{READER} is gone: the deploy YAML cannot be read")
-        _publish(None)
+        level = logging.INFO if "--omni" in sys.argv[1:] else logging.DEBUG
+        logger.log(
+            level,
+            "omni-fastpath: %s:%s is gone: a fastpath block in a deploy YAML is not read, variables are",
+            READER_MODULE,
+            READER,
+        )
         return
     setattr(module, READER, FunctionWrapper(raw, _wrapped_resolve_deploy_yaml))
 
@@ -194,7 +232,8 @@ def _wrapped_resolve_deploy_yaml(wrapped: Callable[..., Any], _instance: Any, ar
 
     Raises:
         ConfigError: The block or a variable is wrong. The server does not start.
-        RefusedError: A patch that was asked for cannot serve, and the block says ``on_unsupported: fail``.
+        RefusedError: A patch that was asked for cannot serve, or an error of ours keeps it from serving, and
+            ``on_unsupported`` is ``fail``.
     """
     if getattr(_nesting, "reading", False):  # upstream recurses into base_config; the chain is ours to walk
         return wrapped(*args, **kwargs)
@@ -203,74 +242,230 @@ def _wrapped_resolve_deploy_yaml(wrapped: Callable[..., Any], _instance: Any, ar
         result = wrapped(*args, **kwargs)
     finally:
         _nesting.reading = False
-    _deploy_yaml_read(Path(args[0] if args else kwargs["path"]))
+    _judge(str(args[0] if args else kwargs.get("path")), result)
     return result
 
 
-def _deploy_yaml_read(path: Path) -> None:
-    global _refusal  # noqa: PLW0603 - one process, one verdict
-    from omni_fastpath.config import ConfigError  # noqa: PLC0415
-    from omni_fastpath.install import RefusedError  # noqa: PLC0415
+# ---- The verdict ----
 
+
+def _judge(source: str | None, deploy: Any) -> None:
+    """Let a deploy YAML and the environment take effect, or refuse the server.
+
+    Args:
+        source: The file; None for an engine that has none.
+        deploy: What upstream made of it.
+
+    Raises:
+        ConfigError: As ``_wrapped_resolve_deploy_yaml``.
+        RefusedError: As ``_wrapped_resolve_deploy_yaml``.
+    """
     try:
-        _resolve_and_take_effect(path)
-        _refusal = None
-    except (ConfigError, RefusedError) as error:
-        _refusal = error
-        _close_gate()
-        raise
-    except Exception:
-        logger.exception("omni-fastpath: the fastpath block of %s could not take effect", path)
+        _resolve_and_take_effect(source, deploy)
+    except Exception as error:
+        refusal = _refusal(error, source, deploy)
+        if refusal is None:
+            return
+        _refusals[source] = refusal
+        _arm_gates()
+        if refusal is error:
+            raise
+        raise refusal from error
+    _refusals.pop(source, None)
 
 
-def _resolve_and_take_effect(path: Path) -> None:
-    from omni_fastpath import config, handoff  # noqa: PLC0415
+def _resolve_and_take_effect(source: str | None, deploy: Any) -> None:
+    from omni_fastpath import config  # noqa: PLC0415
+    from omni_fastpath.ledger import warn_once  # noqa: PLC0415
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
-    resolved = config.resolve(config.read_blocks(path), os.environ, PATCHES)
+    blocks = [] if source is None else config.blocks_of(source, deploy)
+    resolved = config.resolve(blocks, os.environ, PATCHES)
+    for line in resolved.unknown:
+        warn_once(line)
     with _lock:
         if not resolved.asked and _publisher is None:
-            # Nobody asked for anything, now or before: stay invisible, and let no stage of ours take up the result
-            # of a server that happens to be our ancestor.
-            os.environ.pop(handoff.VARIABLE, None)
-            return
-        _take_effect(resolved, str(path))
+            os.environ.pop(HANDOFF, None)  # in a fork of another server there is that one's
+            return  # nobody asked for anything, now or before: stay invisible
+        _take_effect(resolved, source)
 
 
-def _close_gate() -> None:
-    """Make sure that the refusal is not lost where upstream swallows what its reader raises."""
-    from omni_fastpath.seams import MARK, is_ours  # noqa: PLC0415
+def _refusal(error: Exception, source: str | None, deploy: Any) -> Exception | None:
+    """Say what went wrong and show it; what refuses the server, or None where it goes on without us."""
+    try:
+        from omni_fastpath.config import ConfigError, UnreadableError  # noqa: PLC0415
+        from omni_fastpath.install import RefusedError  # noqa: PLC0415
+    except Exception:  # a dependency of ours is broken: whatever it is, it is an error of ours
+        return _refusal_for_own_error(error, source, deploy, RuntimeError)
+    if isinstance(error, RefusedError):
+        return error  # the ledger has the states with their reasons
+    if isinstance(error, UnreadableError) or not isinstance(error, ConfigError):
+        return _refusal_for_own_error(error, source, deploy, RefusedError)
+    logger.error("omni-fastpath: the configuration is refused: %s", error)
+    if not _enabled:  # else this is about an engine that does not start, and not about the one that runs
+        _show_all_failed(f"the configuration is refused: {error}", source)
+    return error
 
-    owner = getattr(sys.modules.get(GATE_MODULE), GATE_CLASS, None)
-    raw = vars(owner).get(GATE) if owner is not None else None
-    if raw is None or is_ours(raw):
-        return  # nothing is being started here, or the gate is closed already
+
+def _refusal_for_own_error(
+    error: Exception, source: str | None, deploy: Any, refused: type[Exception]
+) -> Exception | None:
+    """The answer to an error of ours before the configuration is known: what can be read of it plainly decides."""
+    said = any(name.startswith("OMNI_FASTPATH") for name in os.environ)
+    block = deploy.get("fastpath") if isinstance(deploy, Mapping) else None
+    if not said and not block:
+        logger.warning("omni-fastpath: looking for what is asked for failed, and nobody asked for anything: %r", error)
+        return None
+    logger.error("omni-fastpath: the configuration cannot take effect: %r", error, exc_info=error)
+    word = os.environ.get("OMNI_FASTPATH_ON_UNSUPPORTED")
+    if word is None and isinstance(block, Mapping):
+        word = str(block.get("on_unsupported"))
+    _show_all_failed(f"an error of omni-fastpath: {error!r}", source)
+    if word is not None and word.strip().lower() == "fail":
+        return refused(
+            f"omni-fastpath: fastpath.on_unsupported is 'fail' and an error of ours is in the way: {error!r}"
+        )
+    os.environ.pop(HANDOFF, None)  # an earlier configuration's is not this one's
+    return None
+
+
+def _show_all_failed(reason: str, source: str | None) -> None:
+    """State file and ledger for what the log has said: no patch that is not installed serves here."""
+    try:
+        from omni_fastpath.declare import State  # noqa: PLC0415
+        from omni_fastpath.install import is_installed  # noqa: PLC0415
+        from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
+        from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+
+        for patch in PATCHES:
+            if not is_installed(patch.name):
+                LEDGER.set(patch, State.FAILED, reason, said=True)
+    except Exception:
+        logger.exception("omni-fastpath: the states of the patches cannot be set")
+    _publish_or_say(source)
+
+
+# ---- The gate ----
+
+
+def _arm_gates() -> None:
+    """Have every engine that starts from now on come past the gate; nothing happens where it does already."""
+    try:
+        _arm(GATE_MODULE, lambda module: _wrap_gate(getattr(module, GATE_CLASS, None), GATE, _stage_runtime_gate))
+        _arm(HEADLESS_GATE_MODULE, lambda module: _wrap_gate(module, HEADLESS_GATE, _headless_gate))
+    except Exception:
+        logger.exception("omni-fastpath: the gate before the stages cannot be written")
+
+
+def _wrap_gate(owner: Any, name: str, gate: Callable[..., Any]) -> None:
     from wrapt import FunctionWrapper  # noqa: PLC0415
 
-    def gate(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
-        if _refusal is not None:
-            raise _refusal
-        return wrapped(*args, **kwargs)
+    from omni_fastpath.seams import MARK, is_ours  # noqa: PLC0415
 
+    raw = vars(owner).get(name) if owner is not None else None
+    if raw is None or is_ours(raw):
+        return
     ours = FunctionWrapper(raw, gate)
-    setattr(ours, MARK, "refusal")
-    setattr(owner, GATE, ours)
+    setattr(ours, MARK, "gate")
+    setattr(owner, name, ours)
+
+
+def _stage_runtime_gate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    _before_stages(getattr(instance, "_config_path", None))
+    return wrapped(*args, **kwargs)
+
+
+def _headless_gate(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+    _before_stages(None)
+    return wrapped(*args, **kwargs)
+
+
+def _before_stages(path: Any) -> None:
+    """An engine is about to spawn its stages: refuse it if its configuration was refused, else it counts as started.
+
+    An engine without a deploy YAML is judged here by the environment alone, unless one has taken effect in this process.
+
+    Raises:
+        ConfigError: As ``_wrapped_resolve_deploy_yaml``.
+        RefusedError: As ``_wrapped_resolve_deploy_yaml``.
+    """
+    if path is not None:
+        if (refusal := _refusals.get(str(path))) is not None:
+            raise refusal
+    elif _deploy_yaml is None:
+        _judge(None, None)
+    if _enabled:
+        from omni_fastpath import engines  # noqa: PLC0415
+
+        engines.started(_enabled)
 
 
 # ---- Taking effect ----
 
 
-def _take_effect(resolved: Resolved, source: str) -> None:
-    """Install in this process, hand the result to the stages that it will spawn, and make it visible."""
-    from omni_fastpath import handoff  # noqa: PLC0415
-    from omni_fastpath.install import apply  # noqa: PLC0415
+def _take_effect(resolved: Resolved, source: str | None) -> None:
+    """Install in this process, hand the result to the stages that it will spawn, and make it visible.
 
+    Raises:
+        RefusedError: As ``_wrapped_resolve_deploy_yaml``.
+    """
+    global _deploy_yaml, _enabled
     _listen()
     try:
-        apply(resolved, process_kind())
-        handoff.export(resolved)
+        _install(resolved)
+        _hand_on(resolved)
+        _deploy_yaml, _enabled = source or _deploy_yaml, frozenset(resolved.enabled)
+        if resolved.asked:
+            _arm_gates()
     finally:
-        _publish(source)
+        _publish_or_say(source)
+
+
+def _install(resolved: Resolved) -> None:
+    from omni_fastpath.install import RefusedError, apply  # noqa: PLC0415
+
+    try:
+        apply(resolved, process_kind())
+    except RefusedError:
+        raise
+    except Exception as error:
+        _own_error(resolved, frozenset(resolved.enabled), f"installing failed: {error!r}", error)
+
+
+def _hand_on(resolved: Resolved) -> None:
+    if not resolved.asked:
+        os.environ.pop(HANDOFF, None)
+        return
+    from omni_fastpath.declare import Process  # noqa: PLC0415
+    from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+
+    try:
+        from omni_fastpath import handoff  # noqa: PLC0415
+
+        handoff.export(resolved)
+    except Exception as error:
+        os.environ.pop(HANDOFF, None)  # an earlier configuration's is not this one's
+        theirs = frozenset(patch.name for patch in PATCHES if Process.STAGE in patch.processes)
+        _own_error(resolved, theirs, f"the stages cannot be told: {error!r}", error)
+
+
+def _own_error(resolved: Resolved, patches: frozenset[str], what: str, error: Exception) -> None:
+    """The answer to an error of ours: ``failed`` for those of the patches that are on and not installed, or a refusal.
+
+    Raises:
+        RefusedError: ``on_unsupported`` is ``fail``.
+    """
+    from omni_fastpath.declare import State  # noqa: PLC0415
+    from omni_fastpath.install import is_installed, refuse  # noqa: PLC0415
+    from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
+    from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+
+    logger.error("omni-fastpath: %s", what, exc_info=error)
+    for patch in PATCHES:
+        if patch.name in patches and patch.name in resolved.enabled and not is_installed(patch.name):
+            LEDGER.set(patch, State.FAILED, what)
+    if resolved.on_unsupported == "fail":
+        refuse(PATCHES, what)
 
 
 def _listen() -> None:
@@ -309,6 +504,14 @@ def _publish(source: str | None) -> None:
                 metrics.export(kind)
             except Exception:
                 logger.exception("omni-fastpath: the metrics cannot be exported")
+
+
+def _publish_or_say(source: str | None) -> None:
+    """``_publish`` for where its failure must not stand in the way of anything."""
+    try:
+        _publish(source or "environment")
+    except Exception:
+        logger.exception("omni-fastpath: the state of the patches cannot be published")
 
 
 def _set_all(state: Any, reason: str) -> None:

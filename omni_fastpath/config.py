@@ -13,7 +13,6 @@ import enum
 import importlib
 import importlib.util
 import json
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from omni_fastpath import envs, values
 from omni_fastpath.declare import Options, Patch
 from omni_fastpath.envs import EnvChoices, OnUnsupported
+from omni_fastpath.ledger import warn_once
 from omni_fastpath.values import ConfigError, refusal, shown, unknown
 
 __all__ = [
@@ -35,12 +35,17 @@ __all__ = [
     "Block",
     "ConfigError",
     "Resolved",
+    "UnreadableError",
+    "blocks_of",
     "read_blocks",
     "resolve",
     "resolve_file",
 ]
 
-logger = logging.getLogger("vllm.omni_fastpath")
+
+class UnreadableError(ConfigError):
+    """A deploy YAML that our reader cannot read. Where upstream read it, that is our trouble and not the file's."""
+
 
 KEY = "fastpath"
 """The top-level key in a deploy YAML."""
@@ -67,7 +72,7 @@ class Block:
     Attributes:
         path: The file.
         value: Its ``fastpath`` value as it stands there, or ``ABSENT``.
-        warnings: Top-level keys that look like a misspelt ``fastpath``, one line each.
+        warnings: Top-level keys that look like a misspelt ``fastpath``, and blocks inside another, one line each.
         stages: Ids of the stages that the file names.
     """
 
@@ -91,6 +96,7 @@ class Resolved:
         origins: Who switched a patch on or off; empty for one that nobody mentions.
         on_unsupported: What an unsupported or failed patch does to the start of the server.
         source: The deploy YAML; None when there is none.
+        unknown: Variables in our namespace that mean nothing, one line each, where nothing is on that they could miss.
     """
 
     enabled: Mapping[str, Options]
@@ -98,6 +104,7 @@ class Resolved:
     origins: Mapping[str, str]
     on_unsupported: OnUnsupported = "warn"
     source: str | None = None
+    unknown: tuple[str, ...] = ()
 
     @property
     def asked(self) -> bool:
@@ -158,7 +165,7 @@ def _wire_place(name: str) -> Callable[[str], str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML as upstream sees it through OmegaConf: no duplicate keys, ``1e3`` a number, dates plain text."""
+    """For where OmegaConf is not installed, and so no vLLM-Omni: PyYAML, no duplicate keys, ``1e3`` a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -180,13 +187,29 @@ _Loader.add_implicit_resolver(
 )
 
 
+def blocks_of(path: str | Path, deploy: Mapping[Any, Any]) -> list[Block]:
+    """The blocks of a deploy YAML that upstream has read.
+
+    Args:
+        path: The file.
+        deploy: What upstream made of it and its bases. A top-level key of any of them is in it; without ours no file is
+            opened a second time.
+
+    Raises:
+        ConfigError: As ``read_blocks``, where the key is there.
+    """
+    if KEY in deploy:
+        return read_blocks(path)
+    return [_block(Path(path), deploy)]
+
+
 def read_blocks(path: str | Path) -> list[Block]:
     """Read the ``fastpath`` value of a deploy YAML and of the files that it builds on, the base first.
 
     ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
 
     Raises:
-        ConfigError: A file cannot be read, the chain comes back to a file, or a ``fastpath`` key stands inside a stage.
+        UnreadableError: A file cannot be read, or the chain comes back to a file.
     """
     blocks: list[Block] = []
     seen: list[Path] = []
@@ -194,29 +217,32 @@ def read_blocks(path: str | Path) -> list[Block]:
     while current is not None:
         if current.resolve() in seen:
             chain = " -> ".join(str(each) for each in [*(block.path for block in blocks), current])
-            raise ConfigError(f"base_config in {blocks[-1].path}: the chain comes back to a file: {chain}")
+            raise UnreadableError(f"base_config in {blocks[-1].path}: the chain comes back to a file: {chain}")
         seen.append(current.resolve())
         data = _load(current)
-        block = Block(current, data.get(KEY, ABSENT), tuple(_lookalikes(data, current)), _stage_ids(data))
-        _refuse_nested(data, current)
-        for warning in block.warnings:
-            logger.warning("omni-fastpath: %s", warning)
-        blocks.append(block)
+        blocks.append(_block(current, data))
         current = _base(data, current)
     return blocks[::-1]
 
 
+def _block(path: Path, data: Mapping[Any, Any]) -> Block:
+    warnings = (*_lookalikes(data, path), *_misplaced(data, path))
+    for warning in warnings:
+        warn_once(warning)
+    return Block(path, data.get(KEY, ABSENT), warnings, _stage_ids(data))
+
+
 def _load(path: Path) -> dict[Any, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        # Interpolation is OmegaConf's; it is there whenever vLLM-Omni is, and costs its import only when it is used.
-        data = _interpolated(path) if "${" in text and _has_omegaconf() else yaml.load(text, _Loader)  # noqa: S506
+        # OmegaConf is what upstream reads with; it is there whenever vLLM-Omni is.
+        data = _by_omegaconf(path) if _has_omegaconf() else yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
     except Exception as error:  # OmegaConf has its own tree of errors
-        raise ConfigError(f"{path}: cannot be read as a deploy YAML: {error}") from error
+        raise UnreadableError(f"{path}: cannot be read as a deploy YAML: {error}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise refusal(str(path), found=shown(data), allowed="a mapping at the top level of a deploy YAML")
+        allowed = "a mapping at the top level of a deploy YAML"
+        raise UnreadableError(str(refusal(str(path), found=shown(data), allowed=allowed)))
     return data
 
 
@@ -224,7 +250,7 @@ def _has_omegaconf() -> bool:
     return importlib.util.find_spec("omegaconf") is not None
 
 
-def _interpolated(path: Path) -> Any:
+def _by_omegaconf(path: Path) -> Any:
     omega = importlib.import_module("omegaconf").OmegaConf
     return omega.to_container(omega.load(path), resolve=True)
 
@@ -234,7 +260,8 @@ def _base(data: Mapping[Any, Any], path: Path) -> Path | None:
     if base is None:
         return None
     if not isinstance(base, str):
-        raise refusal(f"base_config in {path}", found=shown(base), allowed="the path of a deploy YAML")
+        allowed = "the path of a deploy YAML"
+        raise UnreadableError(str(refusal(f"base_config in {path}", found=shown(base), allowed=allowed)))
     return path.parent / base
 
 
@@ -251,10 +278,10 @@ def _stage_ids(data: Mapping[Any, Any]) -> frozenset[int]:
     return frozenset(each for each in named if isinstance(each, int))
 
 
-def _refuse_nested(data: Mapping[Any, Any], path: Path) -> None:
-    """Refuse the block inside a stage or a platform: upstream drops it there up to 0.28 and refuses it from 0.30 on."""
+def _misplaced(data: Mapping[Any, Any], path: Path) -> Iterator[str]:
+    """The block inside a stage or a platform. Whether such a key is refused there is upstream's to say."""
     for where in _nested(data):
-        raise refusal(f"{where} in {path}", found="the block inside another", allowed=f"{KEY} at the top level only")
+        yield f"{path}: {where} is not read by omni-fastpath; {KEY} belongs at the top level"
 
 
 def _nested(data: Mapping[Any, Any]) -> Iterator[str]:
@@ -407,8 +434,8 @@ def resolve(
             instead of refused.
 
     Raises:
-        ConfigError: Anything that ``values.check`` and ``envs.read`` refuse, and a patch that is on without one that it
-            requires, unless the environment switched that one off.
+        ConfigError: Anything that ``values.check`` and ``envs.read`` refuse, an unknown variable where something is on,
+            and a patch that is on without one that it requires, unless the environment switched that one off.
     """
     source = str(blocks[-1].path) if blocks else None
     if envs.master_off(environ):
@@ -420,12 +447,15 @@ def resolve(
     said = {patch.name: _verdict(patch, merged, choices, environ) for patch in patches}
     verdicts = _with_requirements(said, patches, partial=partial)
     stages = len(frozenset[int]().union(*(block.stages for block in blocks)))
+    if any(verdict.on for verdict in verdicts.values()):
+        envs.refuse_unknown(choices)
     return Resolved(
         enabled={patch.name: _final(patch, merged, choices, stages) for patch in patches if verdicts[patch.name].on},
         off={name: verdict.reason for name, verdict in verdicts.items() if not verdict.on},
         origins={name: verdict.origin for name, verdict in verdicts.items()},
         on_unsupported=choices.on_unsupported or merged.on_unsupported or "warn",
         source=source,
+        unknown=choices.unknown,
     )
 
 

@@ -15,12 +15,12 @@ from typing import Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from omni_fastpath import HANDOFF
 from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.declare import Patch
 from omni_fastpath.processid import ProcessId
 
-VARIABLE = "_OMNI_FASTPATH_HANDOFF"
-"""Outside the ``OMNI_FASTPATH`` namespace, in which an unknown name is refused."""
+VARIABLE = HANDOFF
 
 SCHEMA = 1
 

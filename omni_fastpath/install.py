@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NoReturn
 
 from packaging.version import InvalidVersion, Version
 
+from omni_fastpath import engines
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Options, Patch, Process, SeamKind, State
 from omni_fastpath.ledger import LEDGER, logger
@@ -38,6 +39,9 @@ class _Installation:
     wrappers: Any
     written: list[_Written] = field(default_factory=list)
 
+
+_STAYS = "; cannot be taken off: "
+"""Between the reason of an applied patch and why it still is, until it is asked for again."""
 
 _lock = threading.RLock()
 _installed: dict[str, _Installation] = {}
@@ -104,6 +108,7 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None 
     """
     known = _patches() if patches is None else patches
     with _lock:
+        before = {patch.name: _shown(patch) for patch in known if is_installed(patch.name)}
         for patch in reversed(known):
             if patch.name not in resolved.enabled:
                 uninstall(patch)
@@ -120,13 +125,20 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None 
                 if resolved.on_unsupported == "fail" and process is not Process.STAGE:
                     _verify_for_stages(patch, process)
         if resolved.on_unsupported == "fail":
-            _refuse_trouble(known)
+            _refuse_trouble(known, before)
+
+
+def _shown(patch: Patch) -> tuple[Options | None, str]:
+    entry = LEDGER.entry(patch)
+    return entry.options, entry.origin
 
 
 def _apply_one(patch: Patch, options: Options, origin: str, process: Process) -> None:
     entry = LEDGER.entry(patch)
     entry.options, entry.origin = options, origin
     if is_installed(patch.name):
+        if entry.state is State.APPLIED:
+            LEDGER.set(patch, State.APPLIED, entry.reason.partition(_STAYS)[0])
         return
     if process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
@@ -149,14 +161,30 @@ def _verify_for_stages(patch: Patch, process: Process) -> None:
         LEDGER.set(patch, State.UNSUPPORTED, f"in the stages: {'; '.join(problems)}")
 
 
-def _refuse_trouble(patches: Sequence[Patch]) -> None:
+def _refuse_trouble(patches: Sequence[Patch], before: Mapping[str, tuple[Options | None, str]]) -> None:
     trouble = [LEDGER.entry(patch) for patch in patches if LEDGER.entry(patch).state.is_trouble]
     if not trouble:
         return
-    for patch in reversed(patches):
-        uninstall(patch)
-    lines = "; ".join(f"{entry.patch.name} is {entry.state.value}: {entry.reason}" for entry in trouble)
-    raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {lines}")
+    try:
+        refuse(patches, "; ".join(f"{entry.patch.name} is {entry.state.value}: {entry.reason}" for entry in trouble))
+    finally:
+        for name, (options, origin) in before.items():
+            if is_installed(name):  # a running engine's: it goes on with the values that it has
+                entry = LEDGER.named(name)
+                entry.options, entry.origin = options, origin
+
+
+def refuse(patches: Sequence[Patch], what: str) -> NoReturn:
+    """Refuse a server under ``on_unsupported: fail``: take off whatever no running engine uses.
+
+    Raises:
+        RefusedError: Always.
+    """
+    with _lock:
+        for patch in reversed(patches):
+            if is_installed(patch.name) and _user(_installed[patch.name]) is None:
+                uninstall(patch)
+    raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {what}")
 
 
 def install(patch: Patch) -> State:
@@ -212,9 +240,9 @@ def _judge_upstreams_own(patch: Patch, slot: Slot, wrappers: Any) -> State:
 def uninstall(patch: Patch) -> None:
     """Take one patch off: every slot gets back the raw object that it had, last written first.
 
-    Refused, with a line in the log, while the patch is in use (a running orchestrator calls it, or an installed patch
-    requires it) and when somebody else wrote one of its slots after us. It then stays ``applied``, because it is, and
-    its reason says why.
+    Refused, with a line in the log, while the patch is in use (a running engine asked for it, a running orchestrator
+    calls it, or an installed patch requires it) and when somebody else wrote one of its slots after us. It then stays
+    ``applied``, because it is, and its reason says why.
     """
     with _lock:
         installation = _installed.get(patch.name)
@@ -222,19 +250,26 @@ def uninstall(patch: Patch) -> None:
             return
         obstacle = _obstacle(installation)
         if obstacle is not None:
-            logger.error("omni-fastpath: %s cannot be taken off: %s", patch.name, obstacle)
+            logger.error("omni-fastpath: %s%s%s", patch.name, _STAYS.removeprefix(";"), obstacle)
             if LEDGER.entry(patch).state is State.APPLIED:
-                _set(patch, State.APPLIED, f"{_applied_reason(installation)}; cannot be taken off: {obstacle}")
+                reason = LEDGER.entry(patch).reason.partition(_STAYS)[0]
+                _set(patch, State.APPLIED, f"{reason}{_STAYS}{obstacle}")
             return
         _put_back(installation)
         del _installed[patch.name]
         _set(patch, State.OFF, "taken off")
 
 
-def _obstacle(installation: _Installation) -> str | None:
+def _user(installation: _Installation) -> str | None:
+    """Who uses the patch now: an engine that asked for it, or whom the patch itself names."""
     in_use = getattr(installation.wrappers, "in_use", None)
-    if in_use is not None and (user := in_use()) is not None:
-        return str(user)
+    found = in_use() if in_use is not None else None
+    return engines.user_of(installation.patch.name) if found is None else str(found)
+
+
+def _obstacle(installation: _Installation) -> str | None:
+    if (user := _user(installation)) is not None:
+        return user
     for other in _installed.values():
         if installation.patch.name in other.patch.requires:
             return f"{other.patch.name} requires it"

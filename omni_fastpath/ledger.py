@@ -17,6 +17,16 @@ from omni_fastpath.declare import Options, Patch, State
 logger = logging.getLogger("vllm.omni_fastpath")
 """A child of vLLM's logger, so that our lines stand among the server's in its format."""
 
+_warned: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    """Log a warning that this process has not logged yet: a server reads its deploy YAML four times."""
+    if message not in _warned:
+        _warned.add(message)
+        logger.warning("omni-fastpath: %s", message)
+
+
 _LEVELS = {
     State.OFF: logging.DEBUG,
     State.APPLIED: logging.INFO,
@@ -78,14 +88,19 @@ class Ledger:
         """Call ``listener(name, state, reason)`` after every change; an exception of its is logged, not raised."""
         self._listeners.append(listener)
 
-    def set(self, patch: Patch, state: State, reason: str) -> None:
-        """Set a patch's state; a real change is logged in one line at the state's level."""
+    def set(self, patch: Patch, state: State, reason: str, *, said: bool = False) -> None:
+        """Set a patch's state; a real change is logged in one line at the state's level.
+
+        ``said``: somebody has said already what concerns several patches; then the line is for debugging.
+        """
         entry = self.entry(patch)
         with self._lock:
             if (entry.state, entry.reason) == (state, reason):
                 return
             entry.state, entry.reason = state, reason
-        logger.log(_LEVELS[state], "omni-fastpath: %s %s: %s", patch.name, state.value, reason)
+        logger.log(
+            logging.DEBUG if said else _LEVELS[state], "omni-fastpath: %s %s: %s", patch.name, state.value, reason
+        )
         for listener in list(self._listeners):
             try:
                 listener(patch.name, state, reason)

@@ -24,7 +24,7 @@ TRUE_WORDS = ("1", "true", "on", "yes")
 FALSE_WORDS = ("0", "false", "off", "no")
 BOOLEAN_WORDS = f"{' '.join(TRUE_WORDS)} or {' '.join(FALSE_WORDS)}"
 
-_INTEGER = re.compile(r"[+-]?[0-9][0-9_]*")
+_INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
 _SHOWN_CHARACTERS = 80
 
 Place = Callable[[str], str]
@@ -47,7 +47,10 @@ def refusal(place: str, *, found: str, allowed: str, nearest: str | None = None)
 
 def shown(value: object) -> str:
     """The ``repr`` of a value, cut where it would flood a log line."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python writes
+        return f"a value of type {type(value).__name__} that cannot be shown"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
@@ -112,16 +115,16 @@ def _parse_as(member: Any, text: str) -> Any:
         value = next((choice for choice in get_args(member) if str(choice) == text), None)
     elif isinstance(member, type) and not issubclass(member, enum.Enum):
         if issubclass(member, int):
-            value = int(text) if _INTEGER.fullmatch(text) else None
+            value = _read_as(int, text) if _INTEGER.fullmatch(text) else None
         elif issubclass(member, float):
-            value = _as_float(text)
+            value = _read_as(float, text)
     return value
 
 
-def _as_float(text: str) -> float | None:
+def _read_as(number: type[int | float], text: str) -> float | None:
     try:
-        return float(text)
-    except ValueError:
+        return number(text)
+    except ValueError:  # not a number, or one of more digits than Python reads
         return None
 
 
@@ -225,11 +228,31 @@ def check(options: type[Options], values: Mapping[str, Any], place: Place, *, co
         # By way of JSON, because strict validation of Python objects would want enum members and byte sizes ready-made.
         checked = options.model_validate_json(json.dumps(values, default=str))
     except ValidationError as error:
-        problems = [_problem(options, details, place) for details in error.errors() if details["loc"] or complete]
+        found = error.errors()
+        if any(details["type"] == "json_invalid" for details in found):  # text that is no Unicode: a byte in a variable
+            raise _unwritable(options, values, place) from None
+        problems = [_problem(options, details, place) for details in found if details["loc"] or complete]
         if problems:
             raise ConfigError("\n".join(dict.fromkeys(problems))) from None
         return None
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, a value inside itself, endless digits
+        raise _unwritable(options, values, place) from None
     return checked if complete else None
+
+
+def _unwritable(options: type[Options], values: Mapping[str, Any], place: Place) -> ConfigError:
+    """The error for values that JSON, which carries them between processes, cannot carry."""
+    bad = [key for key, value in values.items() if not _is_json(value)] or list(values)
+    lines = [str(refusal(place(key), found=shown(values[key]), allowed=allowed(options, key))) for key in bad]
+    return ConfigError("\n".join(lines))
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, default=str, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _is_field(options: type[Options], key: object) -> bool:

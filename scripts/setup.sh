@@ -4,6 +4,8 @@
 #
 # Two stamps: `serving` (minutes to build) follows the pinned versions and the stand-ins, `project` (seconds) follows
 # this project's own metadata, so that a change there does not touch the large packages.
+#
+# PYTHON names another interpreter than python3.11 to make .venv with.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -34,11 +36,32 @@ install_torch() {
     fi
 }
 
-install_serving() {
-    if [[ ! -x "$python" ]]; then
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+
+# A .venv that works, with pip in it: one whose interpreter is gone is made anew, one without pip (a set-up that was
+# interrupted, `uv venv`) is given it.
+make_venv() {
+    if ! version_of "$python" >/dev/null; then
         say "creating .venv with $("$base_python" --version)"
-        "$base_python" -m venv "$venv"
+        "$base_python" -m venv --clear "$venv"
+    elif ! "$python" -m pip --version >/dev/null 2>&1; then
+        say "there is no pip in .venv; putting it there"
+        "$python" -m ensurepip --upgrade >/dev/null || "$base_python" -m venv --clear "$venv"
     fi
+}
+
+refuse_other_python() {
+    local here wanted
+    here="$(version_of "$python")" || return 0
+    wanted="$(version_of "$base_python")" || wanted=unknown
+    if [[ -n "${PYTHON:-}" && "$here" != "$wanted" ]]; then
+        say "PYTHON=$PYTHON is Python $wanted, and .venv has $here; \`make clean\` first, or leave PYTHON unset" >&2
+        exit 1
+    fi
+}
+
+install_serving() {
+    make_venv
     rm -f "$venv/stamp-serving" "$venv/stamp-project"
     "$python" -m pip install --quiet --upgrade 'pip>=25.1'  # --group, below
     install_torch
@@ -74,6 +97,7 @@ check() {
     rm -f "$log"
 }
 
+refuse_other_python
 stubs=("$device"/stubs/*/pyproject.toml)
 mapfile -t stub_sources < <(find "$device/stubs" -name '*.py' | sort)
 serving="$(hash_of "$requirements" scripts/setup.sh "${stubs[@]}" "${stub_sources[@]}")"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import yaml
 from pydantic import ByteSize, Field, model_validator
 
 from omni_fastpath import overlay
-from omni_fastpath.config import ABSENT, Block, ConfigError, Resolved, read_blocks, resolve, resolve_file
+from omni_fastpath.config import ABSENT, Block, ConfigError, Resolved, blocks_of, read_blocks, resolve, resolve_file
 from omni_fastpath.declare import Options, Patch, Process
 from omni_fastpath.patches import PATCHES
 
@@ -460,10 +461,41 @@ def test_yaml_is_read_as_upstream_reads_it(tmp_path: Path, content: str) -> None
         ("platforms: {cuda: {fastpath: 1}}\n", r"platforms\.cuda\.fastpath"),
     ],
 )
-def test_a_block_inside_a_stage_is_refused(tmp_path: Path, content: str, where: str) -> None:
-    """The block is top-level: upstream would drop it in a stage, or refuse it with a message about engine arguments."""
-    with pytest.raises(ConfigError, match=f"{where} in .*top level only"):
-        read_blocks(write(tmp_path / "a.yaml", content))
+def test_a_block_inside_a_stage_is_warned_of(tmp_path: Path, content: str, where: str) -> None:
+    """The block is top-level. Somewhere else it is not read, and whether it may stand there is upstream's to say."""
+    [block] = read_blocks(write(tmp_path / "a.yaml", content))
+    [warning] = block.warnings
+    assert block.value is ABSENT
+    assert re.search(f"{where} is not read .*top level", warning)
+
+
+@pytest.mark.parametrize("content", [{}, {"stages": [{"stage_id": 0}, {"stage_id": 1}], "fast_path": True}])
+def test_what_upstream_read_without_the_key_is_not_opened(tmp_path: Path, content: dict[str, Any]) -> None:
+    """Where upstream's dictionary has no block no file of the chain has one: stages and look-alikes come from there."""
+    [block] = blocks_of(tmp_path / "not there.yaml", content)
+    assert block.value is ABSENT
+    assert (block.stages, len(block.warnings)) == (frozenset({0, 1} if content else ()), int(bool(content)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{(1, 2): 3}, {"x": {1: {(2,): 3}}}, 16**5000, Path("a"), b"a", "\ud800"],
+    ids=["tuple key", "inner tuple key", "huge", "path", "bytes", "surrogate"],
+)
+def test_values_that_no_process_could_be_told_are_refused(value: object) -> None:
+    """Whatever a YAML tag or an escape makes of a value, it is refused by its key and is no error of ours."""
+    with pytest.raises(ConfigError, match=r"fastpath\.pump\.items in a\.yaml: found .*allowed: "):
+        resolve([Block(Path("a.yaml"), {"pump": {"items": value}})], {}, MADE_UP)
+
+
+def test_an_unknown_variable_refuses_what_the_yaml_asks_for() -> None:
+    """Beside a block that switches something on it is refused; beside one that does not it is only told."""
+    environ = {"OMNI_FASTPATH_PUMPS": "1"}
+    with pytest.raises(ConfigError, match="OMNI_FASTPATH_PUMPS"):
+        resolve([Block(Path("a.yaml"), {"pipe": True})], environ, MADE_UP)
+    for value in (False, {"pipe": False}, ABSENT):
+        [line] = resolve([Block(Path("a.yaml"), value)], environ, MADE_UP).unknown
+        assert "OMNI_FASTPATH_PUMPS" in line
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def test_other_words_are_refused(name: str, word: str) -> None:
         ("count", "3", 3),
         ("count", "-3", -3),
         ("count", " 3 ", 3),
+        ("count", "0_3", 3),
         ("share", "0.25", 0.25),
         ("share", "1", 1.0),
         ("share", "1e-3", 0.001),
@@ -122,6 +123,12 @@ def test_values_are_read_by_their_type(key: str, text: str, value: Any) -> None:
         ("count", "null", "an integer"),
         ("count", "", "an integer"),
         ("count", "three", "an integer"),
+        ("count", "1_", "an integer"),
+        ("count", "_1", "an integer"),
+        ("count", "1__0", "an integer"),
+        ("count", "9" * 5000, "an integer"),
+        ("name", "\udcff", "a string"),
+        ("order", "\udcff", "'up' or 'down'"),
         ("share", "2", "a number from 0 to 1"),
         ("share", "nan", "a number"),
         ("share", "inf", "a number"),
@@ -159,11 +166,65 @@ def test_wrong_values_are_refused(key: str, text: str, allowed: str) -> None:
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest(name: str, nearest: str) -> None:
-    """A name in our namespace that means nothing stops the start and says what was probably meant."""
+    """A name in our namespace that means nothing says what was probably meant, and refuses beside a switch."""
+    choices = envs.read({name: "1"}, MADE_UP)
+    [line] = choices.unknown
+    assert line.startswith(f"{name}: ")
+    assert f"did you mean {nearest!r}?" in line
+    assert choices == envs.EnvChoices(unknown=(line,))
+    assert envs.read({name: "1", "OMNI_FASTPATH_DRUM": "0"}, MADE_UP).unknown == (line,)
     with pytest.raises(ConfigError) as refused:
-        envs.read({name: "1"}, MADE_UP)
-    assert str(refused.value).startswith(f"{name}: ")
-    assert f"did you mean {nearest!r}?" in str(refused.value)
+        envs.read({name: "1", "OMNI_FASTPATH_DRUM": "1"}, MADE_UP)
+    assert str(refused.value) == line
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OMNI_FASTPATH_SERVICE_HOST",
+        "OMNI_FASTPATH_SERVICE_PORT",
+        "OMNI_FASTPATH_SERVICE_PORT_HTTP_ALT",
+        "OMNI_FASTPATH_PORT",
+        "OMNI_FASTPATH_PORT_8091_TCP",
+        "OMNI_FASTPATH_PORT_8091_TCP_PROTO",
+        "OMNI_FASTPATH_PORT_8091_UDP_ADDR",
+        "OMNI_FASTPATH_PORT_8091_SCTP_PORT",
+        "OMNI_FASTPATH_PORT_8091_TCP_PORT_START",
+        "OMNI_FASTPATH_DRUM_SERVICE_HOST",
+        "OMNI_FASTPATHS_PORT",
+    ],
+)
+def test_addresses_of_services_are_nobodys(name: str) -> None:
+    """What Kubernetes makes of a Service and Docker of a link is neither known nor unknown, whatever is asked for."""
+    environ = {name: "tcp://10.0.0.7:8091"}
+    assert envs.said(environ, MADE_UP) == []
+    assert envs.read({**environ, "OMNI_FASTPATH": "1"}, MADE_UP) == envs.EnvChoices(master=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["OMNI_FASTPATH_PORTS", "OMNI_FASTPATH_PORT_X", "OMNI_FASTPATH_SERVICE", "OMNI_FASTPATH_NAME"]
+)
+def test_other_names_are_unknown(name: str) -> None:
+    """What only looks a little like an address is a name that somebody misspelt."""
+    assert len(envs.read({name: "1"}, MADE_UP).unknown) == 1
+
+
+def test_docker_link_of_our_name_is_nobodys() -> None:
+    """A link's alias and the environment of the container behind it; both are told by the alias's value."""
+    link = {"OMNI_FASTPATH_NAME": "/web/omni-fastpath", "OMNI_FASTPATH_ENV_OMNI_FASTPATH": "1"}
+    assert envs.said(link, MADE_UP) == []
+    assert envs.said({**link, "OMNI_FASTPATH_NAME": "web"}, MADE_UP) == sorted(link)
+
+
+def test_known_names_win() -> None:
+    """An option whose variable has the form of an address is ours."""
+
+    class Ported(Options):
+        port: int = 1
+
+    patch = Patch(**{**vars(MADE_UP[0]), "name": "tap", "options": Ported})
+    assert envs.read({"OMNI_FASTPATH_TAP__PORT": "7"}, (patch,)).values == {"tap": {"port": 7}}
+    assert envs.said({"OMNI_FASTPATH_TAP__PORT": "7"}, (patch,)) == ["OMNI_FASTPATH_TAP__PORT"]
 
 
 def test_names_outside_the_namespace_are_not_ours() -> None:

@@ -275,3 +275,71 @@ def test_version_is_the_installed_one(built: tuple[Path, Path, Path]) -> None:
     from omni_fastpath import __version__
 
     assert core_metadata(built[0])["Version"] == __version__
+
+
+# ---- Installing ----
+
+
+def test_an_install_moves_nothing_that_works(built: tuple[Path, Path, Path]) -> None:
+    """Every dependency has a floor, and what opentelemetry and langchain pin is above it."""
+    from packaging.requirements import Requirement
+
+    requirements = core_metadata(built[0]).get_all("Requires-Dist") or []
+    ours = {each.name: each.specifier for each in map(Requirement, requirements) if each.marker is None}
+    assert all(any(clause.operator == ">=" for clause in specifier) for specifier in ours.values())
+    assert ours["wrapt"].contains("1.14.1")
+    assert ours["packaging"].contains("23.2")
+
+
+def _set_up(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a copy's set-up where pip finds no package, so that it ends after it has made .venv."""
+    pip = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "PYTHON"))}
+    return subprocess.run(
+        ["make", "setup"],
+        cwd=folder,
+        env={**kept, **pip, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """A copy of this repository without a .venv."""
+    return checkout(tmp_path / "checkout")
+
+
+def test_make_hands_on_the_users_python(fresh: Path) -> None:
+    """``PYTHON=... make setup`` reaches the script, and without it the script has its own choice."""
+    (fresh / "scripts" / "setup.sh").write_text('echo "PYTHON is ${PYTHON:-not set}"\n')
+    assert "PYTHON is python3.12" in _set_up(fresh, PYTHON="python3.12").stdout
+    assert "PYTHON is not set" in _set_up(fresh).stdout
+
+
+def test_set_up_mends_a_venv_without_pip(fresh: Path) -> None:
+    """One that was interrupted, or made by another tool, gets pip and is gone on with."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=fresh, check=True)
+    assert "there is no pip in .venv" in _set_up(fresh, PYTHON=sys.executable).stdout
+    subprocess.run([".venv/bin/python", "-m", "pip", "--version"], cwd=fresh, check=True, capture_output=True)
+
+
+def test_set_up_makes_a_venv_anew_whose_python_is_gone(fresh: Path) -> None:
+    """A link that leads nowhere is no interpreter."""
+    (fresh / ".venv" / "bin").mkdir(parents=True)
+    (fresh / ".venv" / "bin" / "python").symlink_to("gone")
+    assert "creating .venv" in _set_up(fresh, PYTHON=sys.executable).stdout
+    subprocess.run([".venv/bin/python", "-m", "pip", "--version"], cwd=fresh, check=True, capture_output=True)
+
+
+def test_set_up_says_that_the_venv_has_another_python(fresh: Path) -> None:
+    """It does not go on with one Python where the user asked for another."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=fresh, check=True)
+    other = fresh / "other-python"
+    other.write_text("#!/bin/sh\necho 3.99\n")
+    other.chmod(0o755)
+    run = _set_up(fresh, PYTHON=str(other))
+    assert run.returncode != 0
+    assert f"PYTHON={other} is Python 3.99, and .venv has" in run.stderr

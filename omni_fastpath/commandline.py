@@ -1,0 +1,46 @@
+"""What the command line of ``vllm serve --omni`` says, as vLLM's own parser reads it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+_HEADLESS = "--headless"
+_SHORTEST = "--hea"
+"""argparse takes any beginning that no other option has; ``--he`` could be ``--help``."""
+
+
+def is_headless(arguments: Sequence[str]) -> bool:
+    """Whether these arguments, without the program, are those of a headless server.
+
+    As a flag, or as a key of the file that ``--config`` names (``FlexibleArgumentParser._pull_args_from_config`` in
+    ``vllm/utils/argparse_utils.py``: only as an argument of its own, ``--config=FILE`` is not read by vLLM). Only with
+    ``--omni``: another program's ``--headless`` is its own.
+    """
+    return _is_headless(tuple(arguments))
+
+
+@functools.lru_cache
+def _is_headless(arguments: tuple[str, ...]) -> bool:
+    if "--omni" not in arguments:
+        return False
+    flags = [argument for argument in arguments if argument.startswith(_SHORTEST)]
+    if "--config" in arguments[:-1]:
+        flags += _flags_in(arguments[arguments.index("--config") + 1])
+    return any(_HEADLESS.startswith(flag) and flag.startswith(_SHORTEST) for flag in flags)
+
+
+def _flags_in(file: str) -> Iterator[str]:
+    """The options that vLLM makes of a file; a key that is false or an empty list gives none."""
+    import yaml  # noqa: PLC0415 - only where there is a file
+
+    try:
+        with Path(file).open(encoding="utf-8") as config:
+            content: Any = yaml.safe_load(config)
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # vLLM says so when it reads it
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if value is not False and value != []:
+            yield f"--{key}"
