@@ -132,8 +132,9 @@ def _calibration(mix: str, replicas: int, options: argparse.Namespace) -> dict[s
         return reused
     seconds, count = (1.0, 1) if options.quick else (CALIBRATION_S, CALIBRATIONS)
     arguments = ("--calibrate", f"{mix}:{replicas}", "--seconds", str(seconds), "--seed", str(options.seed))
-    arguments += _passed_on(options)
-    runs = [run_arm("benchmarks.replay", subjects.ARMS["fastpath"], *arguments) for _ in range(count)]
+    runs = [
+        run_arm("benchmarks.replay", subjects.ARMS["fastpath"], *arguments, *_passed_on(options)) for _ in range(count)
+    ]
     # The dearest run, as a whole: a machine that slows down must not make an overload of a cell that is none.
     dearest = max(runs, key=lambda run: float(run["wall_us"]))
     found: dict[str, Any] = {key: value for key, value in dearest.items() if key.endswith("_us")}

@@ -440,7 +440,8 @@ def _stamp(pipeline: Any, stamps: Stamps, shared: Any, raw_outputs: int) -> None
             await put(message)
 
         def qsize(self) -> int:
-            return depth()
+            found: int = depth()
+            return found
 
     orchestrator._process_llm_stage_outputs = stamped_process
     orchestrator._finish_raw_terminal_requests = stamped_finish

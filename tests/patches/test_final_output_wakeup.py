@@ -381,35 +381,39 @@ def test_taking_the_patch_off_gives_the_queue_back() -> None:
 class _Watch:
     """Stands for the requests' queues at the front end: how many messages come between two turns of the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: int) -> None:
         self.batches: list[int] = []
-        self._run = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left, self._run = messages, 0
 
     def _turn(self) -> None:
         self.batches.append(self._run)
         self._run = 0
+        if not self._left:
+            self.done.set_result(None)
 
     async def put(self, _message: Any) -> None:
         if not self._run:
             asyncio.get_running_loop().call_soon(self._turn)
         self._run += 1
+        self._left -= 1
 
 
 async def _drained(event_driven: bool, messages: int) -> list[int]:
     """How upstream's own loop of the front end takes messages that all wait already: the sizes of its batches."""
     from types import SimpleNamespace
 
-    from benchmarks.inprocess import front_end
     from vllm_omni.engine.messages import ErrorMessage
+
+    from benchmarks.inprocess import front_end
 
     pipeline: Any = SimpleNamespace(outputs=janus.Queue(), thread=threading.current_thread())
     for number in range(messages):
         pipeline.outputs.sync_q.put_nowait(ErrorMessage(error=str(number), request_id="one", fatal=False))
-    watch = _Watch()
+    watch = _Watch(messages)
     found = front_end(pipeline, {"one": watch}, event_driven=event_driven)
     found._final_output_handler()
-    while sum(watch.batches) < messages:
-        await asyncio.sleep(0)
+    await asyncio.wait_for(watch.done, 30)
     found.final_output_task.cancel()
     await asyncio.gather(found.final_output_task, return_exceptions=True)
     return watch.batches
