@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
 from itertools import pairwise
@@ -297,6 +298,7 @@ async def test_lost_doubled_and_early_outputs_are_found(
     inbox = Inbox("one", 0, (2, 2, 0), SERVER, stamps)
     for token, end in zip(tokens, ends, strict=True):
         await inbox.put(_message(THINKER, [token], finished=end, last=end))
+    await asyncio.wait_for(inbox.read(), 10)
     assert (problem is None) == (not stamps.errors)
     assert problem is None or any(problem in each for each in stamps.errors)
     assert inbox.done

@@ -46,6 +46,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=None, help=f"of load a cell and arm; {SECONDS:g}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of all arms, forwards and backwards in turn")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals; round n has seed + n")
+    parser.add_argument(
+        "--work-us",
+        type=float,
+        help="processor time that the front end spends on each message after the hand-over, microseconds; by default "
+        "what was measured on a real server (measure.WORK_US)",
+    )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:g} s a cell and one short calibration")
     parser.add_argument("--reuse", action="store_true", help="take the last calibration of the same mix and replicas")
     parser.add_argument("--overhead", action="store_true", help="print what the stamps cost, and end")
@@ -64,6 +70,13 @@ def _options() -> argparse.Namespace:
 # ---- In the arm's process ----
 
 
+def _work_us(options: argparse.Namespace) -> float:
+    from benchmarks.replay.measure import WORK_US
+
+    found: float = WORK_US if options.work_us is None else options.work_us
+    return found
+
+
 def _run_cell(options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.replay.figures import figures
     from benchmarks.replay.measure import run
@@ -71,7 +84,7 @@ def _run_cell(options: argparse.Namespace) -> dict[str, Any]:
     arm: Arm = options.arm
     subjects.prepare(arm)
     load = CELLS[options.cell].load(options.capacity, options.seconds, options.seed)
-    stamps, schedule = run(arm, load)
+    stamps, schedule = run(arm, load, _work_us(options))
     counters = subjects.check(arm)
     about = {"cell": options.cell, "arm": arm.name, "load": asdict(load), "content_checked": not stamps.cut}
     return {**about, "counters": counters, **figures(stamps, schedule, options.beside_us / 1e6)}
@@ -86,7 +99,7 @@ def _calibrate(options: argparse.Namespace) -> dict[str, Any]:
     subjects.prepare(arm)
     mix, replicas = options.calibrate.split(":")
     load = Load(MIXES[mix], int(replicas), NOMINAL[mix], options.seconds, seed=options.seed, closed=True)
-    stamps, schedule = run(arm, load)
+    stamps, schedule = run(arm, load, _work_us(options))
     subjects.check(arm)
     count = len(stamps.sent)
     return {
@@ -103,18 +116,25 @@ def _calibrate(options: argparse.Namespace) -> dict[str, Any]:
 # ---- The driver ----
 
 
+def _passed_on(options: argparse.Namespace) -> tuple[str, ...]:
+    return () if options.work_us is None else ("--work-us", str(options.work_us))
+
+
 def _calibration(mix: str, replicas: int, options: argparse.Namespace) -> dict[str, Any]:
     """The calibration of a mix; the dearest of several runs, each in a process of its own as an arm is.
 
     Runs one after another in one process would be dearer from the second on: more lives on the heap.
     """
-    kept = RESULTS / f"replay-calibration-{mix}-{replicas}.json"
+    work = "" if options.work_us is None else f"-{options.work_us:g}us"
+    kept = RESULTS / f"replay-calibration-{mix}-{replicas}{work}.json"
     if options.reuse and kept.exists():
         reused: dict[str, Any] = json.loads(kept.read_text())
         return reused
     seconds, count = (1.0, 1) if options.quick else (CALIBRATION_S, CALIBRATIONS)
     arguments = ("--calibrate", f"{mix}:{replicas}", "--seconds", str(seconds), "--seed", str(options.seed))
-    runs = [run_arm("benchmarks.replay", subjects.ARMS["fastpath"], *arguments) for _ in range(count)]
+    runs = [
+        run_arm("benchmarks.replay", subjects.ARMS["fastpath"], *arguments, *_passed_on(options)) for _ in range(count)
+    ]
     # The dearest run, as a whole: a machine that slows down must not make an overload of a cell that is none.
     dearest = max(runs, key=lambda run: float(run["wall_us"]))
     found: dict[str, Any] = {key: value for key, value in dearest.items() if key.endswith("_us")}
@@ -186,7 +206,12 @@ def main() -> None:
                 "--beside-us": calibration["beside_us"],
                 "--seed": options.seed + number,
             }
-            line = run_arm("benchmarks.replay", arm, *(str(part) for pair in arguments.items() for part in pair))
+            line = run_arm(
+                "benchmarks.replay",
+                arm,
+                *_passed_on(options),
+                *(str(part) for pair in arguments.items() for part in pair),
+            )
             line |= {"run": run_id, "round": number, "calibration": calibration}
             with (RESULTS / "replay.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -206,6 +206,9 @@ def figures(stamps: Stamps, schedule: Schedule, overhead_s: float) -> dict[str, 
         "stretch": spread(stamps.stretches),
         "shares": shares(dispatches, stamps.started_ns, stamps.fed_ns),
         **_hops(stamps),
+        "user_first_audio": spread(_to_user(stamps, dispatches, CODE2WAV, stamps.first_audio)),
+        "user_first_text": spread(_to_user(stamps, dispatches, THINKER, stamps.first_text)),
+        "front_end_late": spread(stamps.turns_late),
     }
     if not load.closed:  # a closed loop keeps no clock
         found |= _end_to_end(stamps, schedule)
@@ -258,15 +261,35 @@ def _ahead(dispatches: Dispatches, schedule: Schedule) -> dict[str, float | None
 
 
 def _hops(stamps: Stamps) -> dict[str, Any]:
-    """Last hop: from the put of a message for the front end to its hand-over."""
+    """Last hop: from the put of a message for the front end to its hand-over; and until the front end has handled it.
+
+    What was never handled counts with its time so far.
+    """
+    handled = np.array(stamps.handled, dtype=np.int64)
     handed = np.array(stamps.handed, dtype=np.int64)
     hops = handed - np.array(stamps.put, dtype=np.int64)[: len(handed)]
     heard = [each for each in stamps.first_audio if each >= 0]
     return {
+        "handled": spread(
+            np.where(handled, handled, stamps.ended_ns) - np.array(stamps.put, dtype=np.int64)[: len(handled)]
+        ),
+        "messages_handled_per_s": int((handled[handled <= stamps.fed_ns] > 0).sum())
+        / max((stamps.fed_ns - stamps.started_ns) / 1e9, 1e-9),
+        "unhandled_messages": len(stamps.put) - int((handled > 0).sum()),
         "last_hop": spread(hops),
         "last_hop_first_audio": spread(hops[heard]),
         "last_hop_behind": len(stamps.put) - len(handed),
     }
+
+
+def _to_user(stamps: Stamps, dispatches: Dispatches, stage: int, firsts: Sequence[int]) -> list[int]:
+    """From the sending of each request's first text or audio until the front end has handled it, or so far."""
+    found = []
+    for request, first in zip(dispatches.schedule.requests, firsts, strict=False):
+        if (number := dispatches.number(stage, request)) is not None:
+            until_ns = stamps.handled[first] if first >= 0 else 0
+            found.append((until_ns or stamps.ended_ns) - int(dispatches.sent[number]))
+    return found
 
 
 def _end_to_end(stamps: Stamps, schedule: Schedule) -> dict[str, Any]:

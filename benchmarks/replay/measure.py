@@ -4,9 +4,12 @@ Real are the orchestrator on its own thread and event loop, the stage pools, vLL
 decoder, the output processors, routing, and the front end's drain on uvloop in the main thread, which shares the
 interpreter's lock with the orchestrator as in an API server.
 
-What is added is the same in all arms: two stamps a raw output (processing begins; routed), one a message when it is put
-for the front end and one when it is handed over, with a look at its content, one an iteration of the orchestrator's
-event loop. ``python -m benchmarks.replay --overhead`` says what they cost.
+What a user waits for ends when the front end has handled a message: each request has a task that takes its messages
+and spends ``work_us`` of processor time on each, as making an event of the stream does, under the interpreter's lock.
+
+What is added is the same in all arms: two stamps a raw output (processing begins; routed), three a message (put for the
+front end; handed over; handled), with a look at its content, one an iteration of the orchestrator's event loop, and a
+timer on the front end's. ``python -m benchmarks.replay --overhead`` says what they cost.
 """
 
 from __future__ import annotations
@@ -48,8 +51,14 @@ CLOSED_LIMIT = 2.0
 LEAD_NS = 100_000_000
 """From the last word to the feeder to the clock's start."""
 
+WORK_US = 200.0
+"""What handling a message costs the front end, unless told otherwise; ``--work-us`` says where it comes from."""
+
 _LOOK_S = 0.1
 """How often the main thread looks whether the run is over."""
+
+_TICK_S = 0.005
+"""How often somebody else wants a turn of the front end's event loop."""
 
 
 @dataclass
@@ -67,9 +76,11 @@ class Stamps:
         numbers: Which raw output it was. One may be dispatched in parts (fastpath holds an entry that ends a request).
         put: When each output message was put for the front end.
         handed: When each was handed over, in the same order.
+        handled: When the front end had done its work on each, in the same order; 0 for never.
+        turns_late: How late the front end's event loop was for somebody else's timer.
         first_text: For each request, which handed message was its first text; -1 for none.
         first_audio: The same for audio.
-        final: For each request, when its last message was handed over; 0 for never.
+        final: For each request, when its last message was handled; 0 for never.
         stretches: Durations between two looks of the orchestrator's event loop at its sockets, nanoseconds.
         cpu_ns: Processor time of the orchestrator's thread while the feeder fed, and until the end.
         front_cpu_ns: The same of the front end's thread.
@@ -91,6 +102,8 @@ class Stamps:
     numbers: array[int] = field(default_factory=lambda: array("q"))
     put: array[int] = field(default_factory=lambda: array("q"))
     handed: array[int] = field(default_factory=lambda: array("q"))
+    handled: array[int] = field(default_factory=lambda: array("q"))
+    turns_late: array[int] = field(default_factory=lambda: array("q"))
     first_text: list[int] = field(default_factory=list)
     first_audio: list[int] = field(default_factory=list)
     final: list[int] = field(default_factory=list)
@@ -106,12 +119,13 @@ class Stamps:
 
     def forget(self) -> None:
         """Drop what the warm-up left."""
-        for each in (self.began, self.routed, self.numbers, self.put, self.handed, self.stretches):
+        for each in (self.began, self.routed, self.numbers, self.put, self.handed, self.handled):
             del each[:]
+        del self.stretches[:], self.turns_late[:]
 
 
 class Inbox:
-    """Stands for a request's queue at the front end: stamps each message and checks its content against the schedule.
+    """Stands for a request at the front end: takes its messages, works, stamps, checks content against the schedule.
 
     Args:
         name: The request's id.
@@ -119,12 +133,20 @@ class Inbox:
         counts: Raw outputs of each stage.
         mix: Of the load.
         stamps: Where to note.
+        work_ns: Processor time to spend on each message.
     """
 
-    __slots__ = ("_counts", "_mix", "_name", "_number", "_packets", "_positions", "_stamps", "done")
+    __slots__ = (
+        *("_counts", "_mix", "_name", "_number", "_packets", "_positions", "_stamps"),
+        *("_waiting", "_work_ns", "done"),
+    )
 
-    def __init__(self, name: str, number: int, counts: tuple[int, ...], mix: Mix, stamps: Stamps) -> None:
+    def __init__(
+        self, name: str, number: int, counts: tuple[int, ...], mix: Mix, stamps: Stamps, work_ns: int = 0
+    ) -> None:
         self._name, self._number, self._counts, self._mix, self._stamps = name, number, counts, mix, stamps
+        self._work_ns = work_ns
+        self._waiting: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self._positions = [0, 0, 0]
         self._packets = 0
         self.done = False
@@ -132,8 +154,27 @@ class Inbox:
     async def put(self, message: Any) -> None:
         """Upstream's drain hands one message over."""
         stamps = self._stamps
-        now_ns = time.monotonic_ns()
-        stamps.handed.append(now_ns)
+        stamps.handled.append(0)
+        stamps.handed.append(time.monotonic_ns())
+        await self._waiting.put((len(stamps.handed) - 1, message))
+
+    async def read(self) -> None:
+        """Take the messages one by one until the last, as whoever serves the request."""
+        while not self.done:
+            number, message = await self._waiting.get()
+            self._work()
+            self._stamps.handled[number] = now_ns = time.monotonic_ns()
+            self._check(number, message, now_ns)
+        while not self._waiting.empty():  # what comes after the end is an error
+            self._check(*self._waiting.get_nowait(), time.monotonic_ns())
+
+    def _work(self) -> None:
+        until_ns = time.thread_time_ns() + self._work_ns
+        while time.thread_time_ns() < until_ns:
+            pass
+
+    def _check(self, number: int, message: Any, now_ns: int) -> None:
+        stamps = self._stamps
         stage = message.stage_id
         position = self._positions[stage]
         self._positions[stage] = position + 1
@@ -142,15 +183,15 @@ class Inbox:
             if completion.token_ids != [position]:
                 self._wrong(f"thinker's output {position} has the tokens {completion.token_ids}")
             if position == 0 and self._number >= 0:
-                stamps.first_text[self._number] = len(stamps.handed) - 1
+                stamps.first_text[self._number] = number
         else:
-            self._check_audio(completion, position)
+            self._check_audio(completion, position, number)
         if message.engine_outputs.finished != (position == self._counts[stage] - 1):
             self._wrong(f"stage {stage}: output {position} of {self._counts[stage]} is not where it should end")
         if message.finished:
             self._end(now_ns)
 
-    def _check_audio(self, completion: Any, position: int) -> None:
+    def _check_audio(self, completion: Any, position: int, number: int) -> None:
         audio = completion.multimodal_output.get("audio")
         heard = audio is not None and audio.numel() > 0
         if heard != audible(position, self._counts[CODE2WAV], self._mix.silent):
@@ -160,7 +201,7 @@ class Inbox:
         if audio.numel() != self._mix.samples or int(audio[0]) != self._packets:
             self._wrong(f"packet {self._packets} holds {audio.numel()} samples of packet {int(audio[0])}")
         if self._packets == 0 and self._number >= 0:
-            self._stamps.first_audio[self._number] = len(self._stamps.handed) - 1
+            self._stamps.first_audio[self._number] = number
         self._packets += 1
 
     def _end(self, now_ns: int) -> None:
@@ -178,8 +219,13 @@ class Inbox:
             self._stamps.errors.append(f"{self._name}: {what}")
 
 
-def run(arm: Arm, load: Load) -> tuple[Stamps, Schedule]:
+def run(arm: Arm, load: Load, work_us: float = WORK_US) -> tuple[Stamps, Schedule]:
     """Run one arm of one cell in this process.
+
+    Args:
+        arm: What is on.
+        load: What is sent.
+        work_us: Processor time that the front end spends on each message, microseconds.
 
     Raises:
         AssertionError: Something was lost, doubled or put in another order, though the run was not cut off.
@@ -188,7 +234,7 @@ def run(arm: Arm, load: Load) -> tuple[Stamps, Schedule]:
 
     schedule = Schedule(load)
     with tempfile.TemporaryDirectory() as folder, _Feeder(Path(folder), load) as feeder:
-        stamps: Stamps = uvloop.run(_run(arm, schedule, feeder))
+        stamps: Stamps = uvloop.run(_run(arm, schedule, feeder, work_us))
     assert not stamps.errors, (arm.name, stamps.errors)
     for problem in out_of_order(stamps.numbers, schedule):
         raise AssertionError(f"{arm.name}: {problem}")
@@ -254,7 +300,7 @@ def out_of_order(numbers: Iterable[int], schedule: Schedule) -> Iterator[str]:
         latest[stage, replica] = number
 
 
-async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder) -> Stamps:
+async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder, work_us: float) -> Stamps:
     import zmq
     import zmq.asyncio
     from vllm.v1.serial_utils import MsgpackDecoder
@@ -266,7 +312,7 @@ async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder) -> Stamps:
     stages = [Stage(each.final_output, each.modality, load.replicas) for each in QWEN3_OMNI]
     pipeline = Pipeline(stages, event_driven=arm.event_driven)
     stamps = Stamps()
-    inboxes = _register(pipeline, schedule, stamps)
+    inboxes = _register(pipeline, schedule, stamps, round(work_us * 1e3))
     _stamp(pipeline, stamps, feeder.shared, len(schedule.order))
     for (stage, replica), address in feeder.addresses.items():
         socket = zmq.asyncio.Context.instance().socket(zmq.PULL)  # type: ignore[attr-defined]
@@ -277,14 +323,20 @@ async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder) -> Stamps:
     with pipeline:
         pipeline.do(lambda: _stamp_loop(asyncio.get_running_loop(), stamps))
         drain._final_output_handler()
+        tasks = [asyncio.ensure_future(each.read()) for each in inboxes.values()]
+        tasks.append(asyncio.ensure_future(_watch_turns(stamps)))
         assert await feeder.hear() == "ready"
         feeder.say("warm up")
         assert await feeder.hear() == "warmed up"
         warm = [inboxes[each] for replica in range(load.replicas) for each in warm_ids(load, replica)]
         assert await _until(lambda: all(each.done for each in warm), 30), (arm.name, "the warm-up did not end")
         await _measured(pipeline, schedule, stamps, feeder)
-        drain.final_output_task.cancel()
-        await asyncio.gather(drain.final_output_task, return_exceptions=True)
+        for task in (*tasks, drain.final_output_task):
+            task.cancel()
+        *ends, _, _ = await asyncio.gather(*tasks, drain.final_output_task, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
     if pipeline.crash is not None:
         raise pipeline.crash
     for replicas in pipeline.replicas:
@@ -325,13 +377,13 @@ async def _measured(pipeline: Any, schedule: Schedule, stamps: Stamps, feeder: _
     def all_done() -> bool:
         if stamps.cut:
             return True
-        if len(stamps.handed) < messages or len(stamps.routed) < len(stamps.began):
+        if len(stamps.handed) < messages or not all(stamps.handled) or len(stamps.routed) < len(stamps.began):
             return False
         return len(set(stamps.numbers)) >= raw_outputs
 
     drained = await _until(all_done, DRAIN_S)
     stamps.cut |= not drained
-    stamps.ended_ns = time.monotonic_ns() if stamps.cut else max(stamps.handed[-1], stamps.routed[-1])
+    stamps.ended_ns = time.monotonic_ns() if stamps.cut else max(*stamps.handled, stamps.routed[-1])
     stamps.cpu_ns, stamps.front_cpu_ns, stamps.process_cpu_ns = (
         (by_fed - begin, end - begin) for begin, by_fed, end in zip(before, fed, spent_ns(), strict=True)
     )
@@ -339,18 +391,18 @@ async def _measured(pipeline: Any, schedule: Schedule, stamps: Stamps, feeder: _
     gc.callbacks.remove(watch)
 
 
-def _register(pipeline: Any, schedule: Schedule, stamps: Stamps) -> dict[str, Inbox]:
+def _register(pipeline: Any, schedule: Schedule, stamps: Stamps, work_ns: int) -> dict[str, Inbox]:
     """Register every request before the clock starts, so that no arm pays for it while it is measured."""
     load = schedule.load
     inboxes = {}
     for replica in range(load.replicas):
         for each in warm_ids(load, replica):
             pipeline.add_request(each, replicas=[replica] * len(STAGES))
-            inboxes[each] = Inbox(each, -1, (WARM_STEPS,) * len(STAGES), load.mix, stamps)
+            inboxes[each] = Inbox(each, -1, (WARM_STEPS,) * len(STAGES), load.mix, stamps, work_ns)
     for request in schedule.requests:
         pipeline.add_request(request.id, replicas=[request.replica] * len(STAGES))
         counts = tuple(schedule.steps[stage][request.number].total for stage in STAGES)
-        inboxes[request.id] = Inbox(request.id, request.number, counts, load.mix, stamps)
+        inboxes[request.id] = Inbox(request.id, request.number, counts, load.mix, stamps, work_ns)
     stamps.first_text = [-1] * len(schedule.requests)
     stamps.first_audio = [-1] * len(schedule.requests)
     stamps.final = [0] * len(schedule.requests)
@@ -363,7 +415,7 @@ def _stamp(pipeline: Any, stamps: Stamps, shared: Any, raw_outputs: int) -> None
 
     orchestrator = pipeline.orchestrator
     process, finish = orchestrator._process_llm_stage_outputs, orchestrator._finish_raw_terminal_requests
-    put = orchestrator.output_async_queue.put
+    put, depth = orchestrator.output_async_queue.put, orchestrator.output_async_queue.qsize
     began, routed, numbers, puts = stamps.began, stamps.routed, stamps.numbers, stamps.put
     seen = bytearray(raw_outputs)
     now = time.monotonic_ns
@@ -386,6 +438,10 @@ def _stamp(pipeline: Any, stamps: Stamps, shared: Any, raw_outputs: int) -> None
             if type(message) is OutputMessage:
                 puts.append(now())
             await put(message)
+
+        def qsize(self) -> int:
+            found: int = depth()
+            return found
 
     orchestrator._process_llm_stage_outputs = stamped_process
     orchestrator._finish_raw_terminal_requests = stamped_finish
@@ -431,6 +487,15 @@ def _watch_collections(stamps: Stamps) -> Callable[[str, dict[str, int]], None]:
     return watch
 
 
+async def _watch_turns(stamps: Stamps) -> None:
+    """Note how late somebody else's timer is on this event loop."""
+    late, now = stamps.turns_late, time.monotonic_ns
+    while True:
+        due_ns = now() + round(_TICK_S * 1e9)
+        await asyncio.sleep(_TICK_S)
+        late.append(max(now() - due_ns, 0))
+
+
 async def _until(true: Callable[[], bool], seconds: float) -> bool:
     """Whether a condition came true in time."""
     deadline = time.monotonic() + seconds
@@ -454,7 +519,7 @@ def cost_of_stamps_us(calls: int = 200_000) -> dict[str, float]:
     orchestrator = SimpleNamespace(
         _process_llm_stage_outputs=nothing,
         _finish_raw_terminal_requests=nothing,
-        output_async_queue=SimpleNamespace(put=nothing),
+        output_async_queue=SimpleNamespace(put=nothing, qsize=int),
     )
     loop = SimpleNamespace(_selector=SimpleNamespace(select=instant))
     completion = SimpleNamespace(token_ids=[0])
@@ -475,6 +540,9 @@ def cost_of_stamps_us(calls: int = 200_000) -> dict[str, float]:
     async def handed() -> None:
         completion.token_ids[0] = inbox._positions[THINKER]
         await inbox.put(message)
+        number, taken = inbox._waiting.get_nowait()
+        stamps.handled[number] = now_ns = time.monotonic_ns()
+        inbox._check(number, taken, now_ns)
 
     async def look() -> None:
         loop._selector.select()

@@ -20,6 +20,16 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("  later waves p99, ms", "first_audio_later.p99"),
     ("first text residence p50, ms", "first_text.p50"),
     ("first text residence p99, ms", "first_text.p99"),
+    ("first audio handled by the front end p50, ms", "user_first_audio.p50"),
+    ("first audio handled by the front end p99, ms", "user_first_audio.p99"),
+    ("first text handled by the front end p99, ms", "user_first_text.p99"),
+    ("put until handled p50, ms", "handled.p50"),
+    ("put until handled p99, ms", "handled.p99"),
+    ("messages handled/s", "messages_handled_per_s"),
+    ("unhandled messages", "unhandled_messages"),
+    ("front end's event loop late p50, ms", "front_end_late.p50"),
+    ("front end's event loop late p99, ms", "front_end_late.p99"),
+    ("front end's event loop late max, ms", "front_end_late.max"),
     ("thinker residence p99, ms", "residence.thinker.p99"),
     ("talker residence p99, ms", "residence.talker.p99"),
     ("code2wav residence p99, ms", "residence.code2wav.p99"),
@@ -55,7 +65,7 @@ ROWS: tuple[tuple[str, str], ...] = (
 
 _RATIOS = (
     *("first_", "residence", "entries", "last_hop", "e2e", "throughput"),
-    *("raw_", "cpu_", "front_cpu_", "process_"),
+    *("raw_", "cpu_", "front_cpu_", "process_", "user_", "handled", "messages_", "front_end_"),
 )
 """Figures of which a ratio says something."""
 
@@ -93,7 +103,7 @@ def _number(found: float | None) -> str:
 
 def brief(line: dict[str, Any]) -> str:
     """One line on one run, while the others go on."""
-    paths = ("first_audio.p50", "first_audio.p99", "first_text.p99", "e2e_later.p99", "utilisation_as_was")
+    paths = ("first_audio.p99", "user_first_audio.p99", "front_end_late.p99", "e2e_later.p99", "utilisation_as_was")
     figures = ", ".join(f"{path} {_number(value(line, path))}" for path in paths)
     return f"  round {line['round']} {line['arm']}: {figures}{' (cut off)' if line['cut_off'] else ''}"
 

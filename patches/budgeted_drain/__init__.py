@@ -112,6 +112,8 @@ PATCH = Patch(
         "held": "ends of requests held until what waited of them at the stages before was dispatched",
         "judge_errors": "raw outputs that could not be judged; each ended its pass",
         "wakeups": "times the idle loop woke",
+        "lent": "loans of the interpreter's lock to a front end that was far behind, during which it read",
+        "lent_in_vain": "the same, during which it read nothing",
         "longest_stretch_us": "longest stretch between two yields to the event loop, microseconds (a maximum)",
         "longest_away_us": "longest time that a yield took: socket readers and others, microseconds (a maximum)",
     },

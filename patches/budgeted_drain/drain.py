@@ -23,6 +23,7 @@ from omni_fastpath.ledger import logger
 from omni_fastpath.patches.budgeted_drain import FLOORS_TOGETHER
 from omni_fastpath.patches.budgeted_drain.order import Lane, NextStage, Order, Stage
 from omni_fastpath.patches.budgeted_drain.overtaking import Held, Holds
+from omni_fastpath.patches.budgeted_drain.pace import Pace
 
 _YIELD_AFTER_NS = 100_000
 """Work after which the loop yields. A yield costs some ten microseconds, and what arrives meanwhile waits for it."""
@@ -190,6 +191,7 @@ class DrainLoop:
         self._observers = observers
         self._upstream = upstream
         self._gauge = gauge
+        self._pace = Pace(orchestrator.output_async_queue, counters)
         self._one = _OneItem()
         self._holds = Holds(orchestrator.request_states)
         self._order = Order(
@@ -272,6 +274,8 @@ class DrainLoop:
         stretch_us = (began_ns - self._last_yield_ns) // 1000
         for _ in range(_YIELD_TURNS):
             await asyncio.sleep(0)
+        if self._pace.is_far_ahead():
+            await self._pace.let_catch_up()
         self._last_yield_ns = ended_ns = perf_counter_ns()
         counters["longest_stretch_us"] = max(counters["longest_stretch_us"], stretch_us)
         away_us = (ended_ns - began_ns) // 1000

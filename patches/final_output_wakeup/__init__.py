@@ -40,6 +40,7 @@ PATCH = Patch(
     docs=__doc__,
     counters={
         "woken": "waits that ended because a message arrived",
+        "turns": "turns given to the event loop because messages were waiting all the time",
         "liveness_checks": "waits that ended without a message and looked whether the orchestrator lives",
     },
     seams=(

@@ -76,16 +76,15 @@ def test_a_message_from_another_thread_wakes_the_waiter(which: int) -> None:
     finally:
         loop.close()
         producer.join()
-    assert _counters() == {"woken": 1, "liveness_checks": 0}
+    assert _counters() == {"woken": 1, "liveness_checks": 0, "turns": 0}
 
 
 async def test_a_waiting_message_is_returned_at_once() -> None:
-    """With something in the queue nobody waits, and the queue keeps upstream's own put."""
+    """With something in the queue nobody waits."""
     engine, _ = _engine()
     engine.output_queue.sync_q.put_nowait("ready")
     assert await engine.try_get_output_async() == "ready"
-    assert "_put" not in vars(engine.output_queue)
-    assert _counters() == {"woken": 0, "liveness_checks": 0}
+    assert _counters() == {"woken": 0, "liveness_checks": 0, "turns": 0}
 
 
 async def test_silence_ends_in_a_look_at_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +94,7 @@ async def test_silence_ends_in_a_look_at_the_orchestrator(monkeypatch: pytest.Mo
     monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 0.01)
     engine, _ = _engine()
     assert await engine.try_get_output_async() is None
-    assert _counters() == {"woken": 0, "liveness_checks": 1}
+    assert _counters() == {"woken": 0, "liveness_checks": 1, "turns": 0}
 
 
 async def test_a_dead_orchestrator_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +242,7 @@ def test_a_message_from_another_thread_wakes_the_event_driven_drain(
     finally:
         loop.close()
         producer.join()
-    assert _counters() == {"woken": 1, "liveness_checks": 0}
+    assert _counters() == {"woken": 1, "liveness_checks": 0, "turns": 0}
     assert engine._output_drain_executor is None
 
 
@@ -255,7 +254,7 @@ async def test_the_event_driven_drain_takes_what_waits(timeout: dict[str, float]
         engine.output_queue.sync_q.put_nowait(number)
     assert await engine.get_output_blocking_async(**timeout) == 0
     assert await engine.get_output_blocking_async(*timeout.values()) == 1
-    assert _counters() == {"woken": 0, "liveness_checks": 0}
+    assert _counters() == {"woken": 0, "liveness_checks": 0, "turns": 0}
     assert engine._output_drain_executor is None
 
 
@@ -275,7 +274,7 @@ async def test_silence_ends_the_event_driven_drains_wait(monkeypatch: pytest.Mon
     engine.is_alive = is_alive
     assert await engine.get_output_blocking_async(timeout=3600.0) is None
     assert looks > 0
-    assert _counters() == {"woken": 0, "liveness_checks": 1}
+    assert _counters() == {"woken": 0, "liveness_checks": 1, "turns": 0}
     assert engine._output_drain_executor is None
 
 
@@ -304,7 +303,7 @@ async def test_a_shorter_timeout_than_ours_is_upstreams() -> None:
         engine.output_queue.sync_q.put_nowait("ready")
         assert await engine.get_output_blocking_async(timeout=0.01) == "ready"
         assert "_put" not in vars(engine.output_queue)
-        assert _counters() == {"woken": 0, "liveness_checks": 0}
+        assert _counters() == {"woken": 0, "liveness_checks": 0, "turns": 0}
         assert engine._output_drain_executor is not None
         alive.value = False
         with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
@@ -374,3 +373,112 @@ def test_taking_the_patch_off_gives_the_queue_back() -> None:
     assert "_put" in vars(engine.output_queue)
     uninstall(LEDGER.named("final_output_wakeup").patch)
     assert "_put" not in vars(engine.output_queue)
+
+
+# ---- Turns of the event loop ----
+
+
+class _Watch:
+    """Stands for the requests' queues at the front end: how many messages come between two turns of the event loop."""
+
+    def __init__(self, messages: int) -> None:
+        self.batches: list[int] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left, self._run = messages, 0
+
+    def _turn(self) -> None:
+        self.batches.append(self._run)
+        self._run = 0
+        if not self._left:
+            self.done.set_result(None)
+
+    async def put(self, _message: Any) -> None:
+        if not self._run:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._run += 1
+        self._left -= 1
+
+
+async def _drained(event_driven: bool, messages: int) -> list[int]:
+    """How upstream's own loop of the front end takes messages that all wait already: the sizes of its batches."""
+    from types import SimpleNamespace
+
+    from vllm_omni.engine.messages import ErrorMessage
+
+    from benchmarks.inprocess import front_end
+
+    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), thread=threading.current_thread())
+    for number in range(messages):
+        pipeline.outputs.sync_q.put_nowait(ErrorMessage(error=str(number), request_id="one", fatal=False))
+    watch = _Watch(messages)
+    found = front_end(pipeline, {"one": watch}, event_driven=event_driven)
+    found._final_output_handler()
+    await asyncio.wait_for(watch.done, 30)
+    found.final_output_task.cancel()
+    await asyncio.gather(found.final_output_task, return_exceptions=True)
+    return watch.batches
+
+
+@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event"])
+async def test_a_full_queue_does_not_keep_the_event_loop_to_itself(event_driven: bool) -> None:
+    """Of a thousand messages that wait, a few are taken, then everybody else has a turn, and so on."""
+    from omni_fastpath.patches.final_output_wakeup.wrappers import _LARGEST_BATCH
+
+    batches = await _drained(event_driven, 1000)
+    assert max(batches) <= _LARGEST_BATCH
+    assert sum(batches) == 1000
+    assert _counters()["turns"] >= 1000 // _LARGEST_BATCH - 1
+
+
+async def test_a_batch_is_a_millisecond_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of 250 microseconds go by four, those of 3 milliseconds one by one, cheap ones sixteen at a time."""
+    from omni_fastpath.patches.final_output_wakeup import wrappers
+
+    engine, _ = _engine()
+    for number in range(200):
+        engine.output_queue.sync_q.put_nowait(number)
+    worked_ns = 0
+    monkeypatch.setattr(wrappers, "thread_time_ns", lambda: worked_ns)
+    taken: list[int] = []
+
+    async def take(count: int, cost_ns: int) -> list[int]:
+        nonlocal worked_ns
+        batches, before = [0], _counters()["turns"]
+        for _ in range(count):
+            taken.append(await engine.try_get_output_async())
+            if _counters()["turns"] > before:
+                before = _counters()["turns"]
+                batches.append(0)
+            batches[-1] += 1
+            worked_ns += cost_ns
+        return batches
+
+    assert (await take(48, 250_000))[2:] == [4, 4, 4, 4]
+    assert (await take(12, 3_000_000))[2:] == [1] * 8
+    assert (await take(80, 1_000))[-2] == 16
+    assert taken == list(range(140))
+
+
+async def test_a_message_that_is_waited_for_costs_no_turn() -> None:
+    """In calm times each wait is a turn already."""
+    engine, _ = _engine()
+    loop = asyncio.get_running_loop()
+    for number in range(50):
+        loop.call_soon(engine.output_queue.sync_q.put_nowait, number)
+        assert await engine.try_get_output_async() == number
+    assert _counters()["turns"] == 0
+
+
+async def test_a_drain_that_is_cancelled_in_a_turn_has_taken_nothing() -> None:
+    """The turn comes before the message is taken."""
+    from omni_fastpath.patches.final_output_wakeup.wrappers import Bell
+
+    engine, _ = _engine()
+    engine.output_queue.sync_q.put_nowait("kept")
+    Bell.of(engine.output_queue).turns.left = 0
+    task = asyncio.create_task(engine.try_get_output_async())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await engine.try_get_output_async() == "kept"
