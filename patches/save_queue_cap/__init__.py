@@ -35,6 +35,8 @@ Remove when:
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import ByteSize, Field
 
 from omni_fastpath.declare import Options, Patch, Process, Seam, SeamKind
@@ -66,6 +68,12 @@ class SaveQueueOptions(Options):
         description="payload of all streams of a stage together, queued and (shared memory) not fetched, from which on "
         "the streams with the most are held",
     )
+    holds: Literal["never", "bytes", "always"] = Field(
+        default="bytes",
+        description="who is left out of steps. never: nobody, streams are only served fairly. bytes: those with the "
+        "most while total_bytes is reached; text goes on until then. always: a stream that is over any limit, and its "
+        "text waits with it",
+    )
     max_hold_s: float = Field(
         default=5.0,
         ge=0.01,
@@ -90,6 +98,8 @@ PATCH = Patch(
     default_on=False,
     counters={
         "tasks": "save tasks that went through the queues",
+        "managed": "times that one plain queue no longer did, and streams got queues of their own",
+        "stepped_aside": "1 after an exception of ours: upstream's order from then on",
         "holds": "holds that began: a stream left out of steps until it has drained",
         "held_steps": "steps that held streams were left out of",
         "holds_for_tasks": "of the holds, those for per_stream_tasks",

@@ -299,7 +299,8 @@ class Round:
     def _check(self) -> None:
         self._check_streams(complete=True)
         queue = self._stage.queue
-        assert (queue.tasks, len(queue), queue._storage) == (0, 0, {})
+        assert (queue.tasks, len(queue)) == (0, 0)
+        assert queue.is_plain or not queue.fair.storage
         assert not self._stage.gate.overlaps
         assert not any(stream.tasks for stream in queue.streams.values())
         if self._shared:
