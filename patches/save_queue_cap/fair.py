@@ -323,7 +323,9 @@ class FairQueue:
         thin = []
         with self.lock:
             aging, is_thin = self._aging, self.storage.is_thin
-            while aging and aging[0][0] <= now:
+            for _ in range(len(aging)):
+                if aging[0][0] > now:
+                    break
                 _, held = aging.popleft()
                 if held.is_waiting and held.weight:
                     if any(map(is_thin, held.weight)):

@@ -213,8 +213,7 @@ class SaveQueue:
         if come != self._come:  # a step that appended
             self._come = come
             self._marks.append(come)
-            if queued > self._counters["max_queued_tasks"]:
-                self._counters["max_queued_tasks"] = queued
+            self._counters["max_queued_tasks"] = max(self._counters["max_queued_tasks"], queued)
         if taken - (self._in_hand is not None) < self._marks[0] or queued >= self.calm.tasks:
             return False
         since_s = self._since_s
@@ -259,7 +258,7 @@ class SaveQueue:
         now = time.monotonic()
         if now < self._next_judging_s:
             return
-        self._next_judging_s = now + _JUDGE_S
+        self._next_judging_s = now + min(_JUDGE_S, self.calm.quiet_s)
         fair = self.fair
         if is_holding or fair.near or fair.helper.is_first_stuck(now) or fair.helper.own_since_s is not None:
             self._unrest_s = now
@@ -382,9 +381,7 @@ class SaveQueue:
                 return True
             return False
 
-    def sent(
-        self, task: dict[str, Any], seconds: float, *, has_put: bool = True, is_unfetched: bool = False
-    ) -> None:
+    def sent(self, task: dict[str, Any], seconds: float, *, has_put: bool = True, is_unfetched: bool = False) -> None:
         """As `FairQueue.sent`."""
         if self._in_hand is task and self.calm_sent(task):
             if is_unfetched:
@@ -412,8 +409,7 @@ class SaveQueue:
             self._next_count_s = now + (LOOK_S if self._seen_nbytes < self.calm.nbytes / 2 else NEAR_LOOK_S)
         elif queued > self._seen_nbytes or self._book is None:
             self._seen_nbytes = queued
-        if self._seen_nbytes > self._counters["max_outstanding_bytes"]:
-            self._counters["max_outstanding_bytes"] = self._seen_nbytes
+        self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], self._seen_nbytes)
 
     def _weigh(self, tasks: list[dict[str, Any]]) -> int:
         storage = Storage()

@@ -218,6 +218,7 @@ class Stage:
         )
 
         from omni_fastpath.patches.save_queue_cap import wrappers
+        from omni_fastpath.patches.save_queue_cap.queue import Calm
 
         model = SimpleNamespace(
             stage_id=0,
@@ -239,11 +240,9 @@ class Stage:
             self.adapter.connector = _memory_connector()
         self.connector = self.adapter.connector
         self.gate = Gate(self.connector)
-        calm = calm or wrappers.Calm(steps=0)
+        calm = calm or Calm(steps=0)
         self.queue: Any = (
-            wrappers._attach(self.adapter, config, entry().options, calm)
-            if attach
-            else self.adapter._pending_save_reqs
+            wrappers._attach(self.adapter, config, entry().options, calm) if attach else self.adapter._pending_save_reqs
         )
         self.lanes = [self.adapter.save_thread]
         if attach:

@@ -510,11 +510,11 @@ def test_append_alerts_the_helper_of_a_first_lane_that_is_stuck(monkeypatch: pyt
 
 
 def test_helper_works_at_once_beside_a_send_that_may_be_slow() -> None:
-    """A stream that has made no put yet, or two slow ones in a row, is not waited for; after one slow one it is."""
+    """A stream that has made no put yet is not waited for; after one slow one, which may be an accident, it is."""
     made = queue()
     first, helper = Lane(made), Lane(made, threading.Condition())
     try:
-        for number, (seconds, helps) in enumerate([(0.0, True), (0.1, False), (0.1, False), (0.0, True), (0.0, False)]):
+        for number, (seconds, helps) in enumerate([(0.0, True), (0.1, False), (0.0, False), (0.1, False)]):
             made.append(task("a", number))
             sending = first.take()
             assert sending is not None
@@ -526,6 +526,65 @@ def test_helper_works_at_once_beside_a_send_that_may_be_slow() -> None:
     finally:
         first.close()
         helper.close()
+
+
+def test_stream_known_to_be_slow_is_left_to_the_helper() -> None:
+    """After two slow puts in a row the first lane serves the others and the helper, at once, that one; until a quick."""
+    made = queue()
+    first, helper = Lane(made), Lane(made, threading.Condition())
+    try:
+        for _ in range(2):
+            made.append(task("slow"))
+            made.sent(first.take(), 0.1)
+        for number in range(3):
+            made.append(task("slow", number))
+        made.append(task("quick"))
+        assert numbers([first.take() or {}]) == [("quick", 0)]  # and is in a send that is quick so far
+        made.sent(task("nobody"), 0.0)
+        assert numbers([helper.take() or {}]) == [("slow", 0)]
+        assert not helper.ask()
+        made.sent(made.streams["quick"].in_flight.task, 0.0)
+        assert not first.ask()
+        made.sent(made.streams["slow"].in_flight.task, 0.0)
+        assert numbers([first.take() or {}]) == [("slow", 1)]
+    finally:
+        first.close()
+        helper.close()
+
+
+def test_slow_streams_are_not_left_to_a_helper_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A send of the helper that may last for ever: the first lane serves other slow streams when it has nothing else."""
+    from omni_fastpath.patches.save_queue_cap import helper as module
+
+    made = queue()
+    first, other = Lane(made), Lane(made, threading.Condition())
+    try:
+        for stream in ("a", "b"):
+            for _ in range(2):
+                made.append(task(stream))
+                made.sent(first.take(), 0.1)
+        for stream in ("a", "b"):
+            made.append(task(stream))
+        assert other.take() is not None
+        assert not first.ask()
+        monkeypatch.setattr(module, "HUNG_S", 0.0)
+        assert first.ask()
+        made.append(task("quick"))
+        assert first.take() is not None
+    finally:
+        first.close()
+        other.close()
+
+
+def test_one_lane_serves_slow_streams_in_their_turn(lanes: Any) -> None:
+    """Nobody else would."""
+    made = queue()
+    lane = lanes(made)
+    for _ in range(3):
+        made.append(task("slow"))
+        taken = lane.take()
+        assert taken is not None
+        made.sent(taken, 0.1)
 
 
 def test_stream_whose_only_put_was_slow_is_not_waited_for() -> None:
@@ -547,10 +606,10 @@ def test_stream_whose_only_put_was_slow_is_not_waited_for() -> None:
 
 def test_first_lane_alerts_the_helper_before_a_send_that_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """What already waits behind such a send does not wait for the next append either."""
-    from omni_fastpath.patches.save_queue_cap.fair import FairQueue
+    from omni_fastpath.patches.save_queue_cap.helper import Helper
 
     alerted: list[Any] = []
-    monkeypatch.setattr(SaveQueue, "_alert", lambda _self, helper: alerted.append(helper))
+    monkeypatch.setattr(Helper, "alert", lambda self: alerted.append(self.condition))
     condition = threading.Condition()
     made = queue()
     first, helper = Lane(made), Lane(made, condition)
