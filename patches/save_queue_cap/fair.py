@@ -448,6 +448,8 @@ class FairQueue:
             lane.sending = held
             if lane is not self.first_lane:
                 self.helper.own_since_s = time.monotonic()
+            elif self.helper.first_since_s is None:  # what was reserved for it when the calm ended
+                self.helper.first_since_s = time.monotonic()
         lane.reserved = None
         return held.task
 

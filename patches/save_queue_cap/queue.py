@@ -105,7 +105,7 @@ class SaveQueue:
         self._since_s: float | None = None  # when it was taken
         self._taken = 0
         self._come = 0
-        self._noted = 0  # of those taken, in the counter
+        self._noted = 0  # of those that came, in the counter
         self._marks: deque[int] = deque([0] * max(1, self.calm.steps), maxlen=max(1, self.calm.steps))
         self._fresh_from = 0  # what had come by the last step
         self._seen_nbytes = 0  # queued and unfetched, by the last look
@@ -239,7 +239,7 @@ class SaveQueue:
             in_hand = self._in_hand
             self.is_calm = False
             self._counters["managed"] += 1
-            self._note_taken()
+            self._counters["tasks"] -= self._note_come()  # sorting in counts those that wait
             self._unrest_s = time.monotonic()
             self._has_unknown_chunks = self._book is not None
             if in_hand is not None and first is not None:
@@ -289,8 +289,8 @@ class SaveQueue:
         self._since_s = now if self._in_hand is not None else None
         self._inbox.extendleft(reversed(tasks))
         fair.close_books()
-        self._taken = self._noted = int(self._in_hand is not None)
-        self._come = self._fresh_from = self._taken + len(self._inbox)
+        self._taken = int(self._in_hand is not None)
+        self._come = self._fresh_from = self._noted = self._taken + len(self._inbox)
         self._marks.extend([0] * self.calm.steps)
         self._marks.append(self._come)
         self._seen_nbytes = fair._all_bytes()
@@ -298,9 +298,13 @@ class SaveQueue:
         self._next_look_s = self._next_count_s = 0.0
         self.is_calm = True
 
-    def _note_taken(self) -> None:
-        self._counters["tasks"] += self._taken - self._noted - (self._in_hand is not None and not self.is_calm)
-        self._noted = self._taken
+    def _note_come(self) -> int:
+        """Count what came while all was calm, under the lock; how many of them wait."""
+        waiting = len(self._inbox)
+        come = self._taken + waiting
+        self._counters["tasks"] += come - self._noted
+        self._noted = come
+        return waiting
 
     def _own_what_waits(self) -> None:
         """Where payloads are the runner's own memory: copy those that came since the last step."""
@@ -367,9 +371,9 @@ class SaveQueue:
             if not self.is_aside:
                 self.manage()
                 return self.fair.popleft()
-        except IndexError:
-            raise
         except Exception as error:
+            if isinstance(error, IndexError) and not len(self):
+                raise  # as a deque has it
             self.step_aside(error)
         return self._pop_aside(ident)
 
@@ -398,8 +402,8 @@ class SaveQueue:
         if now < self._next_look_s:
             return
         self._next_look_s = now + WEIGH_S
-        self._note_taken()
         with self._lock:
+            self._note_come()
             tasks = list(self._inbox)
         queued = self._weigh(tasks)
         if self._book is not None and now >= self._next_count_s:
@@ -429,7 +433,7 @@ class SaveQueue:
         chunks = self.fair.chunks
         if chunks is None:
             return
-        chunks.look(float("inf"))
+        chunks.look_now()
         chunks.end_those_without(self._is_live)
         found = [(*name.rsplit("_", 2), name) for name in self._unfetched()]
         for stream, _, _, name in sorted(found, key=lambda each: (each[0], int(each[2]))):

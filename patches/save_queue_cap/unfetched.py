@@ -159,6 +159,11 @@ class Chunks:
         finally:
             self._lock.release()
 
+    def look_now(self) -> None:
+        """Look at every stream, whenever that was done last."""
+        self._next_look_s = 0.0
+        self.look(time.monotonic())
+
     def _drop_fetched(self, stream: str, segments: _Segments) -> None:
         waiting = segments.waiting
         gone = bisect_left(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,25 +121,28 @@ def obstacle_to_holds(scheduler: Any) -> str | None:
 
     A stream that is left out stays among the running ones, and not everything that upstream does bears that.
     """
+    return next((why for found, why in _obstacles(scheduler) if found), None)
+
+
+def _obstacles(scheduler: Any) -> Iterator[tuple[bool, str]]:
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as below
     from vllm_omni.core.sched import omni_ar_scheduler as read  # noqa: PLC0415 - it imports what we wrap
 
     kind = type(scheduler)
-    if kind not in (read.OmniARScheduler, read.OmniARAsyncScheduler):
-        return f"{kind.__name__} was not read for it"
-    if getattr(Scheduler.schedule, "_cfg_pairing_patched", False):
-        return "requests are scheduled in pairs here (classifier-free guidance)"
+    yield kind not in (read.OmniARScheduler, read.OmniARAsyncScheduler), f"{kind.__name__} was not read for it"
+    paired = getattr(Scheduler.schedule, "_cfg_pairing_patched", False)
+    yield paired, "requests are scheduled in pairs here (classifier-free guidance)"
     config = scheduler.vllm_config
-    if getattr(config, "lora_config", None) is not None:
-        # vLLM counts adapters of scheduled requests: others are admitted while one is held, and then all run at once.
-        return "LoRA is on, and vLLM counts only adapters of requests that are in the step"
-    if getattr(config, "speculative_config", None) is not None:
-        return "speculative decoding keeps drafts for the requests of the last step"
-    if getattr(config, "kv_transfer_config", None) is not None or _sends_cache(config):
-        return "KV cache is transferred to other engines, and requests end when that is done"
-    if config.parallel_config.pipeline_parallel_size > 1 and _runtime.options.holds != "always":
-        return "pipeline parallelism uses the same field"
-    return None
+    # Another adapter's requests are admitted while the holder of the last one is left out, and then all of them run.
+    lora = getattr(config, "lora_config", None) is not None
+    yield lora, "LoRA is on, and vLLM counts only the adapters of requests that are in the step"
+    drafts = getattr(config, "speculative_config", None) is not None
+    yield drafts, "speculative decoding keeps drafts of the last step's requests"
+    transfer = getattr(config, "kv_transfer_config", None) is not None or _sends_cache(config)
+    yield transfer, "KV cache is transferred to other engines, and requests end when that is done"
+    # With every limit asked for it is refused instead.
+    parallel = config.parallel_config.pipeline_parallel_size > 1 and _runtime.options.holds != "always"
+    yield parallel, "pipeline parallelism uses the same field"
 
 
 def _sends_cache(config: Any) -> bool:
@@ -277,11 +280,10 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
     if type(queue) is not SaveQueue:
         return wrapped(*args, **kwargs)
     task = args[0] if args else kwargs["task"]
-    if type(task.get("multimodal_output")) is KeptPayload:
-        # Here and not when it is taken: what cannot be made a tensor again fails its request, as a send that fails.
-        task["multimodal_output"] = give(task["multimodal_output"])
     if queue.is_plain:
         try:
+            if type(task.get("multimodal_output")) is KeptPayload:
+                task["multimodal_output"] = give(task["multimodal_output"])
             return wrapped(*args, **kwargs)
         finally:
             _after_plain_send(queue, instance, task)
@@ -317,6 +319,9 @@ def _send_managed(
         queue.step_aside(error)
     began = time.monotonic()
     try:
+        # Here and not when it is taken: what cannot be made a tensor again fails its request, as a send that fails.
+        if type(task.get("multimodal_output")) is KeptPayload:
+            task["multimodal_output"] = give(task["multimodal_output"])
         return wrapped(*args, **kwargs)
     finally:
         took = time.monotonic() - began
@@ -326,8 +331,10 @@ def _send_managed(
             # The end of a request clears upstream's counter with the send.
             has_put = not is_cleanup and (task["is_finished"] or adapter.put_req_chunk.get(stream, 0) != number)
             if chunks is not None:
-                if has_put:
-                    is_unfetched = _count(chunks, adapter, task, stream, number, before)
+                if has_put and not has_receiver(task["request"], adapter.connector.stage_id):
+                    queue.note_deaf(stream)
+                elif has_put:
+                    is_unfetched = _count(chunks, adapter, stream, number, before)
                 if is_cleanup or task["is_finished"]:
                     chunks.ended(stream)
         except Exception:  # the chunk was sent or not as upstream knows; our count must not fail the request
@@ -343,13 +350,9 @@ def _so_far(connector: Any) -> tuple[int, int]:
     return connector._metrics["puts"], connector._metrics["bytes_transferred"]
 
 
-def _count(
-    chunks: Chunks, adapter: Any, task: Mapping[str, Any], stream: str, number: int, before: tuple[int, int]
-) -> bool:
-    """Count a chunk that was put, if somebody will fetch it; whether it counts."""
+def _count(chunks: Chunks, adapter: Any, stream: str, number: int, before: tuple[int, int]) -> bool:
+    """Count a chunk that was put; whether it is there."""
     connector = adapter.connector
-    if not has_receiver(task["request"], connector.stage_id):
-        return False
     name = f"{stream}_{connector.stage_id}_{number}"
     puts, nbytes = _so_far(connector)
     # The last chunk of a request may have failed, an abort clears the counter too, and the other lane's puts are in

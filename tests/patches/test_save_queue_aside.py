@@ -29,7 +29,8 @@ def _patched() -> Iterator[None]:
 
 def ours() -> dict[str, tuple[Any, str]]:
     """Every function of the patch that runs in a stage's threads, but those that step aside."""
-    from omni_fastpath.patches.save_queue_cap import credits, fair, helper, payload, queue, storage, unfetched, wrappers
+    from omni_fastpath.patches.save_queue_cap import credits as holds
+    from omni_fastpath.patches.save_queue_cap import fair, helper, payload, queue, storage, unfetched, wrappers
 
     found: dict[str, tuple[Any, str]] = {}
     classes = (
@@ -39,7 +40,7 @@ def ours() -> dict[str, tuple[Any, str]]:
         storage.Storage,
         unfetched.Chunks,
         unfetched.Book,
-        credits.Credits,
+        holds.Credits,
     )
     skipped = {"step_aside", "_ask_aside", "_pop_aside", "all_waiting", "add_lane", "append", "__bool__", "popleft"}
     for each in classes:
@@ -68,14 +69,16 @@ NAMES = (
     "FairQueue._all_bytes", "FairQueue.nbytes_near", "FairQueue.help_if_stuck", "FairQueue.own_what_waits",
     "FairQueue._alert_for_slow", "FairQueue.came_unfetched", "FairQueue.__bool__", "FairQueue.popleft",
     "SaveQueue.before_step", "SaveQueue._is_still_calm", "SaveQueue.manage", "SaveQueue.calm_down",
-    "SaveQueue._be_calm", "SaveQueue._note_taken", "SaveQueue._own_what_waits", "SaveQueue._ask",
+    "SaveQueue._be_calm", "SaveQueue._note_come", "SaveQueue._own_what_waits", "SaveQueue._ask",
     "SaveQueue.calm_sent", "SaveQueue.sent", "SaveQueue._look", "SaveQueue._weigh", "SaveQueue._unfetched",
     "SaveQueue._make_chunks_known", "SaveQueue._is_other_lane_busy", "SaveQueue._is_heavy", "SaveQueue.note_deaf",
     "SaveQueue.has_chunks_unknown",
     "Helper.is_first_stuck", "Helper.is_hung", "Helper.may_take_all", "Helper.alert",
     "Storage.add", "Storage.remove", "Storage.is_thin",
     "Chunks.put", "Chunks.ended", "Chunks.look", "Chunks._drop_fetched", "Chunks._count", "Chunks.knows",
-    "Chunks.end_those_without", "Chunks.want", "Book.names",
+    "Chunks.look_now",
+    "Chunks.end_those_without", "Chunks.want",
+    "Book.names",
     "Credits.hold", "Credits._hold_those_over", "Credits._hold_those_with_most", "Credits._apply",
     "Credits._placeholders",
     "fair.stream_of", "fair.weigh", "fair.keep", "queue.weigh", "queue.size_of", "unfetched._is_there",

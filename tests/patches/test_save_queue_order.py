@@ -529,7 +529,7 @@ def test_helper_works_at_once_beside_a_send_that_may_be_slow() -> None:
 
 
 def test_stream_known_to_be_slow_is_left_to_the_helper() -> None:
-    """After two slow puts in a row the first lane serves the others and the helper, at once, that one; until a quick."""
+    """After two slow puts in a row the first lane serves the others, and the helper, at once, that one."""
     made = queue()
     first, helper = Lane(made), Lane(made, threading.Condition())
     try:
@@ -553,7 +553,7 @@ def test_stream_known_to_be_slow_is_left_to_the_helper() -> None:
 
 
 def test_slow_streams_are_not_left_to_a_helper_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A send of the helper that may last for ever: the first lane serves other slow streams when it has nothing else."""
+    """The helper may be in a send for ever: the first lane serves other slow streams when it has nothing else."""
     from omni_fastpath.patches.save_queue_cap import helper as module
 
     made = queue()
