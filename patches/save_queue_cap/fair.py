@@ -542,6 +542,10 @@ class FairQueue:
         found = [each.in_flight or each.waiting[0] for each in self._streams.values() if each.tasks]
         return min((held.since_s for held in found), default=float("inf"))
 
+    def deepest(self) -> int:
+        """Tasks of the stream that has the most."""
+        return max((each.tasks for each in self._streams.values()), default=0)
+
     def reserve_any(self, lane: Lane) -> None:
         """A task for a lane that was told that there is one, whosever turn it is."""
         self._reserve(lane, time.monotonic(), takes_all=True)

@@ -264,10 +264,11 @@ class SaveQueue:
             self._unrest_s = now
             return
         with self._lock:
-            if now - fair.oldest_s() > YOUNG_S or self._is_heavy():
+            deepest = fair.deepest()
+            if now - fair.oldest_s() > YOUNG_S or self._is_heavy() or deepest >= self.calm.steps:
                 self._unrest_s = now
             elif now - self._unrest_s >= self.calm.quiet_s and not self._is_other_lane_busy():
-                self._be_calm(now)
+                self._be_calm(now, deepest)
 
     def _is_heavy(self) -> bool:
         return self.fair._all_bytes() >= self.calm.nbytes
@@ -280,7 +281,7 @@ class SaveQueue:
             if lane is not fair.first_lane
         )
 
-    def _be_calm(self, now: float) -> None:
+    def _be_calm(self, now: float, deepest: int) -> None:
         """Under the lock. What waits stands in one place at least at any time, if in both for a moment."""
         fair = self.fair
         first = fair.first_lane
@@ -292,7 +293,7 @@ class SaveQueue:
         self._taken = int(self._in_hand is not None)
         self._come = self._fresh_from = self._noted = self._taken + len(self._inbox)
         self._marks.extend([0] * self.calm.steps)
-        self._marks.append(self._come)
+        self._marks.extend([self._come] * max(1, deepest))  # as old as the stream with the most may be
         self._seen_nbytes = fair._all_bytes()
         self._seen_at = self._book.transferred if self._book is not None else 0
         self._next_look_s = self._next_count_s = 0.0

@@ -65,7 +65,7 @@ NAMES = (
     "FairQueue._sort_in", "FairQueue.sort_in", "FairQueue._weigh", "FairQueue._weigh_one", "FairQueue._replace",
     "FairQueue._let_batches_go", "FairQueue._open", "FairQueue._note_bytes", "FairQueue._look", "FairQueue._reserve",
     "FairQueue._begin", "FairQueue._offer", "FairQueue.sent", "FairQueue._end", "FairQueue.gone", "FairQueue.adopt",
-    "FairQueue.oldest_s", "FairQueue.reserve_any", "FairQueue.in_order", "FairQueue.close_books",
+    "FairQueue.oldest_s", "FairQueue.deepest", "FairQueue.reserve_any", "FairQueue.in_order", "FairQueue.close_books",
     "FairQueue._all_bytes", "FairQueue.nbytes_near", "FairQueue.help_if_stuck", "FairQueue.own_what_waits",
     "FairQueue._alert_for_slow", "FairQueue.came_unfetched", "FairQueue.__bool__", "FairQueue.popleft",
     "SaveQueue.before_step", "SaveQueue._is_still_calm", "SaveQueue.manage", "SaveQueue.calm_down",
