@@ -72,7 +72,7 @@ NAMES = (
     "SaveQueue._be_calm", "SaveQueue._note_come", "SaveQueue._own_what_waits", "SaveQueue._ask",
     "SaveQueue.calm_sent", "SaveQueue.sent", "SaveQueue._look", "SaveQueue._weigh", "SaveQueue._unfetched",
     "SaveQueue._make_chunks_known", "SaveQueue._is_other_lane_busy", "SaveQueue._is_heavy", "SaveQueue.note_deaf",
-    "SaveQueue.has_chunks_unknown",
+    "SaveQueue.has_chunks_unknown", "SaveQueue.has_news", "SaveQueue._estimate", "FairQueue.trust_all",
     "Helper.is_first_stuck", "Helper.is_hung", "Helper.may_take_all", "Helper.alert",
     "Storage.add", "Storage.remove", "Storage.is_thin",
     "Chunks.put", "Chunks.ended", "Chunks.look", "Chunks._drop_fetched", "Chunks._count", "Chunks.knows",
