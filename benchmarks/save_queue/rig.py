@@ -19,7 +19,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,8 +291,12 @@ class Rig:
         step = self.in_flight.pop()
         return self.scheduler.update_from_output(step.scheduled, step.output())
 
-    def step(self) -> bool:
-        """One turn of the engine core's loop (``step_with_batch_queue`` or ``step``); whether anything was computed."""
+    def step(self, tokens: Counter[str] | None = None) -> bool:
+        """One turn of the engine core's loop (``step_with_batch_queue`` or ``step``); whether anything was computed.
+
+        Args:
+            tokens: Where tokens that come out are counted, by request id.
+        """
         executed = False
         if self.scheduler.has_requests():
             scheduled = self.schedule()
@@ -302,12 +306,15 @@ class Rig:
                 return executed
         elif not self.in_flight:
             return False
-        self.update()
+        came = self.update()
+        if tokens is not None:
+            for outputs in (came or {}).values():
+                tokens.update({each.request_id: len(each.new_token_ids) for each in outputs.outputs})
         return executed
 
-    def turn(self) -> bool:
+    def turn(self, tokens: Counter[str] | None = None) -> bool:
         """A step, and the pause that upstream's loop makes when nothing could be computed."""
-        executed = self.step()
+        executed = self.step(tokens)
         if not executed and self.scheduler.has_unfinished_requests():
             time.sleep(0.001)
         return executed
