@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, nargs="*", help="component: busy processes beside it, one after another")
     parser.add_argument("--stage", type=int, choices=list(STAGES), help="component, receiver, overhead: only this one")
     parser.add_argument("--seconds", type=float, help=f"receiver: of a stall; {stalls.SECONDS:g}")
+    parser.add_argument("--configs", type=Path, metavar="FOLDER", help="keep the stages' configs there: 20 s less")
     parser.add_argument("--payloads", choices=("views", "own"), default="views", help="component, overhead, prompt")
     parser.add_argument(
         "--device-type",
@@ -58,7 +59,7 @@ def main() -> None:
         whole_server.run(server_plan)
         return
     with tempfile.TemporaryDirectory() as folder:
-        component_mode(options, stage_configs(Path(folder)))
+        component_mode(options, stage_configs(options.configs or Path(folder)))
 
 
 def component_mode(options: argparse.Namespace, configs: dict[int, Path]) -> None:
