@@ -43,6 +43,7 @@ IDLE_ARRIVALS_S = 0.7
 """All streams are there before the first has ended."""
 QUIET = (ALONE, ALONE_AGAIN, FASTPATH)
 """Arms when nobody is slow."""
+WAITING = {"max_total": "most tasks seen waiting", "max_stream": "the same, one stream"}
 CREDIT = SaveQueueOptions().per_stream_tasks or 0
 """Of the arms: the default."""
 
@@ -218,8 +219,7 @@ def show_slow(stage: int, load: Load, results: dict[str, list[Run]]) -> None:
         low, high = compared[0].interval
         table.add_row(figure, *map(_cell, compared), f"{low:.2f} to {high:.2f}", end_section=False)
     table.add_section()
-    for name in ("max_total", "max_stream"):
-        label = {"max_total": "most tasks seen waiting", "max_stream": "the same, one stream"}[name]
+    for name, label in WAITING.items():
         table.add_row(label, *(str(max(run[name] for run in runs)) for runs in results.values()))
     for name in ("max_queued_tasks", "max_stream_tasks", "holds", "held_steps", "expired_holds"):
         table.add_row(name, *(_most(runs, name) for runs in results.values()))
@@ -244,6 +244,8 @@ def show_idle(what: str, streams: int, results: dict[str, list[Run]]) -> None:
         values = [f"{each.value * 1e3:.1f} ms" for each in (first, second, ours)]
         table.add_row(figure, *values, f"{ours.ratio:.2f} {ours.verdict}", f"{low:.2f} to {high:.2f}")
     table.add_row("cores of the stage", *(f"{_mean(runs, 'busy'):.2f}" for runs in (one, again, fast)))
+    for name, label in WAITING.items():
+        table.add_row(label, *(str(max(run[name] for run in runs)) for runs in (one, again, fast)))
     for name in ("holds", "copied_tensors"):
         table.add_row(name, "", "", _total(fast, name))
     table.caption = LEGEND
