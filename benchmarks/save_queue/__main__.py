@@ -25,7 +25,7 @@ from benchmarks.save_queue.measure import Text
 from benchmarks.save_queue.rig import STAGES, stage_configs
 
 QUICK_STALL_S = 4.0
-QUICK_TEXT = Text(tokens=60, text_tokens=50, seconds=1.5)
+QUICK_TEXT = Text(tokens=60, text_tokens=50, alone_after_s=0.5, seconds=2.0)
 
 
 def main() -> None:

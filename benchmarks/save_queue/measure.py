@@ -526,6 +526,7 @@ class Text:
         hung: How many of them have puts that hang.
         tokens: Of the text of each.
         text_tokens: Of the request for text alone.
+        alone_after_s: When that comes, after the others.
         seconds: After which is looked.
     """
 
@@ -533,6 +534,7 @@ class Text:
     hung: int = 2
     tokens: int = 200
     text_tokens: int = 150
+    alone_after_s: float = 1.0
     seconds: float = 4.5
 
 
@@ -541,7 +543,7 @@ def run_text(rig: Rig, receiver: Receiver, text: Text, tag: str) -> dict[str, An
 
     Returns:
         ``audio`` and ``alone``: tokens of each audio request and of the one for text alone after ``seconds``;
-        ``alone_s``: when that was done (None: not yet); ``digests`` and ``counters`` (at that time).
+        ``alone_s``: how long that took (None: it goes on); ``digests`` and ``counters`` (at that time).
     """
     from vllm_omni.engine.serialization import serialize_additional_information
 
@@ -555,7 +557,7 @@ def run_text(rig: Rig, receiver: Receiver, text: Text, tag: str) -> dict[str, An
         return 0.0
 
     names = [f"{tag}-{HUNG if number < text.hung else 'other'}-{number}" for number in range(text.streams)]
-    alone, tokens, done_s = f"{tag}-text", Counter[str](), None
+    alone, tokens, done_s = None, Counter[str](), None
     reset_counters()
     undo = slow_down(hangs)
     try:
@@ -563,16 +565,18 @@ def run_text(rig: Rig, receiver: Receiver, text: Text, tag: str) -> dict[str, An
         for number, name in enumerate(names):
             receiver.expect(name)
             rig.add(name, tokens=text.tokens, prompt=f"{number:03}")
-        request = rig.add(alone, tokens=text.text_tokens, prompt="999")
-        request.additional_information = serialize_additional_information({"omni_final_stage_id": 0})
-        while time.monotonic() < begun + text.seconds:
+        while (now := time.monotonic()) < begun + text.seconds:
+            if alone is None and now >= begun + text.alone_after_s:
+                alone = f"{tag}-text"
+                request = rig.add(alone, tokens=text.text_tokens, prompt="999")
+                request.additional_information = serialize_additional_information({"omni_final_stage_id": 0})
             if not rig.busy():
                 time.sleep(0.01)
                 continue
             rig.turn(tokens)
-            if done_s is None and tokens[alone] >= text.text_tokens:
-                done_s = time.monotonic() - begun
-        found = {"audio": [tokens[name] for name in names], "alone": tokens[alone], "alone_s": done_s}
+            if alone is not None and done_s is None and tokens[alone] >= text.text_tokens:
+                done_s = time.monotonic() - begun - text.alone_after_s
+        found = {"audio": [tokens[name] for name in names], "alone": tokens[f"{tag}-text"], "alone_s": done_s}
         found["counters"] = counters()
     finally:
         open_again.set()
