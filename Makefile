@@ -35,8 +35,8 @@ replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells de
 concurrency: setup ## the whole server at concurrency 1 to 32
 	@$(VENV_PYTHON) -W ignore -m benchmarks.concurrency
 
-save-queue: setup ## one slow receiver, and nobody slow; half an hour
-	@for part in component server receiver overhead; do $(VENV_PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done
+save-queue: setup ## slow receivers, and nobody slow; half an hour
+	@for part in component overhead receiver text prompt server; do $(VENV_PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done
 
 forward-gate: setup ## what a stage sends twice, on 0.30 and on 0.22; six minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.forward_gate $(ARGS)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from benchmarks.save_queue.rig import Rig, outstanding, queued, queued_bytes, unfetched
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SLOW = "slow"
 """In the external request id of the stream whose sends are slow."""
+FIRST_SLOW = 3
 RUN_TIMEOUT_S = 240.0
 SAMPLE_S = 0.25
 """Between two looks at what is on its way."""
@@ -31,27 +32,31 @@ class Load:
         streams: How many.
         tokens: What each samples, tokens (frames at the talker).
         arrivals_s: From the first arrival to the last, seconds.
-        slow: Which one has slow sends; None: nobody.
-        slow_ms: What each of its sends takes more, milliseconds.
+        slow: How many of them have slow sends: the fourth and those after it.
+        slow_ms: What each of their sends takes more, milliseconds.
     """
 
     streams: int
     tokens: int
     arrivals_s: float
-    slow: int | None = None
+    slow: int = 0
     slow_ms: float = 200.0
+
+    def is_slow(self, number: int) -> bool:
+        """Whether this stream, counted from 0 in order of arrival, is one of them."""
+        return FIRST_SLOW <= number < FIRST_SLOW + self.slow
 
 
 def run_load(rig: Rig, receiver: Receiver, load: Load, tag: str) -> dict[str, Any]:
-    """Run a load to the end of its last stream.
+    """Run a load to the end of its last stream. Sends are slow until nobody but their own streams is left.
 
     Returns:
         ``streams`` (each a mapping, in order of arrival: ``slow``, ``ttfp_s``, ``e2e_s``, ``gap_s``, ``chunks``,
         ``digest``), ``max_total`` and ``max_stream`` (save tasks that wait), ``chunks_per_s``, ``busy`` (processor time
         of this process, in cores) and ``counters`` (of the patch, this run's).
     """
-    names = [f"{tag}-{SLOW if number == load.slow else 'other'}-{number:03}" for number in range(load.streams)]
-    undo = _slow_down(rig.stage, load) if load.slow is not None else None
+    names = [f"{tag}-{SLOW if load.is_slow(number) else 'other'}-{number:03}" for number in range(load.streams)]
+    slowness = _Slowness(rig, load)
     reset_counters()
     depth = _Depth()
     cpu_s = time.process_time()
@@ -69,15 +74,18 @@ def run_load(rig: Rig, receiver: Receiver, load: Load, tag: str) -> dict[str, An
                 depth.look(rig)
             else:
                 time.sleep(max(0.0, arrivals[waiting] - time.monotonic()))
+            if waiting == load.streams:
+                slowness.end_when_alone()
+        while not slowness.end_when_alone():
+            time.sleep(0.005)
         received = receiver.all_received(RUN_TIMEOUT_S)
         ended = time.monotonic()
         _settle(rig)
     finally:
-        if undo is not None:
-            undo()
+        slowness.end()
     return {
         "streams": [
-            {"slow": number == load.slow, **_felt(received[name], arrivals[number])}
+            {"slow": load.is_slow(number), **_felt(received[name], arrivals[number])}
             for number, name in enumerate(names)
         ],
         "max_total": depth.total,
@@ -99,10 +107,38 @@ def _felt(received: Received, arrival_s: float) -> dict[str, Any]:
     }
 
 
-def _slow_down(stage: int, load: Load) -> Callable[[], None]:
-    from omni_simulated_device.slow_sends import for_streams, slow_down
+class _Slowness:
+    """Slow sends of a load's slow streams, until the others are done: what comes after tells nothing of them."""
 
-    return slow_down(for_streams(SLOW, load.slow_ms * 1e-3, stage=stage))
+    def __init__(self, rig: Rig, load: Load) -> None:
+        from omni_simulated_device.slow_sends import for_streams, slow_down
+
+        self._rig = rig
+        self._next_s = 0.0
+        self._undo = slow_down(for_streams(SLOW, load.slow_ms * 1e-3, stage=rig.stage)) if load.slow else None
+
+    def end_when_alone(self) -> bool:
+        """Whether it has ended; ends it if none but the slow streams has anything left. Looks now and then."""
+        now = time.monotonic()
+        if self._undo is None or (now >= self._next_s and not self._others_wait()):
+            self.end()
+            return True
+        self._next_s = max(self._next_s, now + SAMPLE_S) if now >= self._next_s else self._next_s
+        return False
+
+    def _others_wait(self) -> bool:
+        from omni_fastpath.patches.save_queue_cap.queue import stream_of
+
+        adapter = self._rig.adapter
+        if any(SLOW not in name for name in self._rig.scheduler.requests):
+            return True
+        in_flight = [name for name, token in list(adapter._sender_tokens.items()) if token.in_flight]
+        return any(SLOW not in name for name in [*in_flight, *map(stream_of, queued(adapter))])
+
+    def end(self) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
 
 def _settle(rig: Rig, timeout_s: float = 60.0) -> None:
@@ -279,100 +315,274 @@ class _Samples:
         self.found.append((at, queued_bytes(tasks), sum(chunks), len(tasks)))
 
 
-# ---- What it costs the scheduler's thread ----
+# ---- What it costs ----
+
+WARM_UP_STEPS = 10
 
 
-@dataclass
-class _Span:
-    """Microseconds of the calls of one function."""
+class _Clocked:
+    """Processor time of the scheduler's thread in upstream's two functions, a pair of clock readings a call.
 
-    us: list[float] = field(default_factory=list)
-
-    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            begun = time.perf_counter_ns()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.us.append((time.perf_counter_ns() - begun) / 1e3)
-
-        return call
-
-
-def run_overhead(rig: Rig, receiver: Receiver, streams: int, steps: int, tag: str) -> dict[str, Any]:
-    """Run *streams* for *steps* steps, nothing slow, and time what the scheduler's thread does.
-
-    ``around``: schedule() less what upstream's own body takes, from its first helper to its last; stock has a figure
-    too, which is what the body does outside of them. ``append``: all appends of a step together; a deque's cannot be
-    timed from inside and counts as nothing.
-
-    Returns:
-        Medians and means in microseconds a step: ``schedule``, ``update``, ``around``, ``append``; ``appends`` a step.
+    ``around`` is ``schedule()`` less upstream's own body from its first helper to its last: stock has a figure too,
+    what the body does outside of the two.
     """
-    scheduler, adapter = rig.scheduler, rig.adapter
-    schedule, update, append = _Span(), _Span(), _Span()
-    body: list[float] = []
-    begun_ns = [0]
 
-    def first(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self, scheduler: Any) -> None:
+        self.schedule_us: list[float] = []
+        self.update_us: list[float] = []
+        self.around_us: list[float] = []
+        self._scheduler = scheduler
+        self._inner_ns = self._begun_ns = 0
+        self._hooks: dict[str, Callable[..., Any]] = {
+            "_drop_aborted_queued_requests": self._first(scheduler._drop_aborted_queued_requests),
+            "_wrap_omni_scheduler_output": self._last(scheduler._wrap_omni_scheduler_output),
+            "schedule": self._schedule(scheduler.schedule),
+            "update_from_output": self._update(scheduler.update_from_output),
+        }
+
+    def __enter__(self) -> Self:
+        for name, function in self._hooks.items():
+            setattr(self._scheduler, name, function)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._hooks:
+            delattr(self._scheduler, name)
+
+    def _first(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not begun_ns[0]:  # upstream calls this helper twice a step
-                begun_ns[0] = time.perf_counter_ns()
+            if not self._begun_ns:  # upstream calls this helper twice a step
+                self._begun_ns = time.thread_time_ns()
             return wrapped(*args, **kwargs)
 
         return call
 
-    def last(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    def _last(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = wrapped(*args, **kwargs)
-            body.append((time.perf_counter_ns() - begun_ns[0]) / 1e3)
-            begun_ns[0] = 0
+            self._inner_ns = time.thread_time_ns() - self._begun_ns
             return result
 
         return call
 
-    timed = {
-        "_drop_aborted_queued_requests": first(scheduler._drop_aborted_queued_requests),
-        "_wrap_omni_scheduler_output": last(scheduler._wrap_omni_scheduler_output),
-        "schedule": schedule.timed(scheduler.schedule),
-        "update_from_output": update.timed(scheduler.update_from_output),
-    }
-    queue = adapter._pending_save_reqs
-    ours = hasattr(queue, "streams")
+    def _schedule(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._begun_ns = 0
+            begun = time.thread_time_ns()
+            result = wrapped(*args, **kwargs)
+            whole = time.thread_time_ns() - begun
+            self.schedule_us.append(whole / 1e3)
+            self.around_us.append((whole - self._inner_ns) / 1e3)
+            return result
+
+        return call
+
+    def _update(self, wrapped: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begun = time.thread_time_ns()
+            result = wrapped(*args, **kwargs)
+            self.update_us.append((time.thread_time_ns() - begun) / 1e3)
+            return result
+
+        return call
+
+
+def _lanes(rig: Rig) -> list[int]:
+    """Clocks of the processor time of the threads that send."""
+    queue = rig.adapter._pending_save_reqs
+    threads = getattr(queue, "lanes", (rig.adapter.save_thread,))
+    return [time.pthread_getcpuclockid(thread.ident) for thread in threads if thread.ident is not None]
+
+
+def run_overhead(
+    rig: Rig, receiver: Receiver, streams: int, steps: int, tag: str, *, sends: bool = True
+) -> dict[str, Any]:
+    """Run *streams* at a time for *steps* steps each, nobody slow: processor time of the scheduler's thread and lanes.
+
+    A send costs upstream 150 us of system calls and serialisation, whose drift hides what a queue costs. Without
+    *sends* the connector takes a chunk and forgets it, and all else is the same.
+
+    Returns:
+        Lists of microseconds, one for each step of all streams: ``schedule``, ``update``, ``around``; ``lane_us``: what
+        the threads that send took for each task that was queued; ``tasks``, ``process_us`` a step and ``counters``.
+    """
     names = [f"{tag}-stream-{number:03}" for number in range(streams)]
-    appended_before: list[int] = []
-    try:
-        for name, function in timed.items():
-            setattr(scheduler, name, function)
-        if ours:
-            queue.append = append.timed(queue.append)
-        for number, name in enumerate(names):
+    reset_counters()
+    if not sends:
+        rig.connector.put = functools.partial(_forgotten, rig.connector)
+    for number, name in enumerate(names):
+        if sends:
             receiver.expect(name)
-            rig.add(name, tokens=steps, prompt=f"{number:03}")
+        rig.add(name, tokens=steps, prompt=f"{number:03}")
+    lanes = _lanes(rig)
+    lanes_ns = sum(map(time.clock_gettime_ns, lanes))
+    process_s = time.process_time()
+    full: list[int] = []
+    with _Clocked(rig.scheduler) as clocked:
         while rig.busy():
-            appended_before.append(len(append.us))
             rig.turn()
+            if rig.in_flight and len(rig.in_flight[0].request_ids) == streams:
+                full.append(len(clocked.schedule_us) - 1)
         receiver.all_received(RUN_TIMEOUT_S)
-    finally:
-        for name in timed:
-            delattr(scheduler, name)
-        if ours:
-            del queue.append
-    around = [whole - inner for whole, inner in zip(schedule.us, body, strict=True)]
-    appends = [
-        sum(append.us[start:end])
-        for start, end in itertools.pairwise([*appended_before, len(append.us)])
-        if end > start
-    ]
-    spans: Mapping[str, list[float]] = {
-        "schedule": schedule.us,
-        "update": update.us,
-        "around": around,
-        "append": appends or [0.0],
-    }
+        _settle(rig)
+    if not sends:
+        del rig.connector.put
+    took_ns = sum(map(time.clock_gettime_ns, lanes)) - lanes_ns
+    tasks = streams * steps
+    full = full[WARM_UP_STEPS:-2]  # the last steps of a stream, and their updates, end requests
+    depth = rig.depth - 1
     return {
-        **{f"{name}_p50_us": statistics.median(values) for name, values in spans.items()},
-        **{f"{name}_mean_us": statistics.fmean(values) for name, values in spans.items()},
-        "appends_a_step": len(append.us) / max(len(appends), 1),
+        "schedule": [clocked.schedule_us[step] for step in full],
+        # An update comes after the schedule() of the step after it.
+        "update": [clocked.update_us[step - depth] for step in full],
+        "around": [clocked.around_us[step] for step in full],
+        "lane_us": took_ns / 1e3 / tasks,
+        "tasks": tasks,
+        "process_us": (time.process_time() - process_s) * 1e6 / steps,
         "counters": counters(),
     }
+
+
+def _forgotten(connector: Any, **_: Any) -> tuple[bool, int, dict[str, Any] | None]:
+    """In the place of ``put``."""
+    connector._metrics["puts"] += 1
+    connector._metrics["bytes_transferred"] += 1
+    return True, 1, None
+
+
+# ---- A long prompt ----
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One long prompt among streams that decode.
+
+    Attributes:
+        streams: That decode.
+        tokens: What each samples.
+        prompt_tokens: Of the long one, computed in one step.
+    """
+
+    streams: int
+    tokens: int
+    prompt_tokens: int
+
+
+def run_prompt(rig: Rig, receiver: Receiver, prompt: Prompt, tag: str) -> dict[str, Any]:
+    """Let a long prompt come when all others decode.
+
+    Returns:
+        ``longest_ms`` (wall) and ``longest_cpu_ms`` of one ``schedule()`` from the prompt's arrival on, ``gap_s`` (the
+        others' largest gaps), ``digests``, ``counters``.
+    """
+    others = [f"{tag}-other-{number:03}" for number in range(prompt.streams)]
+    reset_counters()
+    schedule = rig.scheduler.schedule
+    walls: list[tuple[float, float]] = []
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        begun, begun_cpu = time.perf_counter(), time.thread_time()
+        result = schedule(*args, **kwargs)
+        walls.append((time.perf_counter() - begun, time.thread_time() - begun_cpu))
+        return result
+
+    rig.scheduler.schedule = timed
+    try:
+        for number, name in enumerate(others):
+            receiver.expect(name)
+            rig.add(name, tokens=prompt.tokens, prompt=f"{number:03}")
+        steps = 0
+        while rig.busy():
+            rig.turn()
+            steps += 1
+            if steps == prompt.tokens // 3:
+                walls.clear()
+                receiver.expect(f"{tag}-long")
+                rig.add(f"{tag}-long", tokens=4, prompt="long", prompt_tokens=prompt.prompt_tokens)
+        received = receiver.all_received(RUN_TIMEOUT_S)
+        _settle(rig)
+    finally:
+        del rig.scheduler.schedule
+    return {
+        "longest_ms": max(wall for wall, _ in walls) * 1e3,
+        "longest_cpu_ms": max(cpu for _, cpu in walls) * 1e3,
+        "gaps_s": [_felt(received[name], 0.0)["gap_s"] for name in others],
+        "digests": [received[name].digest for name in [*others, f"{tag}-long"]],
+        "counters": counters(),
+    }
+
+
+# ---- Text beside puts that hang ----
+
+HUNG = "hung"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Audio streams, some of whose puts hang, and a request for text alone.
+
+    Attributes:
+        streams: With audio.
+        hung: How many of them have puts that hang.
+        tokens: Of the text of each.
+        text_tokens: Of the request for text alone.
+        alone_after_s: When that comes, after the others.
+        seconds: After which is looked.
+    """
+
+    streams: int = 4
+    hung: int = 2
+    tokens: int = 200
+    text_tokens: int = 150
+    alone_after_s: float = 1.0
+    seconds: float = 4.5
+
+
+def run_text(rig: Rig, receiver: Receiver, text: Text, tag: str) -> dict[str, Any]:
+    """Count the text that comes out of the stage while puts hang, then let everything end.
+
+    Returns:
+        ``audio`` and ``alone``: tokens of each audio request and of the one for text alone after ``seconds``;
+        ``alone_s``: how long that took (None: it goes on); ``digests`` and ``counters`` (at that time).
+    """
+    from vllm_omni.engine.serialization import serialize_additional_information
+
+    from omni_simulated_device.slow_sends import slow_down
+
+    open_again = threading.Event()
+
+    def hangs(stream: str, _stage: int) -> float:
+        if HUNG in stream:
+            open_again.wait()
+        return 0.0
+
+    names = [f"{tag}-{HUNG if number < text.hung else 'other'}-{number}" for number in range(text.streams)]
+    alone, tokens, done_s = None, Counter[str](), None
+    reset_counters()
+    undo = slow_down(hangs)
+    try:
+        begun = time.monotonic()
+        for number, name in enumerate(names):
+            receiver.expect(name)
+            rig.add(name, tokens=text.tokens, prompt=f"{number:03}")
+        while (now := time.monotonic()) < begun + text.seconds:
+            if alone is None and now >= begun + text.alone_after_s:
+                alone = f"{tag}-text"
+                request = rig.add(alone, tokens=text.text_tokens, prompt="999")
+                request.additional_information = serialize_additional_information({"omni_final_stage_id": 0})
+            if not rig.busy():
+                time.sleep(0.01)
+                continue
+            rig.turn(tokens)
+            if alone is not None and done_s is None and tokens[alone] >= text.text_tokens:
+                done_s = time.monotonic() - begun - text.alone_after_s
+        found = {"audio": [tokens[name] for name in names], "alone": tokens[f"{tag}-text"], "alone_s": done_s}
+        found["counters"] = counters()
+    finally:
+        open_again.set()
+        undo()
+    while rig.busy():
+        rig.turn()
+    received = receiver.all_received(RUN_TIMEOUT_S)
+    _settle(rig)
+    return {**found, "digests": [received[name].digest for name in names]}

@@ -1,23 +1,29 @@
-"""What the patch costs the scheduler's thread in a step, nobody slow."""
+"""What the patch costs the scheduler's thread in a step and a lane in a task, nobody slow, beside stock twice."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.save_queue.component import STEP_MS
 from benchmarks.save_queue.figures import Run
 from benchmarks.save_queue.output import progress, save
 from benchmarks.save_queue.rig import STAGES
-from benchmarks.save_queue.subjects import ALONE, IDLE, subjects
+from benchmarks.save_queue.subjects import ALONE, ALONE_AGAIN, FASTPATH, subjects
 
-STREAMS = (1, 8, 32, 64, 128)
-STEPS = 200
-STEP_MS = 15.0
-ARMS = (ALONE, IDLE)
+STREAMS = (64, 128)
+STEPS = 100
+RUNS = 6
+ARMS = (ALONE, ALONE_AGAIN, FASTPATH)
+WITH = {True: "sends", False: "no sends"}
+"""Without sends the lanes' own cost is not hidden by what a send's costs drift."""
+GOALS = {64: (30.0, 3.0), 128: (70.0, 3.0)}
+"""Microseconds beyond stock's that are allowed: of the scheduler's thread a step, of the lanes a task."""
 
 
 def run(
@@ -28,62 +34,60 @@ def run(
     runs: int,
     stage: int = 0,
     device_type: str = "cuda",
+    payloads: str = "views",
 ) -> None:
-    """Run every size in both arms in turn, save the lines and print the table."""
-    results: dict[tuple[str, int], list[Run]] = {}
-    with subjects(ARMS, stage, configs[stage], step_ms=STEP_MS, device_type=device_type) as found:
+    """Run every size in all arms in turn, save the lines and print the table."""
+    results: dict[tuple[str, int, bool], list[Run]] = {}
+    settings = {"step_ms": STEP_MS[stage], "device_type": device_type, "payloads": payloads}
+    with subjects(ARMS, stage, configs[stage], **settings) as found:
         for subject in found:
-            subject.call("overhead", streams=2, steps=10)  # nobody counts it
-        for number in range(runs):
-            for count in streams:
-                for subject in found if number % 2 == 0 else reversed(found):
-                    progress(f"{count} streams, {steps} steps: {subject.arm.name}")
-                    result = subject.call("overhead", streams=count, steps=steps)
-                    results.setdefault((subject.arm.name, count), []).append(result)
+            subject.call("overhead", streams=8, steps=10)  # nobody counts it
+        for number, count, sends in itertools.product(range(runs), streams, (True, False)):
+            turn = number % len(found)
+            for subject in [*found[turn:], *found[:turn]]:
+                progress(f"{STAGES[stage]}, {count} streams, {WITH[sends]}: {subject.arm.name}")
+                result = subject.call("overhead", streams=count, steps=steps, sends=sends)
+                results.setdefault((subject.arm.name, count, sends), []).append(result)
     save(
         "overhead",
         stage=stage,
-        device_type=device_type,
+        settings=settings,
         steps=steps,
-        runs={f"{arm}, {count}": each for (arm, count), each in results.items()},
+        runs={f"{arm}, {count}, {WITH[sends]}": each for (arm, count, sends), each in results.items()},
     )
     show(stage, streams, steps, results)
 
 
-def show(stage: int, streams: Sequence[int], steps: int, results: dict[tuple[str, int], list[Run]]) -> None:
-    """Microseconds a step."""
-    table = Table(title=f"{STAGES[stage]}: microseconds a step on the scheduler's thread, mean of {steps} steps (p50)")
-    columns = (
-        "streams",
-        "schedule(), stock",
-        "fastpath",
-        "added by the wrapper",
-        "update, stock",
-        "fastpath",
-        "appends",
-    )
-    for column in columns:
-        table.add_column(column, justify="right")
-    for count in streams:
-        stock, fast = results[ALONE.name, count], results[IDLE.name, count]
-        # What upstream's body does outside of its first and last helper, and the clock: stock has it too.
-        nothing = {kind: _figure(stock, f"around_{kind}_us") for kind in ("mean", "p50")}
-        added = [f"{_figure(fast, f'around_{kind}_us') - nothing[kind]:.1f}" for kind in ("mean", "p50")]
-        table.add_row(
-            str(count),
-            _both(stock, "schedule"),
-            _both(fast, "schedule"),
-            f"{added[0]} ({added[1]})",
-            _both(stock, "update"),
-            _both(fast, "update"),
-            f"{_both(fast, 'append')}, {_figure(fast, 'appends_a_step'):.0f} of them",
-        )
+def show(stage: int, streams: Sequence[int], steps: int, results: dict[tuple[str, int, bool], list[Run]]) -> None:
+    """Microseconds a step and a task, with what two equal arms differ by."""
+    table = Table(title=f"{STAGES[stage]}, nobody slow, {steps} steps a run: processor time, microseconds")
+    for column in ("streams", "", "stock", "stock again", "fastpath", "beyond stock", "A/A", "goal"):
+        table.add_column(column, justify="left" if not column else "right")
+    for count, sends in itertools.product(streams, (True, False)):
+        goals = GOALS.get(count)
+        for name, figure, goal in (
+            ("scheduler's thread, a step, mean", lambda run: _step(run, statistics.fmean), goals and goals[0]),
+            ("the same, median", lambda run: _step(run, statistics.median), goals and goals[0]),
+            ("of it around schedule(), mean", lambda run: statistics.fmean(run["around"]), None),
+            ("lanes, a task", lambda run: run["lane_us"], goals and goals[1]),
+            ("the whole process, a step", lambda run: run["process_us"], None),
+        ):
+            one, again, fast = (statistics.median(map(figure, results[arm.name, count, sends])) for arm in ARMS)
+            beyond = fast - (one + again) / 2
+            table.add_row(
+                f"{count}, {WITH[sends]}",
+                name,
+                *(f"{each:.1f}" for each in (one, again, fast)),
+                f"{beyond:+.1f}",
+                f"{abs(one - again):.1f}",
+                "" if goal is None else f"{goal:.0f} {'ok' if beyond <= goal else 'OVER'}",
+            )
+        counted = results[FASTPATH.name, count, sends][-1]["counters"]
+        table.add_row("", "holds, copied tensors", "", "", f"{counted['holds']}, {counted['copied_tensors']}")
+        table.add_section()
+    table.caption = "median over runs"
     Console(width=150).print(table)
 
 
-def _figure(runs: Sequence[Run], name: str) -> float:
-    return statistics.median(float(run[name]) for run in runs)
-
-
-def _both(runs: Sequence[Run], name: str) -> str:
-    return f"{_figure(runs, f'{name}_mean_us'):.1f} ({_figure(runs, f'{name}_p50_us'):.1f})"
+def _step(run: Run, mean: Callable[[Sequence[float]], float]) -> float:
+    return mean([schedule + update for schedule, update in zip(run["schedule"], run["update"], strict=True)])

@@ -19,7 +19,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,8 +117,11 @@ class Rig:
         max_num_seqs: Requests that run at a time.
         kv_cache_mib: Pretended KV cache, MiB; 2 MiB hold some 1000 tokens of the one pretended layer.
         async_scheduling: As in the deploy (on) unless given.
-        device_type: What the config calls its device; the simulated one's is ``cpu``. A GPU's runner hands payloads
-            over in memory of their own, and so does the simulated one (each step makes new tensors).
+        device_type: What the config calls its device; the simulated one's is ``cpu``, where the patch must copy what
+            waits. ``cuda`` makes the stage a GPU stage for the patch.
+        payloads: ``views``: a request's payload is its rows of the step's batch, new at each step, as on a GPU stage;
+            ``own``: each has memory of its own, as with a batch of one. Pinned memory, which a GPU stage with async
+            scheduling has, is ordinary here (see `omni_simulated_device.worker`).
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class Rig:
         kv_cache_mib: int = 8192,
         async_scheduling: bool | None = None,
         device_type: str = "cpu",
+        payloads: str = "views",
     ) -> None:
         import vllm_omni  # noqa: F401 - replaces vLLM's Request before anything takes it
         from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
@@ -152,6 +156,7 @@ class Rig:
         self.stage = int(vllm_config.model_config.stage_id)
         self.vllm_config = vllm_config
         self.runner = _runner(vllm_config, step_ms)
+        self._own_payloads = payloads == "own"
         register_all_kvcache_specs(vllm_config)
         worker = _worker(vllm_config)
         specs = worker.get_kv_cache_spec()
@@ -275,7 +280,9 @@ class Rig:
         if output is None:
             output = self.runner.sample_tokens()
         waits = getattr(output, "get_output", None)
-        step = Step(scheduled, lambda: _of_real_size(output if waits is None else waits()))
+        if self._own_payloads:
+            _separate(output if waits is None else output.output)
+        step = Step(scheduled, lambda: output if waits is None else waits())
         self.in_flight.appendleft(step)
         return step
 
@@ -284,8 +291,12 @@ class Rig:
         step = self.in_flight.pop()
         return self.scheduler.update_from_output(step.scheduled, step.output())
 
-    def step(self) -> bool:
-        """One turn of the engine core's loop (``step_with_batch_queue`` or ``step``); whether anything was computed."""
+    def step(self, tokens: Counter[str] | None = None) -> bool:
+        """One turn of the engine core's loop (``step_with_batch_queue`` or ``step``); whether anything was computed.
+
+        Args:
+            tokens: Where tokens that come out are counted, by request id.
+        """
         executed = False
         if self.scheduler.has_requests():
             scheduled = self.schedule()
@@ -295,12 +306,15 @@ class Rig:
                 return executed
         elif not self.in_flight:
             return False
-        self.update()
+        came = self.update()
+        if tokens is not None:
+            for outputs in (came or {}).values():
+                tokens.update({each.request_id: len(each.new_token_ids) for each in outputs.outputs})
         return executed
 
-    def turn(self) -> bool:
+    def turn(self, tokens: Counter[str] | None = None) -> bool:
         """A step, and the pause that upstream's loop makes when nothing could be computed."""
-        executed = self.step()
+        executed = self.step(tokens)
         if not executed and self.scheduler.has_unfinished_requests():
             time.sleep(0.001)
         return executed
@@ -341,13 +355,11 @@ def _runner(vllm_config: Any, step_ms: float) -> Any:
             os.environ[CONFIG_VARIABLE] = before
 
 
-def _of_real_size(output: Any) -> Any:
-    """Give each layer rows of its own: the simulated thinker's two layers are one tensor, a model's are two."""
+def _separate(output: Any) -> None:
+    """Give each payload memory of its own."""
     for payload in output.inter_stage_outputs or ():
-        layers = [name for name in payload or () if name.startswith("hidden_states.")]
-        for name in layers[1:]:
+        for name in payload or ():
             payload[name] = payload[name].clone()
-    return output
 
 
 def _worker(vllm_config: Any) -> Any:
@@ -369,6 +381,8 @@ def queued(adapter: Any) -> list[dict[str, Any]]:
         with contextlib.suppress(RuntimeError):
             if isinstance(queue, deque):
                 return list(queue)
+            if getattr(queue, "is_plain", False):  # one deque, as upstream's
+                return list(queue._inbox)
             return [held.task for stream in list(queue.streams.values()) for held in list(stream.waiting)]
     raise RuntimeError("the save queue changes faster than it can be copied")
 

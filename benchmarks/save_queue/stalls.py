@@ -14,10 +14,10 @@ from benchmarks.save_queue.figures import Run
 from benchmarks.save_queue.measure import Stall
 from benchmarks.save_queue.output import progress, save
 from benchmarks.save_queue.rig import STAGES
-from benchmarks.save_queue.subjects import ALONE, ON, Arm, subjects
+from benchmarks.save_queue.subjects import ALONE, ALWAYS, Arm, subjects
 
 STEP_MS = 15.0
-SECONDS = 30.0
+SECONDS = 10.0
 STREAMS = 16
 CAP_BYTES = 4 * 2**20
 LANES = 2
@@ -27,9 +27,8 @@ STEPS_IN_FLIGHT = 2
 _VALUES = {"PER_STREAM_TASKS": "null", "UNFETCHED_CHUNKS": "null", "TOTAL_TASKS": "null", "TOTAL_BYTES": str(CAP_BYTES)}
 CAPPED = Arm(
     f"fastpath, {CAP_BYTES // 2**20} MiB",
-    {**ON, **{f"OMNI_FASTPATH_SAVE_QUEUE_CAP__{key}": value for key, value in _VALUES.items()}},
+    {**ALWAYS, **{f"OMNI_FASTPATH_SAVE_QUEUE_CAP__{key}": value for key, value in _VALUES.items()}},
 )
-DEFAULTS = Arm("fastpath, defaults", ON)
 ARMS = (ALONE, CAPPED)
 HOW = {"receiver": "receiver stopped", "put": "every put blocks"}
 
@@ -40,7 +39,7 @@ def run(configs: dict[int, Path], *, seconds: float, streams: int, arms: Sequenc
     # In stock the streams go on for as long as it lasts, and a little longer.
     stall = replace(stall, tokens=int((stall.before_s + 1.05 * seconds) / (STEP_MS * 1e-3)))
     results: dict[tuple[str, str], Run] = {}
-    with subjects(arms, stage, configs[stage], step_ms=STEP_MS) as found:
+    with subjects(arms, stage, configs[stage], step_ms=STEP_MS, device_type="cuda") as found:
         for (how, said), subject in itertools.product(HOW.items(), found):
             arm = subject.arm
             progress(f"{said} for {seconds:g} s: {arm.name}")

@@ -7,14 +7,18 @@ drifts on the machine hits all arms alike.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+
+from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
 
 PATCH = "save_queue_cap"
 START_TIMEOUT_S = 180.0
@@ -51,17 +55,35 @@ class Arm:
         return bool(self.environment)
 
 
+IMPORTED = (
+    "vllm_omni",
+    "vllm.utils.gc_utils",
+    "vllm.v1.structured_output",
+    "vllm_omni.core.sched.omni_ar_scheduler",
+    "vllm_omni.distributed.omni_connectors.connectors.shm_connector",
+    "vllm_omni.model_executor.stage_input_processors.qwen3_omni",
+    "omni_simulated_device.worker",
+    "benchmarks.save_queue.measure",
+)
+"""Upstream's and the benchmark's, imported once for all processes; nothing of ours."""
+
 ON = {"OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"}
+
+
+def holding(mode: str) -> dict[str, str]:
+    """The patch with ``holds`` at *mode*; a release of it without that option holds for every limit."""
+    has_it = "holds" in SaveQueueOptions.model_fields
+    return {**ON, "OMNI_FASTPATH_SAVE_QUEUE_CAP__HOLDS": mode} if has_it else ON
+
+
+ALWAYS = holding("always")
+"""Rows that count tasks, and "no hold", are with it: a row without a hold would show nothing where none is allowed."""
 
 ALONE = Arm("stock, nobody slow")
 ALONE_AGAIN = Arm("the same again")
 STOCK = Arm("stock", slow=True)
-FIFO = Arm("credits on one FIFO", ON, slow=True, fifo=True)
-FASTPATH = Arm("fastpath", ON, slow=True)
-IDLE = Arm("fastpath, nobody slow", ON)
-
-WITH_SLOW = (ALONE, ALONE_AGAIN, STOCK, FIFO, FASTPATH)
-"""One slow stream: what the others feel."""
+FIFO = Arm("credits on one FIFO", ALWAYS, slow=True, fifo=True)
+FASTPATH = Arm("fastpath", ALWAYS, slow=True)
 
 
 def switch_on(arm: Arm) -> None:
@@ -109,6 +131,30 @@ def check(arm: Arm, rig: Any) -> dict[str, Any]:
 
 # ---- The process ----
 
+COMMANDS = ("load", "stall", "overhead", "text", "prompt")
+"""Functions of `measure`, each ``run_`` and the name."""
+
+
+@functools.cache
+def forking() -> Any:
+    """The context of all processes here: forked from one that has one thread and has imported what they need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED))
+    before = dict(os.environ)
+    try:
+        _set_environment()
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def _set_environment() -> None:
+    for name in [name for name in os.environ if name.startswith(("OMNI_FASTPATH", "OMNI_SIMULATED_DEVICE"))]:
+        del os.environ[name]
+    os.environ.update(ENVIRONMENT)
+
 
 class Subject:
     """An arm's process; a context manager.
@@ -121,7 +167,7 @@ class Subject:
     """
 
     def __init__(self, arm: Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forking()
         self.arm, self.stage = arm, stage
         self.about: dict[str, Any] = {}
         self._pipe, theirs = context.Pipe()
@@ -136,7 +182,7 @@ class Subject:
         self.about = self._answer(START_TIMEOUT_S)
 
     def call(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """Run a ``load``, ``stall`` or ``overhead`` of `measure` in the process and return its result."""
+        """Run one of `COMMANDS` in the process and return its result."""
         self._pipe.send((what, arguments))
         return self._answer(CALL_TIMEOUT_S)
 
@@ -176,9 +222,7 @@ def subjects(arms: Sequence[Arm], stage: int, config: Path, **settings: Any) -> 
 
 
 def _serve(pipe: Any, arm: Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
-    for name in [name for name in os.environ if name.startswith(("OMNI_FASTPATH", "OMNI_SIMULATED_DEVICE"))]:
-        del os.environ[name]
-    os.environ.update(ENVIRONMENT)
+    _set_environment()
     # Upstream's imports and ends print a lot, the receiver's too; what matters comes through the pipe.
     with config.with_name(f"{os.getpid()}.log").open("wb") as log:
         os.dup2(log.fileno(), 1)
@@ -199,12 +243,8 @@ def _serve_stage(pipe: Any, arm: Arm, stage: int, config: Path, settings: Mappin
     from benchmarks.save_queue.receiver import Receiver
     from benchmarks.save_queue.rig import Rig
 
-    commands: Mapping[str, Callable[..., dict[str, Any]]] = {
-        "load": measure.run_load,
-        "stall": measure.run_stall,
-        "overhead": measure.run_overhead,
-    }
-    with Receiver(stage) as receiver:
+    commands: Mapping[str, Callable[..., dict[str, Any]]] = {name: getattr(measure, f"run_{name}") for name in COMMANDS}
+    with Receiver(stage, [pipe]) as receiver:
         switch_on(arm)
         with Rig(config, **settings) as rig:
             about = check(arm, rig)

@@ -41,6 +41,12 @@ def request(prompt: list[int], req_id: str = "a", info: dict[str, Any] | None = 
     return stages.RequestState(req_id, prompt, params(**values), info or {})
 
 
+def step(stage: Any, state: Any, scheduled: int) -> tuple[list[int], dict[str, Any]]:
+    """Tokens and outputs of a step of one request."""
+    result = stage.step(state, scheduled)
+    return result.tokens, stage.outputs([result])
+
+
 def run(stage: Any, state: Any, last: int, spans: Iterator[int] | None = None) -> list[int]:
     """Tokens of *state* until it ends with *last* or has 200."""
     tokens: list[int] = []
@@ -101,10 +107,10 @@ def talk(rows: list[Any], req_id: str = "a") -> list[list[int]]:
         step_rows = rows[index] if index < len(rows) else None
         name = "prefill" if index == 0 else "decode"
         state.info = {"embed": {name: step_rows}} if step_rows is not None else {}
-        result = stage.step(state, 4 if index == 0 else 1)
+        tokens, outputs = step(stage, state, 4 if index == 0 else 1)
         state.computed += 4 if index == 0 else 1
-        frames += [frame for frame in result.payload["codes.audio"].tolist() if any(frame)]
-        if result.tokens == [CODEC_EOS]:
+        frames += [frame for frame in outputs["codes.audio"].tolist() if any(frame)]
+        if tokens == [CODEC_EOS]:
             return frames
     raise AssertionError("the talker did not end")
 
@@ -115,9 +121,9 @@ def thinker_rows(prompt: list[int], steps: int) -> list[Any]:
     state = request(prompt, max_tokens=6)
     rows = []
     for span in [len(prompt)] + [1] * steps:
-        result = stage.step(state, span)
+        _, outputs = step(stage, state, span)
         state.computed += span
-        rows.append(result.payload["hidden_states.layer_0"])
+        rows.append(outputs["hidden_states.layer_0"])
     return [torch.cat(rows[:2]), *rows[2:]]
 
 
@@ -163,9 +169,9 @@ def test_audio_is_cut_anywhere_alike() -> None:
 
     def audio(part: Any, left: int = 0) -> Any:
         flat = part.T.reshape(-1).tolist()
-        result = stage.step(request(flat, info={"meta": {"left_context_size": left}}), len(flat))
-        assert result.payload["sr"].item() == 24000
-        return result.payload["model_outputs"]
+        _, outputs = step(stage, request(flat, info={"meta": {"left_context_size": left}}), len(flat))
+        assert outputs["sr"][0].item() == 24000
+        return outputs["model_outputs"][0]
 
     whole = audio(frames)
     assert whole.shape == (1, 6 * 8)

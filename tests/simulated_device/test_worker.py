@@ -8,7 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm_omni")
 
-from omni_simulated_device import worker  # noqa: E402
+from omni_simulated_device import stages, worker  # noqa: E402
+
+from tests.simulated_device.test_stages import SETTINGS, request, vllm_config  # noqa: E402
 
 pytestmark = pytest.mark.upstream
 
@@ -70,3 +72,34 @@ def test_request_without_a_mark_makes_payloads() -> None:
     """As long as nothing says where a request ends, its payloads are made."""
     assert worker._goes_on(None)
     assert worker._goes_on({})
+
+
+def payloads(stage: str, prompts: list[int], *, last_goes_on: bool = True) -> list[Any]:
+    """Payloads of one step that computes whole prompts of these lengths."""
+    runner = object.__new__(worker.SimulatedModelRunner)
+    runner.model = stages.build(vllm_config(stage), SETTINGS)
+    requests = [request(list(range(length)), str(number)) for number, length in enumerate(prompts)]
+    requests[-1].goes_on = last_goes_on
+    return runner._payloads(requests, [runner.model.step(each, len(each.prompt_token_ids)) for each in requests])
+
+
+def test_payloads_are_views_of_the_steps_batch() -> None:
+    """As on a GPU stage, each request's rows are a part of one tensor a layer, which another one's payload keeps too."""
+    first, second = payloads("thinker", [3, 2])
+    for name in ("hidden_states.layer_0", "hidden_states.layer_24", "hidden"):
+        assert first[name].shape == (3, 16)
+        assert second[name].shape == (2, 16)
+        assert first[name].untyped_storage().data_ptr() == second[name].untyped_storage().data_ptr()
+        assert second[name].data_ptr() - first[name].data_ptr() == 3 * 16 * 2
+        assert second[name].is_contiguous()
+    layers = {payload[name].untyped_storage().data_ptr() for payload in (first, second) for name in first}
+    assert len(layers) == 3 + 2 * 3, "three batches, and the marks of speech are each request's own"
+
+
+def test_a_request_has_the_same_rows_in_any_batch() -> None:
+    """A request's payload has the same content beside others as alone."""
+    (alone,) = payloads("thinker", [3])
+    beside = payloads("thinker", [3, 2], last_goes_on=False)
+    assert beside[1] == {}
+    assert alone.keys() == beside[0].keys()
+    assert all(torch.equal(alone[name], beside[0][name]) for name in alone)

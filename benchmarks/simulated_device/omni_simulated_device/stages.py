@@ -1,14 +1,15 @@
-"""What each model stage answers in one step: tokens, and a payload for the next stage and the client.
+"""What each model stage answers in one step: tokens for each request, and tensors for the batch.
 
 A stage keeps nothing of its own between steps. What a request has so far is in `RequestState`; which output comes next
 follows from the scheduler's position, so that a preempted and repeated request gives the same answer again.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.logger import init_logger
 from vllm_omni.engine.serialization import deserialize_additional_information
@@ -18,7 +19,9 @@ from omni_simulated_device.config import DeviceSettings, StageSettings
 
 logger = init_logger("vllm.omni_simulated_device")
 
-Payload = dict[str, torch.Tensor]
+Outputs = dict[str, torch.Tensor | list[torch.Tensor]]
+"""What a model puts out beside tokens in one step, flat: of a batched tensor each request has its rows, of a list its
+entry; a list of one is everybody's."""
 
 # Of a speech request, what a listener would hear; the rest (limits, chunk sizes) must not change the voice.
 _SPEECH_CONTENT = ("text", "task_type", "language", "speaker", "instruct", "ref_text")
@@ -51,8 +54,8 @@ class StepResult:
     """What one request gets from one step."""
 
     tokens: list[int]
-    payload: Payload = dataclasses.field(default_factory=dict)
-    """What the model puts out beside tokens, flat. The runner decides who gets which part of it."""
+    rows: npt.NDArray[Any]
+    """What `Stage.outputs` makes this request's part of: a row for each token computed, or samples."""
 
 
 class Stage(Protocol):
@@ -60,6 +63,10 @@ class Stage(Protocol):
 
     def step(self, request: RequestState, scheduled: int) -> StepResult:
         """Answer for *request* in a step that computes *scheduled* of its tokens."""
+        ...
+
+    def outputs(self, results: Sequence[StepResult]) -> Outputs:
+        """What the model puts out for a batch of these results, in new memory at each step."""
         ...
 
 
@@ -85,7 +92,11 @@ def _sampling_seed(params: Any) -> int | None:
 
 
 class Thinker:
-    """Qwen3-Omni stage 0: text, and per token one hidden-state row of two layers for the talker."""
+    """Qwen3-Omni stage 0: text, and per token one hidden-state row of two layers for the talker.
+
+    The last layer's rows are put out too, as upstream's runner does for this stage
+    (``omni_pooler_payload_include_hidden`` is unset), although its input processor does not send them.
+    """
 
     def __init__(self, vllm_config: Any, settings: DeviceSettings) -> None:
         hf_config = vllm_config.model_config.hf_config
@@ -97,10 +108,9 @@ class Thinker:
         width = self._settings.hidden_size or int(hf_config.thinker_config.text_config.hidden_size)
         if width < content.ROW_BYTES:
             raise ValueError(f"stages.thinker.hidden_size: found {width}, allowed: {content.ROW_BYTES} or more")
-        self._layers = ("hidden_states.layer_0", f"hidden_states.layer_{layer}")
-        self._filler = torch.full((1, width), 0.5, dtype=torch.bfloat16)
-        mark = torch.zeros(1, 1, width, dtype=torch.bfloat16)
-        self._marks = {"embed.tts_bos": mark, "embed.tts_eos": mark, "embed.tts_pad": mark}
+        self._layers = ("hidden_states.layer_0", f"hidden_states.layer_{layer}", "hidden")
+        self._width = width
+        self._mark = torch.zeros(1, 1, width, dtype=torch.bfloat16)
 
     def _plan(self, request: RequestState) -> tuple[bytes, int | None, int]:
         """The request's key, after how many tokens it ends by itself (None: never), and how many it will have."""
@@ -119,14 +129,20 @@ class Thinker:
         """Publish the rows of the tokens computed here and, once the prompt is complete, sample one token."""
         key, length, planned = self._plan(request)
         tags = content.encode_tags(key, range(request.computed, request.computed + scheduled), planned)
-        rows = self._filler.repeat(scheduled, 1)
-        rows[:, : content.ROW_BYTES] = torch.from_numpy(tags.copy())
-        payload = dict.fromkeys(self._layers, rows) | self._marks
         index = request.computed + scheduled - len(request.prompt_token_ids)
         if index < 0:
-            return StepResult([], payload)
+            return StepResult([], tags)
         ends = length is not None and index + 1 >= length
-        return StepResult([self._eos if ends else content.text_token(key, index)], payload)
+        return StepResult([self._eos if ends else content.text_token(key, index)], tags)
+
+    def outputs(self, results: Sequence[StepResult]) -> Outputs:
+        """Each layer's rows, [tokens, width] bfloat16, and the three marks of speech, one for everybody."""
+        tags = torch.from_numpy(np.concatenate([each.rows for each in results]))
+        rows = torch.full((len(tags), self._width), 0.5, dtype=torch.bfloat16)
+        rows[:, : content.ROW_BYTES] = tags
+        first, *others = self._layers
+        marks: Outputs = {f"embed.tts_{name}": [self._mark] for name in ("bos", "eos", "pad")}
+        return {first: rows, **{layer: rows.clone() for layer in others}, **marks}
 
 
 class _Talker:
@@ -148,18 +164,21 @@ class _Talker:
         key = self._key(request)
         index = request.computed + scheduled - len(request.prompt_token_ids)
         if index <= 0:
-            frame = torch.zeros(scheduled, self._codebooks, dtype=torch.long)
+            frame = np.zeros((scheduled, self._codebooks), dtype=np.int64)
         else:
-            frame = torch.tensor([self._frame(request, key, index - 1)], dtype=torch.long)
-        payload = {"codes.audio": frame, "meta.codec_frame_valid": torch.full((len(frame),), index > 0)}
+            frame = np.array([self._frame(request, key, index - 1)], dtype=np.int64)
         if index < 0:
-            return StepResult([], payload)
+            return StepResult([], frame)
         params = request.sampling_params
         frames = content.choose(key, "frames", self._settings.min_frames, self._settings.max_frames)
         # Qwen3-Omni's talker reads one text token a step and does not end before the text does.
         frames = max(frames, request.text_tokens, params.min_tokens)
         ends = index >= frames and not params.ignore_eos
-        return StepResult([self._eos if ends else self._frame(request, key, index)[0]], payload)
+        return StepResult([self._eos if ends else self._frame(request, key, index)[0]], frame)
+
+    def outputs(self, results: Sequence[StepResult]) -> Outputs:
+        """Each token's codes, [tokens, codebooks] int64; zeros where there is no frame."""
+        return {"codes.audio": torch.from_numpy(np.concatenate([each.rows for each in results]))}
 
     def _frame(self, request: RequestState, key: bytes, index: int) -> list[int]:
         codes = content.codec_frame(key, index, self._codebooks)
@@ -179,6 +198,12 @@ class SpeechTalker(_Talker):
                 self._seed, "speech", request.prompt_token_ids, spoken, _sampling_seed(request.sampling_params)
             )
         return request.key
+
+    def outputs(self, results: Sequence[StepResult]) -> Outputs:
+        """The codes, and for each token whether there is a frame."""
+        codes = super().outputs(results)["codes.audio"]
+        assert isinstance(codes, torch.Tensor)
+        return {"codes.audio": codes, "meta.codec_frame_valid": codes[:, 0] != 0}
 
 
 class OmniTalker(_Talker):
@@ -209,12 +234,6 @@ class OmniTalker(_Talker):
             logger.error("[simulated device] thinker rows of %s are damaged: %s", request.req_id, what)
         request.damaged = True
 
-    def step(self, request: RequestState, scheduled: int) -> StepResult:
-        """As every talker; Qwen3-Omni's carries no validity flag."""
-        result = super().step(request, scheduled)
-        del result.payload["meta.codec_frame_valid"]
-        return result
-
 
 class Code2Wav:
     """Last stage: audio of the codec frames in this chunk, left context excluded."""
@@ -239,5 +258,9 @@ class Code2Wav:
         skip = int(meta.get("left_context_size") or 0) if isinstance(meta, Mapping) else 0
         columns = codes[: frames * self._codebooks].reshape(self._codebooks, frames).T[skip:].tolist()
         waves = [content.frame_samples(column, self._samples) for column in columns]
-        audio = torch.from_numpy(np.concatenate(waves)) if waves else torch.zeros(0)
-        return StepResult([], {"model_outputs": audio.reshape(1, -1), "sr": self._rate.clone()})
+        return StepResult([], np.concatenate(waves) if waves else np.zeros(0, dtype=np.float32))
+
+    def outputs(self, results: Sequence[StepResult]) -> Outputs:
+        """Each request's audio, [1, samples] float32, and its sample rate."""
+        waves = [torch.from_numpy(each.rows).reshape(1, -1) for each in results]
+        return {"model_outputs": waves, "sr": [self._rate.clone() for _ in results]}

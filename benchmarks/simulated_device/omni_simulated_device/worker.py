@@ -1,7 +1,21 @@
-"""The simulated workers: upstream's worker interface over a clock."""
+"""The simulated workers: upstream's worker interface over a clock.
 
+Payloads lie in memory as upstream's runners leave them on a GPU stage (``_build_omni_model_runner_output_from_snapshot``
+in ``vllm_omni/worker/gpu_ar_model_runner.py``, with ``vllm_omni/worker/output/payload_build.py`` and
+``vllm_omni/utils/mm_outputs.py``, whose functions do it here too): the step's batch comes to main memory as one tensor for
+each output, new at each step, and a request's payload is its rows of it. ``element[start:end].contiguous()`` copies
+nothing, because rows are contiguous already, so that whoever holds one request's payload holds the whole step's. What is
+the same for everybody (the marks of speech) is cloned for each request. Generation stages move each request's output by
+itself.
+
+One thing cannot be had here: with async scheduling upstream's Qwen3 stages copy the batch into *pinned* memory
+(``_copy_tensor_payload_to_cpu``), which only a CUDA build of torch can allocate. Ordinary memory stands in for it. It is
+new at each step too (``empty_like``), so that nothing but ``is_pinned()`` and its price differ.
+"""
+
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,26 +29,28 @@ from vllm_omni.outputs import OmniModelRunnerOutput
 from vllm_omni.utils.mm_outputs import partition_payload_list
 from vllm_omni.worker.mixins import OmniWorkerMixin
 from vllm_omni.worker.omni_connector_model_runner_mixin import OmniConnectorModelRunnerMixin
+from vllm_omni.worker.output.payload_build import build_omni_mm_payload
 
 from omni_simulated_device import config, stages
 
 logger = init_logger("vllm.omni_simulated_device")
 
-_Payloads = list[stages.Payload | None] | None
+_Payload = dict[str, torch.Tensor]
+_Payloads = list[_Payload | None] | None
 
 
 class _DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
     """A step's result that exists from the start but is handed over only when the device would have finished."""
 
     def __init__(self, output: OmniModelRunnerOutput, ready_at: float) -> None:
-        self._output, self._ready_at = output, ready_at
+        self.output, self._ready_at = output, ready_at
 
     def get_output(self) -> OmniModelRunnerOutput:
         """Sleep until the device is done (monotonic seconds), then return the result."""
         remaining = self._ready_at - time.monotonic()
         if remaining > 0:
             time.sleep(remaining)
-        return self._output
+        return self.output
 
 
 def _nothing() -> OmniModelRunnerOutput:
@@ -111,8 +127,7 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
         scheduled: Mapping[str, int] = scheduler_output.num_scheduled_tokens
         requests = [self._requests[req_id] for req_id in scheduled]
         results = [self.model.step(each, count) for each, count in zip(requests, scheduled.values(), strict=True)]
-        payloads = [r.payload if each.goes_on else {} for each, r in zip(requests, results, strict=True)]
-        inter_stage, client = self._split(payloads)
+        inter_stage, client = self._split(self._payloads(requests, results))
         output = OmniModelRunnerOutput(
             req_ids=list(scheduled),
             req_id_to_index={req_id: index for index, req_id in enumerate(scheduled)},
@@ -130,7 +145,36 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
         pending = _DeviceOutput(output, self._device_free_at)
         return pending if self._async else pending.get_output()
 
-    def _split(self, payloads: list[stages.Payload]) -> tuple[_Payloads, _Payloads]:
+    def _payloads(
+        self, requests: Sequence[stages.RequestState], results: Sequence[stages.StepResult]
+    ) -> list[_Payload]:
+        """Each request's part of what the model puts out, cut as upstream's AR runner cuts it: views of the batch."""
+        if not any(request.goes_on for request in requests):
+            return [{} for _ in requests]
+        outputs = self.model.outputs(results)
+        hidden = outputs.pop("hidden", None)
+        ends = list(itertools.accumulate(len(result.rows) for result in results))
+        payloads: list[_Payload] = []
+        for index, (request, start, end) in enumerate(zip(requests, [0, *ends], ends, strict=False)):
+            if not request.goes_on:
+                payloads.append({})
+                continue
+            payload: _Payload = build_omni_mm_payload(
+                combined_multimodal_outputs=None,
+                mm_cpu=outputs,
+                rid=request.req_id,
+                idx=index,
+                start=start,
+                end=end,
+                audio_sparse_output=False,
+                sparse_mm_index={},
+                hidden_seq_len=ends[-1],
+                scheduled_seq_len=ends[-1],
+            )
+            payloads.append(payload if hidden is None else {"hidden": hidden[start:end], **payload})
+        return payloads
+
+    def _split(self, payloads: list[_Payload]) -> tuple[_Payloads, _Payloads]:
         """What goes to the next stage and what to the client, as upstream's AR runner has it.
 
         A stage whose connector is no sender gives both the very same list: what the next stage gets is also sent to the
@@ -148,7 +192,17 @@ class SimulatedGenerationModelRunner(SimulatedModelRunner):
 
     samples_tokens = False
 
-    def _split(self, payloads: list[stages.Payload]) -> tuple[_Payloads, _Payloads]:
+    def _payloads(
+        self, requests: Sequence[stages.RequestState], results: Sequence[stages.StepResult]
+    ) -> list[_Payload]:
+        """Each request's output, moved by itself, as upstream's generation runner does."""
+        outputs = self.model.outputs(results)
+        return [
+            {name: values[index] for name, values in outputs.items()} if request.goes_on else {}
+            for index, request in enumerate(requests)
+        ]
+
+    def _split(self, payloads: list[_Payload]) -> tuple[_Payloads, _Payloads]:
         """As upstream's generation runner: under async-chunk every stage's payload is split."""
         if not self.model_config.async_chunk:
             return list(payloads), list(payloads)
