@@ -383,7 +383,7 @@ def _headless_gate(wrapped: Callable[..., Any], _instance: Any, args: Any, kwarg
 def _before_stages(path: Any) -> None:
     """An engine is about to spawn its stages: refuse it if its configuration was refused, else it counts as started.
 
-    An engine without a deploy YAML is judged here by the environment alone, unless one has taken effect in this process.
+    An engine without a deploy YAML is judged here by the environment alone, unless one took effect in this process.
 
     Raises:
         ConfigError: As ``_wrapped_resolve_deploy_yaml``.

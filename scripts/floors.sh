@@ -30,5 +30,6 @@ END
         'pytest>=9' 'pytest-asyncio>=1.5' 'pytest-benchmark>=5' 'pytest-timeout>=2.4'
     printf '%s\n' "$wanted" >"$venv/stamp"
 fi
-# Those left out stand on the benchmarks, which are no part of an installation.
-"$python" -m pytest -q -p no:cacheprovider --ignore=tests/test_demo.py --ignore=tests/test_replay.py tests/test_*.py "$@"
+# Left out: what runs vLLM, what stands on the benchmarks, which are no part of an installation, and what builds one.
+leave_out=(tests/{patches,server,simulated_device,test_demo.py,test_replay.py,test_packaging.py})
+"$python" -m pytest -q -p no:cacheprovider "${leave_out[@]/#/--ignore=}" tests "$@"

@@ -70,6 +70,51 @@ def test_a_bad_block_refuses_the_start_before_a_stage(server: Callable[..., Any]
     assert "StageEngineCoreProc" not in log
 
 
+def test_a_service_of_our_name_and_a_file_of_upstreams_do_not_stop_a_server(
+    server: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Kubernetes' variables of a Service ``omni-fastpath``, YAML that only upstream reads: a stock server serves."""
+    from benchmarks.serving.capture import chat_request, run_closed_loop
+
+    path = tmp_path / "odd.yaml"
+    path.write_text(
+        f"base_config: {DEPLOY / 'qwen3_omni.yaml'}\n"
+        "notes: {1: a, 1: b, true: c, 'true': d, path: !!python/object/apply:pathlib.Path [e]}\n"
+    )
+    environment = {
+        "OMNI_FASTPATH_SERVICE_HOST": "10.0.0.7",
+        "OMNI_FASTPATH_SERVICE_PORT": "8091",
+        "OMNI_FASTPATH_PORT": "tcp://10.0.0.7:8091",
+        "OMNI_FASTPATH_PORT_8091_TCP_ADDR": "10.0.0.7",
+    }
+    with server("qwen3_omni", path, environment=environment) as running:
+        (capture,) = run_closed_loop(running.url, [chat_request("Hello", max_tokens=8)])
+        found = list(running.runtime_folder.glob("omni-fastpath/*.json"))
+        log = running.log_path.read_text()
+    assert capture.succeeded
+    assert found == []
+    assert "OMNI_FASTPATH" not in log
+
+
+@pytest.mark.parametrize("with_block", [False, True])
+def test_a_bad_variable_refuses_the_start_before_a_stage(
+    server: Callable[..., Any], tmp_path: Path, with_block: bool
+) -> None:
+    """A value that Python's ``int`` refuses, with a block and without: refused by its name; no stage was spawned."""
+    from benchmarks.serving.server import ServerError
+
+    path = tmp_path / "deploy.yaml"
+    block = "fastpath: {nonblocking_dequeue: true, budgeted_drain: true}\n" if with_block else ""
+    path.write_text(f"base_config: {DEPLOY / 'qwen3_omni.yaml'}\n{block}")
+    running = server("qwen3_omni", path, environment={"OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS": "1_"})
+    with pytest.raises(ServerError), running:
+        pass
+    log = running.log_path.read_text()
+    assert "the configuration is refused: OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS" in log
+    assert "found '1_'; allowed: an integer" in log
+    assert "StageEngineCoreProc" not in log
+
+
 def test_an_untested_release_serves_as_stock(server: Callable[..., Any], tmp_path: Path) -> None:
     """With the metadata of a later vLLM-Omni everything is unsupported, said so, and requests are answered."""
     from benchmarks.serving.capture import chat_request, run_closed_loop
