@@ -60,7 +60,7 @@ async def test_a_reader_that_never_catches_up_has_its_time_and_no_more() -> None
 
 
 async def test_a_reader_that_does_not_read_costs_a_small_share_of_the_time() -> None:
-    """Loans in vain are paid back: of a second of work, looked at each 100 microseconds, they take 3 percent."""
+    """Loans in vain are paid back: of a second of work, looked at each 100 microseconds, they take a small part."""
     machine = _Machine(10 * AHEAD, 0)
     worked_ns = 0
     while worked_ns < 1_000_000_000:
