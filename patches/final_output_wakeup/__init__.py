@@ -1,16 +1,18 @@
-"""The last hop, from the orchestrator's queue to the front end, wakes on arrival.
+"""The last hop, from the orchestrator's queue to the front end, wakes on arrival and leaves others their turns.
 
 What:
     In poll mode the front end looks into the orchestrator's queue and sleeps a millisecond when it is empty. With the
     patch an empty look waits for the next message, at most a quarter of a second, and returns it at once. In
     event-driven mode a thread of the front end's own waits for each message; with the patch the same wait as in poll
-    mode takes its place.
+    mode takes its place. While messages wait all the time, the event loop gets a turn after each millisecond of work.
 Why:
     Every message waits half a millisecond on average, and an idle server wakes a thousand times a second for nothing.
     A shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins. The thread of
     event-driven mode costs two hand-overs of the interpreter's lock a message, which it must win from the
     orchestrator's thread: with some thousand messages a second they take longer than the messages' own handling
-    (``benchmarks.replay``, arms ``stock-event`` and ``stock-event-polled``).
+    (``benchmarks.replay``, arms ``stock-event`` and ``stock-event-polled``). In poll mode upstream's drain suspends
+    only when the queue is empty: an orchestrator that does not pause for a millisecond at each empty stage, as
+    upstream's poll loop does, keeps it full, and nobody else on the event loop gets a turn.
 Why not a hook:
     The drain is a closure; what it calls when the queue is empty is the only place to wait in.
 Scope:

