@@ -2,11 +2,12 @@
 
 What:
     With async-chunk a stage hands every step's payloads to a save thread, which sends them to the next stage. With the
-    patch its queue is upstream's own, one deque in the order of arrival, for as long as all is calm: the oldest unsent
-    task is younger than ``per_stream_tasks`` steps less those in flight, no send is slow, and little is queued and
-    unfetched. When one of these ends, every stream gets a queue, served fairly by measured send time; where the
-    connector and the stage's input processor are known to bear it, a helper thread serves the others while a send is
-    slow, and streams known to be slow are left to it. When it has been quiet for a while the queue is one again.
+    patch its queue is upstream's own, one deque in the order of arrival, for as long as all is calm: no send is slow,
+    little is queued and unfetched, and, where tasks hold streams, the oldest unsent task is younger than
+    ``per_stream_tasks`` steps less those in flight. When one of these ends, every stream gets a queue, served fairly by
+    measured send time; where the connector and the stage's input processor are known to bear it, a helper thread
+    serves the others while a send is slow, and streams known to be slow are left to it. When it has been quiet for a
+    while the queue is one again.
     ``holds`` says whether a stream may also be left out of the next steps until it has drained: ``bytes``, the default,
     those with the most on their way while all together are over ``total_bytes``; ``always``, also a stream with
     ``per_stream_tasks`` save tasks queued, in flight and in placeholders (until three quarters of them), or with
@@ -61,19 +62,20 @@ class SaveQueueOptions(Options):
     per_stream_tasks: int | None = Field(
         default=32,
         ge=1,
-        description="save tasks of one stream, queued, in flight and in placeholders, from which on it is held; at "
-        "least 3 with async scheduling",
+        description="save tasks of one stream, queued, in flight and in placeholders, from which on it is held with "
+        "holds: always; at least 3 with async scheduling then",
     )
     unfetched_chunks: int | None = Field(
         default=None,
         ge=1,
-        description="chunks of one stream that its receiver has not fetched, from which on it is held; shared memory "
-        "only. It ties a stage to the pace of the next one, text included",
+        description="chunks of one stream that its receiver has not fetched, from which on it is held with holds: "
+        "always; shared memory only. It ties a stage to the pace of the next one, text included",
     )
     total_tasks: int | None = Field(
         default=8192,
         ge=1,
-        description="save tasks of all streams of a stage together, from which on those with the most are held",
+        description="save tasks of all streams of a stage together, from which on those with the most are held with "
+        "holds: always; from half of it on streams have queues of their own",
     )
     total_bytes: ByteSize | None = Field(
         default=ByteSize(256 * 2**20),

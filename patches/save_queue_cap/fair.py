@@ -27,6 +27,9 @@ from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
 FLAT_S = 0.001
 """What a send that is not slow costs its stream, so that streams without slow sends take turns."""
 
+CLEARLY_SLOW_S = 0.1
+"""A send that lasts so long is no accident of the processor: its stream is left to the helper after one."""
+
 WEIGH_S = 0.1
 """Between two times that what waits is weighed while its bytes are far from their limit."""
 
@@ -87,7 +90,7 @@ class Stream:
     last_put_s: float | None = None
     is_quick: bool = False
     is_slow: bool = False
-    """Its last two puts were slow."""
+    """Its last two puts were slow, or its last one clearly: left to the helper."""
     unfetched: int = 0
     fetches: int = 0
     given_up_at: int | None = None
@@ -487,7 +490,7 @@ class FairQueue:
             if has_put or seconds >= helpers.SLOW_S:
                 before_s, stream.last_put_s = stream.last_put_s, seconds
                 stream.is_quick = min(seconds, seconds if before_s is None else before_s) < helpers.SLOW_S
-                stream.is_slow = before_s is not None and not stream.is_quick
+                stream.is_slow = (before_s is not None and not stream.is_quick) or seconds >= CLEARLY_SLOW_S
                 if before_s is not None and not stream.is_quick:
                     cost_s = min(seconds, before_s)
             stream.virtual_s += cost_s
@@ -547,6 +550,11 @@ class FairQueue:
         for stream in self._streams.values():
             if stream.last_put_s is None and stream.in_flight is None:
                 stream.is_quick = True
+
+    @property
+    def has_slow_waiting(self) -> bool:
+        """Whether a stream that is left to the helper waits."""
+        return bool(self._ready_slow)
 
     def deepest(self) -> int:
         """Tasks of the stream that has the most."""

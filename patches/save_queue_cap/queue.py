@@ -30,8 +30,9 @@ from omni_fastpath.patches.save_queue_cap.unfetched import LOOK_S, NEAR_LOOK_S, 
 FIFO_FOR_BENCHMARKS = False
 """Serve in the order of arrival instead: what credits do without fairness. Only benchmarks set it."""
 
-STEPS_UNLIMITED = 27
-"""Age at which the calm ends where no limit says so: that of the default limit."""
+STEPS_UNLIMITED = 1000
+"""Age at which the calm ends where no limit on tasks holds anybody. While no send is slow, one deque in the order of
+arrival is fair, and sorting is dear: a lane that cannot keep up with 128 streams falls behind faster with it."""
 
 QUIET_S = 0.5
 """Without unrest for so long, a managed queue is calm again."""
@@ -56,12 +57,14 @@ class Calm:
         tasks: Queued tasks of all streams.
         nbytes: Bytes queued and not fetched.
         quiet_s: How long without unrest a managed queue must be.
+        young_s: What waits for longer is unrest.
     """
 
     steps: int = STEPS_UNLIMITED
     tasks: float = float("inf")
     nbytes: float = float("inf")
     quiet_s: float = QUIET_S
+    young_s: float = YOUNG_S
 
 
 class SaveQueue:
@@ -265,12 +268,19 @@ class SaveQueue:
             return
         self._next_judging_s = now + min(_JUDGE_S, self.calm.quiet_s)
         fair = self.fair
-        if is_holding or fair.near or fair.helper.is_first_stuck(now) or fair.helper.own_since_s is not None:
+        if (
+            is_holding
+            or fair.near
+            or fair.has_slow_waiting
+            or fair.helper.is_first_stuck(now)
+            or fair.helper.own_since_s is not None
+        ):
             self._unrest_s = now
             return
         with self._lock:
+            fair._sort_in()
             deepest = fair.deepest()
-            if now - fair.oldest_s() > YOUNG_S or self._is_heavy() or deepest >= self.calm.steps:
+            if now - fair.oldest_s() > self.calm.young_s or self._is_heavy() or deepest >= self.calm.steps:
                 self._unrest_s = now
             elif now - self._unrest_s >= self.calm.quiet_s and not self._is_other_lane_busy():
                 self._be_calm(now, deepest)

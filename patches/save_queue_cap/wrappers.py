@@ -15,7 +15,7 @@ from omni_fastpath.patches.save_queue_cap import queue as queues
 from omni_fastpath.patches.save_queue_cap.credits import LEAST_WITH_ASYNC_SCHEDULING, Credits, limits_of
 from omni_fastpath.patches.save_queue_cap.fair import FairQueue, stream_of
 from omni_fastpath.patches.save_queue_cap.payload import KeptPayload, give
-from omni_fastpath.patches.save_queue_cap.queue import STEPS_UNLIMITED, Calm, SaveQueue
+from omni_fastpath.patches.save_queue_cap.queue import STEPS_UNLIMITED, YOUNG_S, Calm, SaveQueue
 from omni_fastpath.patches.save_queue_cap.unfetched import Book, Chunks, size_of
 from omni_fastpath.values import ConfigError, refusal
 
@@ -180,12 +180,14 @@ def calm_of(options: SaveQueueOptions) -> Calm:
     """Until when a queue is calm, by the limits."""
     none = float("inf")
     steps = STEPS_UNLIMITED
-    if options.per_stream_tasks is not None:
-        steps = options.per_stream_tasks - LEAST_WITH_ASYNC_SCHEDULING - CLEANUPS
+    limits = limits_of(options)
+    if "per_stream_tasks" in limits:
+        steps = int(limits["per_stream_tasks"]) - LEAST_WITH_ASYNC_SCHEDULING - CLEANUPS
     if options.unfetched_chunks is not None:
         steps = 0  # that is counted by stream
     return Calm(
         steps=max(0, steps),
+        young_s=YOUNG_S if "per_stream_tasks" in limits else none,
         tasks=none if options.total_tasks is None else options.total_tasks / 2,
         nbytes=none if options.total_bytes is None else options.total_bytes / 2,
     )

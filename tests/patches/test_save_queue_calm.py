@@ -198,9 +198,11 @@ def test_unfetched_limit_and_small_credits_are_never_calm() -> None:
     from omni_fastpath.patches.save_queue_cap.wrappers import calm_of
 
     assert calm_of(SaveQueueOptions(unfetched_chunks=3)).steps == 0
-    assert calm_of(SaveQueueOptions(per_stream_tasks=5)).steps == 0
-    assert calm_of(SaveQueueOptions(per_stream_tasks=6)).steps == 1
-    assert calm_of(SaveQueueOptions()).steps == 27
+    assert calm_of(SaveQueueOptions(per_stream_tasks=5, holds="always")).steps == 0
+    assert calm_of(SaveQueueOptions(per_stream_tasks=6, holds="always")).steps == 1
+    assert calm_of(SaveQueueOptions(holds="always")).steps == 27
+    # Nobody is held for tasks: as long as no send is slow, plain order is fair however far the lane is behind.
+    assert calm_of(SaveQueueOptions()).steps > 500
     with Rig(steps=0) as rig:
         assert rig.step("a")
 

@@ -514,7 +514,7 @@ def test_helper_works_at_once_beside_a_send_that_may_be_slow() -> None:
     made = queue()
     first, helper = Lane(made), Lane(made, threading.Condition())
     try:
-        for number, (seconds, helps) in enumerate([(0.0, True), (0.1, False), (0.0, False), (0.1, False)]):
+        for number, (seconds, helps) in enumerate([(0.0, True), (0.03, False), (0.0, False), (0.03, False)]):
             made.append(task("a", number))
             sending = first.take()
             assert sending is not None
