@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm_omni")
 
 from omni_simulated_device import stages, worker  # noqa: E402
-
 from tests.simulated_device.test_stages import SETTINGS, request, vllm_config  # noqa: E402
 
 pytestmark = pytest.mark.upstream
