@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm_omni")
 
 from omni_simulated_device import stages, worker  # noqa: E402
-
 from tests.simulated_device.test_stages import SETTINGS, request, vllm_config  # noqa: E402
 
 pytestmark = pytest.mark.upstream
@@ -84,7 +83,7 @@ def payloads(stage: str, prompts: list[int], *, last_goes_on: bool = True) -> li
 
 
 def test_payloads_are_views_of_the_steps_batch() -> None:
-    """As on a GPU stage, each request's rows are a part of one tensor a layer, which another one's payload keeps too."""
+    """As on a GPU stage, each request's rows are a part of one tensor a layer, which others' payloads keep too."""
     first, second = payloads("thinker", [3, 2])
     for name in ("hidden_states.layer_0", "hidden_states.layer_24", "hidden"):
         assert first[name].shape == (3, 16)

@@ -1,16 +1,16 @@
 """The simulated workers: upstream's worker interface over a clock.
 
-Payloads lie in memory as upstream's runners leave them on a GPU stage (``_build_omni_model_runner_output_from_snapshot``
-in ``vllm_omni/worker/gpu_ar_model_runner.py``, with ``vllm_omni/worker/output/payload_build.py`` and
-``vllm_omni/utils/mm_outputs.py``, whose functions do it here too): the step's batch comes to main memory as one tensor for
-each output, new at each step, and a request's payload is its rows of it. ``element[start:end].contiguous()`` copies
-nothing, because rows are contiguous already, so that whoever holds one request's payload holds the whole step's. What is
-the same for everybody (the marks of speech) is cloned for each request. Generation stages move each request's output by
+Payloads lie in memory as upstream's runners leave them on a GPU stage: ``vllm_omni/worker/gpu_ar_model_runner.py``
+(``_build_omni_model_runner_output_from_snapshot``), with ``vllm_omni/worker/output/payload_build.py`` and
+``vllm_omni/utils/mm_outputs.py``, whose functions do it here too. The step's batch comes to main memory as one tensor
+for each output, new at each step, and a request's payload is its rows of it. ``element[start:end].contiguous()`` copies
+nothing, because rows are contiguous already: whoever holds one request's payload holds the whole step's. What is the
+same for everybody (the marks of speech) is cloned for each request. Generation stages move each request's output by
 itself.
 
 One thing cannot be had here: with async scheduling upstream's Qwen3 stages copy the batch into *pinned* memory
-(``_copy_tensor_payload_to_cpu``), which only a CUDA build of torch can allocate. Ordinary memory stands in for it. It is
-new at each step too (``empty_like``), so that nothing but ``is_pinned()`` and its price differ.
+(``_copy_tensor_payload_to_cpu``), which only a CUDA build of torch can allocate. Ordinary memory stands in for it. Both
+are new at each step (``empty_like``), so that nothing but ``is_pinned()`` and its price differ.
 """
 
 import itertools
