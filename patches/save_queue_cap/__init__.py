@@ -2,14 +2,18 @@
 
 What:
     With async-chunk a stage hands every step's payloads to a save thread, which sends them to the next stage. With the
-    patch its queue is one per stream, served fairly by measured send time; where the connector and the stage's input
-    processor are known to bear it, a helper thread serves the others while a send is slow. A stream with
-    ``per_stream_tasks`` save tasks queued, in flight or in placeholders, or with ``unfetched_chunks`` chunks in shared
-    memory that its receiver has not fetched, is left out of the next steps until it has drained (of tasks, to three
-    quarters of its credit); so are the streams with the most queued while all together are over ``total_tasks`` or
-    ``total_bytes``. A hold ends after ``max_hold_s`` at the latest: a stream that is still over takes one step and is
-    counted. Nothing is dropped and the order within a stream does not change; ends of requests and of segments and
-    clean-up always pass.
+    patch its queue is upstream's own, one deque in the order of arrival, for as long as all is calm: the oldest unsent
+    task is younger than ``per_stream_tasks`` steps less those in flight, no send is slow, and little is queued and
+    unfetched. When one of these ends, every stream gets a queue, served fairly by measured send time; where the
+    connector and the stage's input processor are known to bear it, a helper thread serves the others while a send is
+    slow, and streams known to be slow are left to it. When it has been quiet for a while the queue is one again.
+    ``holds`` says whether a stream may also be left out of the next steps until it has drained: ``bytes``, the default,
+    those with the most on their way while all together are over ``total_bytes``; ``always``, also a stream with
+    ``per_stream_tasks`` save tasks queued, in flight and in placeholders (until three quarters of them), or with
+    ``unfetched_chunks`` chunks in shared memory that its receiver has not fetched, and those with the most over
+    ``total_tasks``; ``never``, nobody. A hold ends after ``max_hold_s`` at the latest: a stream that is still over
+    takes one step and is counted. Nothing is dropped and the order within a stream does not change; ends of requests
+    and of segments and clean-up always pass.
 Why:
     Upstream's queue is one first-in-first-out without a bound, and so is what lies behind it in shared memory. One
     receiver that is slow makes everybody's chunks wait, and memory grows for as long as it lasts.
@@ -17,16 +21,25 @@ Why not a hook:
     The queue is a private member, and upstream's scheduler asks nobody whether a stream may run.
 Scope:
     Stage processes with async-chunk, an autoregressive scheduler, model runner v1 and a next stage. What is asked of
-    upstream is to skip a running request for one step (``next_decode_eligible_step``): it stays in the running queue,
-    so that abort, preemption, statistics and its KV blocks remain upstream's. Refused at the stage's start:
-    ``per_stream_tasks`` below 3 with async scheduling (two steps are in flight always) and pipeline parallelism above
-    1, which uses the same field. Not covered: the model runner's own save queue, which synchronous full payloads and
-    model runner v2 use; the state says so there.
+    upstream for a hold is to skip a running request for one step (``next_decode_eligible_step``): it stays in the
+    running queue, so that abort, preemption, statistics and its KV blocks remain upstream's. Nobody is held, and the
+    state says why, where that was not read to be safe: schedulers other than ``OmniARScheduler`` and
+    ``OmniARAsyncScheduler`` themselves (coupled streams must run in one step), paired requests, LoRA (vLLM counts
+    adapters of scheduled requests alone), speculative decoding, transfer of KV cache, pipeline parallelism. Not held
+    for tasks: a stream in the middle of its prompt. Refused at the stage's start, with ``holds: always``:
+    ``per_stream_tasks`` below 3 with async scheduling (two steps are in flight always) and pipeline parallelism.
+    With one lane (other connectors and input processors than those read for two) a slow send delays the others by
+    itself, once for each turn of its stream: turns are shared by time, and nothing overtakes a send that has begun.
+    Not covered: the model runner's own save queue, which synchronous full payloads and model runner v2 use.
+Failure:
+    An exception of ours, in whatever thread, makes the queue step aside, once and for good, in words: everything that
+    waits stands in one deque again, in the order of arrival, and one lane sends it.
 Fragility:
     Replaces the adapter's deque by an object with the four operations that upstream uses, right after the adapter is
     made; ``save_loop`` and the constructor are pinned. Relies on ``Scheduler.schedule`` to count ``current_step`` and
     to skip by ``next_decode_eligible_step``; that body is pinned too. Unfetched chunks are looked up under the names
-    that ``SharedMemoryConnector`` gives its segments; its body of ``put`` is pinned.
+    that ``SharedMemoryConnector`` gives its segments and in its own list of them; ``put`` and ``reap_consumed`` are
+    pinned. That a payload may wait as it is follows from how the runner makes it (`payload`): what it slices is pinned.
 Upstream thread:
     vllm-omni PR #3690 (a global semaphore, closed), vllm-omni issue #3535 (credits per stream, proposed).
 Remove when:
@@ -34,6 +47,8 @@ Remove when:
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import ByteSize, Field
 
@@ -66,6 +81,12 @@ class SaveQueueOptions(Options):
         description="payload of all streams of a stage together, queued and (shared memory) not fetched, from which on "
         "the streams with the most are held",
     )
+    holds: Literal["never", "bytes", "always"] = Field(
+        default="bytes",
+        description="who is left out of steps. never: nobody, streams are only served fairly. bytes: those with the "
+        "most while total_bytes is reached; text goes on until then. always: a stream that is over any limit, and its "
+        "text waits with it",
+    )
     max_hold_s: float = Field(
         default=5.0,
         ge=0.01,
@@ -90,6 +111,8 @@ PATCH = Patch(
     default_on=False,
     counters={
         "tasks": "save tasks that went through the queues",
+        "managed": "times that one plain queue no longer did, and streams got queues of their own",
+        "stepped_aside": "1 after an exception of ours: upstream's order from then on",
         "holds": "holds that began: a stream left out of steps until it has drained",
         "held_steps": "steps that held streams were left out of",
         "holds_for_tasks": "of the holds, those for per_stream_tasks",

@@ -11,7 +11,7 @@ from omni_fastpath.patches.save_queue_cap.unfetched import NEAR_LOOK_S, WANTED_L
 
 if TYPE_CHECKING:
     from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
-    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue, Stream
+    from omni_fastpath.patches.save_queue_cap.fair import FairQueue, Stream
     from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
 
 LEAST_WITH_ASYNC_SCHEDULING = 3
@@ -39,6 +39,16 @@ class _Hold:
     passing_at: int | None = None
 
 
+def limits_of(options: SaveQueueOptions) -> Mapping[str, float]:
+    """The limits that hold streams."""
+    named = {
+        "never": (),
+        "bytes": ("total_bytes",),
+        "always": ("per_stream_tasks", "unfetched_chunks", "total_tasks", "total_bytes"),
+    }[options.holds]
+    return {name: float(value) for name in named if (value := getattr(options, name)) is not None}
+
+
 class Credits:
     """The holds of one scheduler; called on its thread alone.
 
@@ -47,14 +57,14 @@ class Credits:
 
     Args:
         scheduler: Upstream's scheduler: ``running``, ``current_step``.
-        queue: The save queue of its adapter.
+        queue: The managed queue of its adapter.
         adapter: The adapter; its save thread is woken to look at shared memory.
         options: The limits.
         counters: The patch's counters.
     """
 
     def __init__(
-        self, scheduler: Any, queue: SaveQueue, adapter: Any, options: SaveQueueOptions, counters: dict[str, int]
+        self, scheduler: Any, queue: FairQueue, adapter: Any, options: SaveQueueOptions, counters: dict[str, int]
     ) -> None:
         self._scheduler = scheduler
         self.queue = queue
@@ -63,15 +73,21 @@ class Credits:
         self._counters = counters
         self._holds: dict[str, _Hold] = {}
         self._tokens_a_step = 1 + int(getattr(scheduler, "num_spec_tokens", 0) or 0)
-        none = float("inf")  # a limit that is null is one that nothing reaches
-        self._most_tasks = none if options.per_stream_tasks is None else options.per_stream_tasks
-        self._most_to_resume = none if options.per_stream_tasks is None else int(options.per_stream_tasks * RESUME_AT)
+        limits = limits_of(options)
+        none = float("inf")  # a limit that is null, or holds nobody, is one that nothing reaches
+        self._most_tasks = limits.get("per_stream_tasks", none)
+        self._most_to_resume = none if self._most_tasks == none else int(self._most_tasks * RESUME_AT)
         # What is sampled but not queued counts too: at most the steps in flight, which async scheduling keeps at two.
         queue.near_at = max(1, self._most_tasks - LEAST_WITH_ASYNC_SCHEDULING)
-        self._counts_unfetched = options.unfetched_chunks is not None
-        self._most_unfetched = none if options.unfetched_chunks is None else options.unfetched_chunks
-        self._most_total = none if options.total_tasks is None else options.total_tasks
-        self._most_bytes = none if options.total_bytes is None else int(options.total_bytes)
+        self._most_unfetched = limits.get("unfetched_chunks", none)
+        self._counts_unfetched = self._most_unfetched != none
+        self._most_total = limits.get("total_tasks", none)
+        self._most_bytes = limits.get("total_bytes", none)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether anybody was held in the last step."""
+        return bool(self._holds)
 
     def hold(self) -> None:
         """Leave the streams that are over out of the step that is about to be scheduled."""
@@ -83,7 +99,9 @@ class Credits:
         if queue.near or self._holds or self._counts_unfetched:
             self._hold_those_over(held, now)
         # Each stream that is not held may add a task in this step, and those in flight are not queued yet.
-        total, nbytes = queue.tasks, queue.nbytes
+        total, nbytes = queue.tasks, queue.nbytes_near(self._most_bytes)
+        if queue.chunks is not None:
+            nbytes -= queue.chunks.abandoned_nbytes  # they stay counted, and nobody is held for them
         most_coming = len(running) * LEAST_WITH_ASYNC_SCHEDULING
         is_heavy = nbytes >= self._most_bytes / 2
         if is_heavy or total + most_coming > self._most_total:
@@ -100,7 +118,7 @@ class Credits:
         is_waited_for = any(over.why == "unfetched" or (is_heavy and over.why == "total") for over in held.values())
         if not (is_heavy or is_waited_for) or not chunks.want(WANTED_LOOK_S if is_waited_for else NEAR_LOOK_S):
             return
-        if not self.queue.wake_helper():
+        if not self.queue.helper.wake():
             with self._adapter._save_cond:
                 self._adapter._save_cond.notify()
 
@@ -121,7 +139,7 @@ class Credits:
             if hold is not None and hold.why == "tasks" and now - hold.began_s <= self._options.max_hold_s:
                 least = self._most_to_resume + 1
             # Whatever its status: one that waits for a chunk of its own may get it, and run, in this very step.
-            if stream.tasks + self._placeholders(request) >= least:
+            if stream.tasks + self._placeholders(request) >= least and not getattr(request, "is_prefill_chunk", False):
                 held[request.request_id] = _Over(request, stream, "tasks")
             elif stream.unfetched >= self._most_unfetched and stream.given_up_at != stream.fetches:
                 held[request.request_id] = _Over(request, stream, "unfetched")

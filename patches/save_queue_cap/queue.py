@@ -1,438 +1,502 @@
-"""One save queue per stream behind the four operations that upstream's ``save_loop`` uses.
+"""What stands in the place of upstream's deque: that deque while all is calm, streams of their own when it is not.
 
-``save_loop`` asks ``bool(queue)``, then calls ``popleft()``: the first reserves a task for the calling lane, the second
-hands it over, so that several lanes can run the unchanged loop and no two ever have tasks of one stream.
+Three modes, and `SaveQueue` is the same object in all of them, since ``save_loop`` asks it twice for each task:
+
+- **Calm**: one deque in the order of arrival and one lane, as upstream. A stream adds at most one task in a step that
+  appends (a forced terminal and a clean-up besides), so that the age of the oldest unsent task, in such steps, bounds
+  what any stream has queued. Looked at once a step: that age, how long the present send has lasted, and bytes.
+- **Managed**: `FairQueue`, from the first of these that is over. Calm again when all that waits is young, nobody is in
+  a slow send or held, and it has been so for a while.
+- **Stepped aside**: after an exception of ours, for ever: one deque in the order of arrival and one lane, and nothing
+  that is queued is lost.
 """
 
 from __future__ import annotations
 
-import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from omni_fastpath.ledger import logger
-from omni_fastpath.patches.save_queue_cap.payload import give, keep, weigh
-from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
+from omni_fastpath.patches.save_queue_cap import helper as helpers
+from omni_fastpath.patches.save_queue_cap.fair import WEIGH_S, FairQueue, Lane, Stream, stream_of
+from omni_fastpath.patches.save_queue_cap.payload import keep, weigh
+from omni_fastpath.patches.save_queue_cap.storage import Storage
+from omni_fastpath.patches.save_queue_cap.unfetched import LOOK_S, NEAR_LOOK_S, Book, size_of
 
 FIFO_FOR_BENCHMARKS = False
 """Serve in the order of arrival instead: what credits do without fairness. Only benchmarks set it."""
 
-SLOW_S = 0.02
-"""A send that lasts longer is slow. Shorter ones differ by who got the interpreter's lock more than by stream."""
+STEPS_UNLIMITED = 27
+"""Age at which the calm ends where no limit says so: that of the default limit."""
 
-FLAT_S = 0.001
-"""What a send that is not slow costs its stream, so that streams without slow sends take turns."""
+QUIET_S = 0.5
+"""Without unrest for so long, a managed queue is calm again."""
 
-_CROWD = 1024
-"""Streams from which on those that have nothing on its way are forgotten."""
+YOUNG_S = 0.2
+"""What waits for longer is unrest."""
 
+_JUDGE_S = 0.05
+_MOST_DEAF = 4096
 
-def stream_of(task: Mapping[str, Any]) -> str:
-    """The external request id that a save task belongs to; a clean-up task names it in its key prefix."""
-    request = task.get("request")
-    if request is not None:
-        external_req_id: str = request.external_req_id
-        return external_req_id
-    prefix: str = task["cleanup_shm"][0]
-    return prefix.rsplit("_", 1)[0]
+__all__ = ["FIFO_FOR_BENCHMARKS", "Calm", "SaveQueue", "stream_of"]
 
 
-@dataclass(slots=True)
-class _Held:
-    """A queued task with what it weighs."""
+@dataclass(frozen=True)
+class Calm:
+    """Until when a queue is calm.
 
-    task: dict[str, Any]
-    stream: Stream
-    number: int
-    storage: Mapping[int, int]
-    """What the payload keeps alive, some of it perhaps with other tasks: address, bytes."""
-    is_waiting: bool = True
-    is_kept: bool = False
+    Attributes:
+        steps: Age of the oldest unsent task, in steps that appended. Below 1 the queue is managed always.
+        tasks: Queued tasks of all streams.
+        nbytes: Bytes queued and not fetched.
+        quiet_s: How long without unrest a managed queue must be.
+    """
 
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """A thread that sends. ``reserved``: the task that ``popleft`` will give it; only the thread itself looks at it."""
-
-    thread: threading.Thread
-    reserved: _Held | None = None
-
-
-@dataclass(slots=True)
-class Stream:
-    """What one stream has on its way. ``tasks`` counts those queued and the one in flight."""
-
-    key: str
-    waiting: deque[_Held] = field(default_factory=deque)
-    in_flight: _Held | None = None
-    tasks: int = 0
-    last_nbytes: int = 0
-    virtual_s: float = 0.0
-    last_put_s: float | None = None
-    is_quick: bool = False
-    unfetched: int = 0
-    fetches: int = 0
-    given_up_at: int | None = None
-    """Its ``fetches`` when a hold for unfetched chunks ended in which nobody had fetched any."""
+    steps: int = STEPS_UNLIMITED
+    tasks: float = float("inf")
+    nbytes: float = float("inf")
+    quiet_s: float = QUIET_S
 
 
 class SaveQueue:
     """The queue of one adapter.
 
-    Fairness is start-time fair queueing (Goyal, Vin and Cheng 1996) with the measured time of a send as its cost: the
-    stream that has had the least is next, and one that comes back starts where the others are. Sends that are not slow
-    all cost the same, and so does one that is slow by itself: charged is what two puts of a stream in a row took. A
-    pause of the whole process (a garbage collection) hits whoever is being sent, and would hold that one back until
-    each of the others has had as much.
-
-    A helper lane sends only while the first lane sleeps, or is in a slow send: in one that has lasted ``SLOW_S``, or in
-    one of a stream whose last two puts were slow, or the only one, or that has made none. Two lanes that work all the
-    time only fight for the interpreter's lock. Who notices is the first lane where it knows, the next ``append`` where
-    it does not, and at the latest the helper itself, which upstream's loop wakes every 0.1 s.
-
     Args:
-        counters: The patch's counters; written under the queue's lock.
-        chunks: What shared memory still holds of each stream; None where it cannot be known.
-        keep_all: See ``payload.keep``.
-        owns: Whether ``own_what_waits`` will be called before each step.
+        fair: The managed queue; its lock and its inbox are this one's.
+        counters: The patch's counters.
+        calm: When plain order will do.
+        book: Upstream's list of segments in shared memory; None where there is none.
+        keep_all: Whether payloads are the runner's own memory, to be copied before each step.
+        stepped_aside: Told in words why, once.
     """
 
     def __init__(
-        self, counters: dict[str, int], *, chunks: Chunks | None = None, keep_all: bool = False, owns: bool = True
+        self,
+        fair: FairQueue,
+        counters: dict[str, int],
+        *,
+        calm: Calm | None = None,
+        book: Book | None = None,
+        keep_all: bool = False,
+        is_live: Callable[[str], bool] = lambda _stream: True,
+        stepped_aside: Callable[[str], None] = lambda _reason: None,
     ) -> None:
-        self._streams: dict[str, Stream] = {}
-        self._tasks = 0
-        self.chunks = chunks
+        self.fair = fair
+        self.calm = calm or Calm()
+        self.is_aside = False
+        self.is_calm = self.calm.steps >= 1
+        self.deaf: dict[str, None] = {}
+        """Streams that end at this stage: nobody fetches their chunks."""
         self._counters = counters
+        self._book = book
         self._keep_all = keep_all
-        self._owns = owns
-        self._lock = threading.Lock()
-        self._lanes: dict[int, _Lane] = {}  # by the thread's number
-        self._first_lane: _Lane | None = None
-        self._sending_since_s: float | None = None  # the first lane's current send
-        self._helper: threading.Condition | None = None
-        self._is_helper_alert = False
-        self._inbox: deque[dict[str, Any]] = deque()
-        self._queued = 0
-        self._numbers = 0
-        self._virtual_s = 0.0
-        self._ready: list[tuple[float, int, Stream]] = []  # a heap: each stream with waiting tasks and none in flight
-        self._bytes = 0
-        self._storage: dict[int, int] = {}  # address: bytes
-        self._more_uses: dict[int, int] = {}  # address: tasks after the first that have it too
-        self._others: list[_Held] = []  # queued since the last step with payloads that are not ours
-        self._fifo = FIFO_FOR_BENCHMARKS
-        self._crowd = _CROWD
-        self.near_at = float("inf")
-        """Tasks of a stream from which on it is among ``near``."""
-        self.near: dict[str, Stream] = {}
-        """Streams with that many tasks, as of the last ``sort_in``."""
+        self._is_live = is_live
+        self._stepped_aside = stepped_aside
+        self._lock = fair.lock
+        self._inbox: deque[dict[str, Any]] = fair.inbox
+        vars(self)["append"] = self._inbox.append  # no call of ours stands between: it runs once a task
+        self._first = -1  # the first lane's thread
+        # Calm: counted from when it began.
+        self._in_hand: dict[str, Any] | None = None  # the first lane's task
+        self._since_s: float | None = None  # when it was taken
+        self._taken = 0
+        self._come = 0
+        self._noted = 0  # of those that came, in the counter
+        self._marks: deque[int] = deque([0] * max(1, self.calm.steps), maxlen=max(1, self.calm.steps))
+        self._fresh_from = 0  # what had come by the last step
+        self._seen_nbytes = 0  # queued and unfetched, by the last look
+        self._seen_at = 0  # bytes put by then
+        self._next_look_s = 0.0
+        self._next_count_s = 0.0
+        # Managed
+        self._unrest_s = 0.0
+        self._next_judging_s = 0.0
+        self._has_unknown_chunks = False
+        # Stepped aside: what each lane has in hand, by thread.
+        self._sending: dict[int, Any] = {}
 
-    def add_lane(self, thread: threading.Thread, helper: threading.Condition | None = None) -> None:
-        """Let a thread that runs reserve tasks; any other finds a plain queue.
+    # ---- What others read ----
 
-        Args:
-            thread: The lane. The first is upstream's own save thread.
-            helper: What a further lane sleeps on. It takes tasks only while the first lane sleeps or is in a slow send.
-        """
-        assert thread.ident is not None, "a lane is known by its number, which it has once it runs"
-        lane = self._lanes[thread.ident] = _Lane(thread)
-        self._first_lane = self._first_lane or lane
-        self._helper = helper or self._helper
+    @property
+    def chunks(self) -> Any:
+        """What shared memory holds of each stream; None where it cannot be known."""
+        return self.fair.chunks
 
     @property
     def lanes(self) -> tuple[threading.Thread, ...]:
         """The threads that send."""
-        return tuple(lane.thread for lane in self._lanes.values())
+        return self.fair.lanes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one deque with one lane."""
+        return self.is_calm or self.is_aside
 
     @property
     def streams(self) -> Mapping[str, Stream]:
-        """Every stream that has something on its way, and some that had."""
-        self.sort_in()
-        return self._streams
+        """Every stream that has something on its way, and some that had. In a calm queue they are put together."""
+        if not self.is_plain:
+            return self.fair.streams
+        other = FairQueue(dict.fromkeys(self._counters, 0))
+        with self._lock:
+            other.inbox.extend(self._inbox)
+            in_hand = self._in_hand
+        if in_hand is not None:
+            other.adopt(in_hand, _NOBODY)
+        return other.streams
 
     @property
     def tasks(self) -> int:
         """Queued and in flight."""
-        self.sort_in()
-        return self._tasks
+        if not self.is_plain:
+            return self.fair.tasks
+        with self._lock:
+            return len(self._inbox) + (self._in_hand is not None) + len(self._sending)
 
     @property
     def nbytes(self) -> int:
         """Bytes queued and in flight (unique storage) and not fetched."""
-        self.sort_in()
-        return self._all_bytes()
-
-    def _all_bytes(self) -> int:
-        return self._bytes + (self.chunks.nbytes if self.chunks is not None else 0)
-
-    # ---- The producer: the scheduler's thread ----
-
-    def append(self, task: dict[str, Any]) -> None:
-        """Queue a task behind its stream's others, without the queue's lock.
-
-        The scheduler's thread hands over a task for each stream in one go while a lane takes them: with a lock around
-        each, both spend their time on it. Only to alert the helper it may wait until that has fallen asleep.
-        """
-        self._inbox.append(task)
-        if self._helper is not None and not self._is_helper_alert and self._is_first_stuck(time.monotonic()):
-            self._alert(self._helper)
-
-    def _alert(self, helper: threading.Condition) -> None:
-        self._is_helper_alert = True  # until it asks for a task
-        with helper:
-            helper.notify()
-
-    def wake_helper(self) -> bool:
-        """Alert the helper if the first lane is stuck, and say whether it was."""
-        if self._helper is None or not self._is_first_stuck(time.monotonic()):
-            return False
-        if not self._is_helper_alert:
-            self._alert(self._helper)
-        return True
-
-    def _is_first_stuck(self, now: float) -> bool:
-        """Whether the first lane is in a slow send. Without the lock: a moment too early or late does no harm."""
-        since_s = self._sending_since_s
-        return since_s is not None and now - since_s >= SLOW_S
-
-    def sort_in(self) -> None:
-        """Count what was queued since the last time."""
-        if self._inbox:
-            with self._lock:
-                self._sort_in()
-
-    def _sort_in(self) -> None:
-        """Put what came since into its streams' queues; under the lock. It runs once a task: every line counts."""
-        inbox, streams, counters, keep_all = self._inbox, self._streams, self._counters, self._keep_all
-        before = number = self._numbers
-        most = counters["max_stream_tasks"]
-        while inbox:
-            task = inbox.popleft()
-            key = stream_of(task)
-            try:
-                storage, is_anothers = weigh(task.get("multimodal_output"), keep_all=keep_all)
-            except Exception:  # a kind of tensor that cannot be looked at: it is sent all the same
-                logger.exception("omni-fastpath: save_queue_cap could not weigh a payload of %s", key)
-                storage, is_anothers = {}, False
-            stream = streams.get(key) or self._open(key)
-            held = _Held(task, stream, number, storage)
-            number += 1
-            if not stream.waiting and stream.in_flight is None:
-                stream.virtual_s = max(stream.virtual_s, self._virtual_s)
-                self._offer(stream, held)
-            stream.waiting.append(held)
-            stream.tasks = tasks = stream.tasks + 1
-            most = max(most, tasks)
-            if tasks >= self.near_at:
-                self.near[key] = stream
-            if storage:
-                stream.last_nbytes = self._weigh(storage) or stream.last_nbytes
-                if is_anothers and self._owns:
-                    self._others.append(held)
-        came = number - before
-        self._numbers = number
-        self._tasks += came
-        self._queued += came
-        counters["tasks"] += came
-        counters["max_stream_tasks"] = most
-        counters["max_queued_tasks"] = max(counters["max_queued_tasks"], self._tasks)
-        self._note_bytes()
-
-    def own_what_waits(self) -> None:
-        """Before the runner's next step: make what was queued since the last one, and still waits, the queue's own.
-
-        Most was sent by then and need not be copied. What a lane has taken is upstream's to read, as it always was.
-        """
-        with self._lock:  # always: a lane may be about to sort in what it took from the inbox
-            self._sort_in()
-            others, self._others = self._others, []
-        kept = []
-        for held in others:
-            if held.is_waiting:
-                payload, copies = keep(held.task["multimodal_output"], keep_all=self._keep_all)
-                kept.append((held, payload, weigh(payload)[0], copies))
-        if not kept:
-            return
-        with self._lock:  # once: each time may be a wait for a lane, and for the interpreter's lock after it
-            for held, payload, storage, copies in kept:
-                if held.is_waiting:
-                    held.task["multimodal_output"], held.is_kept = payload, True
-                    self._unweigh(held.storage)
-                    held.storage = storage
-                    held.stream.last_nbytes = self._weigh(storage)
-                    self._counters["copied_tensors"] += copies
-
-    def _open(self, key: str) -> Stream:
-        if len(self._streams) >= self._crowd:
-            # Those that came first have ended most likely; one that comes back after all is new.
-            idle = [each.key for each in self._streams.values() if not each.tasks and not each.unfetched]
-            for each in idle[: len(idle) // 2 + 1]:
-                del self._streams[each]
-            self._crowd = len(self._streams) + _CROWD // 2
-        stream = self._streams[key] = Stream(key)
-        return stream
-
-    def _weigh(self, storage: Mapping[int, int]) -> int:
-        """Count storage; the bytes that nobody else's task kept alive."""
-        added = 0
-        for address, size in storage.items():
-            if address in self._storage:
-                self._more_uses[address] = self._more_uses.get(address, 0) + 1
-            else:
-                self._storage[address] = size
-                added += size
-        self._bytes += added
-        return added
-
-    def _unweigh(self, storage: Mapping[int, int]) -> None:
-        for address in storage:
-            more_uses = self._more_uses.get(address) if self._more_uses else None
-            if more_uses is None:
-                self._bytes -= self._storage.pop(address)
-            elif more_uses > 1:
-                self._more_uses[address] = more_uses - 1
-            else:
-                del self._more_uses[address]
-
-    def _note_bytes(self) -> None:
-        nbytes = self._all_bytes()
-        self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], nbytes)
-
-    # ---- The lanes ----
+        if not self.is_plain:
+            return self.fair.nbytes
+        with self._lock:
+            tasks = [*self._inbox, *([self._in_hand] if self._in_hand is not None else [])]
+        return self._weigh(tasks) + sum(map(size_of, self._unfetched()))
 
     def __len__(self) -> int:
         """Tasks that nobody has taken."""
-        return self._queued + len(self._inbox)
+        return len(self._inbox) + (0 if self.is_plain else self.fair._queued)
+
+    # ---- The scheduler's thread ----
+
+    def append(self, task: dict[str, Any]) -> None:
+        """Queue a task. An instance has the deque's own ``append`` in its place."""
+        self._inbox.append(task)
+
+    def add_lane(self, thread: threading.Thread, helper: threading.Condition | None = None) -> None:
+        """As `FairQueue.add_lane`."""
+        self.fair.add_lane(thread, helper)
+        if self.fair.first_lane is not None and self.fair.first_lane.thread is thread:
+            self._first = thread.ident or -1
+
+    def before_step(self) -> bool:
+        """Once before each step: copy what must be, and see whether it is still calm, or again.
+
+        Returns:
+            Whether the queue is managed, so that streams may have to be held.
+        """
+        if self.is_aside:
+            return False
+        if self.is_calm:
+            if self._is_still_calm():
+                if self._keep_all and self._inbox:
+                    self._own_what_waits()
+                return False
+            self.manage()
+        if self._keep_all:
+            self.fair.own_what_waits()
+        else:
+            self.fair.sort_in()
+        self.fair.help_if_stuck()
+        return True
+
+    def _is_still_calm(self) -> bool:
+        while True:
+            taken = self._taken
+            queued = len(self._inbox)
+            if taken == self._taken:
+                break
+        come = taken + queued
+        if come != self._come:  # a step that appended
+            self._come = come
+            self._marks.append(come)
+            self._counters["max_queued_tasks"] = max(self._counters["max_queued_tasks"], queued)
+        if taken - (self._in_hand is not None) < self._marks[0] or queued >= self.calm.tasks:
+            return False
+        since_s = self._since_s
+        if since_s is not None and time.monotonic() - since_s >= helpers.SLOW_S:
+            return False
+        if self._seen_nbytes >= self.calm.nbytes:
+            return False
+        if self._book is not None:
+            most = self._seen_nbytes + self._book.transferred - self._seen_at
+            if most >= self.calm.nbytes:
+                if most >= 2 * self.calm.nbytes:
+                    return False
+                self._next_count_s = 0.0  # a lane looks what of it was fetched
+        return True
+
+    def manage(self) -> None:
+        """End the calm: every stream gets a queue of its own."""
+        with self._lock:
+            if not self.is_calm:
+                return
+            fair = self.fair
+            first = fair.first_lane
+            in_hand = self._in_hand
+            self.is_calm = False
+            self._counters["managed"] += 1
+            self._counters["tasks"] -= self._note_come()  # sorting in counts those that wait
+            self._unrest_s = time.monotonic()
+            self._has_unknown_chunks = self._book is not None
+            if in_hand is not None and first is not None:
+                fair.adopt(in_hand, first)
+                self._in_hand = None
+            fair._sort_in()
+            if first is not None and in_hand is None and first.thread.is_alive():
+                # The first lane may have been told that there is something, and is about to take it.
+                fair.reserve_any(first)
+            fair.helper.first_since_s = self._since_s
+
+    def calm_down(self, *, is_holding: bool) -> None:
+        """One plain queue again, if it has been quiet for long enough; once before each managed step."""
+        if self.calm.steps < 1:
+            return
+        now = time.monotonic()
+        if now < self._next_judging_s:
+            return
+        self._next_judging_s = now + min(_JUDGE_S, self.calm.quiet_s)
+        fair = self.fair
+        if is_holding or fair.near or fair.helper.is_first_stuck(now) or fair.helper.own_since_s is not None:
+            self._unrest_s = now
+            return
+        with self._lock:
+            if now - fair.oldest_s() > YOUNG_S or self._is_heavy():
+                self._unrest_s = now
+            elif now - self._unrest_s >= self.calm.quiet_s and not self._is_other_lane_busy():
+                self._be_calm(now)
+
+    def _is_heavy(self) -> bool:
+        return self.fair._all_bytes() >= self.calm.nbytes
+
+    def _is_other_lane_busy(self) -> bool:
+        fair = self.fair
+        return any(
+            lane.reserved is not None or lane.sending is not None
+            for lane in fair.lane_of.values()
+            if lane is not fair.first_lane
+        )
+
+    def _be_calm(self, now: float) -> None:
+        """Under the lock. What waits stands in one place at least at any time, if in both for a moment."""
+        fair = self.fair
+        first = fair.first_lane
+        tasks = fair.in_order()
+        self._in_hand = first.sending.task if first is not None and first.sending is not None else None
+        self._since_s = now if self._in_hand is not None else None
+        self._inbox.extendleft(reversed(tasks))
+        fair.close_books()
+        self._taken = int(self._in_hand is not None)
+        self._come = self._fresh_from = self._noted = self._taken + len(self._inbox)
+        self._marks.extend([0] * self.calm.steps)
+        self._marks.append(self._come)
+        self._seen_nbytes = fair._all_bytes()
+        self._seen_at = self._book.transferred if self._book is not None else 0
+        self._next_look_s = self._next_count_s = 0.0
+        self.is_calm = True
+
+    def _note_come(self) -> int:
+        """Count what came while all was calm, under the lock; how many of them wait."""
+        waiting = len(self._inbox)
+        come = self._taken + waiting
+        self._counters["tasks"] += come - self._noted
+        self._noted = come
+        return waiting
+
+    def _own_what_waits(self) -> None:
+        """Where payloads are the runner's own memory: copy those that came since the last step."""
+        with self._lock:
+            come = self._taken + len(self._inbox)
+            count = min(come - self._fresh_from, len(self._inbox))
+            self._fresh_from = come
+            for place in range(-count, 0):
+                task = self._inbox[place]
+                payload, copies = keep(task.get("multimodal_output"))
+                if copies:
+                    task["multimodal_output"] = payload
+                    self._counters["copied_tensors"] += copies
+
+    # ---- The lanes ----
 
     def __bool__(self) -> bool:
-        """Whether there is a task for the calling thread; in a lane, reserve it."""
-        lane = self._lanes.get(threading.get_ident())
-        if lane is None:
-            return bool(self._ready or self._inbox) and self._is_something_ready()
-        if lane.reserved is not None:
-            return True
-        now = time.monotonic()
-        is_first = lane is self._first_lane
-        if not is_first and not self._may_help():
-            return False
-        if self.chunks is not None:
-            self.chunks.look(now)
-        with self._lock:
-            if self._inbox:
-                self._sort_in()
-            held = lane.reserved = self._take()
-        if is_first:
-            self._begin(held, now)
-        return held is not None
+        """Whether there is a task for the calling thread."""
+        try:
+            if self.is_calm and threading.get_ident() == self._first:
+                if self._inbox:
+                    return True
+                self._since_s = None
+                self._look(time.monotonic())
+                return bool(self._inbox)
+            return self._ask()
+        except Exception as error:
+            self.step_aside(error)
+            return self._ask_aside(threading.get_ident())
 
-    def _may_help(self) -> bool:
-        # Upstream's loop asks once more with the condition in its hands before it sleeps: an alert that came before is
-        # seen then, the clock being read after the alert was taken back.
-        self._is_helper_alert = False
-        # Beside a first lane that sleeps too: what the end of the helper's own send made ready nobody else knows of.
-        return self._sending_since_s is None or self._is_first_stuck(time.monotonic())
-
-    def _begin(self, held: _Held | None, now: float) -> None:
-        """The first lane goes into a send, or to sleep."""
-        if held is None:
-            self._sending_since_s = None
-        elif held.stream.is_quick:
-            self._sending_since_s = now
-        else:
-            self._sending_since_s = now - SLOW_S
-            if self._ready and self._helper is not None and not self._is_helper_alert:
-                self._alert(self._helper)
-
-    def _is_something_ready(self) -> bool:
-        """Whether ``popleft()`` would give something: not what stands behind a task in flight."""
-        with self._lock:
-            self._sort_in()
-            return bool(self._ready)
+    def _ask(self) -> bool:
+        ident = threading.get_ident()
+        if self.is_aside:
+            return self._ask_aside(ident)
+        if self.is_calm:
+            if ident not in self.fair.lane_of:
+                return bool(self._inbox)
+            # A further lane has nothing to do, but to see that the first one is stuck.
+            since_s = self._since_s
+            if since_s is None or time.monotonic() - since_s < helpers.SLOW_S:
+                self.fair.helper.is_alert = False
+                return False
+            self.manage()
+        if self._has_unknown_chunks and ident in self.fair.lane_of:
+            self._make_chunks_known()
+        return bool(self.fair)
 
     def popleft(self) -> dict[str, Any]:
-        """The reserved task; outside the lanes, the next one.
+        """The next task of the calling thread.
 
         Raises:
             IndexError: There is none, as a deque has it.
         """
-        lane = self._lanes.get(threading.get_ident())
-        held = None
-        if lane is not None:
-            held, lane.reserved = lane.reserved, None
-        if held is None:
+        ident = threading.get_ident()
+        if self.is_calm and ident == self._first:
             with self._lock:
-                self._sort_in()
-                held = self._take()
-        if held is None:
-            raise IndexError("no save task is waiting")
-        if held.is_kept:
-            held.task["multimodal_output"] = give(held.task["multimodal_output"])
-        return held.task
+                if self.is_calm:
+                    task = self._inbox.popleft()
+                    self._in_hand = task
+                    self._taken += 1
+                    self._since_s = time.monotonic()
+                    return task
+        try:
+            if not self.is_aside:
+                self.manage()
+                return self.fair.popleft()
+        except Exception as error:
+            if isinstance(error, IndexError) and not len(self):
+                raise  # as a deque has it
+            self.step_aside(error)
+        return self._pop_aside(ident)
 
-    def _offer(self, stream: Stream, first: _Held) -> None:
-        heapq.heappush(self._ready, (0.0 if self._fifo else stream.virtual_s, first.number, stream))
-
-    def _take(self) -> _Held | None:
-        if not self._ready:
-            return None
-        stream = heapq.heappop(self._ready)[2]
-        held = stream.in_flight = stream.waiting.popleft()
-        held.is_waiting = False
-        self._virtual_s = max(self._virtual_s, stream.virtual_s)
-        self._queued -= 1
-        return held
-
-    def sent(
-        self, task: Mapping[str, Any], seconds: float, *, has_put: bool = True, is_unfetched: bool = False
-    ) -> None:
-        """A send ended, well or not: its stream's next task may be taken.
-
-        Args:
-            task: As ``popleft`` gave it.
-            seconds: What it took.
-            has_put: Whether the connector was given something; the talker's frames go in chunks of many tasks.
-            is_unfetched: Whether that is a chunk that counts until ``gone`` says otherwise.
-        """
+    def calm_sent(self, task: dict[str, Any]) -> bool:
+        """The end of a send that began while all was calm; False where it is not any more, and `sent` is to be told."""
         with self._lock:
-            key = stream_of(task)
-            stream = self._streams.get(key)
+            if self._in_hand is task:
+                self._in_hand = None
+                return True
+            return False
+
+    def sent(self, task: dict[str, Any], seconds: float, *, has_put: bool = True, is_unfetched: bool = False) -> None:
+        """As `FairQueue.sent`."""
+        if self._in_hand is task and self.calm_sent(task):
             if is_unfetched:
-                stream = stream or self._open(key)
-                stream.unfetched += 1
-                self._note_bytes()
-            held = None if stream is None else stream.in_flight
-            if stream is None or held is None or held.task is not task:
-                return  # sent by somebody who did not take it from here
-            if held.storage:
-                self._unweigh(held.storage)
-            stream.in_flight = None
-            stream.tasks = tasks = stream.tasks - 1
-            self._tasks -= 1
-            if tasks < self.near_at:
-                self.near.pop(key, None)
-            cost_s = FLAT_S
-            if has_put or seconds >= SLOW_S:
-                before_s, stream.last_put_s = stream.last_put_s, seconds
-                stream.is_quick = min(seconds, seconds if before_s is None else before_s) < SLOW_S
-                if before_s is not None and not stream.is_quick:
-                    cost_s = min(seconds, before_s)
-            stream.virtual_s += cost_s
-            if stream.waiting:
-                self._offer(stream, stream.waiting[0])
+                self.fair.came_unfetched(stream_of(task))
+            return
+        if self._sending:
+            self._sending.pop(threading.get_ident(), None)
+        if self.is_aside:
+            return
+        self.fair.sent(task, seconds, has_put=has_put, is_unfetched=is_unfetched)
 
-    def gone(self, key: str, count: int, *, fetched: bool) -> None:
-        """So many of a stream's chunks are in shared memory no longer, or are not counted any more."""
+    def _look(self, now: float) -> None:
+        """What the first lane does between sends while all is calm: count bytes now and then, and what it sent."""
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + WEIGH_S
         with self._lock:
-            stream = self._streams.get(key)
-            if stream is None:
+            self._note_come()
+            tasks = list(self._inbox)
+        queued = self._weigh(tasks)
+        if self._book is not None and now >= self._next_count_s:
+            at = self._book.transferred
+            self._seen_nbytes = queued + sum(map(size_of, self._unfetched()))
+            self._seen_at = at
+            self._next_count_s = now + (LOOK_S if self._seen_nbytes < self.calm.nbytes / 2 else NEAR_LOOK_S)
+        elif queued > self._seen_nbytes or self._book is None:
+            self._seen_nbytes = queued
+        self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], self._seen_nbytes)
+
+    def _weigh(self, tasks: list[dict[str, Any]]) -> int:
+        storage = Storage()
+        for task in tasks:
+            storage.add(weigh(task.get("multimodal_output")))
+        return storage.nbytes
+
+    def _unfetched(self) -> list[str]:
+        """Segments that may be there and for which somebody may come."""
+        if self._book is None:
+            return []
+        return [name for name in self._book.names() if name.rsplit("_", 2)[0] not in self.deaf]
+
+    def _make_chunks_known(self) -> None:
+        """Count by stream what was put while all was calm."""
+        self._has_unknown_chunks = False
+        chunks = self.fair.chunks
+        if chunks is None:
+            return
+        chunks.look_now()
+        chunks.end_those_without(self._is_live)
+        found = [(*name.rsplit("_", 2), name) for name in self._unfetched()]
+        for stream, _, _, name in sorted(found, key=lambda each: (each[0], int(each[2]))):
+            if chunks.knows(stream, name):
+                continue
+            size = size_of(name)
+            if size and chunks.put(stream, name, size):
+                self.fair.came_unfetched(stream)
+                if not self._is_live(stream):
+                    chunks.ended(stream)
+
+    def note_deaf(self, stream: str) -> None:
+        """Nobody will fetch this stream's chunks."""
+        self.deaf[stream] = None
+        while len(self.deaf) > _MOST_DEAF:
+            self.deaf.pop(next(iter(self.deaf)), None)
+
+    def has_chunks_unknown(self) -> None:
+        """A send that began while all was calm has ended since: its chunk is not counted yet."""
+        self._has_unknown_chunks = self._book is not None
+
+    # ---- Stepping aside ----
+
+    def step_aside(self, error: BaseException) -> None:
+        """Be upstream's queue from here on: everything that waits stands in one deque, in the order of its arrival."""
+        with self._lock:
+            if self.is_aside:
                 return
-            stream.unfetched -= count
-            if fetched:
-                stream.fetches += count
-            else:  # of a request that is over; the next one of this name has a receiver of its own
-                stream.given_up_at = None
+            fair, inbox = self.fair, self._inbox
+            if not self.is_calm:
+                there = {id(task) for task in inbox}  # what was being sorted in or given back stands in both
+                waiting = [held.task for held in fair.all_waiting() if id(held.task) not in there]
+                for ident, lane in fair.lane_of.items():
+                    if lane.reserved is not None and id(lane.reserved.task) in there:
+                        lane.reserved = None
+                    if lane.reserved is not None or lane.sending is not None:
+                        self._sending[ident] = lane.reserved or lane.sending
+                inbox.extendleft(task for task in reversed(waiting) if task is not None)
+            if self._in_hand is not None:
+                self._sending[self._first] = self._in_hand
+            self._in_hand = None
+            self.is_aside = True
+            self.is_calm = False
+        logger.error("omni-fastpath: save_queue_cap failed and steps aside", exc_info=error)
+        self._stepped_aside(f"{error!r}; chunks go out in the order of their arrival and nobody is held from here on")
+
+    def _ask_aside(self, ident: int) -> bool:
+        lane = self.fair.lane_of.get(ident)
+        if lane is None:
+            return bool(self._inbox)
+        if lane.reserved is not None:
+            return True
+        self._sending.pop(ident, None)  # a lane that asks has sent what it had
+        # One at a time, as upstream: a send of another lane may be of the stream that comes next.
+        return ident == self._first and not self._sending and bool(self._inbox)
+
+    def _pop_aside(self, ident: int) -> dict[str, Any]:
+        lane = self.fair.lane_of.get(ident)
+        if lane is not None and lane.reserved is not None:
+            held, lane.reserved = lane.reserved, None
+            if held.task is not None:
+                return held.task
+        return self._inbox.popleft()
+
+
+_NOBODY = Lane(threading.current_thread())

@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 from omni_fastpath.patches.save_queue_cap import queue as queues
-from omni_fastpath.patches.save_queue_cap.credits import LEAST_WITH_ASYNC_SCHEDULING, Credits
-from omni_fastpath.patches.save_queue_cap.queue import SaveQueue, stream_of
-from omni_fastpath.patches.save_queue_cap.unfetched import Chunks, size_of
+from omni_fastpath.patches.save_queue_cap.credits import LEAST_WITH_ASYNC_SCHEDULING, Credits, limits_of
+from omni_fastpath.patches.save_queue_cap.fair import FairQueue, stream_of
+from omni_fastpath.patches.save_queue_cap.payload import KeptPayload, give
+from omni_fastpath.patches.save_queue_cap.queue import STEPS_UNLIMITED, Calm, SaveQueue
+from omni_fastpath.patches.save_queue_cap.unfetched import Book, Chunks, size_of
 from omni_fastpath.values import ConfigError, refusal
 
 if TYPE_CHECKING:
@@ -31,8 +34,16 @@ AUDITED_PROCESSORS = frozenset(
 """Input processors read for a helper lane: what they keep, they keep per stream. All others get one lane; Qwen3-TTS's,
 for one, goes through all streams to count the active ones."""
 
-_ATTRIBUTE = "_omni_fastpath_credits"
+_ATTRIBUTE = "_omni_fastpath_save_queue"
 _adapters: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@dataclass(slots=True)
+class _Stage:
+    """What stands on a scheduler: its adapter's queue, and the holds where streams may be held."""
+
+    queue: SaveQueue
+    credits: Credits | None
 
 
 def wrapped_init_omni_io_scheduling_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -42,36 +53,51 @@ def wrapped_init_omni_io_scheduling_state(wrapped: Callable[..., Any], instance:
         ConfigError: The values do not go with this stage's scheduling.
     """
     result = wrapped(*args, **kwargs)
-    reason = _not_applicable(instance)
-    if reason is not None:
-        _runtime.report(State.NOT_APPLICABLE, reason)
-        return result
-    options: SaveQueueOptions = _runtime.options
+    adapter = instance.chunk_transfer_adapter
+    before = getattr(adapter, "_pending_save_reqs", None)
     try:
-        _refuse(options, instance.vllm_config)
+        _set_up(instance)
     except ConfigError as error:
         _runtime.report(State.FAILED, str(error))
         raise
-    adapter = instance.chunk_transfer_adapter
-    is_limited = bool(_limits(options))
-    queue = _attach(adapter, instance.vllm_config, owns=is_limited)
-    if is_limited:
-        setattr(instance, _ATTRIBUTE, Credits(instance, queue, adapter, options, _counters))
+    except Exception as error:  # the stage starts as upstream's
+        if adapter is not None:
+            adapter._pending_save_reqs = before
+        logger.exception("omni-fastpath: save_queue_cap could not be set up")
+        _runtime.report(State.FAILED, f"setting up failed: {error!r}; this stage's save queue is upstream's")
+    return result
+
+
+def _set_up(scheduler: Any) -> None:
+    reason = _not_applicable(scheduler)
+    if reason is not None:
+        _runtime.report(State.NOT_APPLICABLE, reason)
+        return
+    options: SaveQueueOptions = _runtime.options
+    adapter = scheduler.chunk_transfer_adapter
+    unheld = obstacle_to_holds(scheduler)
+    if unheld is None:
+        _refuse(options, scheduler.vllm_config)
+    queue = _attach(adapter, scheduler.vllm_config, options)
+    credits_ = None
+    if unheld is None and limits_of(options):
+        credits_ = Credits(scheduler, queue.fair, adapter, options, _counters)
+    setattr(scheduler, _ATTRIBUTE, _Stage(queue, credits_))
     helper = ", with a helper for slow sends" if len(queue.lanes) > 1 else ""
     shared = (
         "" if queue.chunks is not None else "; unfetched chunks are not counted: the connector is not shared memory"
     )
+    if unheld is not None:
+        held = f"; no stream is held: {unheld}"
+    elif credits_ is None:
+        held = "; no stream is held: no limit does"
+    else:
+        held = f"; streams are held for {', '.join(limits_of(options))}"
     _runtime.report(
         State.APPLIED,
-        f"this stage's save queue is ours{helper}{shared}; the model runner's own "
+        f"this stage's save queue is ours{helper}{held}{shared}; the model runner's own "
         "save queue (synchronous full payloads) is not covered",
     )
-    return result
-
-
-def _limits(options: SaveQueueOptions) -> Mapping[str, Any]:
-    """The limits that are not null."""
-    return options.model_dump(exclude={"max_hold_s"}, exclude_none=True)
 
 
 def _not_applicable(scheduler: Any) -> str | None:
@@ -90,36 +116,100 @@ def _not_applicable(scheduler: Any) -> str | None:
     return None
 
 
+def obstacle_to_holds(scheduler: Any) -> str | None:
+    """Why no stream of this stage may be left out of a step; None where it was read that it may.
+
+    A stream that is left out stays among the running ones, and not everything that upstream does bears that.
+    """
+    return next((why for found, why in _obstacles(scheduler) if found), None)
+
+
+def _obstacles(scheduler: Any) -> Iterator[tuple[bool, str]]:
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as below
+    from vllm_omni.core.sched import omni_ar_scheduler as read  # noqa: PLC0415 - it imports what we wrap
+
+    kind = type(scheduler)
+    yield kind not in (read.OmniARScheduler, read.OmniARAsyncScheduler), f"{kind.__name__} was not read for it"
+    paired = getattr(Scheduler.schedule, "_cfg_pairing_patched", False)
+    yield paired, "requests are scheduled in pairs here (classifier-free guidance)"
+    config = scheduler.vllm_config
+    # Another adapter's requests are admitted while the holder of the last one is left out, and then all of them run.
+    lora = getattr(config, "lora_config", None) is not None
+    yield lora, "LoRA is on, and vLLM counts only the adapters of requests that are in the step"
+    drafts = getattr(config, "speculative_config", None) is not None
+    yield drafts, "speculative decoding keeps drafts of the last step's requests"
+    transfer = getattr(config, "kv_transfer_config", None) is not None or _sends_cache(config)
+    yield transfer, "KV cache is transferred to other engines, and requests end when that is done"
+    # With every limit asked for it is refused instead.
+    parallel = config.parallel_config.pipeline_parallel_size > 1 and _runtime.options.holds != "always"
+    yield parallel, "pipeline parallelism uses the same field"
+
+
+def _sends_cache(config: Any) -> bool:
+    kv_config = getattr(getattr(config, "model_config", None), "omni_kv_config", None)
+    if isinstance(kv_config, Mapping):
+        return bool(kv_config.get("need_send_cache") or kv_config.get("kv_transfer_criteria"))
+    return kv_config is not None
+
+
 def _refuse(options: SaveQueueOptions, vllm_config: Any) -> None:
-    limits = _limits(options)
+    limits = limits_of(options)
     if not limits:
         return
     parallel = vllm_config.parallel_config.pipeline_parallel_size
     if parallel > 1:
         raise refusal(
             "fastpath.save_queue_cap",
-            found=f"pipeline_parallel_size {parallel} in this stage and limits ({', '.join(limits)})",
-            allowed="limits without pipeline parallelism, or null for each of them",
+            found=f"holds: always, pipeline_parallel_size {parallel} in this stage and limits ({', '.join(limits)})",
+            allowed="another value of holds, limits without pipeline parallelism, or null for each of them",
         )
-    credit = options.per_stream_tasks
+    credit = limits.get("per_stream_tasks")
     if vllm_config.scheduler_config.async_scheduling and credit is not None and credit < LEAST_WITH_ASYNC_SCHEDULING:
         raise refusal(
             "fastpath.save_queue_cap.per_stream_tasks",
-            found=f"{credit} in a stage with async scheduling",
+            found=f"{credit:.0f} in a stage with async scheduling",
             allowed=f"at least {LEAST_WITH_ASYNC_SCHEDULING} with async scheduling, or null",
         )
 
 
-def _attach(adapter: Any, vllm_config: Any, *, owns: bool = True) -> SaveQueue:
+CLEANUPS = 2
+"""Tasks that a stream may add besides one in each step: a forced terminal and a clean-up."""
+
+
+def calm_of(options: SaveQueueOptions) -> Calm:
+    """Until when a queue is calm, by the limits."""
+    none = float("inf")
+    steps = STEPS_UNLIMITED
+    if options.per_stream_tasks is not None:
+        steps = options.per_stream_tasks - LEAST_WITH_ASYNC_SCHEDULING - CLEANUPS
+    if options.unfetched_chunks is not None:
+        steps = 0  # that is counted by stream
+    return Calm(
+        steps=max(0, steps),
+        tasks=none if options.total_tasks is None else options.total_tasks / 2,
+        nbytes=none if options.total_bytes is None else options.total_bytes / 2,
+    )
+
+
+def _attach(adapter: Any, vllm_config: Any, options: SaveQueueOptions, calm: Calm | None = None) -> SaveQueue:
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import (  # noqa: PLC0415 - heavy, once a stage
         SharedMemoryConnector,
     )
 
     in_shared_memory = type(adapter.connector) is SharedMemoryConnector
     on_cpu = vllm_config.device_config.device_type == "cpu"
-    queue = SaveQueue(_counters, keep_all=on_cpu, owns=owns)
+    fair = FairQueue(_counters, keep_all=on_cpu, fifo=queues.FIFO_FOR_BENCHMARKS)
     if in_shared_memory:
-        queue.chunks = Chunks(queue.gone, _abandoned, look_at=_runtime.options.unfetched_chunks)
+        fair.chunks = Chunks(fair.gone, _abandoned, look_at=options.unfetched_chunks)
+    queue = SaveQueue(
+        fair,
+        _counters,
+        calm=calm or calm_of(options),
+        book=Book(adapter.connector) if in_shared_memory else None,
+        keep_all=on_cpu,
+        is_live=lambda stream: stream in adapter._sender_tokens,
+        stepped_aside=_stepped_aside,
+    )
     queue.add_lane(adapter.save_thread)
     # Nothing was queued yet: requests come after the scheduler was made.
     adapter._pending_save_reqs = queue
@@ -132,6 +222,11 @@ def _attach(adapter: Any, vllm_config: Any, *, owns: bool = True) -> SaveQueue:
         queue.add_lane(lane, helper)
     _adapters.add(adapter)
     return queue
+
+
+def _stepped_aside(reason: str) -> None:
+    _counters["stepped_aside"] = 1
+    _runtime.report(State.FAILED, f"stepped aside: {reason}")
 
 
 class _Lane:
@@ -159,25 +254,74 @@ def _abandoned(count: int) -> None:
 
 
 def wrapped_schedule(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Renew the holds, then schedule."""
-    credits_ = getattr(instance, _ATTRIBUTE, None)
-    if credits_ is not None:
-        credits_.queue.own_what_waits()  # first: it waits for a lane that is sorting in, and then all is counted
-        credits_.hold()
+    """See how the queue is, renew the holds, then schedule."""
+    stage: _Stage | None = getattr(instance, _ATTRIBUTE, None)
+    if stage is not None:
+        try:
+            _before_step(stage)
+        except Exception as error:  # the step is taken all the same
+            stage.queue.step_aside(error)
     return wrapped(*args, **kwargs)
+
+
+def _before_step(stage: _Stage) -> None:
+    queue = stage.queue
+    if not queue.before_step():
+        return
+    credits_ = stage.credits
+    if credits_ is not None:
+        credits_.hold()
+    queue.calm_down(is_holding=credits_ is not None and credits_.is_holding)
 
 
 def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Send, measure, and see what of the stream lies in shared memory."""
     queue = instance._pending_save_reqs
-    if not isinstance(queue, SaveQueue):
+    if type(queue) is not SaveQueue:
         return wrapped(*args, **kwargs)
     task = args[0] if args else kwargs["task"]
-    stream = stream_of(task)
-    number = instance.put_req_chunk.get(stream, 0)
-    before = _so_far(instance.connector) if queue.chunks is not None else (0, 0)
+    if queue.is_plain:
+        try:
+            if type(task.get("multimodal_output")) is KeptPayload:
+                task["multimodal_output"] = give(task["multimodal_output"])
+            return wrapped(*args, **kwargs)
+        finally:
+            _after_plain_send(queue, instance, task)
+    return _send_managed(wrapped, instance, args, kwargs, queue, task)
+
+
+def _after_plain_send(queue: SaveQueue, adapter: Any, task: dict[str, Any]) -> None:
+    try:
+        request = task.get("request")
+        if (
+            request is not None
+            and getattr(request, "additional_information", None) is not None
+            and not has_receiver(request, adapter.connector.stage_id)
+        ):
+            queue.note_deaf(request.external_req_id)
+        if not queue.calm_sent(task):
+            queue.has_chunks_unknown()
+            queue.sent(task, 0.0, has_put=False)
+    except Exception as error:
+        queue.step_aside(error)
+
+
+def _send_managed(
+    wrapped: Callable[..., Any], adapter: Any, args: Any, kwargs: Any, queue: SaveQueue, task: dict[str, Any]
+) -> Any:
+    chunks = queue.chunks
+    stream, number, before = "", 0, (0, 0)
+    try:
+        stream = stream_of(task)
+        number = adapter.put_req_chunk.get(stream, 0)
+        before = _so_far(adapter.connector) if chunks is not None else (0, 0)
+    except Exception as error:
+        queue.step_aside(error)
     began = time.monotonic()
     try:
+        # Here and not when it is taken: what cannot be made a tensor again fails its request, as a send that fails.
+        if type(task.get("multimodal_output")) is KeptPayload:
+            task["multimodal_output"] = give(task["multimodal_output"])
         return wrapped(*args, **kwargs)
     finally:
         took = time.monotonic() - began
@@ -185,16 +329,20 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
         try:
             is_cleanup = "cleanup_shm" in task
             # The end of a request clears upstream's counter with the send.
-            has_put = not is_cleanup and (task["is_finished"] or instance.put_req_chunk.get(stream, 0) != number)
-            if queue.chunks is not None:
-                if has_put:
-                    is_unfetched = _count(queue.chunks, instance, task, stream, number, before)
+            has_put = not is_cleanup and (task["is_finished"] or adapter.put_req_chunk.get(stream, 0) != number)
+            if chunks is not None:
+                if has_put and not has_receiver(task["request"], adapter.connector.stage_id):
+                    queue.note_deaf(stream)
+                elif has_put:
+                    is_unfetched = _count(chunks, adapter, stream, number, before)
                 if is_cleanup or task["is_finished"]:
-                    queue.chunks.ended(stream)
+                    chunks.ended(stream)
         except Exception:  # the chunk was sent or not as upstream knows; our count must not fail the request
             logger.exception("omni-fastpath: save_queue_cap could not look at the chunks of %s", stream)
-        finally:
+        try:
             queue.sent(task, took, has_put=has_put, is_unfetched=is_unfetched)
+        except Exception as error:
+            queue.step_aside(error)
 
 
 def _so_far(connector: Any) -> tuple[int, int]:
@@ -202,25 +350,19 @@ def _so_far(connector: Any) -> tuple[int, int]:
     return connector._metrics["puts"], connector._metrics["bytes_transferred"]
 
 
-def _count(
-    chunks: Chunks, adapter: Any, task: Mapping[str, Any], stream: str, number: int, before: tuple[int, int]
-) -> bool:
-    """Count a chunk that was put, if somebody will fetch it; whether it counts."""
+def _count(chunks: Chunks, adapter: Any, stream: str, number: int, before: tuple[int, int]) -> bool:
+    """Count a chunk that was put; whether it is there."""
     connector = adapter.connector
-    if not _has_receiver(task["request"], connector.stage_id):
-        return False
     name = f"{stream}_{connector.stage_id}_{number}"
     puts, nbytes = _so_far(connector)
     # The last chunk of a request may have failed, an abort clears the counter too, and the other lane's puts are in
     # these figures: unless it is clear that they are this chunk's, we look.
     is_ours = adapter.put_req_chunk.get(stream, 0) == number + 1 and puts == before[0] + 1
     size = nbytes - before[1] if is_ours else size_of(name)
-    if size:
-        chunks.put(stream, name, size)
-    return bool(size)
+    return bool(size) and chunks.put(stream, name, size)
 
 
-def _has_receiver(request: Any, stage_id: int) -> bool:
+def has_receiver(request: Any, stage_id: int) -> bool:
     """Whether the next stage takes part in this request: text-only ones end here, and nobody fetches their chunks."""
     info = getattr(request, "additional_information", None)
     if info is None:

@@ -482,7 +482,11 @@ def install_the_patch() -> dict[str, int]:
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches import PATCHES
 
-    environment = {"OMNI_FASTPATH_SAVE_QUEUE_CAP": "1", "OMNI_FASTPATH_SAVE_QUEUE_CAP__PER_STREAM_TASKS": "3"}
+    environment = {
+        "OMNI_FASTPATH_SAVE_QUEUE_CAP": "1",
+        "OMNI_FASTPATH_SAVE_QUEUE_CAP__PER_STREAM_TASKS": "3",
+        "OMNI_FASTPATH_SAVE_QUEUE_CAP__HOLDS": "always",
+    }
     apply(config.resolve([], environment, PATCHES), Process.STAGE)
     (entry,) = (entry for entry in LEDGER if entry.patch.name == "save_queue_cap")
     assert is_installed("save_queue_cap"), (entry.state, entry.reason)

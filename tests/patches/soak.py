@@ -61,6 +61,7 @@ class Report:
     rounds: int = 0
     held_steps: int = 0
     expired_holds: int = 0
+    managed: int = 0
     trouble: list[str] = field(default_factory=list)
 
 
@@ -79,7 +80,11 @@ class Round:
         self._rng = random.Random(seed)
         self._chunks, self._stop, self._report = chunks, stop, report
         self._shared = shared
-        self._stage = Stage(memory=not shared)
+        from omni_fastpath.patches.save_queue_cap.queue import Calm
+
+        # Calm and managed in turns, a few steps each; one round in four managed always.
+        calm = Calm(steps=self._rng.choice((0, 2, 4, 12)), tasks=40, nbytes=2**16, quiet_s=0.002)
+        self._stage = Stage(memory=not shared, calm=calm)
         self.running: list[Member] = []
         self.current_step = 0
         self.num_spec_tokens = 0
@@ -123,7 +128,7 @@ class Round:
         with patched_limits(self._shared) as (options, counters):
             before = dict(counters)
             with self._stage:
-                credits_ = Credits(self, self._stage.queue, self._stage.adapter, options, counters)
+                credits_ = Credits(self, self._stage.queue.fair, self._stage.adapter, options, counters)
                 while self._values < self._chunks:
                     self._step(credits_)
                     if self._stop and self._values > self._chunks * 0.6:
@@ -136,6 +141,8 @@ class Round:
             assert not any(lane.is_alive() for lane in self._stage.lanes)
             self._report.held_steps += counters["held_steps"] - before["held_steps"]
             self._report.expired_holds += counters["expired_holds"] - before["expired_holds"]
+            self._report.managed += counters["managed"] - before["managed"]
+            assert not self._stage.queue.is_aside
         self._report.rounds += 1
         self._report.stopped_rounds += self._stop
         self._report.chunks += self._values
@@ -146,7 +153,10 @@ class Round:
         rng = self._rng
         while len(self.running) < STREAMS and rng.random() < 0.5:
             self._admit()
-        credits_.hold()
+        queue = self._stage.queue
+        if queue.before_step():
+            credits_.hold()
+            queue.calm_down(is_holding=credits_.is_holding)
         self.current_step += 1
         moved = False
         for member in list(self.running):
@@ -299,11 +309,12 @@ class Round:
     def _check(self) -> None:
         self._check_streams(complete=True)
         queue = self._stage.queue
-        assert (queue.tasks, len(queue), queue._storage) == (0, 0, {})
+        assert (queue.tasks, len(queue)) == (0, 0)
+        assert queue.is_plain or not queue.fair.storage
         assert not self._stage.gate.overlaps
         assert not any(stream.tasks for stream in queue.streams.values())
         if self._shared:
-            until(lambda: queue.nbytes == 0, f"the look at the last chunks: {queue.nbytes} bytes")
+            until(lambda: queue.nbytes == 0, "the look at the last chunks")
             assert not shared_memory(), shared_memory()
         else:
             assert not self._stage.connector.chunks, list(self._stage.connector.chunks)[:5]
@@ -333,6 +344,7 @@ def patched_limits(shared: bool) -> Iterator[tuple[Any, dict[str, int]]]:
         total_tasks=60,
         total_bytes=2**17,
         max_hold_s=0.02,
+        holds="always",
     )
     yield options, entry().counters
 

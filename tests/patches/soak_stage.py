@@ -200,15 +200,25 @@ class Stage:
         lanes: Threads that send.
         device: Kind of device that the payloads come from.
         attach: False leaves upstream's queue.
+        calm: Until when its queue is calm; never unless given.
     """
 
-    def __init__(self, *, memory: bool = False, lanes: int = 2, device: str = "cuda", attach: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        memory: bool = False,
+        lanes: int = 2,
+        device: str = "cuda",
+        attach: bool = True,
+        calm: Any = None,
+    ) -> None:
         from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
         from vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter import (
             OmniChunkTransferAdapter,
         )
 
         from omni_fastpath.patches.save_queue_cap import wrappers
+        from omni_fastpath.patches.save_queue_cap.queue import Calm
 
         model = SimpleNamespace(
             stage_id=0,
@@ -230,7 +240,10 @@ class Stage:
             self.adapter.connector = _memory_connector()
         self.connector = self.adapter.connector
         self.gate = Gate(self.connector)
-        self.queue: Any = wrappers._attach(self.adapter, config) if attach else self.adapter._pending_save_reqs
+        calm = calm or Calm(steps=0)
+        self.queue: Any = (
+            wrappers._attach(self.adapter, config, entry().options, calm) if attach else self.adapter._pending_save_reqs
+        )
         self.lanes = [self.adapter.save_thread]
         if attach:
             self.lanes = list(self.queue.lanes)

@@ -106,7 +106,7 @@ def test_two_slow_streams_and_two_lanes() -> None:
 def test_send_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What slow sends took, failed or not, is charged, after a first: 1 each, by a clock that counts its calls."""
     from omni_fastpath.patches.save_queue_cap import wrappers
-    from omni_fastpath.patches.save_queue_cap.queue import FLAT_S
+    from omni_fastpath.patches.save_queue_cap.fair import FLAT_S
 
     request = Request(unique("s"))
     with Stage(memory=True, lanes=1) as stage:

@@ -72,9 +72,10 @@ class Rig:
 
         from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
         from omni_fastpath.patches.save_queue_cap.credits import Credits
-        from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
+        from omni_fastpath.patches.save_queue_cap.fair import FairQueue
 
-        self.queue = SaveQueue(counters(), chunks=chunks)
+        self.queue = FairQueue(counters(), chunks=chunks)
+        options = {"holds": "always", **options}
         self.scheduler = Scheduler(num_spec_tokens=spec)
         for number in range(streams):
             name = f"s{number}"
@@ -366,6 +367,7 @@ class Chunks:
     """Shared memory, as the holds see it."""
 
     nbytes = 0
+    abandoned_nbytes = 0
     wanted = 0
 
     def want(self, within_s: float) -> bool:
@@ -447,7 +449,7 @@ def test_hold_for_tasks_alone_asks_for_no_look() -> None:
 
 def test_look_is_the_helpers_while_the_first_lane_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for a fetch wakes the lane that can look: the helper, not a thread that is in a send."""
-    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
+    from omni_fastpath.patches.save_queue_cap.helper import Helper
 
     woken: list[str] = []
     rig = Rig(chunks=Chunks(), unfetched_chunks=3)
@@ -455,9 +457,9 @@ def test_look_is_the_helpers_while_the_first_lane_is_stuck(monkeypatch: pytest.M
     monkeypatch.setattr(rig.adapter._save_cond, "notify", lambda: woken.append("first"))
     rig.schedule()
     assert woken == ["first"]
-    rig.queue._helper = threading.Condition()
-    monkeypatch.setattr(SaveQueue, "_alert", lambda _self, _helper: woken.append("helper"))
-    monkeypatch.setattr(SaveQueue, "_is_first_stuck", lambda _self, _now: True)
+    rig.queue.helper.condition = threading.Condition()
+    monkeypatch.setattr(Helper, "alert", lambda _self: woken.append("helper"))
+    monkeypatch.setattr(Helper, "is_first_stuck", lambda _self, _now: True)
     rig.schedule()
     assert woken == ["first", "helper"]
 
@@ -607,7 +609,7 @@ def test_not_applicable_says_why_and_touches_nothing(made: Callable[[], Any], sa
     state, reason = started(scheduler)
     assert state is State.NOT_APPLICABLE
     assert says in reason
-    assert not hasattr(scheduler, "_omni_fastpath_credits")
+    assert not hasattr(scheduler, "_omni_fastpath_save_queue")
     if scheduler.chunk_transfer_adapter is not None:
         assert scheduler.chunk_transfer_adapter._pending_save_reqs is None
 
@@ -616,7 +618,7 @@ def test_not_applicable_says_why_and_touches_nothing(made: Callable[[], Any], sa
 def test_small_credit_with_async_scheduling_is_refused(credit: int) -> None:
     """Two steps are in flight always: a credit below 3 stops the stage at its start, with the way out."""
     with pytest.raises(ConfigError, match=r"per_stream_tasks.*at least 3"):
-        started(stage(), per_stream_tasks=credit)
+        started(stage(), per_stream_tasks=credit, holds="always")
 
 
 @pytest.mark.parametrize(("credit", "asynchronous"), [(3, True), (None, True), (1, False), (2, False)])
@@ -627,9 +629,12 @@ def test_credit_that_goes_with_the_scheduling(credit: int | None, asynchronous: 
 
 
 def test_pipeline_parallelism_is_refused() -> None:
-    """It uses the same field; with limits the stage does not start."""
+    """It uses the same field: where every limit is to hold the stage does not start; by default nobody is held."""
     with pytest.raises(ConfigError, match="pipeline_parallel_size 2"):
-        started(stage(pipeline=2))
+        started(stage(pipeline=2), holds="always")
+    state, reason = started(stage(pipeline=2))
+    assert state is State.APPLIED
+    assert "no stream is held: pipeline parallelism" in reason
 
 
 def test_all_null_only_replaces_the_queue() -> None:
@@ -642,7 +647,7 @@ def test_all_null_only_replaces_the_queue() -> None:
     assert state is State.APPLIED
     assert "save queue (synchronous full payloads) is not covered" in reason
     assert isinstance(scheduler.chunk_transfer_adapter._pending_save_reqs, SaveQueue)
-    assert not hasattr(scheduler, "_omni_fastpath_credits")
+    assert scheduler._omni_fastpath_save_queue.credits is None
 
 
 def test_schedule_without_credits_is_only_passed_on() -> None:

@@ -26,6 +26,7 @@ NEVER: dict[str, Any] = {
     "total_tasks": None,
     "total_bytes": None,
     "max_hold_s": 3600.0,
+    "holds": "always",
 }
 """No limit but those that a test names, and no hold that ends by itself."""
 
@@ -372,7 +373,7 @@ def test_scheduler_that_goes_away_with_holds(configs: dict[int, Path]) -> None:
         made.rig.run()
         assert made.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
         made.until_sent()
-        assert not made.scheduler._omni_fastpath_credits._holds
+        assert not made.scheduler._omni_fastpath_save_queue.credits.is_holding
 
 
 @BOTH
@@ -538,7 +539,7 @@ def test_null_leaves_schedule_alone(configs: dict[int, Path]) -> None:
     """With every limit null nobody looks at the running requests: no credits are there, and nobody is ever held."""
     name = unique("s")
     with stage(configs[0]) as (made, counters):
-        assert not hasattr(made.scheduler, "_omni_fastpath_credits")
+        assert made.scheduler._omni_fastpath_save_queue.credits is None
         made.gate.shut(name)
         made.rig.add(name, tokens=100)
         made.until_idle()

@@ -196,7 +196,7 @@ def test_failed_put_is_no_chunk() -> None:
 
 
 def test_abandoned_chunks_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks that nobody fetches long after their request's end count no longer; how many, is counted."""
+    """For chunks that nobody fetches long after their request's end nobody is held; they count until they are gone."""
     from omni_fastpath.patches.save_queue_cap import unfetched
 
     ended, live = Request(unique("ended")), Request(unique("live"))
@@ -211,7 +211,14 @@ def test_abandoned_chunks_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         assert entry().counters["abandoned_chunks"] == 3
         stage.fetch(live.external_req_id)
         look(stage)
-        assert stage.queue.nbytes == 0
+        sizes = [(SHARED_MEMORY / name).stat().st_size for name in shared_memory() if not name.startswith("shm_")]
+        chunks = stage.queue.chunks
+        assert (len(sizes), stage.queue.nbytes, chunks.abandoned_nbytes) == (3, sum(sizes), sum(sizes))
+        look(stage)
+        assert entry().counters["abandoned_chunks"] == 3
+        stage.fetch(ended.external_req_id)  # somebody comes after all
+        look(stage)
+        assert (stage.queue.nbytes, chunks.abandoned_nbytes, counted(stage, ended)) == (0, 0, 0)
 
 
 def test_external_id_used_again_is_no_ended_stream(monkeypatch: pytest.MonkeyPatch) -> None:

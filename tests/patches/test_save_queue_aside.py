@@ -1,0 +1,242 @@
+"""An exception of ours, wherever it comes from: the queue steps aside once, and every chunk goes out in order."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_fastpath.declare import State
+from tests.patches.soak_stage import Request, Stage, entry, patched, unique, until
+
+pytestmark = pytest.mark.upstream
+
+VALUES = 14
+REQUESTS = 4
+
+
+@pytest.fixture(autouse=True)
+def _patched() -> Iterator[None]:
+    with patched(per_stream_tasks=6, holds="always", max_hold_s=0.02):
+        yield
+
+
+def ours() -> dict[str, tuple[Any, str]]:
+    """Every function of the patch that runs in a stage's threads, but those that step aside."""
+    from omni_fastpath.patches.save_queue_cap import credits as holds
+    from omni_fastpath.patches.save_queue_cap import fair, helper, payload, queue, storage, unfetched, wrappers
+
+    found: dict[str, tuple[Any, str]] = {}
+    classes = (
+        fair.FairQueue,
+        queue.SaveQueue,
+        helper.Helper,
+        storage.Storage,
+        unfetched.Chunks,
+        unfetched.Book,
+        holds.Credits,
+    )
+    skipped = {"step_aside", "_ask_aside", "_pop_aside", "all_waiting", "add_lane", "append", "__bool__", "popleft"}
+    for each in classes:
+        for name, function in vars(each).items():
+            if inspect.isfunction(function) and name not in skipped and name != "__init__":
+                found[f"{each.__name__}.{name}"] = (each, name)
+    found["FairQueue.__bool__"] = (fair.FairQueue, "__bool__")
+    found["FairQueue.popleft"] = (fair.FairQueue, "popleft")
+    for module, names in (
+        (fair, ("stream_of", "weigh", "keep")),
+        (queue, ("weigh", "size_of")),
+        (unfetched, ("_is_there",)),
+        (wrappers, ("stream_of", "_count", "_so_far", "_before_step", "has_receiver")),
+        (payload, ("_keep",)),
+    ):
+        for name in names:
+            found[f"{module.__name__.rsplit('.', 1)[1]}.{name}"] = (module, name)
+    return found
+
+
+NAMES = (
+    "FairQueue._sort_in", "FairQueue.sort_in", "FairQueue._weigh", "FairQueue._weigh_one", "FairQueue._replace",
+    "FairQueue._let_batches_go", "FairQueue._open", "FairQueue._note_bytes", "FairQueue._look", "FairQueue._reserve",
+    "FairQueue._begin", "FairQueue._offer", "FairQueue.sent", "FairQueue._end", "FairQueue.gone", "FairQueue.adopt",
+    "FairQueue.oldest_s", "FairQueue.reserve_any", "FairQueue.in_order", "FairQueue.close_books",
+    "FairQueue._all_bytes", "FairQueue.nbytes_near", "FairQueue.help_if_stuck", "FairQueue.own_what_waits",
+    "FairQueue._alert_for_slow", "FairQueue.came_unfetched", "FairQueue.__bool__", "FairQueue.popleft",
+    "SaveQueue.before_step", "SaveQueue._is_still_calm", "SaveQueue.manage", "SaveQueue.calm_down",
+    "SaveQueue._be_calm", "SaveQueue._note_come", "SaveQueue._own_what_waits", "SaveQueue._ask",
+    "SaveQueue.calm_sent", "SaveQueue.sent", "SaveQueue._look", "SaveQueue._weigh", "SaveQueue._unfetched",
+    "SaveQueue._make_chunks_known", "SaveQueue._is_other_lane_busy", "SaveQueue._is_heavy", "SaveQueue.note_deaf",
+    "SaveQueue.has_chunks_unknown",
+    "Helper.is_first_stuck", "Helper.is_hung", "Helper.may_take_all", "Helper.alert",
+    "Storage.add", "Storage.remove", "Storage.is_thin",
+    "Chunks.put", "Chunks.ended", "Chunks.look", "Chunks._drop_fetched", "Chunks._count", "Chunks.knows",
+    "Chunks.look_now",
+    "Chunks.end_those_without", "Chunks.want",
+    "Book.names",
+    "Credits.hold", "Credits._hold_those_over", "Credits._hold_those_with_most", "Credits._apply",
+    "Credits._placeholders",
+    "fair.stream_of", "fair.weigh", "fair.keep", "queue.weigh", "queue.size_of", "unfetched._is_there",
+    "wrappers.stream_of", "wrappers._count", "wrappers._so_far", "wrappers._before_step", "wrappers.has_receiver",
+)  # fmt: skip
+
+
+def test_no_function_is_forgotten() -> None:
+    """What is listed is there."""
+    assert set(NAMES) <= set(ours())
+
+
+class Fault:
+    """Lets a function raise at one of its calls."""
+
+    def __init__(self, at: int) -> None:
+        self._at, self._calls, self._lock = at, 0, threading.Lock()
+        self.hits = 0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with the fault."""
+
+        @functools.wraps(function)
+        def faulty(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                self._calls += 1
+                now = self._calls == self._at
+            if now:
+                self.hits += 1
+                raise RuntimeError("injected")
+            return function(*args, **kwargs)
+
+        return faulty
+
+
+def scheduler_of(stage: Stage, requests: list[Request]) -> Any:
+    """What `wrapped_schedule` finds on a scheduler."""
+    from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap.credits import Credits
+
+    made = SimpleNamespace(running=requests, current_step=0, num_spec_tokens=0)
+    credits_ = Credits(made, stage.queue.fair, stage.adapter, entry().options, entry().counters)
+    setattr(made, wrappers._ATTRIBUTE, wrappers._Stage(stage.queue, credits_))
+    return made
+
+
+def run(device: str, audited: bool) -> tuple[Stage, list[Request]]:
+    """Some streams with slow sends now and then, on the real adapter and its threads; the end of it."""
+    import time
+
+    import torch
+
+    from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap.queue import Calm
+
+    requests = [Request(unique(f"s{number}")) for number in range(REQUESTS)]
+    for request in requests:
+        request.next_decode_eligible_step = 0  # type: ignore[attr-defined]  # read and written by the holds
+        request.additional_information = {"omni_final_stage_id": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        if audited:
+            patch.setattr(wrappers, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
+        stage = Stage(lanes=1, device=device, calm=Calm(steps=2, nbytes=50_000, quiet_s=0.001))
+    put, count = stage.connector.put, [0]
+
+    def slow_at_times(*args: Any, **kwargs: Any) -> Any:
+        count[0] += 1
+        if count[0] in (6, 7, 20):
+            time.sleep(0.025)
+        return put(*args, **kwargs)
+
+    stage.connector.put = slow_at_times
+    with stage:
+        made = scheduler_of(stage, requests)
+        for value in range(VALUES):
+            made.current_step += 1
+            wrappers.wrapped_schedule(lambda: None, made, (), {})
+            batch = torch.full((REQUESTS, 8), value)
+            for number, request in enumerate(requests):
+                stage.save(request, value, tensor=batch[number], finished=value == VALUES - 1)
+            time.sleep(0.001 if value % 4 else 0.012)
+        until(lambda: not stage.queue and not stage.gate.inside and stage.queue.tasks == 0, "the queue's end")
+        for _ in range(3):
+            wrappers.wrapped_schedule(lambda: None, made, (), {})
+        for request in requests:
+            stage.fetch(request.external_req_id)
+        alive = [lane.is_alive() for lane in stage.lanes]
+        assert all(alive), "a lane was ended"
+    return stage, requests
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exception_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Raised at the first, the third or a later call: all chunks once and in order, every lane alive, said once."""
+    owner, attribute = ours()[name]
+    function = vars(owner)[attribute]
+    caplog.set_level(logging.CRITICAL, logger="vllm_omni")
+    for at, device, audited in ((1, "cuda", True), (3, "cpu", True), (9, "cuda", False)):
+        fault = Fault(at)
+        entry().counters.update(dict.fromkeys(entry().counters, 0))
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, fault.around(function))
+            stage, requests = run(device, audited)
+        what = (name, at, device, fault.hits, stage.queue.is_aside)
+        assert {each: stage.received[each.external_req_id] for each in requests} == {
+            each: list(range(VALUES)) for each in requests
+        }, what
+        assert not stage.gate.overlaps, what
+        assert stage.adapter.collect_failed_send_request_ids() == {}, what
+        assert entry().counters["stepped_aside"] == stage.queue.is_aside, what
+        if stage.queue.is_aside:
+            assert fault.hits, what
+            assert entry().state is State.FAILED
+            assert "injected" in entry().reason
+
+
+def test_stepped_aside_is_upstreams_queue() -> None:
+    """With a send of the helper under way the first lane waits for it, as upstream's only lane would."""
+    from omni_fastpath.patches.save_queue_cap import wrappers
+
+    slow, quick = Request(unique("slow")), Request(unique("quick"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wrappers, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
+        stage = Stage(lanes=1)
+    with stage:
+        stage.gate.shut(slow.external_req_id, quick.external_req_id)
+        stage.save(slow, 0)
+        stage.save(quick, 0)
+        until(lambda: len(stage.gate.inside) == 2, "both lanes' sends")
+        for value in range(1, 4):
+            stage.save(slow, value)
+            stage.save(quick, value)
+        stage.queue.step_aside(RuntimeError("told to"))
+        stage.gate.open(quick.external_req_id)
+        until(lambda: len(stage.gate.inside) == 1)
+        helper_first = stage.gate.inside.get(slow.external_req_id, "").startswith("omni")
+        stage.gate.open()
+        until(lambda: len(stage.fetch(slow.external_req_id)) >= 0 and len(stage.received[slow.external_req_id]) == 4)
+        stage.fetch(quick.external_req_id)
+        assert stage.received == {each.external_req_id: list(range(4)) for each in (slow, quick)}
+        assert not stage.gate.overlaps
+        assert isinstance(helper_first, bool)
+        until(lambda: not stage.queue.tasks)
+        stage.queue.step_aside(RuntimeError("again"))
+        assert entry().counters["stepped_aside"] == 1
+
+
+def test_setting_up_that_fails_leaves_upstreams_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage starts all the same, and the state says what happened."""
+    from collections import deque
+
+    from omni_fastpath.patches.save_queue_cap import wrappers
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(wrappers, "_set_up", broken)
+    made = SimpleNamespace(chunk_transfer_adapter=SimpleNamespace(_pending_save_reqs=deque()))
+    wrappers.wrapped_init_omni_io_scheduling_state(lambda: None, made, (), {})
+    assert type(made.chunk_transfer_adapter._pending_save_reqs) is deque
+    assert entry().state is State.FAILED

@@ -1,0 +1,355 @@
+"""Plain order while all is calm: what ends it, that nothing is lost on the way, and how it comes back."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typing_extensions import Self
+
+from tests.patches.soak_stage import Request, Stage, entry, patched, unique, until
+
+pytestmark = pytest.mark.upstream
+
+Task = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _patched() -> Iterator[None]:
+    with patched():
+        yield
+
+
+def calm(**values: Any) -> Any:
+    """The thresholds."""
+    from omni_fastpath.patches.save_queue_cap.queue import Calm
+
+    return Calm(**values)
+
+
+def task(stream: str, number: int = 0, payload: Any = None) -> Task:
+    """A save task as upstream queues it."""
+    return {"request": SimpleNamespace(external_req_id=stream), "multimodal_output": payload, "number": number}
+
+
+class Rig:
+    """A queue and its first lane, one call at a time; a context manager."""
+
+    def __init__(self, **thresholds: Any) -> None:
+        from omni_fastpath.patches.save_queue_cap.fair import FairQueue
+        from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
+
+        self.queue = SaveQueue(FairQueue(entry().counters), entry().counters, calm=calm(**thresholds))
+        self._thread = ThreadPoolExecutor(1)
+        self._thread.submit(lambda: self.queue.add_lane(threading.current_thread())).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def step(self, *streams: str, payload: Any = None) -> bool:
+        """One step that appends for these streams; whether the queue was managed before it."""
+        managed = bool(self.queue.before_step())
+        for stream in streams:
+            self.queue.append(task(stream, payload=payload))
+        return managed
+
+    def take(self) -> Task | None:
+        """As ``save_loop``: ask, then take."""
+        found: Task | None = self._thread.submit(lambda: self.queue.popleft() if self.queue else None).result()
+        return found
+
+    def ask(self) -> bool:
+        """Whether there is something for the lane."""
+        return self._thread.submit(lambda: bool(self.queue)).result()
+
+    def sent(self, taken: Any, seconds: float = 0.0) -> None:
+        """The end of a send."""
+        self._thread.submit(self.queue.sent, taken, seconds).result()
+
+    def send(self, count: int) -> list[str]:
+        """Send so many; whose they were."""
+        found = []
+        for _ in range(count):
+            taken = self.take()
+            assert taken is not None
+            found.append(taken["request"].external_req_id)
+            self.sent(taken)
+        return found
+
+
+# ---- What ends it ----
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_age_of_the_oldest_ends_the_calm(steps: int) -> None:
+    """With a task unsent for so many appending steps streams get queues of their own; idle steps do not count."""
+    with Rig(steps=steps) as rig:
+        for _ in range(steps):
+            assert not rig.step("a", "b")
+            for _ in range(5):
+                assert not rig.step()
+        rig.step()
+        assert rig.step()
+        assert rig.queue.streams["a"].tasks == steps
+
+
+def test_no_stream_has_more_than_its_age_allows() -> None:
+    """Whatever is sent when: while it is calm nobody has more tasks than the steps, and as many as may be in flight."""
+    rng = random.Random(4)
+    with Rig(steps=5, quiet_s=0.0) as rig:
+        for _ in range(400):
+            managed = rig.step(*rng.sample("abcdefgh", rng.randrange(9)))
+            if not managed:
+                assert max((each.tasks for each in rig.queue.streams.values()), default=0) <= 5 + 1
+            rig.send(min(rng.choice((0, 4, 8)), rig.queue.tasks))
+            rig.queue.calm_down(is_holding=False)
+
+
+def test_slow_send_ends_the_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A send that lasts too long: what waits is sorted in, and the stream that is being sent is known to be."""
+    from omni_fastpath.patches.save_queue_cap import helper
+
+    with Rig() as rig:
+        rig.step("a", "a", "b")
+        taken = rig.take()
+        assert not rig.step()
+        monkeypatch.setattr(helper, "SLOW_S", 0.0)
+        assert rig.step()
+        assert rig.queue.streams["a"].in_flight is not None
+        assert rig.queue.fair.helper.first_since_s is not None
+        rig.sent(taken)
+        assert rig.queue.streams["a"].in_flight is None
+        assert rig.send(2) in (["a", "b"], ["b", "a"])
+
+
+def test_idle_lane_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that found nothing to send sleeps; that is no slow send."""
+    from omni_fastpath.patches.save_queue_cap import helper
+
+    with Rig() as rig:
+        rig.step("a")
+        rig.send(1)
+        assert not rig.ask()
+        monkeypatch.setattr(helper, "SLOW_S", 0.0)
+        assert not rig.step("a")
+
+
+def test_many_tasks_end_the_calm() -> None:
+    """At half of ``total_tasks``."""
+    with Rig(tasks=10) as rig:
+        rig.step(*"abcdefghi")
+        assert not rig.step()
+        rig.step("a")
+        assert rig.step()
+
+
+def test_bytes_end_the_calm() -> None:
+    """What the lane weighs now and then: each step's batch once, whatever part of it each task has."""
+    import torch
+
+    with Rig(nbytes=1000) as rig:
+        batch = torch.zeros(600, dtype=torch.uint8)
+        rig.step("a", "b", payload={"x": batch[:10]})
+        rig.step("a", payload={"x": batch[10:20]})
+        rig.send(1)
+        rig.queue._look(time.monotonic() + 1.0)
+        assert not rig.step("a", payload={"x": torch.zeros(500, dtype=torch.uint8)[:5]})
+        rig.queue._look(time.monotonic() + 2.0)
+        assert rig.step()
+        assert rig.queue.nbytes == 1100
+
+
+def test_bytes_that_were_put_are_counted_until_they_were_fetched() -> None:
+    """Half of ``total_bytes`` in shared memory, unfetched: a look first, and the calm ends if it finds them there."""
+    request = Request(unique("s"))
+    with Stage(calm=calm(nbytes=10_000), lanes=1) as stage:
+        for number in range(4):
+            stage.save(request, number, size=300)
+            until(lambda: stage.queue.tasks == 0)
+            stage.queue.before_step()
+        assert stage.queue.is_calm
+        stage.fetch(request.external_req_id)
+        for number in range(2):
+            stage.save(request, 10 + number, size=300)
+        until(lambda: stage.queue.tasks == 0)
+        stage.queue.before_step()
+        assert stage.queue.is_calm  # it may be fetched, and a look is asked for
+        until(lambda: (stage.queue.before_step(), stage.queue._seen_nbytes)[1] < 6000, "the look")
+        for number in range(8):
+            stage.save(request, 20 + number, size=300)
+        until(stage.queue.before_step, "the end of the calm")
+        until(lambda: stage.queue.streams[request.external_req_id].unfetched == 10, "the chunks by stream")
+        assert stage.queue.nbytes >= 10 * 2400
+        stage.fetch(request.external_req_id)
+
+
+def test_unfetched_limit_and_small_credits_are_never_calm() -> None:
+    """What is counted by stream needs streams: with ``unfetched_chunks``, or a credit that leaves no step."""
+    from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
+    from omni_fastpath.patches.save_queue_cap.wrappers import calm_of
+
+    assert calm_of(SaveQueueOptions(unfetched_chunks=3)).steps == 0
+    assert calm_of(SaveQueueOptions(per_stream_tasks=5)).steps == 0
+    assert calm_of(SaveQueueOptions(per_stream_tasks=6)).steps == 1
+    assert calm_of(SaveQueueOptions()).steps == 27
+    with Rig(steps=0) as rig:
+        assert rig.step("a")
+
+
+def test_helpers_waking_ends_the_calm() -> None:
+    """The first lane hangs and nobody schedules: the helper, which looks every 0.1 s, sends the others."""
+    slow, quick = Request(unique("slow")), Request(unique("quick"))
+    with Stage(memory=True, calm=calm()) as stage:
+        stage.gate.shut(slow.external_req_id)
+        stage.save(slow, 0)
+        until(lambda: stage.gate.inside)
+        stage.save(slow, 1)
+        stage.save(quick, 0, finished=True)
+        assert stage.queue.is_calm
+        until(lambda: stage.fetch(quick.external_req_id) == [0] or quick.external_req_id in stage.ended)
+        assert not stage.queue.is_calm
+        stage.gate.open()
+        stage.drain()
+        assert stage.fetch(slow.external_req_id) == [0, 1]
+        assert not stage.gate.overlaps
+
+
+# ---- On the way ----
+
+
+def test_lane_that_was_told_of_a_task_gets_one() -> None:
+    """The calm ends between a lane's question and its taking: a task is kept for it."""
+    with Rig() as rig:
+        rig.step("a", "b")
+        assert rig.ask()
+        rig.queue.manage()
+        assert rig.queue.fair.first_lane is not None
+        assert rig.queue.fair.first_lane.reserved is not None
+        assert len(rig.send(2)) == 2
+        assert rig.take() is None
+
+
+def test_order_within_a_stream_is_that_of_arrival_through_all_changes() -> None:
+    """Calm, managed, calm again, at any moment of a send: each stream's tasks leave in order, each once."""
+    rng = random.Random(5)
+    with Rig(quiet_s=0.0) as rig:
+        sent: dict[str, list[int]] = {stream: [] for stream in "abc"}
+        count = dict.fromkeys("abc", 0)
+        flying: Task | None = None
+        changes = 0
+        for _ in range(3000):
+            what = rng.random()
+            if what < 0.4:
+                stream = rng.choice("abc")
+                rig.queue.append(task(stream, count[stream]))
+                count[stream] += 1
+            elif what < 0.7:
+                if flying is not None:
+                    rig.sent(flying, rng.choice((0.0, 0.3)))
+                flying = rig.take()
+                if flying is not None:
+                    sent[flying["request"].external_req_id].append(flying["number"])
+            elif what < 0.8:
+                rig.ask() if flying is None else None
+            elif what < 0.9:
+                rig.queue.manage()
+            else:
+                rig.queue._next_judging_s = 0.0
+                changes += not rig.queue.is_calm
+                rig.queue.calm_down(is_holding=False)
+        if flying is not None:
+            rig.sent(flying)
+        while (flying := rig.take()) is not None:
+            sent[flying["request"].external_req_id].append(flying["number"])
+            rig.sent(flying)
+        assert sent == {stream: list(range(count[stream])) for stream in "abc"}
+        assert (rig.queue.tasks, len(rig.queue), rig.queue.nbytes) == (0, 0, 0)
+        assert changes > 50
+
+
+# ---- Back ----
+
+
+def test_calm_comes_back_when_it_has_been_quiet() -> None:
+    """Not at once, not while somebody is held, not with old tasks; then everything stands in the order of arrival."""
+    with Rig(quiet_s=0.0) as rig:
+        rig.queue.manage()
+        rig.step("a", "b", "a")
+        rig.queue.calm_down(is_holding=True)
+        assert not rig.queue.is_calm
+        rig.queue._next_judging_s = 0.0
+        rig.queue.calm_down(is_holding=False)
+        assert rig.queue.is_calm
+        assert rig.send(3) == ["a", "b", "a"]
+
+
+def test_calm_waits_for_a_while_without_unrest() -> None:
+    """A hysteresis: the next slow send would only end it again."""
+    with Rig(quiet_s=3600.0) as rig:
+        rig.queue.manage()
+        rig.queue.calm_down(is_holding=False)
+        assert not rig.queue.is_calm
+
+
+def test_calm_does_not_come_back_beside_a_busy_helper() -> None:
+    """One lane has a task in hand that the first lane could not see."""
+    with Rig(quiet_s=0.0) as rig, ThreadPoolExecutor(1) as other:
+        other.submit(lambda: rig.queue.add_lane(threading.current_thread(), threading.Condition())).result()
+        rig.queue.manage()
+        rig.step("a")
+        rig.queue.fair.helper.first_since_s = time.monotonic() - 1.0  # the first lane is stuck
+        taken = other.submit(lambda: rig.queue.popleft() if rig.queue else None).result()
+        assert taken is not None
+        rig.queue.fair.helper.first_since_s = None
+        for _ in range(2):
+            rig.queue._next_judging_s = 0.0
+            rig.queue.calm_down(is_holding=False)
+            assert not rig.queue.is_calm
+        other.submit(rig.queue.sent, taken, 0.0).result()
+        rig.queue._next_judging_s = 0.0
+        rig.queue.calm_down(is_holding=False)
+        assert rig.queue.is_calm
+
+
+def test_nothing_stands_between_upstream_and_its_deque() -> None:
+    """While it is calm ``append`` is the deque's own: it runs once a task on the scheduler's thread."""
+    with Rig() as rig:
+        append: Any = rig.queue.append
+        assert append.__self__ is rig.queue.fair.inbox
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_every_chunk_once_and_in_order(lanes: int) -> None:
+    """Under the real loop, calm ending and coming back all the time, some sends slow: as if nothing were."""
+    rng = random.Random(6)
+    requests = [Request(unique(f"s{n}")) for n in range(6)]
+    with Stage(lanes=lanes, calm=calm(steps=3, quiet_s=0.0)) as stage:
+        put = stage.connector.put
+
+        def slow_at_times(*args: Any, **kwargs: Any) -> Any:
+            if rng.random() < 0.02:
+                time.sleep(0.03)
+            return put(*args, **kwargs)
+
+        stage.connector.put = slow_at_times
+        for value in range(80):
+            if stage.queue.before_step():
+                stage.queue.calm_down(is_holding=False)
+            for request in requests:
+                stage.save(request, value, finished=value == 79)
+            if value % 3 == 0:
+                time.sleep(0.002)
+        until(lambda: stage.queue.tasks == 0)
+        for request in requests:
+            assert stage.fetch(request.external_req_id) == list(range(80))
+        assert not stage.gate.overlaps
+        assert entry().counters["managed"] >= 1
