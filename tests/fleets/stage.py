@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -97,8 +98,6 @@ def run(seed: int, configs: dict[int, Path], *, faults: str = "some") -> Verdict
             try:
                 arm = Arm(config, script, prefix_of(next(_numbers)), clock, is_patched=True)
             except Exception as error:  # noqa: BLE001 - a stage that does not start because of us
-                import traceback
-
                 verdict.defects.append(f"the stage does not start: {error!r}\n{traceback.format_exc(limit=-4)}")
                 return verdict
             arm.poisons = arm.poisons and _owns(script)
@@ -189,7 +188,10 @@ def _heard() -> Iterator[list[str]]:
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append(record.getMessage())
+            words = record.getMessage()
+            if record.exc_info:
+                words += "\n" + "".join(traceback.format_exception(*record.exc_info)[-4:])
+            told.append(words)
 
     listener = Listener(logging.ERROR)
     before = logger.handlers, logger.propagate, logger.level
@@ -259,7 +261,7 @@ def _of_puts(script: Fleet, stream: Stream, stock: Any, patched: Any, *, complet
         same = one == other
     else:
         same = all(a[:4] == b[:4] for a, b in zip(one, other, strict=False))
-    if not same and script.processor == "plain" and script.stage == 0 and _is_cut_otherwise(expected, found):
+    if not same and script.processor == "plain" and script.stage == 0:  # pieces of its prompt may be cut otherwise
         yield from _of_positions(name, expected, found, complete=complete)
     elif not same:
         place = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
@@ -267,11 +269,6 @@ def _of_puts(script: Fleet, stream: Stream, stock: Any, patched: Any, *, complet
             yield f"{name}: {len(other)} puts instead of {len(one)}"
         else:
             yield f"{name}: put {place} is {other[place]} instead of {one[place]}"
-
-
-def _is_cut_otherwise(expected: Sequence[Any], found: Sequence[Any]) -> bool:
-    """Whether pieces of a prompt may have been cut otherwise."""
-    return len(expected) > 0 and len(found) > 0
 
 
 def _of_positions(name: str, expected: Sequence[Any], found: Sequence[Any], *, complete: bool) -> Iterator[str]:
@@ -289,9 +286,7 @@ def _positions(puts: Sequence[Any]) -> list[tuple[float, float]]:
     seen: dict[float, float] = {}
     for put in puts:
         if put.ok:
-            for position, value in itertools.batched(put.values, 2) if hasattr(itertools, "batched") else zip(
-                put.values[::2], put.values[1::2], strict=True
-            ):
+            for position, value in zip(put.values[::2], put.values[1::2], strict=True):
                 seen.setdefault(position, value)
     return list(seen.items())
 
@@ -323,7 +318,7 @@ def _of_outputs(stream: Stream, stock: Any, patched: Any, *, complete: bool) -> 
         yield f"{name}: its chunks are left in the connector"
     if more := patched.state[name] - stock.state[name]:
         yield f"{name}: the adapter still has {sorted(more)}"
-    if stock.received[name] != patched.received[name] and not (stock.preempted | patched.preempted):
+    if stock.received[name] != patched.received[name] and len(stock.puts[name]) == len(patched.puts[name]):
         yield f"{name}: {patched.received[name]} chunks received instead of {stock.received[name]}"
 
 

@@ -71,6 +71,8 @@ def plain_processor(
         values = torch.stack((rows[:, 0].double(), rows.double().sum(dim=1)), dim=1)
     else:
         values = multimodal_output["codes"]["audio"].double()
+        if not values.any():  # of the prompt, in whatever pieces it came
+            return None
     return OmniPayloadStruct(codes=CodesStruct(audio=values.flatten().clone()))
 
 
