@@ -176,5 +176,20 @@ PATCH = Patch(
             SeamKind.PIN,
             fingerprints=("d2a7f9701675cc2a",),
         ),
+        Seam(
+            SHARED_MEMORY,
+            "SharedMemoryConnector.reap_consumed",
+            ("self",),
+            SeamKind.PIN,
+            fingerprints=("db338defcdf0b3de",),
+        ),
+        Seam(
+            "vllm_omni.utils.mm_outputs",
+            "to_payload_element",
+            ("element", "idx", "start", "end", "pass_lists_through", "seq_len", "scheduled_seq_len"),
+            SeamKind.PIN,
+            fingerprints=("321071d1613e7f22",),
+        ),
+        Seam("vllm_omni.utils.mm_outputs", "_to_cpu", ("value",), SeamKind.PIN, fingerprints=("2e8922bdaa3cbf98",)),
     ),
 )

@@ -542,6 +542,16 @@ class FairQueue:
         found = [each.in_flight or each.waiting[0] for each in self._streams.values() if each.tasks]
         return min((held.since_s for held in found), default=float("inf"))
 
+    def trust_all(self) -> None:
+        """Streams that have made no put here are quick until one says otherwise, but those that are being sent."""
+        for stream in self._streams.values():
+            if stream.last_put_s is None and stream.in_flight is None:
+                stream.is_quick = True
+
+    def deepest(self) -> int:
+        """Tasks of the stream that has the most."""
+        return max((each.tasks for each in self._streams.values()), default=0)
+
     def reserve_any(self, lane: Lane) -> None:
         """A task for a lane that was told that there is one, whosever turn it is."""
         self._reserve(lane, time.monotonic(), takes_all=True)

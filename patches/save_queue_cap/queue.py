@@ -22,7 +22,7 @@ from typing import Any
 
 from omni_fastpath.ledger import logger
 from omni_fastpath.patches.save_queue_cap import helper as helpers
-from omni_fastpath.patches.save_queue_cap.fair import WEIGH_S, FairQueue, Lane, Stream, stream_of
+from omni_fastpath.patches.save_queue_cap.fair import FairQueue, Lane, Stream, stream_of
 from omni_fastpath.patches.save_queue_cap.payload import keep, weigh
 from omni_fastpath.patches.save_queue_cap.storage import Storage
 from omni_fastpath.patches.save_queue_cap.unfetched import LOOK_S, NEAR_LOOK_S, Book, size_of
@@ -39,6 +39,8 @@ QUIET_S = 0.5
 YOUNG_S = 0.2
 """What waits for longer is unrest."""
 
+_CALM_LOOK_S = 0.25
+_SAMPLE = 32
 _JUDGE_S = 0.05
 _MOST_DEAF = 4096
 
@@ -89,6 +91,8 @@ class SaveQueue:
         self.calm = calm or Calm()
         self.is_aside = False
         self.is_calm = self.calm.steps >= 1
+        self.heard: set[str] = set()
+        """Streams of which it was seen whether somebody fetches their chunks."""
         self.deaf: dict[str, None] = {}
         """Streams that end at this stage: nobody fetches their chunks."""
         self._counters = counters
@@ -246,6 +250,7 @@ class SaveQueue:
                 fair.adopt(in_hand, first)
                 self._in_hand = None
             fair._sort_in()
+            fair.trust_all()  # nobody was slow so far but who is being sent
             if first is not None and in_hand is None and first.thread.is_alive():
                 # The first lane may have been told that there is something, and is about to take it.
                 fair.reserve_any(first)
@@ -264,10 +269,11 @@ class SaveQueue:
             self._unrest_s = now
             return
         with self._lock:
-            if now - fair.oldest_s() > YOUNG_S or self._is_heavy():
+            deepest = fair.deepest()
+            if now - fair.oldest_s() > YOUNG_S or self._is_heavy() or deepest >= self.calm.steps:
                 self._unrest_s = now
             elif now - self._unrest_s >= self.calm.quiet_s and not self._is_other_lane_busy():
-                self._be_calm(now)
+                self._be_calm(now, deepest)
 
     def _is_heavy(self) -> bool:
         return self.fair._all_bytes() >= self.calm.nbytes
@@ -280,7 +286,7 @@ class SaveQueue:
             if lane is not fair.first_lane
         )
 
-    def _be_calm(self, now: float) -> None:
+    def _be_calm(self, now: float, deepest: int) -> None:
         """Under the lock. What waits stands in one place at least at any time, if in both for a moment."""
         fair = self.fair
         first = fair.first_lane
@@ -292,7 +298,7 @@ class SaveQueue:
         self._taken = int(self._in_hand is not None)
         self._come = self._fresh_from = self._noted = self._taken + len(self._inbox)
         self._marks.extend([0] * self.calm.steps)
-        self._marks.append(self._come)
+        self._marks.extend([self._come] * max(1, deepest))  # as old as the stream with the most may be
         self._seen_nbytes = fair._all_bytes()
         self._seen_at = self._book.transferred if self._book is not None else 0
         self._next_look_s = self._next_count_s = 0.0
@@ -348,6 +354,9 @@ class SaveQueue:
                 self.fair.helper.is_alert = False
                 return False
             self.manage()
+        first = self.fair.first_lane
+        if first is not None and ident == self._first and first.sending is not None and first.sending.task is not None:
+            self.fair.sent(first.sending.task, 0.0, has_put=False)
         if self._has_unknown_chunks and ident in self.fair.lane_of:
             self._make_chunks_known()
         return bool(self.fair)
@@ -360,12 +369,18 @@ class SaveQueue:
         """
         ident = threading.get_ident()
         if self.is_calm and ident == self._first:
+            now = time.monotonic()
+            if now >= self._next_look_s:
+                try:
+                    self._look(now)
+                except Exception as error:
+                    self.step_aside(error)
             with self._lock:
                 if self.is_calm:
                     task = self._inbox.popleft()
                     self._in_hand = task
                     self._taken += 1
-                    self._since_s = time.monotonic()
+                    self._since_s = now
                     return task
         try:
             if not self.is_aside:
@@ -378,12 +393,14 @@ class SaveQueue:
         return self._pop_aside(ident)
 
     def calm_sent(self, task: dict[str, Any]) -> bool:
-        """The end of a send that began while all was calm; False where it is not any more, and `sent` is to be told."""
-        with self._lock:
-            if self._in_hand is task:
-                self._in_hand = None
-                return True
-            return False
+        """The end of a send that began while all was calm; False where it is not any more, and `sent` is to be told.
+
+        Without the lock: should the calm end between the two lines, the lane is found to send no more when it asks.
+        """
+        if self._in_hand is task:
+            self._in_hand = None
+            return True
+        return False
 
     def sent(self, task: dict[str, Any], seconds: float, *, has_put: bool = True, is_unfetched: bool = False) -> None:
         """As `FairQueue.sent`."""
@@ -401,11 +418,11 @@ class SaveQueue:
         """What the first lane does between sends while all is calm: count bytes now and then, and what it sent."""
         if now < self._next_look_s:
             return
-        self._next_look_s = now + WEIGH_S
+        self._next_look_s = now + _CALM_LOOK_S
         with self._lock:
             self._note_come()
             tasks = list(self._inbox)
-        queued = self._weigh(tasks)
+        queued = self._estimate(tasks)
         if self._book is not None and now >= self._next_count_s:
             at = self._book.transferred
             self._seen_nbytes = queued + sum(map(size_of, self._unfetched()))
@@ -414,6 +431,21 @@ class SaveQueue:
         elif queued > self._seen_nbytes or self._book is None:
             self._seen_nbytes = queued
         self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], self._seen_nbytes)
+
+    def _estimate(self, tasks: list[dict[str, Any]]) -> int:
+        """Bytes that these keep alive, by a sample: one task of a step says what its whole batch is."""
+        sample = tasks[:: max(1, len(tasks) // _SAMPLE)]
+        shared = own = 0
+        seen = set()
+        for task in sample:
+            for address, (nbytes, viewed) in weigh(task.get("multimodal_output")).items():
+                if address not in seen:
+                    seen.add(address)
+                    if viewed < nbytes:
+                        shared += nbytes
+                    else:
+                        own += nbytes
+        return shared + own * len(tasks) // max(1, len(sample))
 
     def _weigh(self, tasks: list[dict[str, Any]]) -> int:
         storage = Storage()
@@ -444,6 +476,16 @@ class SaveQueue:
                 self.fair.came_unfetched(stream)
                 if not self._is_live(stream):
                     chunks.ended(stream)
+
+    def has_news(self, task: Mapping[str, Any]) -> bool:
+        """Whether the task is the first of its stream, or of one that was forgotten."""
+        request = task.get("request")
+        if request is None or request.external_req_id in self.heard:
+            return False
+        if len(self.heard) > _MOST_DEAF:
+            self.heard.clear()
+        self.heard.add(request.external_req_id)
+        return True
 
     def note_deaf(self, stream: str) -> None:
         """Nobody will fetch this stream's chunks."""

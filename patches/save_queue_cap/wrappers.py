@@ -280,30 +280,28 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
     if type(queue) is not SaveQueue:
         return wrapped(*args, **kwargs)
     task = args[0] if args else kwargs["task"]
-    if queue.is_plain:
+    if queue.is_calm or queue.is_aside:
         try:
             if type(task.get("multimodal_output")) is KeptPayload:
                 task["multimodal_output"] = give(task["multimodal_output"])
             return wrapped(*args, **kwargs)
         finally:
-            _after_plain_send(queue, instance, task)
+            try:
+                if not queue.calm_sent(task) or queue.has_news(task):
+                    _after_plain_send(queue, instance, task)
+            except Exception as error:
+                queue.step_aside(error)
     return _send_managed(wrapped, instance, args, kwargs, queue, task)
 
 
 def _after_plain_send(queue: SaveQueue, adapter: Any, task: dict[str, Any]) -> None:
-    try:
-        request = task.get("request")
-        if (
-            request is not None
-            and getattr(request, "additional_information", None) is not None
-            and not has_receiver(request, adapter.connector.stage_id)
-        ):
-            queue.note_deaf(request.external_req_id)
-        if not queue.calm_sent(task):
-            queue.has_chunks_unknown()
-            queue.sent(task, 0.0, has_put=False)
-    except Exception as error:
-        queue.step_aside(error)
+    """What is to be seen once a stream, and where the calm has ended during the send."""
+    request = task.get("request")
+    if request is not None and not has_receiver(request, adapter.connector.stage_id):
+        queue.note_deaf(request.external_req_id)
+    if not queue.is_calm:
+        queue.has_chunks_unknown()
+        queue.sent(task, 0.0, has_put=False)
 
 
 def _send_managed(
