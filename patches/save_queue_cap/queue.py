@@ -269,6 +269,7 @@ class SaveQueue:
             self._unrest_s = now
             return
         with self._lock:
+            fair._sort_in()
             deepest = fair.deepest()
             if now - fair.oldest_s() > YOUNG_S or self._is_heavy() or deepest >= self.calm.steps:
                 self._unrest_s = now

@@ -86,7 +86,7 @@ def test_lora_streams_are_not_held(configs: dict[int, Path], tmp_path: Path) -> 
         for number, name in enumerate(names):
             add(rig, name, 40, lora=LoRARequest(str(number), number + 1, str(tmp_path)))
         assert run(rig) == 1
-        assert counters["max_stream_tasks"] >= 40
+        assert counters["max_stream_tasks"] >= 30  # a credit of 3, and nobody was held
         assert counters["holds"] == 0
         gate.open()
 
