@@ -72,8 +72,8 @@ class Verdict:
 def run(seed: int, configs: dict[int, Path], *, faults: str = "some") -> Verdict:
     """A seed: its two arms and what differs."""
     from tests.fleets.stage_arm import Arm, prefix_of
-    from tests.fleets.stage_parts import Clock, clocked, our_modules
     from tests.fleets.stage_faults import injected
+    from tests.fleets.stage_parts import Clock, clocked, our_modules
 
     script = fleet(seed, faults=faults)
     verdict = Verdict(script)
@@ -97,7 +97,7 @@ def run(seed: int, configs: dict[int, Path], *, faults: str = "some") -> Verdict
             fault = stack.enter_context(injected(script.fault, our_modules() + gate_modules))
             try:
                 arm = Arm(config, script, prefix_of(next(_numbers)), clock, is_patched=True)
-            except Exception as error:  # noqa: BLE001 - a stage that does not start because of us
+            except Exception as error:  # a stage that does not start because of us
                 verdict.defects.append(f"the stage does not start: {error!r}\n{traceback.format_exc(limit=-4)}")
                 return verdict
             arm.poisons = arm.poisons and _owns(script)
@@ -257,10 +257,7 @@ def _of_puts(script: Fleet, stream: Stream, stock: Any, patched: Any, *, complet
         return
     one = [(put.key, put.content, put.finished, put.segment, put.ok) for put in expected]
     other = [(put.key, put.content, put.finished, put.segment, put.ok) for put in found]
-    if complete:
-        same = one == other
-    else:
-        same = all(a[:4] == b[:4] for a, b in zip(one, other, strict=False))
+    same = one == other if complete else all(a[:4] == b[:4] for a, b in zip(one, other, strict=False))
     if not same and script.processor == "plain" and script.stage == 0:  # pieces of its prompt may be cut otherwise
         yield from _of_positions(name, expected, found, complete=complete)
     elif not same:

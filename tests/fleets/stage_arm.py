@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ class Arm(Rig):
         self.result = Result()
         connector = connector_of(fleet.connector, fleet.stage)
         self._threads = set(threading.enumerate())
-        with mock.patch.object(OmniChunkTransferAdapter, "create_connector", lambda *_: connector):
+        with mock.patch.object(OmniChunkTransferAdapter, "create_connector", return_value=connector):
             super().__init__(
                 cast(Path, _Config(config, fleet)),
                 max_num_seqs=fleet.max_num_seqs,
@@ -163,7 +164,9 @@ class Arm(Rig):
                 device_type=fleet.device,
             )
         layer = int(self.vllm_config.model_config.hf_config.talker_config.accept_hidden_layer)
-        self.fleet_runner = Runner(fleet.stage, fleet.width, (0, layer), views=fleet.views, spec=fleet.spec, prefix=prefix)
+        self.fleet_runner = Runner(
+            fleet.stage, fleet.width, (0, layer), views=fleet.views, spec=fleet.spec, prefix=prefix
+        )
         self.by_external: dict[str, Stream] = {}
         self.gate = Gate(self.connector, prefix, self.by_external)
         store = getattr(self.connector, "store", None)
@@ -382,9 +385,7 @@ class Arm(Rig):
                 external_req_id=external,
                 prompt_token_ids=[1 + number_of(stream.name, number, place) % 1000 for place in range(prompt)],
                 mm_features=None,
-                sampling_params=SamplingParams(
-                    temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
-                ),
+                sampling_params=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False),
                 pooling_params=None,
                 arrival_time=1000.0 + stream.arrives,
                 lora_request=LoRARequest(f"lora{stream.lora}", stream.lora, "/nowhere") if stream.lora else None,
@@ -411,11 +412,10 @@ class Arm(Rig):
             self.arrived[stream.name] = turn
             self.external_ids.add(self.prefix + stream.external)
             self._next[stream.external] = 0
-            if before is not None:
-                store = getattr(self.connector, "store", None)
-                for key in [k for k in store.chunks if k.startswith(f"{self.prefix}{stream.external}_")] if store else ():
-                    if self.fleet.connector == "memory":  # which has no clean-up
-                        del store.chunks[key]
+            if before is not None and self.fleet.connector == "memory":  # which has no clean-up
+                chunks = self.connector.store.chunks
+                for key in [each for each in chunks if each.startswith(f"{self.prefix}{stream.external}_")]:
+                    del chunks[key]
             resumable = bool(stream.segments)
             self.scheduler.add_request(self._request(stream, stream.prompt, stream.tokens, 0, resumable=resumable))
             if resumable:
@@ -441,9 +441,7 @@ class Arm(Rig):
         number = len(stream.segments) - len(self._updates[stream.name])
         last = segment is None
         prompt, tokens = (1, 1) if segment is None else (segment.prompt, segment.tokens)
-        self.scheduler.add_request(
-            self._request(stream, prompt, tokens, 1 + number, resumable=not last, first=False)
-        )
+        self.scheduler.add_request(self._request(stream, prompt, tokens, 1 + number, resumable=not last, first=False))
 
     def _events(self, turn: int) -> None:
         from vllm.v1.request import RequestStatus
@@ -455,10 +453,11 @@ class Arm(Rig):
             request = self.scheduler.requests.get(self.prefix + name)
             if request is None or request.is_finished():
                 continue
-            if self._updates.get(name) and request.status == RequestStatus.WAITING_FOR_STREAMING_REQ:
-                # Upstream drops what waits of a session that is ended while it is parked: not before all is sent.
-                if self._updates[name][0] is not None or not self._unsent(stream.external):
-                    self._update_session(stream)
+            is_parked = request.status == RequestStatus.WAITING_FOR_STREAMING_REQ
+            # Upstream drops what waits of a session that is ended while it is parked: not before all is sent.
+            left = self._updates.get(name)
+            if is_parked and left and (left[0] is not None or not self._unsent(stream.external)):
+                self._update_session(stream)
             due = stream.abort_turn is not None and turn - at >= stream.abort_turn
             if due or (stream.abort_tokens is not None and len(self.result.tokens[name]) >= stream.abort_tokens):
                 self._aborted.add(name)
@@ -525,9 +524,7 @@ class Arm(Rig):
                 if turn > MOST_TURNS or time.monotonic() - began > MOST_S:
                     result.defects.append(f"hangs: {self._what_is_left()}")
                     break
-        except Exception as error:  # noqa: BLE001 - what a stage must not do
-            import traceback
-
+        except Exception as error:  # what a stage must not do
             where = traceback.format_exc(limit=-4)
             result.defects.append(f"engine step {turn} raised {type(error).__name__}: {error}\n{where}")
         result.turns, result.seconds = turn, time.monotonic() - began
@@ -549,7 +546,9 @@ class Arm(Rig):
 
     def _what_is_left(self) -> str:
         requests = {each.removeprefix(self.prefix): str(r.status) for each, r in self.scheduler.requests.items()}
-        tasks = [f"{t.stream}/{t.number}{' (being sent)' if t.began else ''}" for t in self._tasks.values() if not t.ended]
+        tasks = [
+            f"{t.stream}/{t.number}{' (being sent)' if t.began else ''}" for t in self._tasks.values() if not t.ended
+        ]
         return f"requests {requests}, running {len(self.scheduler.running)}, tasks {tasks[:12]} of {len(tasks)}"
 
     def _finish(self) -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -102,9 +102,7 @@ class Runner:
         prefix: Of every request's id, and no part of its name.
     """
 
-    def __init__(
-        self, stage: int, width: int, layers: tuple[int, int], *, views: bool, spec: int, prefix: str
-    ) -> None:
+    def __init__(self, stage: int, width: int, layers: tuple[int, int], *, views: bool, spec: int, prefix: str) -> None:
         self._stage, self._width, self._layers, self._views = stage, width, layers, views
         self._spec, self._prefix = spec, prefix
         self._requests: dict[str, _Known] = {}
@@ -196,26 +194,22 @@ class Runner:
         layers = [batch.rows(values, layer, start) for layer in range(2)]
         payload = {f"hidden_states.layer_{number}": rows for number, rows in zip(self._layers, layers, strict=True)}
         payload |= self._marks
-        return payload | _odd(name, start, batch)
+        return payload | _odd(name, start)
 
 
-def _odd(name: str, start: int, batch: _Batch) -> dict[str, Any]:
+def _odd(name: str, start: int) -> dict[str, Any]:
     """Now and then what other models' payloads have."""
-    kind = number_of(name, start, "odd") % 40
     number = float(start)
-    if kind == 0:
-        return {"embed.odd": torch.full((6,), number).to(torch.bfloat16)[1:3]}
-    if kind == 1:
-        return {"embed.odd": torch.complex(torch.full((4,), number), torch.ones(4))[:2].conj()}
-    if kind == 2:
-        return {"embed.odd": [torch.full((3,), number)[1:], "words", None, 3]}
-    if kind == 3:
-        return {"embed.odd": torch.zeros(0, 4)}
-    if kind == 4:
-        return {"embed.odd": torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.tensor([number, 2.0]), (4,))}
-    if kind == 5:
-        return {"embed.odd": torch.arange(12.0).reshape(3, 4).t()[:, 1] + number, "embed.even": {"a": torch.tensor(1)}}
-    return {}
+    kinds: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"embed.odd": torch.full((6,), number).to(torch.bfloat16)[1:3]},
+        lambda: {"embed.odd": torch.complex(torch.full((4,), number), torch.ones(4))[:2].conj()},
+        lambda: {"embed.odd": [torch.full((3,), number)[1:], "words", None, 3]},
+        lambda: {"embed.odd": torch.zeros(0, 4)},
+        lambda: {"embed.odd": torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.tensor([number, 2.0]), (4,))},
+        lambda: {"embed.odd": torch.arange(12.0).reshape(3, 4).t()[:, 1] + number, "embed.even": {"a": torch.ones(1)}},
+    ]
+    kind = number_of(name, start, "odd") % 40
+    return kinds[kind]() if kind < len(kinds) else {}
 
 
 class _Batch:

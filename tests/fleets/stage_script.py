@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-MAX_MODEL_LEN = 512
+MAX_MODEL_LEN = 240
 BLOCK = 16
 """Tokens of a block of KV cache."""
 CFG_SUFFIX = "__cfg_uncond"
@@ -181,7 +181,7 @@ def fleet(seed: int, *, faults: str = "some") -> Fleet:
         policy=rng.choice(("fcfs", "fcfs", "priority")) if scheduler != "cfg" and stage == 0 else "fcfs",
         max_num_seqs=rng.choice((2, 4, 8, 16)),
         max_batched=2 * MAX_MODEL_LEN if scheduler == "cfg" else rng.choice((24, 64, 200, 2048)),
-        kv_mib=8 if scheduler == "cfg" else (rng.choice((3, 4)) if small else 64),
+        kv_mib=8 if scheduler == "cfg" else (rng.choice((1, 2, 2)) if small else 64),
         max_loras=max_loras,
         spec=spec,
         device=device,
@@ -200,7 +200,7 @@ def fleet(seed: int, *, faults: str = "some") -> Fleet:
 
 def _options(rng: random.Random, scheduler: str, connector: str) -> dict[str, Any]:
     options: dict[str, Any] = {"holds": rng.choice(("never", "bytes", "always", "always"))}
-    if rng.random() < 0.25:  # as they come
+    if rng.random() < 0.2:  # as they come
         return {} if rng.random() < 0.5 else options
     least = 3 if scheduler == "async" else 1
     options["per_stream_tasks"] = rng.choice((None, least, 4, 5, 8, 32))
@@ -216,7 +216,7 @@ def _fault(rng: random.Random) -> dict[str, Any]:
     return {
         "mode": rng.choice(("call", "call", "line")),
         "where": rng.random(),
-        "number": int(10 ** rng.uniform(0, 3.2)),
+        "number": int(10 ** rng.uniform(0, 1.7)),
         "error": rng.choice(("RuntimeError", "KeyError", "MemoryError", "AssertionError")),
     }
 
@@ -230,12 +230,12 @@ def _streams(rng: random.Random, shape: Fleet) -> list[Stream]:
     streams: list[Stream] = []
     for number in range(count):
         name = f"s{number}"
-        room = (2 if shape.kv_mib < 8 else 8) * 64
+        room = 40 if shape.kv_mib == 1 else 100  # the longest fits the cache alone
         stream: dict[str, Any] = {
             "name": f"{shape.seed}-{name}",
             "external": name,
             "arrives": rng.randrange(horizon),
-            "prompt": rng.choice((2, 16, 17, 40, min(120, room))),
+            "prompt": rng.choice((2, 16, 17, 40, room)),
             "tokens": rng.randint(1, longest),
             "lora": rng.randint(0, shape.max_loras + 1) if shape.max_loras else 0,
             "priority": rng.randint(0, 3),
@@ -256,7 +256,8 @@ def _streams(rng: random.Random, shape: Fleet) -> list[Stream]:
                 stream["slowness"] = 1 if kind == "slow" else 4
         if has_fails and rng.random() < 0.4:
             stream["failing"] = rng.choice((0.05, 0.3))
-        sessions = shape.stage == 0 and not shape.spec and shape.scheduler != "cfg"
+        # With a small cache upstream's sessions wait for each other's blocks for ever.
+        sessions = shape.stage == 0 and not shape.spec and shape.scheduler != "cfg" and shape.kv_mib > 8
         if sessions and rng.random() < 0.2:
             stream["segments"] = tuple(
                 Segment(rng.randint(1, 12), rng.randint(1, 12)) for _ in range(rng.randint(1, 3))
