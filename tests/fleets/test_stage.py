@@ -1,0 +1,31 @@
+"""Random fleets of one stage, few; ``STAGE_FLEETS=1000`` or ``python -m tests.fleets.stage --seeds 1000`` for many."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.upstream
+
+SEEDS = int(os.environ.get("STAGE_FLEETS", "40"))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore")  # upstream's, of sparse and complex tensors
+def test_random_fleets_give_what_stock_gives(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Adapters, coupled streams, sessions, aborts, preemption, slow, failing and hung sends, exceptions of ours: no
+    engine step raises, and every stream that completes has the chunks, tokens and outputs that it has in stock.
+    """
+    from benchmarks.save_queue.rig import stage_configs
+    from tests.fleets.stage import runs
+
+    configs: dict[int, Path] = stage_configs(tmp_path_factory.mktemp("fleets"))
+    facts: Counter[str] = Counter()
+    for verdict in runs(range(SEEDS), configs):
+        assert not verdict.defects, verdict.words()
+        facts += verdict.facts
+    for happened in ("holds", "aborted", "completed", "preempted streams, patched", "faults fired"):
+        assert facts[happened] > 0, (happened, facts)
