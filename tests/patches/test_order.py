@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ def stage(stage_id: int, waiting: int = 0, *, seen: bool = True, replicas: int =
     made = Stage(stage_id, SimpleNamespace(final_output=seen))
     for replica_id in range(replicas):
         items: deque[Any] = deque(f"{stage_id}.{replica_id}.{n}" for n in range(waiting))
-        made.lanes.append(Lane(made, replica_id, None, asyncio.Queue(), items))
+        made.lanes.append(Lane(made, replica_id, None, asyncio.Queue(), items, count()))
     return made
 
 
