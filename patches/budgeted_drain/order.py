@@ -57,7 +57,7 @@ class Lane:
         self.queue = queue
         self.waiting = waiting
         self.arrivals = Arrivals(waiting, clock)
-        self.awaited: list[tuple[int, int, Any]] = []
+        self.awaited: list[tuple[float, int, Any]] = []
 
 
 class Stage:

@@ -58,8 +58,12 @@ class Holds:
         return bool(self._held)
 
     def before(self, number: int, request_ids: Iterable[str]) -> bool:
-        """Whether something that came before is held of one of these requests."""
-        return any(self._held[each][0].number < number for each in request_ids if each in self._held)
+        """Whether something that came before is held of one of these requests, and does not wait for more itself."""
+        return any(
+            held.number < number and held.more is None
+            for request_id in request_ids
+            for held in self._held.get(request_id, ())
+        )
 
     def add(self, held: Held, needs: Needs) -> None:
         """Hold until every lane has passed what is needed of it, and what is held before it has gone."""
@@ -187,7 +191,7 @@ class Ends:
                 alone = msgspec.structs.replace(
                     raw_outputs, outputs=[entry], scheduler_stats=None, finished_requests=None
                 )
-                more = None if failed else self._later(stages, stage_id, entry.request_id)
+                more = None if aborts else self._later(stages, stage_id, entry.request_id)
                 found.append((entry, (entry.request_id, alone, needs, more)))
         if found:
             taken = {id(entry) for entry, _ in found}
