@@ -191,8 +191,8 @@ def main() -> None:
     columns = (*CASES, "stubs")
     print(f"\nDispatch, microseconds a raw output ({ITEMS} put on a stage, processing stubbed)")
     print(f"{'arm':24}" + "".join(f"{name:>24}" for name in columns))
-    for name, found in (*results.items(), ("fastpath, again", again)):
-        print(f"{name:24}" + "".join(f"{spread([each[column] for each in found]):>24}" for column in columns))
+    for name, runs in (*results.items(), ("fastpath, again", again)):
+        print(f"{name:24}" + "".join(f"{spread([each[column] for each in runs]):>24}" for column in columns))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ Scope:
     Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, both modes. A client without an output queue
     (upstream's test doubles) is polled as upstream polls it. Diffusion stages are polled as upstream polls them.
     Payloads that model runner v2 packs are unpacked in both modes; upstream's event-driven loop of 0.30 leaves them
-    packed, its 0.32 does not. A replica that died is left out of the selection until its requests have what came before;
-    ``pick`` of a distributed pool asks the hub alone and may choose it until then.
+    packed, its 0.32 does not. A replica that died is left out of the selection until its requests have what came
+    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then.
 Fragility:
     High by design and therefore pinned: the bodies of both loops are replaced, the bodies of ``poll_llm_raw_output``
     and ``_poll_stage_raw`` are relied on, and those of ``_route_output`` and ``_finish_raw_terminal_requests`` for what
