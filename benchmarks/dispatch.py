@@ -3,9 +3,14 @@
     python -m benchmarks.dispatch
 
 Upstream's processing, routing and terminal bookkeeping are replaced by functions that do nothing, so that what remains
-is dequeue, keep-or-drop rule, order, budget, judging, yields, and the stubs themselves, which are printed. 15 of 16 raw
-outputs bring nobody anything, the queue of issue #4561. ``others wait``: 200 more stand at each of the two stages
-before, so that stages are chosen between; the figure is for each of the 600.
+is what runs for each raw output besides them: the put into the client's queue with what hangs on it, dequeue,
+keep-or-drop rule, order, budget, judging, yields, and the stubs themselves, which are printed. The raw outputs are put
+one after the other while the loop sleeps, and the clock runs from the first put to the last dispatch. They are of the
+``first`` stage (text) or the ``last`` (audio, of which 15 of 16 bring nobody anything: the queue of issue #4561).
+``others wait``: as many are put at each of the two other stages, so that stages are chosen between; the figure is for
+each of all. ``ends wait``: each raw output of the last stage ends a request of which text waits at the first.
+
+The fast path runs twice a round: the difference between the two is noise.
 """
 
 from __future__ import annotations
@@ -24,48 +29,94 @@ EVERY = 16
 """One raw output in so many brings somebody something."""
 ROUNDS = 5
 
-SUBJECTS = (STOCK, EVENT, FASTPATH, IN_TURN)
+SUBJECTS = (STOCK, EVENT, FASTPATH, IN_TURN, FASTPATH)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is queued: ``entries`` requests in a raw output, and whether other stages have a backlog too."""
+    """What is queued.
+
+    Attributes:
+        entries: Requests in a raw output.
+        stage: The stage whose it is.
+        contested: As many wait at each of the other stages.
+        ends: As many wait at the last stage, and each of those ends a request.
+    """
 
     entries: int
+    stage: int = 0
     contested: bool = False
+    ends: bool = False
 
 
-CASES = {"batches of 1": Case(1), "batches of 32": Case(32), "of 1, others wait": Case(1, contested=True)}
+CASES = {
+    "first, of 1": Case(1),
+    "first, of 4": Case(4),
+    "first, of 32": Case(32),
+    "last, of 1": Case(1, stage=2),
+    "last, of 32": Case(32, stage=2),
+    "of 1, others wait": Case(1, stage=2, contested=True),
+    "of 32, others wait": Case(32, stage=2, contested=True),
+    "of 32, ends wait": Case(32, ends=True),
+}
 
 
 def measure(arm: Arm, case: Case, repeats: int) -> list[float]:
     """Microseconds of dispatch a raw output, once a repeat."""
+    from vllm.v1.engine import FinishReason
+
     from benchmarks.inprocess import Pipeline, audio, batch, codes, silent, text
 
-    names = [f"r{number}" for number in range(case.entries)]
-    heard, unheard = [audio(name, 1.0) for name in names], [silent(name) for name in names]
+    names = [f"r{number}-{'0' * 32}" for number in range(case.entries)]  # as long as a server's
     outputs = {each: [_request_output(name, heard=each) for name in names] for each in (True, False)}
+    routable = [number % EVERY == EVERY - 1 for number in range(ITEMS)]
+    stop = FinishReason.STOP
+
+    def raw_outputs(stage: int) -> list[Any]:
+        if stage == 0:
+            return [batch(*(text(name, 1) for name in names)) for _ in routable]
+        if stage == 1:
+            return [batch(*(codes(name) for name in names)) for _ in routable]
+        if case.ends:
+            return [
+                batch(
+                    *(
+                        audio(name, 1.0, finish=stop if at == number % len(names) else None)
+                        for at, name in enumerate(names)
+                    )
+                )
+                for number in range(ITEMS)
+            ]
+        return [batch(*(audio(name, 1.0) if each else silent(name) for name in names)) for each in routable]
+
+    fed = (0, 1, 2) if case.contested else (0, 2) if case.ends else (case.stage,)
     figures = []
     for _ in range(repeats):
         pipeline = Pipeline(event_driven=arm.event_driven)
         for name in names:
             pipeline.add_request(name)
-        orchestrator = pipeline.orchestrator
-        routable = [number % EVERY == EVERY - 1 for number in range(ITEMS)]
-        processed = [outputs[each] for each in routable]
         stamps: list[int] = []
-        _stub(orchestrator, processed * 3, stamps)
-        total = ITEMS
-        if case.contested:
-            total = 3 * ITEMS
-            pipeline.put(0, *(batch(*(text(name, 1) for name in names)) for _ in range(ITEMS)))
-            pipeline.put(1, *(batch(*(codes(name) for name in names)) for _ in range(ITEMS)))
-        pipeline.put(2, *(batch(*(heard if each else unheard)) for each in routable))
+        _stub(pipeline.orchestrator, [outputs[each] for each in routable] * 6, stamps)
+        queues = [pipeline.replicas[stage][0].outputs_queue for stage in fed]
+        waiting = [raw_outputs(stage) for stage in fed]
+        began: list[int] = []
+
+        def put_all(queues: Any = queues, waiting: Any = waiting, began: list[int] = began) -> None:
+            began.append(time.perf_counter_ns())
+            for queue, items in zip(queues, waiting, strict=True):
+                for item in items:
+                    queue.put_nowait(item)
+
+        total = ITEMS * len(fed)
         with pipeline:
-            while len(stamps) < total:
+            pipeline.settle()
+            stamps.clear()
+            pipeline.do(put_all)
+            last = 0
+            while len(stamps) < total or len(stamps) != last:  # what was held is dispatched besides
+                last = len(stamps)
                 time.sleep(0.01)
-        # From the first to the last: without the thread's and the orchestrator's start.
-        figures.append((stamps[-1] - stamps[0]) / 1000 / (total - 1))
+        figures.append((stamps[-1] - began[0]) / 1000 / total)
     return figures
 
 
@@ -135,12 +186,13 @@ def main() -> None:
         print(json.dumps(found | {"stubs": stubs_us()}))
         return
     results = alternate("benchmarks.dispatch", SUBJECTS, options.rounds)
+    again = results[FASTPATH.name][1::2]
+    results[FASTPATH.name] = results[FASTPATH.name][::2]
     columns = (*CASES, "stubs")
-    print(f"\nDispatch, microseconds a raw output ({ITEMS} queued on the last of three stages, processing stubbed)")
-    print(f"{'arm':24}" + "".join(f"{name:>28}" for name in columns))
-    for arm in SUBJECTS:
-        cells = [spread([each[name] for each in results[arm.name]]) for name in columns]
-        print(f"{arm.name:24}" + "".join(f"{cell:>28}" for cell in cells))
+    print(f"\nDispatch, microseconds a raw output ({ITEMS} put on a stage, processing stubbed)")
+    print(f"{'arm':24}" + "".join(f"{name:>24}" for name in columns))
+    for name, runs in (*results.items(), ("fastpath, again", again)):
+        print(f"{name:24}" + "".join(f"{spread([each[column] for each in runs]):>24}" for column in columns))
 
 
 if __name__ == "__main__":

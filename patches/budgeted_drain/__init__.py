@@ -6,8 +6,9 @@ What:
     is due because it got less than its floor of processing time, and drains one of its replicas: a final-output stage
     up to its first routable output, within an item and a time budget; a stage that nobody sees gives one item a pass.
     Raw outputs go one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
-    routing and terminal bookkeeping. They are never merged: merging changes audio. An
-    entry that ends a request is dispatched after what already waits of that request at the stages before, by itself.
+    routing and terminal bookkeeping. They are never merged: merging changes audio. What
+    ends a request (an entry, a diffusion stage's output, a replica's death) is dispatched after what came of that
+    request before it.
 Why:
     The poll loop takes one raw output per replica and round and waits up to a millisecond on every empty stage. The
     first audio packet stands behind outputs that nobody sees while the loop waits elsewhere (vllm-omni issue #4561).
@@ -23,7 +24,8 @@ Scope:
     Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, both modes. A client without an output queue
     (upstream's test doubles) is polled as upstream polls it. Diffusion stages are polled as upstream polls them.
     Payloads that model runner v2 packs are unpacked in both modes; upstream's event-driven loop of 0.30 leaves them
-    packed, its 0.32 does not.
+    packed, its 0.32 does not. A replica that died is left out of the selection until its requests have what came
+    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then.
 Fragility:
     High by design and therefore pinned: the bodies of both loops are replaced, the bodies of ``poll_llm_raw_output``
     and ``_poll_stage_raw`` are relied on, and those of ``_route_output`` and ``_finish_raw_terminal_requests`` for what
@@ -109,7 +111,7 @@ PATCH = Patch(
         "ended_time": "passes that ended on the time budget with more queued (NAPI's time_squeeze)",
         "ended_floor": "passes of a stage that was due: one raw output ahead of the order",
         "ended_outranked": "passes that ended because another stage goes first since the last yield",
-        "held": "ends of requests held until what waited of them at the stages before was dispatched",
+        "held": "ends of requests held until what came of them before and waited at other stages was dispatched",
         "judge_errors": "raw outputs that could not be judged; each ended its pass",
         "wakeups": "times the idle loop woke",
         "lent": "loans of the interpreter's lock to a front end that was far behind, during which it read",
@@ -156,6 +158,15 @@ PATCH = Patch(
             fingerprints=("835009208b1d6a59",),
         ),
         Seam(STAGE_POOL, "StagePool.available_replica_ids", ("self",), SeamKind.PIN),
+        Seam(STAGE_POOL, "StagePool.live_replica_ids", ("self",), SeamKind.PIN),
+        Seam(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id"), SeamKind.PIN),
+        Seam(
+            STAGE_POOL,
+            "StagePool.is_replica_available",
+            ("self", "replica_id"),
+            SeamKind.PIN,
+            fingerprints=("c90d83059b66cbce",),
+        ),
         Seam(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id"), SeamKind.PIN),
         Seam(
             ORCHESTRATOR,

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sized
+from itertools import count
 from time import perf_counter_ns
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -22,15 +24,16 @@ from omni_fastpath.hooks.specs import PassReport, RawOutputView
 from omni_fastpath.ledger import logger
 from omni_fastpath.patches.budgeted_drain import FLOORS_TOGETHER
 from omni_fastpath.patches.budgeted_drain.order import Lane, NextStage, Order, Stage
-from omni_fastpath.patches.budgeted_drain.overtaking import Held, Holds
+from omni_fastpath.patches.budgeted_drain.overtaking import Ends, Held, Holds, Needs
 from omni_fastpath.patches.budgeted_drain.pace import Pace
 
 _YIELD_AFTER_NS = 100_000
 """Work after which the loop yields. A yield costs some ten microseconds, and what arrives meanwhile waits for it."""
 
 _YIELD_TURNS = 3
-"""Turns of the event loop in a yield. What stands in a socket is in the client's queue after three: in the first the
-selector finds it, in the second its handler runs, in the third vLLM's reader."""
+"""Most turns of the event loop in a yield. What stands in a socket is in the client's queue after three: in the first
+the selector finds it, in the second its handler runs, in the third vLLM's reader. When nothing else is about to run
+after the first, the selector has found nothing, and the other two would do so too."""
 
 _IDLE_WAIT_S = 0.5
 """Longest sleep without an arrival, as upstream's event-driven loop has it: it only paces the monitor's idle note and
@@ -38,7 +41,7 @@ the look at membership, since every arrival, attach and shutdown wakes the loop.
 
 _LOOK_AFTER_NS = 1_000_000
 """Time after which a busy loop looks at membership again, a millisecond: the pace of upstream's poll loop. A replica
-that is gone is noticed before each raw output."""
+that is gone is noticed before each raw output, and an attach wakes the loop, so that one that was woken works first."""
 
 _POLL_WAIT_S = 0.001
 """Upstream's cadence for what can only be polled: diffusion stages and clients without an output queue."""
@@ -93,6 +96,8 @@ class Upstream(NamedTuple):
     not change a loop that runs."""
     can_dequeue: Callable[[Any], bool]
     """Whether a client is served with ``dequeue``; any other is polled as upstream polls it."""
+    error_reason: Any
+    """``FinishReason.ERROR``."""
 
 
 class Limits(Protocol):
@@ -136,13 +141,13 @@ class _Bell:
     instance attribute in front, which ``remove`` takes off.
     """
 
-    def __init__(self, queue: asyncio.Queue[Any], came: Callable[[Any], None], ring: Callable[[], None]) -> None:
+    def __init__(self, queue: asyncio.Queue[Any], came: Callable[[], None], ring: Callable[[], None]) -> None:
         self.queue = queue
         put = queue.put_nowait
 
         def put_and_ring(item: Any) -> None:
             put(item)
-            came(item)
+            came()
             ring()
 
         self._ours = put_and_ring
@@ -193,7 +198,9 @@ class DrainLoop:
         self._gauge = gauge
         self._pace = Pace(orchestrator.output_async_queue, counters)
         self._one = _OneItem()
-        self._holds = Holds(orchestrator.request_states)
+        self._clock = count()
+        self._holds = Holds()
+        self._ends = Ends(orchestrator.request_states, upstream.error_reason)
         self._order = Order(
             limits.order, floor_of(limits.floor, orchestrator.num_stages), ask, orchestrator.request_states
         )
@@ -204,13 +211,16 @@ class DrainLoop:
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._look_again = True
-        self._look_ns = self._poll_ns = self._last_yield_ns = 0
+        self._look_ns = self._looked_ns = self._poll_ns = self._last_yield_ns = 0
+        self._scheduled: Sized | None = None
 
     # ---- The loop ----
 
     async def run(self) -> None:
         """Dispatch until the orchestrator's shutdown event is set; errors propagate as upstream's loops let them."""
         self._loop = asyncio.get_running_loop()
+        # asyncio's own list of what is about to run; other event loops have none.
+        self._scheduled = getattr(self._loop, "_ready", None)
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         shutdown.add_done_callback(lambda _: self._ring())
         DrainLoop.running = (*DrainLoop.running, self)
@@ -226,11 +236,14 @@ class DrainLoop:
                         self._tell()
                     if perf_counter_ns() < self._look_ns and not self._look_again:
                         continue
-                if await self._look() or stage is not None:
+                happened = await self._look()
+                if stage is not None:
+                    continue
+                if happened:
                     await self._yield()
                     continue
-                if self._holds:  # nothing waits anywhere: nothing is held, whatever became of what it waited for
-                    await self._let_go(self._holds.released_by_change(self._stages))
+                if self._holds and not self._has_backlog():
+                    await self._let_go(self._holds.all())
                 note_loop(idle=True)
                 await self._wait()
         finally:
@@ -243,9 +256,10 @@ class DrainLoop:
 
     async def _wait(self) -> None:
         """Sleep until an output, an attach, a poll or shutdown is due."""
-        if self._look_again or any(stage.has_backlog() for stage in self._stages):
+        if self._look_again or self._has_backlog():
             await self._yield()  # it came behind the loop's back; the event loop still gets its turn
             return
+        self._note_stretch(perf_counter_ns())
         self._waiter = asyncio.get_running_loop().create_future()
         timer = self._waiter.get_loop().call_later(_POLL_WAIT_S if self._polled else _IDLE_WAIT_S, self._ring)
         try:
@@ -254,7 +268,9 @@ class DrainLoop:
             timer.cancel()
             self._waiter = None
         self._counters["wakeups"] += 1
-        self._last_yield_ns = perf_counter_ns()
+        self._last_yield_ns = now_ns = perf_counter_ns()
+        if not self._holds:  # what is held may wait for a replica that is gone
+            self._look_ns = max(self._look_ns, min(now_ns + _LOOK_AFTER_NS, self._looked_ns + int(_IDLE_WAIT_S * 1e9)))
 
     def _ring(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -269,17 +285,27 @@ class DrainLoop:
         if self._gauge is not None:
             self._gauge(sum(len(lane.waiting) for lane in self._lanes.values()))
 
+    def _has_backlog(self) -> bool:
+        return any(stage.has_backlog() for stage in self._stages)
+
     async def _yield(self) -> None:
-        counters, began_ns = self._counters, perf_counter_ns()
-        stretch_us = (began_ns - self._last_yield_ns) // 1000
+        """Let everybody else on the event loop run, and what stands in the sockets come in."""
+        began_ns = perf_counter_ns()
+        self._note_stretch(began_ns)
+        scheduled = self._scheduled
         for _ in range(_YIELD_TURNS):
             await asyncio.sleep(0)
+            if scheduled is not None and not scheduled:
+                break
         if self._pace.is_far_ahead():
             await self._pace.let_catch_up()
         self._last_yield_ns = ended_ns = perf_counter_ns()
-        counters["longest_stretch_us"] = max(counters["longest_stretch_us"], stretch_us)
         away_us = (ended_ns - began_ns) // 1000
-        counters["longest_away_us"] = max(counters["longest_away_us"], away_us)
+        self._counters["longest_away_us"] = max(self._counters["longest_away_us"], away_us)
+
+    def _note_stretch(self, now_ns: int) -> None:
+        stretch_us = (now_ns - self._last_yield_ns) // 1000
+        self._counters["longest_stretch_us"] = max(self._counters["longest_stretch_us"], stretch_us)
 
     # ---- Membership, and what can only be polled ----
 
@@ -295,6 +321,7 @@ class DrainLoop:
         happened = False
         if self._look_again or now_ns >= self._look_ns:
             self._look_again = False
+            self._looked_ns = now_ns
             self._look_ns = now_ns + _LOOK_AFTER_NS
             happened = await self._look_at_replicas()
         if self._polled and now_ns >= self._poll_ns:
@@ -326,16 +353,19 @@ class DrainLoop:
                     lanes[key] = lane
                 elif self._is_there(pool, replica_id):
                     polled.append((stage_id, pool, replica_id))
+        left: list[Lane] = []
         for key in [key for key, lane in self._lanes.items() if lanes.get(key) is not lane]:
             # Evicted, detached, unavailable, or another client is in its slot.
             changed = True
+            left.append(self._lanes[key])
             if key not in lanes and key in self._bells:  # not where the new client can only be polled: it is off
                 self._bells.pop(key).remove()
         changed = changed and self._lanes != lanes
         self._lanes, self._polled = lanes, polled
         if changed:
             self._arrange()
-            await self._let_go(self._holds.released_by_change(self._stages))
+        for lane in left:
+            await self._let_go(self._holds.left(lane))
         return changed
 
     async def _hear(self, stage_id: int, pool: Any, replica_id: int) -> Lane | None:
@@ -351,9 +381,9 @@ class DrainLoop:
         if type(waiting) is not deque:  # some other kind of queue, or another Python's
             return None
         stage = next((each for each in self._stages if each.stage_id == stage_id and each.pool is pool), None)
-        counts = stage_id < self._orch.num_stages - 1
-        lane = Lane(stage or Stage(stage_id, pool), replica_id, client, queue, waiting, counts=counts)
-        self._bells[key] = _Bell(queue, lane.came, self._ring if self._gauge is None else self._ring_and_tell)
+        lane = Lane(stage or Stage(stage_id, pool), replica_id, client, queue, waiting, self._clock)
+        came = lane.arrivals.came
+        self._bells[key] = _Bell(queue, came, self._ring if self._gauge is None else self._ring_and_tell)
         if not waiting:
             item = self._dequeue(lane)  # which starts upstream's socket reader
             if isinstance(item, _Unreadable):
@@ -386,13 +416,11 @@ class DrainLoop:
                 return False
             if self._orch._absorb_diffusion_metrics(stage_id, replica_id, output):
                 return True
-            if not self._upstream.is_diffusion_start(output):
-                pool.record_output_timestamps([output])
         except BaseException as error:
             await self._failed(stage_id, pool, replica_id, client, error)
             return True
-        await self._orch._handle_processed_outputs(stage_id, replica_id, [output])
-        self._note_routed(stage_id, replica_id, [output])
+        if not await self._held_back(stage_id, replica_id, output):
+            await self._route(stage_id, replica_id, output)
         return True
 
     # ---- One replica ----
@@ -422,13 +450,11 @@ class DrainLoop:
             if item is None or isinstance(item, _Unreadable):
                 ended = await self._nothing(lane, item)
                 break
-            # Before it is handled, which may take entries out of it.
-            held = self._holds.held_of(item) if self._holds else ()
             took = await self._handle(lane, item, judges and order.contested)
             now_ns = perf_counter_ns()
             order.spent(stage, now_ns - item_ns)
-            if held:
-                await self._let_go(self._holds.released(held, self._stages))
+            if lane.awaited and (ripe := self._holds.passed(lane)):
+                await self._let_go(ripe)
                 now_ns = perf_counter_ns()
             worked_ns += now_ns - item_ns
             taken += 1
@@ -443,17 +469,13 @@ class DrainLoop:
         if not due:
             order.passed(stage)
         self._note_pass(lane, taken, ended, now_ns - started_ns)
-        if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
+        if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS and self._has_backlog():  # else the loop sleeps now
             await self._yield()
 
     async def _nothing(self, lane: Lane, found: _Unreadable | None) -> str:
         """A dequeue gave no raw output; how that ends the pass."""
         if found is None:
             return "empty"
-        if isinstance(found.error, self._upstream.dead_error):
-            # Its requests end with it; what waits of them elsewhere arrived before.
-            await self._dispatch_all()
-            await self._let_go(self._holds.released_from(lane))
         await self._failed(lane.stage.stage_id, lane.stage.pool, lane.replica_id, lane.client, found.error)
         return "gone"
 
@@ -470,9 +492,8 @@ class DrainLoop:
             item = self._upstream.dequeue(lane.client)
         except Exception as error:
             logger.exception("omni-fastpath: reading from stage-%s replica-%s failed", *_names(lane))
-            return _Unreadable(error)
-        if item is not None:
-            lane.went(item)
+            item = _Unreadable(error)
+        lane.arrivals.went()
         return item
 
     def _ending(self, took: Took, lane: Lane) -> str | None:
@@ -514,23 +535,52 @@ class DrainLoop:
     def _handle(self, lane: Lane, item: Any, judge: bool) -> Awaitable[Took]:
         """Put a raw output that was taken through all of upstream's handling, less what must not overtake."""
         stage = lane.stage
-        if stage.stage_id and self._waits_before(stage.stage_id):
-            self._counters["held"] += self._holds.take_out(lane, item, self._stages)
+        if self._waits_elsewhere(stage) or self._holds:
+            for request_id, alone, needs, more in self._ends.split(lane, item, self._stages, self._holds):
+                self._counters["held"] += 1
+                go = functools.partial(self._dispatch_held, lane, alone)
+                self._holds.add(Held(lane.arrivals.taken, (request_id,), go, more), needs)
+        return self._dispatch_raw(lane, item, judge=judge)
+
+    def _dispatch_raw(self, lane: Lane, item: Any, *, judge: bool) -> Awaitable[Took]:
+        stage = lane.stage
         self._one.item = item
         reading = stage.pool._poll_stage_raw(self._one)
         return self._dispatch(stage.stage_id, stage.pool, lane.replica_id, lane.client, reading, judge=judge)
 
-    async def _let_go(self, released: list[Held]) -> None:
+    async def _dispatch_held(self, lane: Lane, raw_outputs: Any) -> None:
+        started_ns = perf_counter_ns()
+        await self._dispatch_raw(lane, raw_outputs, judge=False)
+        self._order.spent(lane.stage, perf_counter_ns() - started_ns)
+
+    async def _let_go(self, ripe: list[Held]) -> None:
         """Dispatch what was held."""
-        for held in released:
-            started_ns = perf_counter_ns()
-            lane = held.lane
-            self._one.item = held.raw_outputs
-            reading = lane.stage.pool._poll_stage_raw(self._one)
-            await self._dispatch(
-                lane.stage.stage_id, lane.stage.pool, lane.replica_id, lane.client, reading, judge=False
-            )
-            self._order.spent(lane.stage, perf_counter_ns() - started_ns)
+        for held in ripe:
+            await held.go()
+
+    async def _held_back(self, stage_id: int, replica_id: int, output: Any) -> bool:
+        """Whether a diffusion stage's output must wait, because it ends its request and more of that came before."""
+        failed = getattr(output, "error", None) is not None
+        request_id = output.request_id
+        state = self._orch.request_states.get(request_id)
+        if state is None or not (failed or output.finished):
+            return False
+        number = next(self._clock)
+        aborts = failed or state.streaming.enabled
+        needs = self._ends.needs(self._stages, stage_id, request_id, number, aborts=aborts, failed=failed)
+        if not needs and not self._holds.before(number, (request_id,)):
+            return False
+        self._counters["held"] += 1
+        go = functools.partial(self._route, stage_id, replica_id, output)
+        self._holds.add(Held(number, (request_id,), go), needs)
+        return True
+
+    async def _route(self, stage_id: int, replica_id: int, output: Any) -> None:
+        """A diffusion stage's output through upstream's routing."""
+        if not self._upstream.is_diffusion_start(output):
+            self._orch.stage_pools[stage_id].record_output_timestamps([output])
+        await self._orch._handle_processed_outputs(stage_id, replica_id, [output])
+        self._note_routed(stage_id, replica_id, [output])
 
     async def _dispatch(
         self, stage_id: int, pool: Any, replica_id: int, client: Any, reading: Awaitable[Any], *, judge: bool
@@ -554,32 +604,12 @@ class DrainLoop:
         self._note_routed(stage_id, replica_id, processed)
         return Took.ROUTABLE if routable else Took.INVISIBLE
 
-    def _waits_before(self, stage_id: int) -> bool:
-        """Whether anything waits at a stage before this one."""
-        for stage in self._stages:  # noqa: SIM110 - as in Stage.has_backlog
-            if stage.stage_id < stage_id and stage.has_backlog():
+    def _waits_elsewhere(self, stage: Stage) -> bool:
+        """Whether anything waits at another stage."""
+        for other in self._stages:  # noqa: SIM110 - as in Stage.has_backlog
+            if other is not stage and other.has_backlog():
                 return True
         return False
-
-    async def _dispatch_all(self) -> None:
-        """Dispatch what waits now at every replica, as upstream's queue in order of arrival would."""
-        for lane in list(self._lanes.values()):
-            count = len(lane.waiting)
-            while count and lane.waiting and not self._is_gone(lane):
-                count -= 1
-                item = self._dequeue(lane)
-                if isinstance(item, _Unreadable):
-                    await self._failed(lane.stage.stage_id, lane.stage.pool, lane.replica_id, lane.client, item.error)
-                    break
-                started_ns = perf_counter_ns()
-                held = self._holds.held_of(item) if self._holds else ()
-                await self._handle(lane, item, False)
-                self._order.spent(lane.stage, perf_counter_ns() - started_ns)
-                self._counters["items"] += 1
-                if held:
-                    await self._let_go(self._holds.released(held, self._stages))
-                if perf_counter_ns() - self._last_yield_ns >= _YIELD_AFTER_NS:
-                    await self._yield()
 
     def _judge(self, stage_id: int, replica_id: int, raw: Any, processed: list[Any]) -> bool:
         try:
@@ -603,9 +633,7 @@ class DrainLoop:
             BaseException: ``error``, unless it is a dead replica's or the orchestrator is shutting down.
         """
         if isinstance(error, self._upstream.dead_error):
-            # The death of a client that was replaced meanwhile is not its successor's, and one death is told once.
-            if pool.clients[replica_id] is client:
-                await self._orch._handle_dead_replica(stage_id, replica_id, error)
+            await self._died(stage_id, pool, replica_id, client, error)
             return
         if not isinstance(error, Exception):
             raise error
@@ -613,6 +641,43 @@ class DrainLoop:
             return
         logger.error("omni-fastpath: processing of stage-%s replica-%s failed", stage_id, replica_id, exc_info=error)
         raise error
+
+    async def _died(self, stage_id: int, pool: Any, replica_id: int, client: Any, error: BaseException) -> None:
+        """Let upstream evict a dead replica and fail its requests, after what came of them before.
+
+        Until then the replica stays with its bindings, by which upstream finds whom to tell, and is left out of the
+        selection: nobody new is sent to it, and nobody else waits. A distributed pool's ``pick`` asks the hub alone.
+        """
+        if pool.clients[replica_id] is not client:
+            return  # the death of a client that was replaced is not its successor's, and one death is told once
+        number = next(self._clock)
+        survives = any(each != replica_id for each in pool.live_replica_ids())
+        stranded = [
+            request_id
+            for request_id, state in self._orch.request_states.items()
+            if stage_id in state.stage_submit_ts
+            and (not survives or pool.get_bound_replica_id(request_id) == replica_id)
+        ]
+        needs: Needs = {}
+        for request_id in stranded:
+            found = self._ends.needs(self._stages, stage_id, request_id, number, aborts=True, failed=True)
+            for lane, last in found.items():
+                needs[lane] = max(needs.get(lane, last), last)
+        if not needs and not self._holds.before(number, stranded):
+            await self._orch._handle_dead_replica(stage_id, replica_id, error)
+            return
+        excluded = pool.is_replica_available(replica_id)
+        pool._unavailable_replicas.add(replica_id)
+        self._look_again = True
+
+        async def evict() -> None:
+            slot = pool.clients[replica_id]
+            if excluded and (slot is None or slot is client):
+                pool._unavailable_replicas.discard(replica_id)
+            if slot is client:  # nobody else has found it dead meanwhile
+                await self._orch._handle_dead_replica(stage_id, replica_id, error)
+
+        self._holds.add(Held(number, stranded, evict), needs)
 
 
 def _names(lane: Lane) -> tuple[int, int]:

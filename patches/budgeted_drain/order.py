@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omni_fastpath.hooks.specs import BacklogView
+from omni_fastpath.patches.budgeted_drain.arrivals import Arrivals
 
 WINDOW_NS = 250e6
 """Longest that a stage with a backlog is not due, a quarter of a second of processing: it gets at least a raw output in
@@ -35,11 +36,11 @@ class Lane:
         client: Upstream's client in that slot when it was heard.
         queue: The client's output queue.
         waiting: The raw outputs in that queue; read only, the queue is upstream's.
-        requests: For each request, how many of these have something of it. Kept so that nobody looks through the queue;
-            empty at the last stage, behind which nothing waits.
+        arrivals: When these came, and of which requests they are.
+        awaited: What is held until this lane has passed a number: a heap of number, tie breaker, and who waits.
     """
 
-    __slots__ = ("client", "counts", "queue", "replica_id", "requests", "stage", "waiting")
+    __slots__ = ("arrivals", "awaited", "client", "queue", "replica_id", "stage", "waiting")
 
     def __init__(
         self,
@@ -48,39 +49,15 @@ class Lane:
         client: Any,
         queue: asyncio.Queue[Any],
         waiting: deque[Any],
-        *,
-        counts: bool = False,
+        clock: Iterator[int],
     ) -> None:
-        self.counts = counts
-        self.requests: dict[str, int] = {}
         self.stage = stage
         self.replica_id = replica_id
         self.client = client
         self.queue = queue
         self.waiting = waiting
-        for item in waiting:
-            self.came(item)
-
-    def came(self, item: Any) -> None:
-        """A raw output, or an exception, was put into the queue."""
-        if self.counts:
-            requests = self.requests
-            for entry in getattr(item, "outputs", ()):
-                requests[entry.request_id] = requests.get(entry.request_id, 0) + 1
-
-    def went(self, item: Any) -> None:
-        """A raw output was taken out of it."""
-        if self.counts:
-            requests = self.requests
-            if not self.waiting:  # whoever else may have taken something
-                requests.clear()
-                return
-            for entry in item.outputs:
-                left = requests.get(entry.request_id, 1) - 1
-                if left:
-                    requests[entry.request_id] = left
-                else:
-                    requests.pop(entry.request_id, None)
+        self.arrivals = Arrivals(waiting, clock)
+        self.awaited: list[tuple[float, int, Any]] = []
 
 
 class Stage:
@@ -159,7 +136,10 @@ class Order:
         """The stage that the last decision chose because it was due, not because of the order."""
 
     def arrange(self, stages: Sequence[Stage]) -> None:
-        """Take note of the stages that there are now."""
+        """Take note of the stages that there are now; one that was not there before starts now, owed nothing."""
+        for stage in stages:
+            if stage not in self._ranked:
+                stage.due_ns = max(stage.due_ns, self._spent_ns)
         ranked = rank(self._order, stages)
         turns = self._order == "stage_order"
         count = len(ranked)
@@ -183,7 +163,7 @@ class Order:
                     due = stage
             else:  # idle: nothing is saved up
                 stage.due_ns = now + stage.pause_ns
-        if not several or due is first:
+        if not several or (due is first and self._ask is None):  # a plugin may choose another one
             due = None
         self.due = due
         self.contested = several

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.diffusion.data import is_diffusion_request_started_output
@@ -52,7 +53,7 @@ def _upstream() -> Upstream:
             getattr(kind, "get_output_nowait", None) is dequeue and getattr(kind, "get_output_async", None) is waiting
         )
 
-    return Upstream(EngineDeadError, is_diffusion_request_started_output, dequeue, can_dequeue)
+    return Upstream(EngineDeadError, is_diffusion_request_started_output, dequeue, can_dequeue, FinishReason.ERROR)
 
 
 def wrapped_orchestration_loop(

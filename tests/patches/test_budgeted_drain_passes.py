@@ -383,6 +383,81 @@ def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: p
     assert entry.counters["longest_stretch_us"] > 0
 
 
+@pytest.mark.parametrize("socket_has_something", [False, True])
+def test_yield_takes_the_turns_that_it_needs(socket_has_something: bool) -> None:
+    """One turn when nothing has come; what stands in a socket is in its queue after one yield, reader task and all."""
+    import asyncio
+    import socket
+
+    from benchmarks.inprocess import Pipeline
+    from omni_fastpath.patches.budgeted_drain.wrappers import drain_loop
+
+    drain = drain_loop(Pipeline().orchestrator)
+    turns, read = 0, []
+
+    async def run() -> None:
+        nonlocal turns
+        loop = asyncio.get_running_loop()
+        drain._scheduled = vars(loop)["_ready"]
+        arrived, (ours, theirs) = loop.create_future(), socket.socketpair()
+        with ours, theirs:
+
+            def take() -> None:
+                if not arrived.done():
+                    arrived.set_result(ours.recv(9))
+
+            loop.add_reader(ours, take)
+
+            async def reader() -> None:
+                read.append(await arrived)
+
+            task = asyncio.create_task(reader())
+            await asyncio.sleep(0)  # now it waits for the socket
+            if socket_has_something:
+                theirs.send(b"something")
+            sleep = asyncio.sleep
+
+            async def counting(delay: float) -> None:
+                nonlocal turns
+                turns += 1
+                await sleep(delay)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(asyncio, "sleep", counting)
+                await drain._yield()
+            loop.remove_reader(ours)
+            task.cancel()
+
+    asyncio.run(run())
+    assert (turns, read) == ((3, [b"something"]) if socket_has_something else (1, []))
+
+
+def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle loop that is woken for one raw output handles it and sleeps again, without a look at who is there."""
+    from benchmarks.inprocess import Pipeline, audio, batch
+    from omni_fastpath.patches.budgeted_drain import drain
+
+    clock = iter(range(0, 10**12, 40_000))  # every look at the clock is 40 microseconds after the last
+    monkeypatch.setattr(drain, "perf_counter_ns", lambda: next(clock))
+    with Pipeline() as pipeline:
+        pipeline.add_request("one")
+        pipeline.settle()
+        looks: list[None] = []
+        ids = pipeline.pools[2].available_replica_ids
+
+        def spy() -> list[int]:
+            looks.append(None)
+            found: list[int] = ids()
+            return found
+
+        pipeline.pools[2].available_replica_ids = spy
+        for number in range(50):
+            pipeline.put(2, batch(audio("one", float(number))))
+            pipeline.settle()
+        assert len(pipeline.messages()) == 50
+    assert len(looks) <= 2
+
+
 def test_attach_from_another_thread_wakes_the_loop(recorder: Any) -> None:
     """``add_client`` off the event loop's thread is safe and seen."""
     from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +29,7 @@ def stage(stage_id: int, waiting: int = 0, *, seen: bool = True, replicas: int =
     made = Stage(stage_id, SimpleNamespace(final_output=seen))
     for replica_id in range(replicas):
         items: deque[Any] = deque(f"{stage_id}.{replica_id}.{n}" for n in range(waiting))
-        made.lanes.append(Lane(made, replica_id, None, asyncio.Queue(), items))
+        made.lanes.append(Lane(made, replica_id, None, asyncio.Queue(), items, count()))
     return made
 
 
@@ -117,9 +117,10 @@ def test_stages_that_come_and_go() -> None:
     members = [stage(n, 2) for n in range(3)]
     made = ordered("downstream_first", *members[:2], floor=0.1)
     made.spent(members[0], 1000)
-    owed = members[0].due_ns
+    made.spent(members[1], 1000)
+    owed = [each.due_ns for each in members[:2]]
     made.arrange(members)
-    assert members[0].due_ns == owed
+    assert [each.due_ns for each in members[:2]] == owed
     assert made.next() is members[2]
     made.arrange(members[:1])
     assert made.next() is members[0]
@@ -305,6 +306,31 @@ def test_idle_stages_give_their_share_away() -> None:
     assert got(served, 0, 0, WINDOW / 100) >= (0.1 - CHEAP / (WINDOW / 100)) * WINDOW / 100
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("preferred", range(3))
+def test_floors_hold_whatever_a_plugin_says(order: str, preferred: int) -> None:
+    """A plugin that always prefers one stage leaves the others their floors, also the one that the order puts first."""
+    members = [stage(n, 1, seen=n != 1) for n in range(3)]
+    made = ordered(order, *members, floor=0.1, ask=lambda _view: preferred)
+    served = serve(made, dict.fromkeys(range(3), lambda: CHEAP), 2 * WINDOW, endless(*members))
+    for stage_id in range(3):
+        for begin in range(0, int(WINDOW), int(WINDOW / 16)):
+            assert got(served, stage_id, begin, begin + WINDOW) / WINDOW >= 0.1 - CHEAP / WINDOW - 1e-9, stage_id
+
+
+@pytest.mark.parametrize("order", ["downstream_first", "visible_first"])
+def test_stage_that_is_arranged_late_is_owed_nothing(order: str) -> None:
+    """A stage that comes with a backlog after much was processed gets its floor from then on, and no more."""
+    late, high = stage(0, 1, seen=False), stage(1, 1)
+    made = ordered(order, high, floor=0.1)
+    costs: dict[int, Items] = dict.fromkeys(range(2), lambda: CHEAP)
+    serve(made, {1: lambda: DEAR}, 30 * WINDOW, endless(high))
+    made.arrange([late, high])
+    served = serve(made, costs, WINDOW, endless(late, high))
+    for until in (WINDOW / 100, WINDOW / 10, WINDOW):
+        assert 0.1 * until - CHEAP <= got(served, 0, 0, until) <= 0.1 * until + 2 * CHEAP
+
+
 @pytest.mark.parametrize("order", ["downstream_first", "visible_first"])
 def test_no_floor_means_none(order: str) -> None:
     """With a floor of 0 a stage that is outranked gets nothing as long as the first has a backlog."""
@@ -443,6 +469,28 @@ def test_real_floor_lets_others_in() -> None:
     order = [stage_id for stage_id, _, _ in recorder.of("dequeued")]
     assert 2 in order[order.index(0) :]
     assert counted == sum(report.ended == "floor" for (report,) in recorder.of("pass")) > 0
+
+
+@pytest.mark.upstream
+@MODES
+def test_real_floor_goes_before_a_plugin(plugins: Any, event_driven: bool) -> None:
+    """A plugin that prefers text leaves audio, which the order would put first, its floor."""
+    from benchmarks.inprocess import Pipeline, audio, batch, text
+
+    class TextFirst:
+        @hookimpl
+        def next_stage(self, view: BacklogView) -> int:
+            return min(view.waiting)
+
+    pipeline = Pipeline(event_driven=event_driven)
+    pipeline.add_request("one")
+    pipeline.put(0, *(batch(text("one", n)) for n in range(400)))
+    pipeline.put(2, *(batch(audio("one", float(n))) for n in range(5)))
+    with switched_on(floor=0.1), recording() as recorder:
+        plugins.register(TextFirst())
+        run(pipeline)
+    order = [stage_id for stage_id, _, _ in recorder.of("dequeued")]
+    assert 0 in order[order.index(2) :]
 
 
 # ---- The values ----

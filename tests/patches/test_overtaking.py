@@ -268,16 +268,20 @@ def test_hold_ends_when_the_replica_that_it_waits_for_is_evicted(event_driven: b
     assert [type(each).__name__ for each in of("S", messages)] == ["OutputMessage"] * 4
 
 
-def test_more_text_that_arrives_meanwhile_is_waited_for_too(recorder: Any) -> None:
-    """What of the request is read before its end is let go goes first as well."""
+@pytest.mark.parametrize("end", ["STOP", "ERROR"])
+@pytest.mark.parametrize("audio_only", [False, True])
+def test_end_waits_for_what_came_before_it(recorder: Any, end: str, audio_only: bool) -> None:
+    """Text that comes after an end is not waited for, unless it would overwrite the audio message at upstream."""
     from vllm.v1.engine import FinishReason
 
     from benchmarks.inprocess import Pipeline, audio, batch, text
 
-    pipeline = Pipeline()
-    pipeline.add_request("R")
+    pipeline = Pipeline(stages(1))
+    state = pipeline.add_request("R")
+    if audio_only:
+        state.final_output_stage_ids = {2}
     pipeline.put(0, batch(text("R", 1)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason[end])))
     handle = pipeline.orchestrator._handle_processed_outputs
     more = [batch(text("R", 2)), batch(text("R", 3, finish=FinishReason.STOP))]
 
@@ -288,8 +292,130 @@ def test_more_text_that_arrives_meanwhile_is_waited_for_too(recorder: Any) -> No
 
     pipeline.orchestrator._handle_processed_outputs = arrives
     with switched_on(floor=0.0):
-        run(pipeline)
-    assert [stage for stage, _ in dispatched(recorder) if _] == [0, 0, 0, 2]
+        messages = run(pipeline, lambda running: running.put(1, batch(text("R", 9, finish=FinishReason.STOP))))
+    late = audio_only and end == "STOP"
+    assert [stage for stage, entries in dispatched(recorder) if entries][:4] == ([0, 0, 0, 2] if late else [0, 2, 0, 0])
+    ends = [each for each in messages if each.stage_id == 2]
+    assert [type(each).__name__ for each in ends] == ["ErrorMessage" if end == "ERROR" else "OutputMessage"]
+
+
+def arriving(pipeline: Any, *batches: tuple[int, Any]) -> None:
+    """Put raw outputs, each of a stage, into their queues in this order, before anything is dispatched."""
+
+    def put_all() -> None:
+        for stage_id, raw in batches:
+            pipeline.replicas[stage_id][0].outputs_queue.put_nowait(raw)
+
+    pipeline.settle()
+    pipeline.do(put_all)
+
+
+EVERY_ORDER = pytest.mark.parametrize("order", ["stage_order", "downstream_first", "visible_first"])
+
+
+@EVERY_ORDER
+@MODES
+@pytest.mark.parametrize("session", [False, True], ids=["error", "session"])
+def test_end_at_a_stage_before_waits_too(session: bool, event_driven: bool, order: str) -> None:
+    """An error, or a session's end, comes after what came before it at the stages behind, as in stock."""
+    from vllm.v1.engine import FinishReason
+
+    from benchmarks.inprocess import Pipeline, audio, batch, codes, text
+
+    stop = FinishReason.STOP
+
+    def fill(running: Any) -> None:
+        end = text("R", 2, finish=stop if session else FinishReason.ERROR)
+        arriving(
+            running,
+            *((2, batch(audio("R", float(n)))) for n in range(3)),
+            (2, batch(audio("R", 3.0, finish=stop if session else None))),
+            (0, batch(text("R", 1))),
+            (0, batch(end)),
+            *((1, batch(codes("R"))) for _ in range(3)),
+            (1, batch(codes("R", finish=stop))),
+        )
+
+    def made(event_driven: bool) -> Any:
+        pipeline = Pipeline(event_driven=event_driven)
+        pipeline.add_request("R", resumable=session)
+        return pipeline
+
+    stock = run(made(event_driven=True), fill)
+    with switched_on(order=order, floor=0.0):
+        fast = run(made(event_driven), fill)
+    assert sequences(fast) == sequences(stock)
+    assert endings(fast) == endings(stock) == {"R": (1, "end")}
+
+
+class Diffusion:
+    """A diffusion stage's client with outputs that wait."""
+
+    stage_type, final_output, final_output_type = "diffusion", True, "image"
+
+    def __init__(self, *outputs: Any) -> None:
+        self.outputs = list(outputs)
+        self.down = False
+
+    def get_diffusion_output_nowait(self) -> Any:
+        """The next output, None without one; an exception among them is raised."""
+        if not self.outputs:
+            return None
+        found = self.outputs.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Nothing runs."""
+
+    def shutdown(self) -> None:
+        """Nothing to shut down."""
+        self.down = True
+
+
+@ORDERS
+@MODES
+@pytest.mark.parametrize("end", ["image", "error", "death"])
+@pytest.mark.parametrize("wanted", [{0, 1}, {1}], ids=["text and image", "image"])
+def test_diffusion_end_waits_for_text(wanted: set[int], end: str, event_driven: bool, order: str) -> None:
+    """A diffusion stage's end, error or death comes after text that waits, as in stock, and leaves nothing behind."""
+    from vllm.v1.engine import FinishReason
+    from vllm.v1.engine.exceptions import EngineDeadError
+    from vllm_omni.outputs import OmniRequestOutput
+
+    from benchmarks.inprocess import Pipeline, Stage, batch, text
+
+    def made(event_driven: bool) -> Any:
+        pipeline = Pipeline((Stage(True, "text"), Stage(True, "image")), async_chunk=False, event_driven=event_driven)
+        for request in ("R", "S"):
+            pipeline.add_request(request).final_output_stage_ids = set(wanted)
+        pipeline.pools[1].output_processor.request_states.clear()
+        pipeline.put(0, *(batch(text("R", n), text("S", n)) for n in range(20)))
+        pipeline.put(0, batch(text("R", 20, finish=FinishReason.STOP)))
+        image = OmniRequestOutput(request_id="R", finished=True, final_output_type="image", images=[1], stage_id=1)
+        failed = OmniRequestOutput.from_error("R", "it broke")
+        pipeline.pools[1].clients[0] = Diffusion({"image": image, "error": failed, "death": EngineDeadError()}[end])
+        del pipeline.replicas[1][0]
+        return pipeline
+
+    def messages(pipeline: Any) -> list[Any]:
+        def until_told(running: Any) -> None:
+            while "R" in running.orchestrator.request_states and running.thread.is_alive():
+                running.settle()
+
+        found = run(pipeline, until_told)
+        return [(each.request_id, each.stage_id, type(each).__name__) for each in found]
+
+    stock = messages(made(event_driven=True))
+    with switched_on(order=order, floor=0.0):
+        pipeline = made(event_driven)
+        assert messages(pipeline) == stock
+    assert [each for each in stock if each[0] == "R"][-1][1:] == (
+        1,
+        "OutputMessage" if end == "image" else "ErrorMessage",
+    )
+    assert "R" not in pipeline.pools[0]._output_timestamps_by_request
 
 
 def test_abort_while_held(recorder: Any) -> None:
@@ -357,6 +483,116 @@ def test_end_that_is_held_goes_before_its_replicas_death(order: str) -> None:
     assert sequences(fast) == sequences(stock)
     assert endings(fast) == endings(stock) == {"R": (1, "end"), "S": (1, "end")}
     assert not any(type(each).__name__ == "ErrorMessage" for each in of("R", fast))
+
+
+def dying_thinker(event_driven: bool, audio_of: str, count: int = 5) -> Any:
+    """Two thinkers; ``D`` is bound to the second, which dies; codes of ``S`` wait, and audio of ``audio_of``."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    from benchmarks.inprocess import Pipeline, audio, batch, codes
+
+    pipeline = Pipeline(stages(2), event_driven=event_driven)
+    pipeline.add_request("S")
+    pipeline.add_request("D", replicas=[1, 0, 0])
+    pipeline.put(1, *(batch(codes("S")) for _ in range(count)))
+    pipeline.put(2, *(batch(audio(audio_of, float(n))) for n in range(count)))
+    pipeline.put(0, EngineDeadError(), replica_id=1)
+    return pipeline
+
+
+@MODES
+def test_death_waits_for_its_own_requests_alone(recorder: Any, event_driven: bool) -> None:
+    """The user of a dead replica is told at once when nothing of his waits, whatever else does."""
+    with switched_on(order="stage_order", floor=0.0):
+        pipeline = dying_thinker(event_driven, "S")
+        told: list[int] = []
+        dead = pipeline.orchestrator._handle_dead_replica
+
+        async def handle(*given: Any) -> None:
+            told.append(len(recorder.of("dequeued")))
+            await dead(*given)
+
+        pipeline.orchestrator._handle_dead_replica = handle
+        messages = run(pipeline)
+    assert told == [0]
+    assert [type(each).__name__ for each in of("D", messages)] == ["ErrorMessage"]
+    assert len(of("S", messages)) == 5
+
+
+@EVERY_ORDER
+@MODES
+def test_replica_that_is_dead_gets_nobody_new(event_driven: bool, order: str) -> None:
+    """Until its requests have what came before, a dead replica keeps their bindings and gets no other request."""
+    chosen: list[int] = []
+    with switched_on(order=order, floor=0.0):
+        pipeline = dying_thinker(event_driven, "D")
+        pool = pipeline.pools[0]
+        handle = pipeline.orchestrator._handle_processed_outputs
+
+        async def asks(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+            await handle(stage_id, replica_id, outputs)
+            if pool._unavailable_replicas:
+                chosen.append(pool.select_replica_id(f"new-{len(chosen)}"))
+                assert pool.get_bound_replica_id("D") == 1
+
+        pipeline.orchestrator._handle_processed_outputs = asks
+        messages = run(pipeline)
+    assert len(chosen) >= 2
+    assert set(chosen) == {0}
+    assert [type(each).__name__ for each in of("D", messages)] == ["OutputMessage"] * 5 + ["ErrorMessage"]
+    assert pool.live_replica_ids() == [0]
+    assert not pool._unavailable_replicas
+
+
+@MODES
+def test_death_that_somebody_else_finds_is_told_once(event_driven: bool) -> None:
+    """A dispatch that finds the replica dead while its death is held evicts it: the user gets one error."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    with switched_on(order="stage_order", floor=0.0):
+        pipeline = dying_thinker(event_driven, "D")
+        pool = pipeline.pools[0]
+        handle = pipeline.orchestrator._handle_processed_outputs
+
+        async def finds(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+            await handle(stage_id, replica_id, outputs)
+            if pool._unavailable_replicas and pool.clients[1] is not None:
+                await pipeline.orchestrator._handle_dead_replica(0, 1, EngineDeadError())
+
+        pipeline.orchestrator._handle_processed_outputs = finds
+        messages = run(pipeline)
+    assert [type(each).__name__ for each in of("D", messages)].count("ErrorMessage") == 1
+    assert not pool._unavailable_replicas
+
+
+def test_what_is_remembered_of_requests_is_bounded() -> None:
+    """In a queue that never runs empty, requests that are past are forgotten; an empty one is never read."""
+    from collections import deque
+    from itertools import count
+    from types import SimpleNamespace
+
+    from omni_fastpath.patches.budgeted_drain.arrivals import Arrivals
+
+    waiting: deque[Any] = deque()
+    arrivals = Arrivals(waiting, count())
+    for number in range(5000):
+        waiting.append(
+            SimpleNamespace(outputs=[SimpleNamespace(request_id=f"r{number}", finish_reason=number % 2 or None)])
+        )
+        arrivals.came()
+        if number >= 10:
+            waiting.popleft()
+            arrivals.went()
+            assert arrivals.taken == number - 10
+        assert arrivals.last_of(f"r{number}") == number
+        assert arrivals.last_of(f"r{number}", ends=True) == (number if number % 2 else None)
+        assert arrivals.last_of(f"r{number - 10}") is None or number < 20
+    assert len(arrivals._last) + len(arrivals._ends) < 400
+    waiting.clear()
+    waiting.append(object())  # no raw output: whoever read it would break
+    arrivals.came()
+    waiting.clear()
+    assert arrivals.last_of("r4999") is None
 
 
 def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:
