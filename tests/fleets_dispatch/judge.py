@@ -1,0 +1,208 @@
+"""What a fleet's arms must have in common, and what each must keep to.
+
+Between two arms, per request: one that ended of itself on both has the same messages of each stage, in the same order.
+Of any other (aborted, failed, or stranded by a death) one arm's messages of a stage are a beginning of the other's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fleets_dispatch.fleet import Fleet
+from tests.fleets_dispatch.world import Note, Outcome
+
+Messages = dict[int | None, list[Any]]
+
+
+@dataclass
+class Request:
+    """What one request got on one arm.
+
+    Attributes:
+        stages: Its messages by stage, without errors and what an abort gave back.
+        errors: Its errors.
+        given_back: What an abort gave back.
+        finals: How many messages said that they were the last.
+        last_is_end: Its very last message said so.
+        replicas: The replica slots that its messages name, by stage.
+    """
+
+    stages: Messages = field(default_factory=lambda: defaultdict(list))
+    errors: list[Any] = field(default_factory=list)
+    given_back: list[Any] = field(default_factory=list)
+    finals: int = 0
+    last_is_end: bool = False
+    replicas: dict[int | None, set[int | None]] = field(default_factory=lambda: defaultdict(set))
+
+
+def requests_of(outcome: Outcome) -> dict[str, Request]:
+    """Each request's messages, including those that came as an abort's answer."""
+    found: dict[str, Request] = defaultdict(Request)
+    for each in outcome.messages:
+        request = found[each.request]
+        request.finals += each.ends
+        request.last_is_end = each.ends
+        if each.kind == "error":
+            request.errors.append((each.stage, *each.text))
+        elif each.kind == "abort":
+            request.given_back.append((each.stage, *each.text))
+        else:
+            request.stages[each.stage].append(each.text)
+            request.replicas[each.stage].add(each.replica)
+    return found
+
+
+def _aborted(fleet: Fleet) -> set[str]:
+    return {request.name for request in fleet.requests if request.abort_at is not None}
+
+
+# ---- One arm ----
+
+
+def of_one(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
+    """What an arm broke that holds for any; with ``ours``, what holds for ours besides."""
+    if outcome.crash is not None:
+        return [f"the orchestrator ended: {outcome.crash!r}"]
+    if outcome.stuck is not None:
+        return [f"never came to an end: {outcome.stuck}; left {outcome.left}"]
+    problems = [f"left behind: {key} {names}" for key, names in outcome.left.items()]
+    aborted = _aborted(fleet)
+    of = requests_of(outcome)
+    for request in fleet.requests:
+        got = of[request.name]
+        if request.name in aborted:
+            if got.finals > 1 or (got.finals and not got.last_is_end):
+                problems.append(f"{request.name}: aborted, {got.finals} ends, at the end {got.last_is_end}")
+        elif got.finals != 1 or not got.last_is_end:
+            problems.append(f"{request.name}: {got.finals} ends ({got.errors}), at the end {got.last_is_end}")
+    answered = {getattr(each, "rpc_id", None) for each in outcome.rpc}
+    problems += [
+        f"{request.name}: who aborted it was not answered"
+        for request in fleet.requests
+        if request.abort_at is not None and request.abort_rpc and request.name not in answered
+    ]
+    problems += _of_log(fleet, outcome, ours=ours)
+    if ours != bool(outcome.facts.get("ours")):
+        problems.append(f"not the arm that it says it is: {outcome.facts}")
+    return problems
+
+
+def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
+    """First in, first out; no end before what had come before it; who is stranded gets what had come before the death.
+
+    The last two are ours: stock's poll loop promises neither.
+    """
+    problems: list[str] = []
+    waiting: dict[tuple[str, str], deque[Note]] = defaultdict(deque)
+    came_at: dict[Any, int] = {}
+    died: dict[str, tuple[int, float]] = {}
+    bound: dict[tuple[str, int], str] = {}
+    over: set[str] = set()
+    grace_s = _round_s(fleet)
+    for place, (what, when, *more) in enumerate(outcome.log):
+        if what == "came":
+            note: Note = more[0]
+            waiting[note.replica, note.request].append(note)
+            came_at[note.uid] = place
+        elif what == "went":
+            for note in more[0]:
+                line = waiting[note.replica, note.request]
+                if note.request in over:
+                    line.clear() if note not in line else line.remove(note)
+                    continue
+                if not line or line[0] != note:
+                    problems.append(f"{note.request}: {note.uid} went before {list(line)[:2]}")
+                    if note in line:
+                        line.remove(note)
+                    continue
+                line.popleft()
+                if ours and note.ends:
+                    problems += _overtaken(note, waiting, came_at, died, bound)
+        elif what == "died":
+            died[more[1]] = place, when
+        elif what == "submitted":
+            bound[more[0], more[1]] = more[2]
+        elif what == "refused" and more[2] in died:
+            late = when - died[more[2]][1]
+            if late > grace_s and (ours or not outcome.arm.event_driven):
+                problems.append(f"{more[0]}: sent to {more[2]} {late * 1000:.1f} ms after its death, a round is {grace_s * 1000:.1f}")
+        elif what == "buried":
+            stage, name, while_dispatching = more
+            if ours and not while_dispatching and name in died:
+                stranded = {request for (request, at), replica in bound.items() if (at, replica) == (stage, name)}
+                for (replica, request), line in waiting.items():
+                    early = [each.uid for each in line if came_at[each.uid] < died[name][0]]
+                    if request in stranded - over and early and (replica == name or replica not in died):
+                        problems.append(f"{request}: stranded on {name} before {early[:3]} of {replica} went")
+        elif what == "ended":
+            over.add(more[0])
+    return problems
+
+
+def _overtaken(
+    note: Note,
+    waiting: dict[tuple[str, str], deque[Note]],
+    came_at: dict[Any, int],
+    died: dict[str, Any],
+    bound: dict[tuple[str, int], str],
+) -> list[str]:
+    """What had come of the request at a stage before, when its end at this one came, and has not gone yet."""
+    found = []
+    for (replica, request), line in waiting.items():
+        if request != note.request or replica in died or bound.get((request, int(replica.split(".")[0]))) != replica:
+            continue
+        early = [each.uid for each in line if each.stage < note.stage and came_at[each.uid] < came_at[note.uid]]
+        if early:
+            found.append(f"{request}: its end {note.uid} overtook {early[:3]}")
+    return found
+
+
+def _round_s(fleet: Fleet) -> float:
+    """What a round over all replicas takes at most, twice: by then a death is noticed."""
+    attached = [attach.stage for attach in fleet.attaches]
+    count = [replicas + attached.count(stage) for stage, replicas in enumerate(fleet.replicas)]
+    return 0.005 + 2 * sum(n * (0.001 + cost) for n, cost in zip(count, fleet.cost_s, strict=True))
+
+
+# ---- Two arms ----
+
+
+def of_two(fleet: Fleet, one: Outcome, other: Outcome) -> list[str]:
+    """What differs between two arms that must not."""
+    if any(each.crash or each.stuck for each in (one, other)):
+        return []
+    problems = []
+    ones, others = requests_of(one), requests_of(other)
+    aborted = _aborted(fleet)
+    for request in fleet.requests:
+        name = request.name
+        a, b = ones[name], others[name]
+        free = name in aborted or bool(a.errors or b.errors)
+        for stage in sorted({*a.stages, *b.stages}, key=str):
+            x, y = a.stages.get(stage, []), b.stages.get(stage, [])
+            shorter = min(len(x), len(y))
+            same = x[:shorter] == y[:shorter] if free else x == y
+            if not same:
+                problems.append(f"{name}: stage {stage}: {_difference(x, y)}")
+        if not free and (a.finals, a.last_is_end) != (b.finals, b.last_is_end):
+            problems.append(f"{name}: ends {a.finals} and {b.finals}")
+        both = [text_of(a.errors), text_of(b.errors)]
+        if not free and both[0] != both[1]:
+            problems.append(f"{name}: errors {both[0]} and {both[1]}")
+    return problems
+
+
+def text_of(errors: Iterable[Any]) -> list[Any]:
+    """Errors as they can be compared."""
+    return [tuple(each) for each in errors]
+
+
+def _difference(x: list[Any], y: list[Any]) -> str:
+    for n, (a, b) in enumerate(zip(x, y, strict=False)):
+        if a != b:
+            return f"{len(x)} and {len(y)} messages, first different the {n}.: {a!r} and {b!r}"
+    longer, least = (x, len(y)) if len(x) > len(y) else (y, len(x))
+    return f"{len(x)} and {len(y)} messages, more: {longer[least]!r}"
