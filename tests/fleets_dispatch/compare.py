@@ -73,9 +73,13 @@ def _judged(script: Fleet, stocks: list[Outcome], fasts: list[Outcome]) -> Verdi
     event_driven, polled = stocks
     for outcome in stocks:
         verdict.stock += [f"{outcome.arm.name}: {each}" for each in judge.of_one(script, outcome, ours=False)]
-    verdict.stock += [f"stock's modes: {each}" for each in judge.of_two(script, event_driven, polled)]
+    verdict.stock += [f"stock's modes: {name}: {each}" for name, each in judge.of_two(script, event_driven, polled).items()]
     for outcome in fasts:
-        said = judge.of_one(script, outcome, ours=True) + judge.of_two(script, outcome, event_driven)
+        said = judge.of_one(script, outcome, ours=True)
+        other = judge.of_two(script, outcome, polled)
+        for name, differs in judge.of_two(script, outcome, event_driven).items():
+            if name in other:  # equal to neither of stock's
+                said += [f"{name}: {each}" for each in differs]
         if said:
             verdict.ours.append(f"{outcome.arm.name} {outcome.arm.fast}")
             verdict.ours += [f"    {each}" for each in said]

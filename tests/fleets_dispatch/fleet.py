@@ -283,7 +283,8 @@ def _with_error(rng: random.Random, segment: tuple[tuple[Step, ...], ...]) -> tu
     """One stage fails at some step, and sends nothing after it."""
     stages = [stage for stage, steps in enumerate(segment) if steps]
     stage = rng.choice(stages)
-    steps = segment[stage][: rng.randrange(1, len(segment[stage]) + 1)]
+    steps = tuple(step for step in segment[stage] if step.kind != "kv")
+    steps = steps[: rng.randrange(1, len(steps) + 1)]
     broken = (*steps[:-1], Step(steps[-1].at, steps[-1].kind, steps[-1].value, "error"))
     return tuple(broken if n == stage else each for n, each in enumerate(segment))
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 TURN_S = 1e-6
@@ -80,7 +81,7 @@ def _named(functions: dict[Any, Callable[..., Any]]) -> list[tuple[Any, str, Any
 
 
 def _is_one(value: Any, functions: dict[Any, Any]) -> bool:
-    return type(value) is type(time.time) and value in functions
+    return type(value) in {BuiltinFunctionType, FunctionType, MethodType} and value in functions
 
 
 @contextmanager
@@ -98,6 +99,7 @@ def on(loop: VirtualLoop) -> Iterator[None]:
     functions = {getattr(time, name): stand_in for name, stand_in in stand_ins.items()}
     written: list[tuple[Any, str, Any]] = [(time, name, getattr(time, name)) for name in stand_ins]
     written += _named(functions)
+    modules = len(sys.modules)
     for module, name, value in written:
         setattr(module, name, functions[value])
     try:
@@ -105,3 +107,7 @@ def on(loop: VirtualLoop) -> Iterator[None]:
     finally:
         for module, name, value in written:
             setattr(module, name, value)
+        if len(sys.modules) != modules:  # a module that was first imported meanwhile may hold a stand-in
+            originals = {stand_in: original for original, stand_in in functions.items()}
+            for module, name, value in _named(originals):
+                setattr(module, name, originals[value])

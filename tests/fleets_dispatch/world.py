@@ -29,6 +29,7 @@ from vllm_omni.outputs import OmniRequestOutput
 
 from benchmarks.engine_requests import engine_request
 from benchmarks.inprocess import Pipeline, Replica, Stage, audio, batch, codes, silent, text
+from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 from tests.fleets_dispatch import virtual
 from tests.fleets_dispatch.fleet import Attach, Death, Fast, Fleet, Hook, Request, Step
 from tests.patches import content
@@ -276,6 +277,8 @@ class World:
         self.last_event = loop.now
         self._began = loop.now
         self._notes: dict[int, tuple[Any, Note]] = {}
+        self._ticks: dict[float, set[Engine]] = {}
+        self._answers: list[Note] = []
         self._params = {
             request.name: [
                 SamplingParams(
@@ -338,7 +341,10 @@ class World:
         dispatching: list[str] = []
 
         async def processing(stage_id: int, replica_id: int, raw: Any, ids: set[str]) -> Any:
-            self.note("went", [self._notes[id(entry)][1] for entry in raw.outputs if id(entry) in self._notes])
+            notes = [(self._notes[id(entry)][1], entry) for entry in raw.outputs if id(entry) in self._notes]
+            self.note("went", [note for note, _ in notes])
+            if stage_id == 0:
+                self._answers += [note for note, entry in notes if entry.is_segment_finished]
             self.loop.spend(self.fleet.cost_s[stage_id])
             return await process(stage_id, replica_id, raw, ids)
 
@@ -346,6 +352,7 @@ class World:
             if self.fleet.stages[stage_id][1] == "image":
                 self.note("went", [self._notes[id(each)][1] for each in outputs if id(each) in self._notes])
             await handle(stage_id, replica_id, outputs)
+            self._answered()
 
         async def burying(stage_id: int, replica_id: int, error: Any) -> None:
             client = self.pipeline.pools[stage_id].clients[replica_id]
@@ -391,9 +398,11 @@ class World:
         for step in steps:
             due = max(due, begin + step.at)
             tick = (int(due / self.fleet.tick_s) + 1) * self.fleet.tick_s
-            if tick not in engine.due:
-                self.loop.call_at(tick, self._tick, engine, tick)
+            if tick not in self._ticks:
+                self._ticks[tick] = set()
+                self.loop.call_at(tick, self._tick, tick)
                 self.pending += 1
+            self._ticks[tick].add(engine)
             segment_end = bool(step.finish) and resumable and step.finish != "error"
             ends = bool(step.finish) and not segment_end
             uid = (name, engine.stage_id, segment, step.value, step.kind, step.finish)
@@ -401,27 +410,37 @@ class World:
             engine.due[tick].append((note, _entry(name, step, segment_end=segment_end)))
             engine.busy_until[name] = due
 
-    def _tick(self, engine: Engine, tick: float) -> None:
+    def _tick(self, tick: float) -> None:
         self.pending -= 1
-        sent = []
+        for engine in sorted(self._ticks.pop(tick), key=lambda engine: (engine.stage_id, engine.name)):
+            self._send(engine, tick)
+
+    def _send(self, engine: Engine, tick: float) -> None:
+        # A step of an engine sends one entry of a request at most: what else is due of it goes with the next.
+        steps: list[list[tuple[Note, Any]]] = []
+        places: dict[str, int] = defaultdict(int)
         for note, entry in engine.due.pop(tick, []):
             if engine.dead or engine.deaf_after.get(note.request, 1e12) < self.loop.now:
                 continue
-            sent.append((note, entry))
-        if not sent:
-            return
-        for note, entry in sent:
-            self.came(entry, note)
-        engine.outputs_queue.put_nowait(batch(*(entry for _, entry in sent)))
-        for note, entry in sent:
-            if note.stage == 0 and entry.is_segment_finished:
-                self._next_input(self.requests[note.request], engine.segments[note.request])
+            place = places[note.request]
+            places[note.request] += 1
+            if place == len(steps):
+                steps.append([])
+            steps[place].append((note, entry))
+        for step in steps:
+            for note, entry in step:
+                self.came(entry, note)
+            engine.outputs_queue.put_nowait(batch(*(entry for _, entry in step)))
 
-    def _next_input(self, request: Request, segment: int) -> None:
-        """A session's user says more, some time after the stage has answered."""
-        if segment < len(request.segments):
-            self.pending += 1
-            self.loop.call_later(request.pauses[segment - 1], self._submit, request, segment)
+    def _answered(self) -> None:
+        """A session's user says more, some time after the first stage's answer was routed."""
+        for note in self._answers:
+            request = self.requests[note.request]
+            segment = note.uid[2] + 1
+            if segment < len(request.segments):
+                self.pending += 1
+                self.loop.call_later(request.pauses[segment - 1], self._submit, request, segment)
+        self._answers.clear()
 
     # ---- What happens to the fleet ----
 
@@ -602,8 +621,6 @@ def _filled(cell: Any) -> bool:
 
 
 def _running() -> tuple[Any, ...]:
-    from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
-
     return DrainLoop.running
 
 
