@@ -238,6 +238,17 @@ def _races(fleet: Fleet, request: script.Request, stage: int | None) -> bool:
 def _difference(x: list[Any], y: list[Any]) -> str:
     for n, (a, b) in enumerate(zip(x, y, strict=False)):
         if a != b:
-            return f"{len(x)} and {len(y)} messages, first different the {n}.: {a!r} and {b!r}"
+            return f"{len(x)} and {len(y)} messages, the {n}. differs: {'; '.join(_parts(a, b, ''))}"
     longer, least = (x, len(y)) if len(x) > len(y) else (y, len(x))
     return f"{len(x)} and {len(y)} messages, more: {longer[least]!r}"
+
+
+def _parts(a: Any, b: Any, path: str) -> list[str]:
+    """Where two messages differ."""
+    if a == b:
+        return []
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return [part for key in a for part in _parts(a[key], b[key], f"{path}.{key}")]
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
+        return [part for n, (one, other) in enumerate(zip(a, b, strict=True)) for part in _parts(one, other, f"{path}[{n}]")]
+    return [f"{path} is {a!r} and {b!r}"]
