@@ -73,7 +73,9 @@ def _judged(script: Fleet, stocks: list[Outcome], fasts: list[Outcome]) -> Verdi
     event_driven, polled = stocks
     for outcome in stocks:
         verdict.stock += [f"{outcome.arm.name}: {each}" for each in judge.of_one(script, outcome, ours=False)]
-    verdict.stock += [f"stock's modes: {name}: {each}" for name, each in judge.of_two(script, event_driven, polled).items()]
+    verdict.stock += [
+        f"stock's modes: {name}: {each}" for name, each in judge.of_two(script, event_driven, polled).items()
+    ]
     for outcome in fasts:
         said = judge.of_one(script, outcome, ours=True)
         other = judge.of_two(script, outcome, polled)

@@ -169,9 +169,7 @@ def fleet(seed: int) -> Fleet:
             for _ in range(rng.choice((1, 1, 2, 3)))
         )
     if rng.random() < 0.4:
-        attaches = tuple(
-            Attach(rng.uniform(0.0, last), rng.randrange(len(stages))) for _ in range(rng.randrange(1, 4))
-        )
+        attaches = tuple(Attach(rng.uniform(0.0, last), rng.randrange(len(stages))) for _ in range(rng.randrange(1, 4)))
     cost = rng.choice((0.0, 3e-5, 2e-4, 6e-4, 2e-3))
     return Fleet(
         seed=seed,

@@ -16,6 +16,9 @@ from tests.fleets_dispatch.world import Note, Outcome
 
 Messages = dict[int | None, list[Any]]
 
+_BOUNDED = ("._seen", "._last", "._ends")
+"""Our records that forget ended requests only when there are many: at most 64 and twice the live ones are kept."""
+
 
 @dataclass
 class Request:
@@ -104,7 +107,7 @@ def _upstreams_leftover(place: str, name: str, outcome: Outcome) -> bool:
     """
     what, _, stage = place.rpartition(" of stage ")
     if not what:
-        return False
+        return place.endswith(_BOUNDED)
     dead: set[str] = {more[1] for event, _, *more in outcome.log if event == "died"}
     over = False
     for event, _, *more in outcome.log:
@@ -147,7 +150,7 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
                     continue
                 line.popleft()
                 if ours and note.ends:
-                    problems += _overtaken(note, waiting, came_at, died, bound)
+                    problems += _overtaken(fleet, note, waiting, came_at, died, bound)
         elif what == "died":
             died[more[1]] = place, when
         elif what == "submitted":
@@ -155,13 +158,15 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
         elif what == "refused" and more[2] in died:
             late = when - died[more[2]][1]
             if late > grace_s and (ours or not outcome.arm.event_driven):
-                problems.append(f"{more[0]}: sent to {more[2]} {late * 1000:.1f} ms after its death, a round is {grace_s * 1000:.1f}")
+                problems.append(
+                    f"{more[0]}: sent to {more[2]} {late * 1000:.1f} ms after its death, a round is {grace_s * 1000:.1f}"
+                )
         elif what == "buried":
             stage, name, while_dispatching = more
             if ours and not while_dispatching and name in died:
                 stranded = {request for (request, at), replica in bound.items() if (at, replica) == (stage, name)}
                 for (replica, request), line in waiting.items():
-                    early = [each.uid for each in line if came_at[each.uid] < died[name][0]]
+                    early = [each.uid for each in line if came_at[each.uid] < died[name][0] and _matters(fleet, each)]
                     if request in stranded - over and early and (replica == name or replica not in died):
                         problems.append(f"{request}: stranded on {name} before {early[:3]} of {replica} went")
         elif what == "ended":
@@ -169,7 +174,13 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
     return problems
 
 
+def _matters(fleet: Fleet, note: Note) -> bool:
+    """Whether what waits is missed when its request fails: by the user, or by who keeps its statistics."""
+    return fleet.stages[note.stage][0] or note.ends
+
+
 def _overtaken(
+    fleet: Fleet,
     note: Note,
     waiting: dict[tuple[str, str], deque[Note]],
     came_at: dict[Any, int],
@@ -181,7 +192,13 @@ def _overtaken(
     for (replica, request), line in waiting.items():
         if request != note.request or replica in died or bound.get((request, int(replica.split(".")[0]))) != replica:
             continue
-        early = [each.uid for each in line if each.stage < note.stage and came_at[each.uid] < came_at[note.uid]]
+        early = [
+            each.uid
+            for each in line
+            if each.stage < note.stage
+            and came_at[each.uid] < came_at[note.uid]
+            and (not note.error or _matters(fleet, each))
+        ]
         if early:
             found.append(f"{request}: its end {note.uid} overtook {early[:3]}")
     return found
@@ -214,6 +231,8 @@ def _of_request(fleet: Fleet, request: script.Request, a: Request, b: Request) -
     free = request.abort_at is not None or bool(a.errors or b.errors)
     for stage in sorted({*a.stages, *b.stages}, key=str):
         x, y = a.stages.get(stage, []), b.stages.get(stage, [])
+        if request.session:
+            x, y = _of_session(x), _of_session(y)
         shorter = min(len(x), len(y))
         same = x[:shorter] == y[:shorter] if free or _races(fleet, request, stage) else x == y
         if not same:
@@ -223,6 +242,32 @@ def _of_request(fleet: Fleet, request: script.Request, a: Request, b: Request) -
     if not free and a.errors != b.errors:
         problems.append(f"errors {a.errors} and {b.errors}")
     return problems
+
+
+def _of_session(said: list[Any]) -> list[Any]:
+    """A session's messages without what depends, in upstream, on when its last input came.
+
+    The output processor takes the last input's word (``resumable=False``) at once, while what its stages sent before
+    still waits: whether a segment's end says ``finished``, and at which stage the session's empty end is, follows from
+    which was first. Neither has content.
+    """
+    kept = []
+    for each in said:
+        if each[0] == "OutputMessage":
+            if not any(_has_content(completion) for completion in each[2]) and each[3] is None:
+                continue
+            kept.append((each[0], None, *each[2:]))
+        else:
+            kept.append(each)
+    return kept
+
+
+def _has_content(completion: Any) -> bool:
+    if completion["text"] or completion["token_ids"]:
+        return True
+    payload = completion["multimodal"]
+    audio = payload.get("audio") if isinstance(payload, dict) else None
+    return bool(audio) and (not isinstance(audio, tuple) or bool(audio[2]))
 
 
 def _races(fleet: Fleet, request: script.Request, stage: int | None) -> bool:
@@ -250,5 +295,7 @@ def _parts(a: Any, b: Any, path: str) -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [part for key in a for part in _parts(a[key], b[key], f"{path}.{key}")]
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        return [part for n, (one, other) in enumerate(zip(a, b, strict=True)) for part in _parts(one, other, f"{path}[{n}]")]
+        return [
+            part for n, (one, other) in enumerate(zip(a, b, strict=True)) for part in _parts(one, other, f"{path}[{n}]")
+        ]
     return [f"{path} is {a!r} and {b!r}"]

@@ -115,7 +115,10 @@ def _say(found: Any) -> tuple[Any, ...]:
         return ("image", output.finished, content.plain(output.images), output.error)
     kind, *rest = content.message(found)
     said = rest if kind == "ErrorMessage" else rest[1:]
-    return (kind, *({k: v for k, v in each.items() if k != "replica_id"} if isinstance(each, dict) else each for each in said))
+    return (
+        kind,
+        *({k: v for k, v in each.items() if k != "replica_id"} if isinstance(each, dict) else each for each in said),
+    )
 
 
 @dataclass
@@ -281,9 +284,7 @@ class World:
         self._answers: list[Note] = []
         self._params = {
             request.name: [
-                SamplingParams(
-                    output_kind=RequestOutputKind[request.output_kind], detokenize=False, max_tokens=100_000
-                )
+                SamplingParams(output_kind=RequestOutputKind[request.output_kind], detokenize=False, max_tokens=100_000)
                 for _ in fleet.stages
             ]
             for request in fleet.requests
@@ -518,7 +519,9 @@ class World:
     def _watch(self) -> None:
         """Look whether all is done."""
         live = [client for pool in self.pipeline.pools for client in pool.clients if client is not None]
-        quiet = not self.pending and not any(client.waits() for client in live) and self.pipeline.requests.sync_q.empty()
+        quiet = (
+            not self.pending and not any(client.waits() for client in live) and self.pipeline.requests.sync_q.empty()
+        )
         now = self.loop.now
         if not quiet and now - self.last_event > _PATIENCE_S:
             self.outcome.stuck = f"{self.pending} events to come, {[each.name for each in live if each.waits()]} wait"
