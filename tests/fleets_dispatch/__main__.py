@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """``python -m tests.fleets_dispatch --seeds 1000 --first 0``: random fleets on stock and on ours, compared."""
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ def _judged(script: Fleet, stocks: list[Outcome], fasts: list[Outcome]) -> Verdi
     names = "+".join(modality for _, modality in script.stages)
     about = (
         f"{names}, replicas {script.replicas}, async_chunk {script.async_chunk}, {len(script.requests)} requests, "
-        f"{len(script.deaths)} deaths, {len(script.attaches)} attaches, cost {[round(c * 1e6) for c in script.cost_s]} us"
+        f"{len(script.deaths)} deaths, {len(script.attaches)} attaches, "
+        f"cost {[round(c * 1e6) for c in script.cost_s]} us"
     )
     verdict = Verdict(script.seed, about, outcomes=[*stocks, *fasts])
     event_driven, polled = stocks

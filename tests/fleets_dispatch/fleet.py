@@ -1,4 +1,4 @@
-"""A fleet: pipeline, requests, what their stages will send and when, and what goes wrong, from a seed and nothing else."""
+"""A fleet: pipeline, requests, what their stages send and when, and what goes wrong; from a seed and nothing else."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _segment(
     pipeline: str,
 ) -> tuple[tuple[Step, ...], ...]:
     """Each stage's steps; under async-chunk a stage begins and ends after the one before it has."""
-    made = []
+    made: list[tuple[Step, ...]] = []
     begin = end = 0.0
     for stage, (_, modality) in enumerate(stages):
         if modality == "image":

@@ -120,7 +120,7 @@ def _upstreams_leftover(place: str, name: str, outcome: Outcome) -> bool:
     return False
 
 
-def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
+def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa: PLR0912 - one branch an event
     """First in, first out; no end before what had come before it; who is stranded gets what had come before the death.
 
     The last two are ours: stock's poll loop promises neither.
@@ -158,9 +158,7 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
         elif what == "refused" and more[2] in died:
             late = when - died[more[2]][1]
             if late > grace_s and (ours or not outcome.arm.event_driven):
-                problems.append(
-                    f"{more[0]}: sent to {more[2]} {late * 1000:.1f} ms after its death, a round is {grace_s * 1000:.1f}"
-                )
+                problems.append(f"{more[0]}: sent to {more[2]} {late:.4f} s after its death, a round is {grace_s:.4f}")
         elif what == "buried":
             stage, name, while_dispatching = more
             if ours and not while_dispatching and name in died:

@@ -110,7 +110,7 @@ class Said:
 
 
 def _say(found: Any) -> tuple[Any, ...]:
-    output = getattr(found, "engine_outputs", None)
+    output: Any = getattr(found, "engine_outputs", None)
     if getattr(output, "images", None) or getattr(output, "error", None):
         return ("image", output.finished, content.plain(output.images), output.error)
     kind, *rest = content.message(found)
@@ -662,7 +662,7 @@ def plugin(fast: Fast) -> Any:
 def _answerer(hook: Hook, rng: random.Random) -> Any:
     calls = 0
 
-    def answer(*args: Any) -> Any:  # noqa: PLR0911 - one return for each way to behave
+    def answer(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         if hook.does == "well" or calls <= hook.after:
