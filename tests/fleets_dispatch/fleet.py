@@ -130,6 +130,8 @@ class Fleet:
     extras: tuple[tuple[float, int, str], ...] = ()
     """Raw outputs of no request: when, stage, ``stats``, ``finished`` or ``empty``."""
     fast: tuple[Fast, ...] = field(default_factory=tuple)
+    reader_s: float = 0.0
+    """What a message costs the front end; 0: nobody reads before the end."""
 
 
 PIPELINES: dict[str, tuple[tuple[bool, str], ...]] = {
@@ -186,6 +188,7 @@ def fleet(seed: int) -> Fleet:
             for _ in range(rng.randrange(3))
         ),
         fast=tuple(_fast(rng, len(stages)) for _ in range(2)),
+        reader_s=rng.choice((0.0, 1e-4, 2e-3)),
     )
 
 

@@ -458,6 +458,15 @@ class World:
         for at, stage, what in self.fleet.extras:
             self._at(at, self._extra, stage, what)
         self.loop.call_later(_QUIET_S, self._watch)
+        if self.fleet.reader_s:
+            self.loop.call_later(self.fleet.reader_s, self._read)
+
+    def _read(self) -> None:
+        """The front end takes a message; what it says was noted when it was put."""
+        if not self.pipeline.outputs.sync_q.empty():
+            self.pipeline.outputs.sync_q.get_nowait()
+        if not self.told_to_stop:
+            self.loop.call_later(self.fleet.reader_s, self._read)
 
     def _at(self, at: float, act: Any, *args: Any) -> None:
         self.pending += 1
