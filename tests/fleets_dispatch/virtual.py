@@ -81,7 +81,7 @@ def _named(functions: dict[Any, Callable[..., Any]]) -> list[tuple[Any, str, Any
 
 
 def _defaults(functions: dict[Any, Callable[..., Any]]) -> list[tuple[Any, str, Any, Any]]:
-    """Our methods that have one of these functions as a default, with their defaults as they are and as they should be."""
+    """Our methods with one of these functions as a default: their defaults, and what they should be."""
     found: list[tuple[Any, str, Any, Any]] = []
     for name, module in list(sys.modules.items()):
         if not name.startswith("omni_fastpath") or module is None:
