@@ -187,7 +187,8 @@ def test_bytes_that_were_put_are_counted_until_they_were_fetched() -> None:
         for number in range(8):
             stage.save(request, 20 + number, size=300)
         until(stage.queue.before_step, "the end of the calm")
-        until(lambda: stage.queue.streams[request.external_req_id].unfetched == 10, "the chunks by stream")
+        name = request.external_req_id
+        until(lambda: name in stage.queue.streams and stage.queue.streams[name].unfetched == 10, "the chunks by stream")
         assert stage.queue.nbytes >= 10 * 2400
         stage.fetch(request.external_req_id)
 

@@ -535,7 +535,7 @@ def test_stream_known_to_be_slow_is_left_to_the_helper() -> None:
     try:
         for _ in range(2):
             made.append(task("slow"))
-            made.sent(first.take(), 0.1)
+            made.sent(first.take(), 0.05)
         for number in range(3):
             made.append(task("slow", number))
         made.append(task("quick"))
@@ -562,7 +562,7 @@ def test_slow_streams_are_not_left_to_a_helper_that_hangs(monkeypatch: pytest.Mo
         for stream in ("a", "b"):
             for _ in range(2):
                 made.append(task(stream))
-                made.sent(first.take(), 0.1)
+                made.sent(first.take(), 0.05)
         for stream in ("a", "b"):
             made.append(task(stream))
         assert other.take() is not None
@@ -593,7 +593,7 @@ def test_stream_whose_only_put_was_slow_is_not_waited_for() -> None:
     first, helper = Lane(made), Lane(made, threading.Condition())
     try:
         made.append(task("a"))
-        made.sent(first.take(), 0.1)
+        made.sent(first.take(), 0.05)
         assert not first.ask()
         made.append(task("a"))
         assert first.ask()
