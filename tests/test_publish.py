@@ -179,7 +179,7 @@ def test_a_thread_that_cannot_start_is_told_once(
 
 
 def test_a_forked_child_leaves_its_parents_file_alone() -> None:
-    """A state that changes in a fork without exec moves no file of the parent's and waits for no lock of its threads."""
+    """A state that changes in a fork without exec moves no file of the parent's and waits for none of its locks."""
     publisher = Publisher(Process.SERVER, None)
     LEDGER.set(DRUM, State.APPLIED, "yes")
     publisher.start()
