@@ -302,8 +302,9 @@ def _show_status(report: Mapping[str, Any], console: Console) -> None:
                 f"The server {server['pid']} ({what}) has no state file in {report['installation']['state_folder']}: "
                 "nothing was asked for there, or it runs under another XDG_RUNTIME_DIR."
             )
-    for line in report["installation"]["unknown_variables"]:
-        console.print(f"A server would only warn of this variable, or refuse to start where a patch is on: {line}")
+    if report["configuration_error"] is None:
+        for line in report["installation"]["unknown_variables"]:
+            console.print(f"a server with something on would refuse this variable, any other one warns of it: {line}")
     for problem in report["problems"]:
         console.print(f"problem: {problem}", style="bold red")
     if report["configuration_error"] is not None:
