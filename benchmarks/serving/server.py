@@ -25,7 +25,7 @@ from typing import Self
 
 import psutil
 
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0
 LOG_TAIL_LINES = 60
 
