@@ -23,8 +23,8 @@ all behind would take turns in steps of few of them, each as dear as a step of a
 
 WIDE = 4
 """Times a limit on tasks that holds while nobody is slow. All streams are behind alike then, for want of processor
-time, and leaving all of them out of steps in turn only costs more of it: 61 tasks of each of 128 streams were seen where
-the sends took a third more time than there was. It is a bound all the same: memory does not grow for ever."""
+time, and leaving all of them out of steps in turn only costs more of it: 61 tasks of each of 128 streams were seen
+where sends took a third more time than there was. It is a bound all the same: memory does not grow for ever."""
 
 
 @dataclass(slots=True)

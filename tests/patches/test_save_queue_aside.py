@@ -242,3 +242,73 @@ def test_setting_up_that_fails_leaves_upstreams_queue(monkeypatch: pytest.Monkey
     wrappers.wrapped_init_omni_io_scheduling_state(lambda: None, made, (), {})
     assert type(made.chunk_transfer_adapter._pending_save_reqs) is deque
     assert entry().state is State.FAILED
+
+
+def test_cleanup_waits_for_a_step_on_a_cpu_device() -> None:
+    """After an abort: it has no payload that would have to be copied, and the patch goes on."""
+    slow, other = Request(unique("slow")), Request(unique("other"))
+    with Stage(lanes=1, device="cpu") as stage:
+        stage.gate.shut(slow.external_req_id)
+        stage.save(slow, 0)
+        until(lambda: stage.gate.inside)
+        stage.queue.append({"cleanup_shm": (f"{other.external_req_id}_0", 1)})
+        stage.save(other, 1, finished=True)
+        stage.queue.manage()
+        for _ in range(3):
+            assert stage.queue.before_step()
+        assert not stage.queue.is_aside
+        stage.gate.open()
+        until(lambda: stage.queue.tasks == 0)
+        assert stage.fetch(other.external_req_id) == [1]
+
+
+@pytest.mark.parametrize("is_calm", [True, False])
+def test_payload_that_cannot_be_made_again_at_once_is_made_again(
+    is_calm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for it at the first time: the queue steps aside, and the chunk goes out whole."""
+    from omni_fastpath.patches.save_queue_cap import wrappers
+
+    first, other = Request(unique("first")), Request(unique("other"))
+    with Stage(lanes=1, device="cpu") as stage:
+        stage.gate.shut(first.external_req_id)
+        stage.save(first, 0)
+        until(lambda: stage.gate.inside)
+        if not is_calm:
+            stage.queue.manage()
+        stage.save(other, 7, finished=True)
+        stage.queue.before_step()  # copies what waits
+        fault = Fault(1)
+        monkeypatch.setattr(wrappers, "give", fault.around(wrappers.give))
+        stage.gate.open()
+        until(lambda: stage.queue.tasks == 0)
+        assert stage.fetch(other.external_req_id) == [7]
+        assert (fault.hits, stage.queue.is_aside) == (1, True)
+        assert stage.adapter.collect_failed_send_request_ids() == {}
+
+
+def test_queue_that_cannot_say_what_shared_memory_holds_sends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked where a send begins is asked under the same care as all else."""
+    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
+
+    request = Request(unique("s"))
+    with Stage(lanes=1) as stage:
+        stage.gate.shut(request.external_req_id)
+        stage.save(request, 0)
+        until(lambda: stage.gate.inside)
+        stage.queue.manage()
+        stage.save(request, 1)
+        stage.save(request, 2, finished=True)
+        asked: list[int] = []
+
+        def broken(_self: Any) -> Any:
+            asked.append(1)
+            raise RuntimeError("injected")
+
+        monkeypatch.setattr(SaveQueue, "chunks", property(broken))
+        stage.gate.open()
+        until(lambda: stage.queue.tasks == 0)
+        monkeypatch.undo()
+        assert stage.fetch(request.external_req_id) == [0, 1, 2]
+        assert asked
+        assert stage.queue.is_aside
