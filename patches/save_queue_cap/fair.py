@@ -133,6 +133,8 @@ class FairQueue:
         """Tasks of a stream from which on it is among ``near``."""
         self.near: dict[str, Stream] = {}
         """Streams with that many tasks, as of the last ``sort_in``."""
+        self.is_open = True
+        """False while the inbox is one plain queue: a lane that waited for the lock takes nothing out of it."""
         self.is_pressed = False
         """Whether slow sends keep every lane, so that the streams behind them cannot help having tasks."""
         self.is_anybody_slow = False
@@ -263,7 +265,7 @@ class FairQueue:
     def _sort_in(self) -> None:
         """Put what came since into its streams' queues; under the lock. It runs once a task: every line counts."""
         inbox, streams, counters = self.inbox, self._streams, self._counters
-        if not inbox:
+        if not inbox or not self.is_open:
             return
         now = time.monotonic()
         came = 0
@@ -423,6 +425,8 @@ class FairQueue:
 
     def _reserve(self, lane: Lane, now: float, *, takes_all: bool) -> None:
         """The next task into the lane's hands, if there is one for it; under the lock."""
+        if not self.is_open:
+            return
         is_first = lane is self.first_lane
         heap = self._ready
         if not is_first:

@@ -107,6 +107,7 @@ class SaveQueue:
         self._lock = fair.lock
         self._inbox: deque[dict[str, Any]] = fair.inbox
         vars(self)["append"] = self._inbox.append  # no call of ours stands between: it runs once a task
+        fair.is_open = not self.is_calm
         self._first = -1  # the first lane's thread
         # Calm: counted from when it began.
         self._in_hand: dict[str, Any] | None = None  # the first lane's task
@@ -245,6 +246,7 @@ class SaveQueue:
             fair = self.fair
             first = fair.first_lane
             self.is_calm = False
+            fair.is_open = True
             in_hand = self._in_hand  # after that: a lane that finds it calm still has said that it has none
             self._counters["managed"] += 1
             self._counters["tasks"] -= self._note_come()  # sorting in counts those that wait
@@ -262,7 +264,7 @@ class SaveQueue:
 
     def calm_down(self, *, is_holding: bool) -> None:
         """One plain queue again, if it has been quiet for long enough; once before each managed step."""
-        if self.calm.steps < 1:
+        if self.calm.steps < 1 or self.is_plain:
             return
         now = time.monotonic()
         if now < self._next_judging_s:
@@ -300,6 +302,7 @@ class SaveQueue:
         self._in_hand = first.sending.task if first is not None and first.sending is not None else None
         self._since_s = now if self._in_hand is not None else None
         self._inbox.extendleft(reversed(tasks))
+        fair.is_open = False
         fair.close_books()
         self._taken = int(self._in_hand is not None)
         self._come = self._fresh_from = self._noted = self._taken + len(self._inbox)
@@ -405,7 +408,10 @@ class SaveQueue:
             if task is not None:
                 request = task.get("request")
                 if request is not None and request.external_req_id not in self.heard:
-                    self._hear(request)
+                    try:
+                        self._hear(request)
+                    except Exception as error:
+                        self.step_aside(error)
                 return task
         try:
             if not self.is_aside:
@@ -505,14 +511,11 @@ class SaveQueue:
 
     def _hear(self, request: Any) -> None:
         """A task is the first of its stream, or of one that was forgotten."""
-        try:
-            if len(self.heard) > _MOST_DEAF:
-                self.heard.clear()
-            self.heard.add(request.external_req_id)
-            if self._is_deaf(request):
-                self.note_deaf(request.external_req_id)
-        except Exception as error:
-            self.step_aside(error)
+        if len(self.heard) > _MOST_DEAF:
+            self.heard.clear()
+        self.heard.add(request.external_req_id)
+        if self._is_deaf(request):
+            self.note_deaf(request.external_req_id)
 
     def note_deaf(self, stream: str) -> None:
         """Nobody will fetch this stream's chunks."""
@@ -544,6 +547,7 @@ class SaveQueue:
             if self._in_hand is not None:
                 self._sending[self._first] = self._in_hand
             self._in_hand = None
+            fair.is_open = False
             self.is_aside = True
             self.is_calm = False
         logger.error("omni-fastpath: save_queue_cap failed and steps aside", exc_info=error)

@@ -74,7 +74,8 @@ NAMES = (
     "SaveQueue.calm_sent", "SaveQueue.sent", "SaveQueue._look", "SaveQueue._weigh", "SaveQueue._unfetched",
     "SaveQueue._make_chunks_known", "SaveQueue._is_other_lane_busy", "SaveQueue._is_heavy", "SaveQueue.note_deaf",
     "SaveQueue.has_chunks_unknown", "SaveQueue._hear", "SaveQueue._end_plain_send", "FairQueue.look_at_lanes",
-    "FairQueue.look_at_first", "FairQueue.is_slow", "Watch.look", "Watch.is_dominated", "wrappers.give", "SaveQueue._estimate", "FairQueue.trust_all",
+    "FairQueue.look_at_first", "FairQueue.is_slow", "Watch.look",
+    "Watch.is_dominated", "wrappers.give", "SaveQueue._estimate", "FairQueue.trust_all",
     "Helper.is_first_stuck", "Helper.is_hung", "Helper.may_take_all", "Helper.alert",
     "Storage.add", "Storage.remove", "Storage.is_thin",
     "Chunks.put", "Chunks.ended", "Chunks.look", "Chunks._drop_fetched", "Chunks._count", "Chunks.knows",
@@ -268,6 +269,7 @@ def test_payload_that_cannot_be_made_again_at_once_is_made_again(
 ) -> None:
     """No memory for it at the first time: the queue steps aside, and the chunk goes out whole."""
     from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap.payload import give
 
     first, other = Request(unique("first")), Request(unique("other"))
     with Stage(lanes=1, device="cpu") as stage:
@@ -279,7 +281,7 @@ def test_payload_that_cannot_be_made_again_at_once_is_made_again(
         stage.save(other, 7, finished=True)
         stage.queue.before_step()  # copies what waits
         fault = Fault(1)
-        monkeypatch.setattr(wrappers, "give", fault.around(wrappers.give))
+        monkeypatch.setattr(wrappers, "give", fault.around(give))
         stage.gate.open()
         until(lambda: stage.queue.tasks == 0)
         assert stage.fetch(other.external_req_id) == [7]

@@ -186,7 +186,7 @@ def test_each_of_many_quick_sends_counts_by_itself(monkeypatch: pytest.MonkeyPat
 
 
 def test_lane_is_dominated_for_as_long_as_its_slow_send_lasted() -> None:
-    """So that the streams that wait for one slow stream's turns are held between these too, and not after an accident."""
+    """So that who waits for a slow stream's turns is held between these too, and soon no more after an accident."""
     from omni_fastpath.patches.save_queue_cap.helper import Watch
 
     watch = Watch()
@@ -359,6 +359,28 @@ def test_order_within_a_stream_is_that_of_arrival_through_all_changes() -> None:
         assert sent == {stream: list(range(count[stream])) for stream in "abc"}
         assert (rig.queue.tasks, len(rig.queue), rig.queue.nbytes) == (0, 0, 0)
         assert changes > 50
+
+
+@pytest.mark.parametrize("end", ["aside", "calm"])
+def test_lane_that_asks_while_the_queue_becomes_plain_takes_nothing_out_of_it(end: str) -> None:
+    """What stands in the one deque stays there, and goes out from there."""
+    with Rig(quiet_s=0.0) as rig:
+        rig.queue.manage()
+        rig.step("a", "b", "a")
+
+        def become_plain(_now: float) -> None:
+            del vars(rig.queue.fair)["_look"]
+            if end == "aside":
+                rig.queue.step_aside(RuntimeError("told to"))
+            else:
+                rig.queue.calm_down(is_holding=False)
+
+        vars(rig.queue.fair)["_look"] = become_plain
+        rig.ask()
+        assert rig.queue.is_plain
+        rig.queue.append(task("b"))
+        assert rig.send(4) == ["a", "b", "a", "b"]
+        assert rig.take() is None
 
 
 # ---- Back ----
