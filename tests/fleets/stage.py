@@ -67,7 +67,11 @@ class Verdict:
         """Its seed, its shape, how to run it alone, and what was found."""
         lines = [f"seed {self.fleet.seed}: {'; '.join(self.notes) or 'no notes'}", f"  {self.fleet.words()}"]
         lines += [f"  DEFECT {each}" for each in self.defects[:12]]
-        lines += [f"  alone: python -m tests.fleets.stage --seed {self.fleet.seed} --faults {self.faults} --verbose"] if self.defects else []
+        lines += (
+            [f"  alone: python -m tests.fleets.stage --seed {self.fleet.seed} --faults {self.faults} --verbose"]
+            if self.defects
+            else []
+        )
         return "\n".join(lines)
 
 
