@@ -12,10 +12,9 @@ What:
     those with the most on their way while all together are over ``total_bytes``; ``always``, also a stream with
     ``per_stream_tasks`` save tasks queued, in flight and in placeholders (until three quarters of them), or with
     ``unfetched_chunks`` chunks in shared memory that its receiver has not fetched, and those with the most over
-    ``total_tasks``; ``never``, nobody. These two limits on tasks are for streams whose sends are slow, and for all while
-    slow sends keep every lane; while nobody is slow all are behind alike, for want of processor time, and they are four
-    times as wide. A hold ends after ``max_hold_s`` at the latest: a stream that is still over
-    takes one step and is counted. Nothing is dropped and the order within a stream does not change; ends of requests
+    ``total_tasks``; ``never``, nobody. The two limits on tasks are for streams whose sends are slow, and for all
+    while slow sends keep every lane; else all are behind alike, for want of processor time, and four times as many
+    hold. A hold ends after ``max_hold_s`` at the latest: a stream that is still over takes one step and is counted. Nothing is dropped and the order within a stream does not change; ends of requests
     and of segments and clean-up always pass.
 Why:
     Upstream's queue is one first-in-first-out without a bound, and so is what lies behind it in shared memory. One

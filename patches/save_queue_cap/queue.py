@@ -413,6 +413,9 @@ class SaveQueue:
                     except Exception as error:
                         self.step_aside(error)
                 return task
+        return self._pop_managed(ident)
+
+    def _pop_managed(self, ident: int) -> dict[str, Any]:
         try:
             if not self.is_aside:
                 self.manage()
