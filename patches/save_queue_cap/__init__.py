@@ -14,8 +14,9 @@ What:
     ``unfetched_chunks`` chunks in shared memory that its receiver has not fetched, and those with the most over
     ``total_tasks``; ``never``, nobody. The two limits on tasks are for streams whose sends are slow, and for all
     while slow sends keep every lane; else all are behind alike, for want of processor time, and four times as many
-    hold. A hold ends after ``max_hold_s`` at the latest: a stream that is still over takes one step and is counted. Nothing is dropped and the order within a stream does not change; ends of requests
-    and of segments and clean-up always pass.
+    hold. A hold ends after ``max_hold_s`` at the latest: a stream that is still over takes one step and is counted.
+    Nothing is dropped and the order within a stream does not change; ends of requests and of segments and clean-up
+    always pass.
 Why:
     Upstream's queue is one first-in-first-out without a bound, and so is what lies behind it in shared memory. One
     receiver that is slow makes everybody's chunks wait, and memory grows for as long as it lasts.
