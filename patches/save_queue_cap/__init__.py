@@ -34,7 +34,6 @@ Scope:
     With one lane (other connectors and input processors than those read for two) a slow send delays the others by
     itself, once for each turn of its stream: turns are shared by time, and nothing overtakes a send that has begun.
     Not covered: the model runner's own save queue, which synchronous full payloads and model runner v2 use.
-Failure:
     An exception of ours, in whatever thread, makes the queue step aside, once and for good, in words: everything that
     waits stands in one deque again, in the order of arrival, and one lane sends it.
 Fragility:

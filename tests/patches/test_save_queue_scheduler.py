@@ -19,18 +19,6 @@ from tests.patches.soak_stage import PATIENCE_S, Gate, patched, slow_down, uniqu
 pytestmark = pytest.mark.upstream
 
 
-@pytest.fixture(autouse=True)
-def _sends_are_slow_at_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are much shorter here than a device's: what is in a send when somebody looks is in a slow one."""
-    from omni_fastpath.patches.save_queue_cap.helper import Watch
-
-    def look(self: Watch, since_s: float | None, _now: float) -> bool:
-        self.is_slow = since_s is not None
-        return self.is_slow
-
-    monkeypatch.setattr(Watch, "look", look)
-
-
 BOTH = pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
 
 NEVER: dict[str, Any] = {
@@ -151,9 +139,23 @@ class Stage:
 
 
 @contextmanager
+def _narrow_limits() -> Iterator[None]:
+    from omni_fastpath.patches.save_queue_cap import credits as holds
+    from omni_fastpath.patches.save_queue_cap import wrappers
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(holds, "WIDE", 1)
+        changed.setattr(wrappers, "WIDE", 1)
+        yield
+
+
+@contextmanager
 def stage(config: Path, rig: dict[str, Any] | None = None, **options: Any) -> Iterator[tuple[Stage, dict[str, int]]]:
-    """A stage with the patch and these limits alone; and the patch's counters."""
-    with patched(**{**NEVER, **options}) as counters, Stage(config, **(rig or {})) as made:
+    """A stage with the patch and these limits alone; and the patch's counters.
+
+    What a hold does is tested here, so that limits hold at their value; ``test_save_queue_credits`` has when they do.
+    """
+    with patched(**{**NEVER, **options}) as counters, _narrow_limits(), Stage(config, **(rig or {})) as made:
         yield made, counters
 
 
