@@ -75,7 +75,7 @@ def of_one(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
         f"left behind: {place}: {name}"
         for place, names in outcome.left.items()
         for name in names
-        if not _upstreams_leftover(place, name, outcome)
+        if not _upstreams_leftover(fleet, place, name, outcome)
     ]
     aborted = _aborted(fleet)
     of = requests_of(outcome)
@@ -98,18 +98,23 @@ def of_one(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
     return problems
 
 
-def _upstreams_leftover(place: str, name: str, outcome: Outcome) -> bool:
+def _upstreams_leftover(fleet: Fleet, place: str, name: str, outcome: Outcome) -> bool:
     """Whether what is left of a request is upstream's, in either arm.
 
     An abort does not reach the output processor of a stage whose replica is gone (``StagePool.abort_requests``), and
     what a stage sends of a request that has ended is still counted by its pool before it is dropped
-    (``record_output_timestamps``).
+    (``record_output_timestamps``). A session without async-chunk ends with its asked stages' ends, and no output processor
+    is told (``_cleanup_request_ids`` without ``abort``): one that never saw its last end keeps it, in stock too.
     """
     what, _, stage = place.rpartition(" of stage ")
     if not what:
         return place.endswith(_BOUNDED)
     dead: set[str] = {more[1] for event, _, *more in outcome.log if event == "died"}
     over = False
+    session = any(request.name == name and request.session for request in fleet.requests)
+    if session and not fleet.async_chunk and what in {"processor", "external"}:
+        gone = [note for event, _, *more in outcome.log if event == "went" for note in more[0]]
+        return not any((note.request, note.stage, note.ends) == (name, int(stage), True) for note in gone)
     for event, _, *more in outcome.log:
         if event == "submitted" and more[:2] == [name, int(stage)] and more[2] in dead and what != "bindings":
             return True
