@@ -111,7 +111,7 @@ PATCH = Patch(
         "ended_time": "passes that ended on the time budget with more queued (NAPI's time_squeeze)",
         "ended_floor": "passes of a stage that was due: one raw output ahead of the order",
         "ended_outranked": "passes that ended because another stage goes first since the last yield",
-        "held": "ends of requests, and what followed them, held until what came before and waited elsewhere was dispatched",
+        "held": "ends of requests, and what followed them, held until what came before elsewhere was dispatched",
         "judge_errors": "raw outputs that could not be judged; each ended its pass",
         "wakeups": "times the idle loop woke",
         "lent": "loans of the interpreter's lock to a front end that was far behind, during which it read",

@@ -693,15 +693,29 @@ class DrainLoop:
             if slot is not None:  # nobody else shuts down a client that was replaced
                 with contextlib.suppress(Exception):
                     client.shutdown()
-            # Detached, replaced, or found dead by somebody else meanwhile. Who has not been told by then is told now,
-            # by upstream's rule (``_handle_dead_replica``); whoever is bound to a client that came later is not his.
-            for request_id, state in stranded.items():
-                now_at = pool.get_bound_replica_id(request_id)
-                lost = request_id in bound and now_at in (None, replica_id)
-                if self._orch.request_states.get(request_id) is state and (lost or not pool.live_replica_ids()):
-                    await self._orch._fail_request_dead_stage(request_id, stage_id)
+            await self._tell_stranded(stage_id, pool, replica_id, stranded, bound)
 
         self._holds.add(Held(number, stranded, evict), needs)
+
+    async def _tell_stranded(
+        self, stage_id: int, pool: Any, replica_id: int, stranded: dict[str, Any], bound: set[str]
+    ) -> None:
+        """Fail who was stranded by a death and has not been told, by upstream's rule (``_handle_dead_replica``).
+
+        Args:
+            stage_id: The stage.
+            pool: Its pool.
+            replica_id: The dead replica's slot: empty by now, or another client's, whose own requests are not meant.
+            stranded: The requests by id, as they were when it died.
+            bound: Those of them that were bound to it.
+        """
+        replaced = pool.clients[replica_id] is not None
+        for request_id, state in stranded.items():
+            now_at = pool.get_bound_replica_id(request_id)
+            # Whoever detaches a replica drops the rows of the coordinator's bindings and tells those requests himself.
+            lost = request_id in bound and (now_at == replica_id or (now_at is None and replaced))
+            if self._orch.request_states.get(request_id) is state and (lost or not pool.live_replica_ids()):
+                await self._orch._fail_request_dead_stage(request_id, stage_id)
 
 
 def _names(lane: Lane) -> tuple[int, int]:
