@@ -104,7 +104,8 @@ def _upstreams_leftover(fleet: Fleet, place: str, name: str, outcome: Outcome) -
     An abort does not reach the output processor of a stage whose replica is gone (``StagePool.abort_requests``), and
     what a stage sends of a request that has ended is still counted by its pool before it is dropped
     (``record_output_timestamps``). A session without async-chunk ends with its asked stages' ends, and no output
-    processor is told (``_cleanup_request_ids`` without ``abort``): one that never saw its end keeps it, in stock too.
+    processor is told (``_cleanup_request_ids`` without ``abort``): one whose stage was at work on more keeps it, in stock
+    too.
     """
     what, _, stage = place.rpartition(" of stage ")
     if not what:
@@ -113,8 +114,7 @@ def _upstreams_leftover(fleet: Fleet, place: str, name: str, outcome: Outcome) -
     over = False
     session = any(request.name == name and request.session for request in fleet.requests)
     if session and not fleet.async_chunk and what in {"processor", "external"}:
-        gone = [note for event, _, *more in outcome.log if event == "went" for note in more[0]]
-        return not any((note.request, note.stage, note.ends) == (name, int(stage), True) for note in gone)
+        return not _sent_its_end(name, int(stage), outcome)
     for event, _, *more in outcome.log:
         if event == "submitted" and more[:2] == [name, int(stage)] and more[2] in dead and what != "bindings":
             return True
@@ -123,6 +123,17 @@ def _upstreams_leftover(fleet: Fleet, place: str, name: str, outcome: Outcome) -
         if over and event == "went" and any((note.request, note.stage) == (name, int(stage)) for note in more[0]):
             return what in {"timestamps", "first_timestamps", "frames", "rates"}
     return False
+
+
+def _sent_its_end(name: str, stage: int, outcome: Outcome) -> bool:
+    """Whether what a stage was last given of a request brought its end."""
+    ended = False
+    for event, _, *more in outcome.log:
+        if event == "submitted" and more[:2] == [name, stage]:
+            ended = False
+        elif event == "came" and (more[0].request, more[0].stage) == (name, stage):
+            ended |= more[0].ends
+    return ended
 
 
 def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa: PLR0912 - one branch an event
