@@ -104,8 +104,8 @@ def _upstreams_leftover(fleet: Fleet, place: str, name: str, outcome: Outcome) -
     An abort does not reach the output processor of a stage whose replica is gone (``StagePool.abort_requests``), and
     what a stage sends of a request that has ended is still counted by its pool before it is dropped
     (``record_output_timestamps``). A session without async-chunk ends with its asked stages' ends, and no output
-    processor is told (``_cleanup_request_ids`` without ``abort``): one whose stage was at work on more keeps it, in stock
-    too.
+    processor is told (``_cleanup_request_ids`` without ``abort``): one whose stage was at work on more keeps it, in
+    stock too.
     """
     what, _, stage = place.rpartition(" of stage ")
     if not what:
