@@ -121,11 +121,12 @@ def test_audio_alone_of_a_pipeline_with_text(end: str, case: str, order: str) ->
 
 @ORDERS
 def test_others_in_the_raw_output_are_not_delayed(recorder: Any, order: str) -> None:
-    """What shares a raw output with an end that is held goes on at once, as do the raw outputs behind it."""
+    """What shares a raw output with an end that is held goes on at once, the raw outputs behind it soon."""
     with switched_on(order=order, floor=0.0):
         run(filled())
     order_of = dispatched(recorder)
-    assert order_of[:3] == [(2, ["R"]), (2, ["S"]), (2, ["S"])]
+    assert order_of[:2] == [(2, ["R"]), (2, ["S"])]
+    assert order_of.index((2, ["S"]), 2) <= 4  # the stages that the end waits for have a floor
     held = order_of.index((2, ["R"]), 1)
     assert held > max(n for n, (stage, requests) in enumerate(order_of) if stage < 2 and "R" in requests)
 
@@ -723,7 +724,7 @@ def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:
     pipeline.add_request("R")
     pipeline.add_request("S")
     pipeline.put(0, batch(text("R", 1)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)), batch(silent("S")))
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP), silent("S")))
     process = pipeline.orchestrator._process_llm_stage_outputs
 
     async def thieving(stage_id: int, *rest: Any) -> Any:
