@@ -171,7 +171,9 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa
             died[more[1]] = place, when
         elif what == "submitted":
             bound[more[0], more[1]] = more[2]
-        elif what == "refused" and more[2] in died:
+        elif (
+            what == "refused" and more[2] in died and bound.get((more[0], more[1])) != more[2]
+        ):  # more of a session stays
             late = when - died[more[2]][1]
             if late > grace_s and (ours or not outcome.arm.event_driven):
                 problems.append(f"{more[0]}: sent to {more[2]} {late:.4f} s after its death, a round is {grace_s:.4f}")
