@@ -202,6 +202,12 @@ PATCH = Patch(
         ),
         Seam(
             ORCHESTRATOR,
+            "OrchestratorBase._fail_request_dead_stage",
+            ("self", "req_id", "stage_id"),
+            SeamKind.PIN,
+        ),
+        Seam(
+            ORCHESTRATOR,
             "OrchestratorBase._absorb_diffusion_metrics",
             ("self", "stage_id", "replica_id", "diffusion_output"),
             SeamKind.PIN,
