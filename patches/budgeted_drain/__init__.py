@@ -80,7 +80,7 @@ class DrainOptions(Options):
         ge=0.0,
         le=0.5,
         description="least share of processing time of each stage with a backlog; all stages together at most a half; "
-        "null: min(0.1, 0.5 / stages)",
+        "null: min(0.1, 0.5 / stages); a stage that the end of a request waits for has at least 0.1",
     )
 
     def broken_rule(self, stages: int) -> tuple[str, str] | None:
@@ -111,7 +111,7 @@ PATCH = Patch(
         "ended_time": "passes that ended on the time budget with more queued (NAPI's time_squeeze)",
         "ended_floor": "passes of a stage that was due: one raw output ahead of the order",
         "ended_outranked": "passes that ended because another stage goes first since the last yield",
-        "held": "ends of requests held until what came of them before and waited at other stages was dispatched",
+        "held": "ends of requests, and what followed them, held until what came before elsewhere was dispatched",
         "judge_errors": "raw outputs that could not be judged; each ended its pass",
         "wakeups": "times the idle loop woke",
         "lent": "loans of the interpreter's lock to a front end that was far behind, during which it read",
@@ -198,6 +198,12 @@ PATCH = Patch(
             ORCHESTRATOR,
             "OrchestratorBase._handle_dead_replica",
             ("self", "stage_id", "replica_id", "error"),
+            SeamKind.PIN,
+        ),
+        Seam(
+            ORCHESTRATOR,
+            "OrchestratorBase._fail_request_dead_stage",
+            ("self", "req_id", "stage_id"),
             SeamKind.PIN,
         ),
         Seam(

@@ -12,6 +12,7 @@ yet": the loop yields after ``_YIELD_AFTER_NS`` of work, inside a pass too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import functools
 from collections import deque
@@ -313,7 +314,8 @@ class DrainLoop:
         """A client was attached to ``pool``, on whatever thread: look at it now, not at the next idle note."""
         if self._loop is not None and any(each is pool for each in self._orch.stage_pools):
             self._look_again = True
-            self._loop.call_soon_threadsafe(self._ring)
+            with contextlib.suppress(RuntimeError):  # closed meanwhile, on another thread: nobody is served any more
+                self._loop.call_soon_threadsafe(self._ring)
 
     async def _look(self) -> bool:
         """Take note of who is there, and poll what can only be polled if it is due; whether anything happened."""
@@ -536,10 +538,15 @@ class DrainLoop:
         """Put a raw output that was taken through all of upstream's handling, less what must not overtake."""
         stage = lane.stage
         if self._waits_elsewhere(stage) or self._holds:
-            for request_id, alone, needs, more in self._ends.split(lane, item, self._stages, self._holds):
+            try:
+                waiting = self._ends.split(lane, item, self._stages, self._holds)
+            except Exception:
+                self._ends.cannot_say()
+                waiting = []
+            for request_id, alone, needs, more in waiting:
                 self._counters["held"] += 1
                 go = functools.partial(self._dispatch_held, lane, alone)
-                self._holds.add(Held(lane.arrivals.taken, (request_id,), go, more), needs)
+                self._holds.add(Held(lane.arrivals.taken, (request_id,), go, lane, more), needs)
         return self._dispatch_raw(lane, item, judge=judge)
 
     def _dispatch_raw(self, lane: Lane, item: Any, *, judge: bool) -> Awaitable[Took]:
@@ -563,16 +570,20 @@ class DrainLoop:
         failed = getattr(output, "error", None) is not None
         request_id = output.request_id
         state = self._orch.request_states.get(request_id)
-        if state is None or not (failed or output.finished):
+        source = stage_id, replica_id
+        follows = self._holds.of(source, request_id)
+        if state is None or not (failed or output.finished or follows):
             return False
         number = next(self._clock)
         aborts = failed or state.streaming.enabled
-        needs = self._ends.needs(self._stages, stage_id, request_id, number, aborts=aborts, failed=failed)
-        if not needs and not self._holds.before(number, (request_id,)):
+        needs: Needs = {}
+        if failed or output.finished:
+            needs = self._ends.needs(self._stages, stage_id, request_id, number, aborts=aborts, failed=failed)
+        if not needs and not follows and not self._holds.before(number, (request_id,)):
             return False
         self._counters["held"] += 1
         go = functools.partial(self._route, stage_id, replica_id, output)
-        self._holds.add(Held(number, (request_id,), go), needs)
+        self._holds.add(Held(number, (request_id,), go, source), needs)
         return True
 
     async def _route(self, stage_id: int, replica_id: int, output: Any) -> None:
@@ -646,18 +657,20 @@ class DrainLoop:
         """Let upstream evict a dead replica and fail its requests, after what came of them before.
 
         Until then the replica stays with its bindings, by which upstream finds whom to tell, and is left out of the
-        selection: nobody new is sent to it, and nobody else waits. A distributed pool's ``pick`` asks the hub alone.
+        selection: nobody new is sent to it, and nobody else waits. A distributed pool's ``pick`` asks the hub alone. If
+        its slot is empty or another's by then, its requests are told all the same, each once.
         """
         if pool.clients[replica_id] is not client:
             return  # the death of a client that was replaced is not its successor's, and one death is told once
         number = next(self._clock)
         survives = any(each != replica_id for each in pool.live_replica_ids())
-        stranded = [
-            request_id
+        stranded = {
+            request_id: state
             for request_id, state in self._orch.request_states.items()
             if stage_id in state.stage_submit_ts
             and (not survives or pool.get_bound_replica_id(request_id) == replica_id)
-        ]
+        }
+        bound = {request_id for request_id in stranded if pool.get_bound_replica_id(request_id) == replica_id}
         needs: Needs = {}
         for request_id in stranded:
             found = self._ends.needs(self._stages, stage_id, request_id, number, aborts=True, failed=True)
@@ -674,10 +687,35 @@ class DrainLoop:
             slot = pool.clients[replica_id]
             if excluded and (slot is None or slot is client):
                 pool._unavailable_replicas.discard(replica_id)
-            if slot is client:  # nobody else has found it dead meanwhile
+            if slot is client:
                 await self._orch._handle_dead_replica(stage_id, replica_id, error)
+                return
+            if slot is not None:  # nobody else shuts down a client that was replaced
+                with contextlib.suppress(Exception):
+                    client.shutdown()
+            await self._tell_stranded(stage_id, pool, replica_id, stranded, bound)
 
         self._holds.add(Held(number, stranded, evict), needs)
+
+    async def _tell_stranded(
+        self, stage_id: int, pool: Any, replica_id: int, stranded: dict[str, Any], bound: set[str]
+    ) -> None:
+        """Fail who was stranded by a death and has not been told, by upstream's rule (``_handle_dead_replica``).
+
+        Args:
+            stage_id: The stage.
+            pool: Its pool.
+            replica_id: The dead replica's slot: empty by now, or another client's, whose own requests are not meant.
+            stranded: The requests by id, as they were when it died.
+            bound: Those of them that were bound to it.
+        """
+        replaced = pool.clients[replica_id] is not None
+        for request_id, state in stranded.items():
+            now_at = pool.get_bound_replica_id(request_id)
+            # Whoever detaches a replica drops the rows of the coordinator's bindings and tells those requests himself.
+            lost = request_id in bound and (now_at == replica_id or (now_at is None and replaced))
+            if self._orch.request_states.get(request_id) is state and (lost or not pool.live_replica_ids()):
+                await self._orch._fail_request_dead_stage(request_id, stage_id)
 
 
 def _names(lane: Lane) -> tuple[int, int]:

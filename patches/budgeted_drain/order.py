@@ -23,6 +23,10 @@ WINDOW_NS = 250e6
 each such window, however dear the last one was. Without it the stage whose raw output Python happens to collect garbage
 in (half a second was seen under overload) pays for that with its floor for seconds."""
 
+AWAITED_FLOOR = 0.1
+"""Least floor of a stage that something held waits for (``overtaking.py``), whatever floor is set: without one, an end
+or a replica's death would wait for ever behind a backlog that goes first and does not run empty."""
+
 NextStage = Callable[[BacklogView], int | None]
 """A plugin's choice among the stages with a backlog; None leaves it to the built-in order."""
 
@@ -98,6 +102,13 @@ class Stage:
                 return True
         return False
 
+    def is_awaited(self) -> bool:
+        """Whether something is held until one of its replicas has come further."""
+        for lane in self.lanes:  # noqa: SIM110 - as in has_backlog
+            if lane.awaited:
+                return True
+        return False
+
 
 def rank(order: str, stages: Sequence[Stage]) -> list[Stage]:
     """The stages, first served first, by a built-in order; for ``stage_order`` where a round starts."""
@@ -114,7 +125,8 @@ class Order:
 
     Args:
         order: ``stage_order`` (each in turn), ``downstream_first`` or ``visible_first``.
-        floor: Least share of processing time of a stage with a backlog; 0 for none.
+        floor: Least share of processing time of a stage with a backlog; 0 for none. A stage that something held waits
+            for has at least ``AWAITED_FLOOR``.
         ask: A plugin's choice, asked when more than one stage has a backlog and none is due; None when nobody has one.
         request_states: The orchestrator's live requests, for the plugin.
     """
@@ -122,6 +134,7 @@ class Order:
     def __init__(self, order: str, floor: float, ask: NextStage | None, request_states: Mapping[str, Any]) -> None:
         self._order = order
         self._period = 1.0 / floor if floor else 0.0
+        self._raised = 0.0 if floor >= AWAITED_FLOOR else 1.0 / AWAITED_FLOOR
         self._ask = ask
         self._request_states = request_states
         self._spent_ns = 0.0
@@ -159,7 +172,9 @@ class Order:
                     first = stage
                 else:
                     several = True
-                if self._period and stage.due_ns < now and (due is None or stage.due_ns < due.due_ns):
+                if not self._period and not stage.is_awaited():
+                    stage.due_ns = now  # nothing is owed where there is no floor
+                elif stage.due_ns < now and (due is None or stage.due_ns < due.due_ns):
                     due = stage
             else:  # idle: nothing is saved up
                 stage.due_ns = now + stage.pause_ns
@@ -185,7 +200,8 @@ class Order:
     def spent(self, stage: Stage, nanoseconds: int) -> None:
         """Note that processing a raw output of ``stage`` took so long."""
         self._spent_ns = now = self._spent_ns + nanoseconds
-        stage.pause_ns = pause = min(nanoseconds * self._period, WINDOW_NS)
+        period = self._raised if self._raised and stage.is_awaited() else self._period
+        stage.pause_ns = pause = min(nanoseconds * period, WINDOW_NS)
         if stage.due_ns <= now:
             stage.due_ns += pause
         else:

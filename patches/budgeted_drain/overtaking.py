@@ -5,7 +5,8 @@ stages end in another order than they began (``pending_final_output`` in ``vllm_
 in some cases, and where only audio was asked for it then loses the message; an error, or a replica's death, ends a
 request at once. So what ends a request is held until what arrived before it has been dispatched, first in, first out
 for this request, as upstream's event-driven queue has it. The entry is taken out of its raw output, and the rest of
-that goes on: nobody else's audio waits for it. Only what has been read from the sockets can be seen here; what has not
+that goes on: nobody else's audio waits for it. What the same replica sends of the request behind an end that is held (a
+session's next segment) is held behind it. Only what has been read from the sockets can be seen here; what has not
 is as early or late as upstream would have it.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from omni_fastpath.ledger import logger
 from omni_fastpath.patches.budgeted_drain.order import Lane, Stage
 
 Needs = dict[Lane, float]
@@ -34,6 +36,7 @@ class Held:
         number: When it came.
         request_ids: The requests that it ends: one, or those of a replica that died.
         go: Dispatches it.
+        source: The replica that it came from: nothing of a request overtakes what is held of it from there.
         more: What it needs besides, asked when it could go.
         waits: How many lanes have not passed what it needs of them.
         gone: Whether it was let go.
@@ -42,6 +45,7 @@ class Held:
     number: int
     request_ids: Collection[str]
     go: Callable[[], Awaitable[None]]
+    source: Any = None
     more: Callable[[], Needs] | None = None
     waits: int = field(default=0, init=False)
     gone: bool = field(default=False, init=False)
@@ -64,6 +68,10 @@ class Holds:
             for request_id in request_ids
             for held in self._held.get(request_id, ())
         )
+
+    def of(self, source: Any, request_id: str) -> bool:
+        """Whether something of a request that came from a replica is held."""
+        return any(held.source == source for held in self._held.get(request_id, ()))
 
     def add(self, held: Held, needs: Needs) -> None:
         """Hold until every lane has passed what is needed of it, and what is held before it has gone."""
@@ -125,6 +133,11 @@ class Holds:
         return sorted(ripe, key=_number)
 
 
+def _alone(raw_outputs: Any, entry: Any) -> Any:
+    """A raw output with nothing but this entry; statistics and finished ids stay with what it came with."""
+    return msgspec.structs.replace(raw_outputs, outputs=[entry], scheduler_stats=None, finished_requests=None)
+
+
 def _number(held: Held) -> int:
     return held.number
 
@@ -140,6 +153,7 @@ class Ends:
     def __init__(self, request_states: Any, error: Any) -> None:
         self._states = request_states
         self._error = error
+        self._said = False
 
     def needs(
         self, stages: Sequence[Stage], stage_id: int, request_id: str, number: float, *, aborts: bool, failed: bool
@@ -155,6 +169,21 @@ class Ends:
                 at those before.
             failed: It fails: of a stage that nobody sees only its end (the stage's statistics) is waited for.
         """
+        try:
+            return self._find(stages, stage_id, request_id, number, aborts=aborts, failed=failed)
+        except Exception:
+            self.cannot_say()
+            return {}
+
+    def cannot_say(self) -> None:
+        """Something unreadable waits, which must not end the orchestrator: what ends a request does not wait for it."""
+        if not self._said:
+            logger.exception("omni-fastpath: what waits of a request cannot be read; its end does not wait for it")
+        self._said = True
+
+    def _find(
+        self, stages: Sequence[Stage], stage_id: int, request_id: str, number: float, *, aborts: bool, failed: bool
+    ) -> Needs:
         found: Needs = {}
         for stage in stages:
             if stage.stage_id == stage_id or (stage.stage_id > stage_id and not aborts):
@@ -172,13 +201,16 @@ class Ends:
         """Take out of a raw output the entries that must wait.
 
         Returns:
-            For each of them the request, a raw output with nothing but this entry, what it needs, and what it needs
-            besides when it has that.
+            For each of them the request, a raw output with nothing but this entry, what it needs (besides what is held
+            of the request before it), and what it needs besides when it has that.
         """
         stage_id, number = lane.stage.stage_id, lane.arrivals.taken
-        found = []
+        found: list[tuple[Any, tuple[str, Any, Needs, Callable[[], Needs] | None]]] = []
         for entry in raw_outputs.outputs:
+            follows = bool(holds) and holds.of(lane, entry.request_id)
             if entry.finish_reason is None or getattr(entry, "is_segment_finished", False):
+                if follows:
+                    found.append((entry, (entry.request_id, _alone(raw_outputs, entry), {}, None)))
                 continue
             state = self._states.get(entry.request_id)
             if state is None:  # it has ended: upstream drops what is left of it
@@ -187,12 +219,9 @@ class Ends:
             # A session is ended by whichever stage ends last, so that its stages' ends keep their order.
             aborts = failed or state.streaming.enabled
             needs = self.needs(stages, stage_id, entry.request_id, number, aborts=aborts, failed=failed)
-            if needs or holds.before(number, (entry.request_id,)):
-                alone = msgspec.structs.replace(
-                    raw_outputs, outputs=[entry], scheduler_stats=None, finished_requests=None
-                )
+            if needs or follows or holds.before(number, (entry.request_id,)):
                 more = None if aborts else self._later(stages, stage_id, entry.request_id)
-                found.append((entry, (entry.request_id, alone, needs, more)))
+                found.append((entry, (entry.request_id, _alone(raw_outputs, entry), needs, more)))
         if found:
             taken = {id(entry) for entry, _ in found}
             raw_outputs.outputs = [entry for entry in raw_outputs.outputs if id(entry) not in taken]

@@ -62,12 +62,7 @@ class Pace:
 
     def is_far_ahead(self) -> bool:
         """Whether so many messages wait that whoever reads them should run first."""
-        try:
-            return self._depth() >= AHEAD
-        except Exception:  # a queue of somebody else's: the orchestrator must not end by it
-            logger.exception("omni-fastpath: the queue to the front end does not say how deep it is; nothing is lent")
-            self._depth = _nothing
-            return False
+        return self._waiting() >= AHEAD
 
     async def let_catch_up(self) -> None:
         """Lend until the reader has caught up, does not read, or has had its time.
@@ -81,10 +76,18 @@ class Pace:
             await asyncio.sleep(0)
             now_ns = self._now_ns()
 
+    def _waiting(self) -> int:
+        try:
+            return int(self._depth())
+        except Exception:  # a queue of somebody else's: the orchestrator must not end by it
+            logger.exception("omni-fastpath: the queue to the front end does not say how deep it is; nothing is lent")
+            self._depth = _nothing
+            return 0
+
     def _lend(self) -> None:
-        depth = self._depth()
+        depth = self._waiting()
         self._sleep(LOAN_NS / 1e9)
-        if self._depth() < depth:
+        if self._waiting() < depth:
             self._counters["lent"] += 1
         else:
             self._counters["lent_in_vain"] += 1

@@ -214,6 +214,8 @@ def _request(
         _segment(rng, number * 100 + segment, stages, async_chunk=async_chunk, pace=pace, pipeline=pipeline)
         for segment in range(segments)
     )
+    if session:  # upstream forwards what has a KV-ready mark as no session's (``_handle_kv_ready_raw_outputs``)
+        made = tuple(tuple(tuple(s for s in steps if s.kind != "kv") for steps in segment) for segment in made)
     if troubled and not session and rng.random() < 0.15:
         made = (_with_error(rng, made[0]),)
     aborted = troubled and rng.random() < 0.2

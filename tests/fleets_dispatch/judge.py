@@ -75,7 +75,7 @@ def of_one(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
         f"left behind: {place}: {name}"
         for place, names in outcome.left.items()
         for name in names
-        if not _upstreams_leftover(place, name, outcome)
+        if not _upstreams_leftover(fleet, place, name, outcome)
     ]
     aborted = _aborted(fleet)
     of = requests_of(outcome)
@@ -98,18 +98,23 @@ def of_one(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:
     return problems
 
 
-def _upstreams_leftover(place: str, name: str, outcome: Outcome) -> bool:
+def _upstreams_leftover(fleet: Fleet, place: str, name: str, outcome: Outcome) -> bool:
     """Whether what is left of a request is upstream's, in either arm.
 
     An abort does not reach the output processor of a stage whose replica is gone (``StagePool.abort_requests``), and
     what a stage sends of a request that has ended is still counted by its pool before it is dropped
-    (``record_output_timestamps``).
+    (``record_output_timestamps``). A session without async-chunk ends with its asked stages' ends, and no output
+    processor is told (``_cleanup_request_ids`` without ``abort``): one whose stage was at work on more keeps it, in
+    stock too.
     """
     what, _, stage = place.rpartition(" of stage ")
     if not what:
         return place.endswith(_BOUNDED)
     dead: set[str] = {more[1] for event, _, *more in outcome.log if event == "died"}
     over = False
+    session = any(request.name == name and request.session for request in fleet.requests)
+    if session and not fleet.async_chunk and what in {"processor", "external"}:
+        return not _sent_its_end(name, int(stage), outcome)
     for event, _, *more in outcome.log:
         if event == "submitted" and more[:2] == [name, int(stage)] and more[2] in dead and what != "bindings":
             return True
@@ -118,6 +123,17 @@ def _upstreams_leftover(place: str, name: str, outcome: Outcome) -> bool:
         if over and event == "went" and any((note.request, note.stage) == (name, int(stage)) for note in more[0]):
             return what in {"timestamps", "first_timestamps", "frames", "rates"}
     return False
+
+
+def _sent_its_end(name: str, stage: int, outcome: Outcome) -> bool:
+    """Whether what a stage was last given of a request brought its end."""
+    ended = False
+    for event, _, *more in outcome.log:
+        if event == "submitted" and more[:2] == [name, stage]:
+            ended = False
+        elif event == "came" and (more[0].request, more[0].stage) == (name, stage):
+            ended |= more[0].ends
+    return ended
 
 
 def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa: PLR0912 - one branch an event
@@ -155,7 +171,9 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa
             died[more[1]] = place, when
         elif what == "submitted":
             bound[more[0], more[1]] = more[2]
-        elif what == "refused" and more[2] in died:
+        elif (
+            what == "refused" and more[2] in died and bound.get((more[0], more[1])) != more[2]
+        ):  # more of a session stays
             late = when - died[more[2]][1]
             if late > grace_s and (ours or not outcome.arm.event_driven):
                 problems.append(f"{more[0]}: sent to {more[2]} {late:.4f} s after its death, a round is {grace_s:.4f}")

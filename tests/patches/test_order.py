@@ -580,3 +580,27 @@ def test_messages_are_the_same_under_every_order(seed: int, event_driven: bool) 
         assert sequences(fast) == sequences(stock), order
         assert endings(fast) == endings(stock), order
         assert set(endings(fast).values()) == {(1, "end")}
+
+
+@pytest.mark.parametrize(("floor", "share"), [(0.0, 0.1), (0.001, 0.1), (0.1, 0.1), (0.25, 0.25)])
+def test_stage_that_is_awaited_has_a_floor(floor: float, share: float) -> None:
+    """Something held waits for it: it gets a tenth at least, from then on, and no debt of the time before."""
+    low, high = stage(0, 10_000), stage(1, 10_000)
+    made = ordered("downstream_first", low, high, floor=floor)
+
+    def served(count: int) -> float:
+        found = 0
+        for _ in range(count):
+            chosen = made.next()
+            assert chosen is not None
+            found += chosen is low
+            made.spent(chosen, 1_000_000)
+            made.passed(chosen)
+        return found / count
+
+    assert abs(served(1000) - floor) <= 0.01
+    low.lanes[0].awaited.append((0, 0, None))
+    assert abs(served(1000) - share) <= 0.01
+    low.lanes[0].awaited.clear()
+    served(300)  # what it is due by then
+    assert abs(served(1000) - floor) <= 0.01

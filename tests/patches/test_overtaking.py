@@ -121,12 +121,13 @@ def test_audio_alone_of_a_pipeline_with_text(end: str, case: str, order: str) ->
 
 @ORDERS
 def test_others_in_the_raw_output_are_not_delayed(recorder: Any, order: str) -> None:
-    """What shares a raw output with an end that is held goes on at once, as do the raw outputs behind it."""
+    """What shares a raw output with an end that is held goes on at once, and those behind it before it."""
     with switched_on(order=order, floor=0.0):
         run(filled())
     order_of = dispatched(recorder)
-    assert order_of[:3] == [(2, ["R"]), (2, ["S"]), (2, ["S"])]
+    assert order_of[:2] == [(2, ["R"]), (2, ["S"])]
     held = order_of.index((2, ["R"]), 1)
+    assert order_of.index((2, ["S"]), 2) < held  # when, the floor of the stages that the end waits for says
     assert held > max(n for n, (stage, requests) in enumerate(order_of) if stage < 2 and "R" in requests)
 
 
@@ -564,6 +565,125 @@ def test_death_that_somebody_else_finds_is_told_once(event_driven: bool) -> None
     assert not pool._unavailable_replicas
 
 
+@MODES
+@pytest.mark.parametrize("slot", ["replaced", "detached"])
+def test_death_outlives_its_slot(slot: str, event_driven: bool) -> None:
+    """A replica attached in a dead one's slot, or a detach, takes no death away: who was stranded is told, once."""
+    from benchmarks.inprocess import QWEN3_OMNI, Replica
+
+    with switched_on(order="stage_order", floor=0.0):
+        pipeline = dying_thinker(event_driven, "D")
+        pool, dead = pipeline.pools[0], pipeline.replicas[0][1]
+        new = Replica(0, QWEN3_OMNI[0], 1)
+        handle = pipeline.orchestrator._handle_processed_outputs
+
+        async def attaches(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+            await handle(stage_id, replica_id, outputs)
+            if pool._unavailable_replicas and pool.clients[1] is dead:
+                if slot == "replaced":
+                    pool.add_client("tcp://new", new, replica_id=1)
+                else:
+                    pool.clients[1] = None
+
+        pipeline.orchestrator._handle_processed_outputs = attaches
+        messages = run(pipeline)
+    assert [type(each).__name__ for each in of("D", messages)] == ["OutputMessage"] * 5 + ["ErrorMessage"]
+    assert len(of("S", messages)) == 0
+    assert "D" not in pipeline.orchestrator.request_states
+    assert "S" in pipeline.orchestrator.request_states
+    assert pool.clients == [pipeline.replicas[0][0], new if slot == "replaced" else None]
+    assert not pool._unavailable_replicas
+
+
+@ORDERS
+@MODES
+@pytest.mark.parametrize("end", ["STOP", "ERROR"])
+def test_hold_ends_behind_a_backlog_that_never_does(end: str, event_driven: bool, order: str) -> None:
+    """Without a floor too, what an end waits for gets its share beside a backlog that goes first and never ends."""
+    from vllm.v1.engine import FinishReason
+
+    from benchmarks.inprocess import Pipeline, audio, batch, codes
+
+    with switched_on(order=order, floor=0.0):
+        pipeline = Pipeline(event_driven=event_driven)
+        for request in ("R", "S"):
+            pipeline.add_request(request)
+        pipeline.put(1, *(batch(codes("R")) for _ in range(5)), batch(codes("R", FinishReason.STOP)))
+        pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason[end])), batch(audio("S", 1.0)))
+        handle = pipeline.orchestrator._handle_processed_outputs
+        dispatched = 0
+        waited: list[int] = []
+
+        async def endless(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+            nonlocal dispatched
+            await handle(stage_id, replica_id, outputs)
+            if stage_id == 2:
+                dispatched += 1
+                ended = 2 in pipeline.orchestrator.request_states["R"].finished_stage_ids if "R" in states else True
+                if ended and not waited:
+                    waited.append(dispatched)
+                if not waited and dispatched < 20_000:
+                    pipeline.replicas[2][0].outputs_queue.put_nowait(batch(audio("S", 1.0)))
+
+        states = pipeline.orchestrator.request_states
+        pipeline.orchestrator._handle_processed_outputs = endless
+        run(pipeline)
+    assert waited
+    assert 5 < waited[0] < 20_000
+
+
+@ORDERS
+@MODES
+def test_nothing_of_a_request_overtakes_its_held_end(recorder: Any, event_driven: bool, order: str) -> None:
+    """What a replica sends of a session behind an end that is held stays behind it; other requests' go on."""
+    from vllm.v1.engine import FinishReason
+
+    from benchmarks.inprocess import Pipeline, audio, batch, codes
+
+    stop = FinishReason.STOP
+    with switched_on(order=order, floor=0.0):
+        pipeline = Pipeline(async_chunk=False, event_driven=event_driven)
+        for request in ("R", "S"):
+            pipeline.add_request(request, resumable=True)
+        run(
+            pipeline,
+            lambda running: arriving(
+                running,
+                *((1, batch(codes("R"))) for _ in range(3)),
+                (2, batch(audio("R", 1.0, finish=stop), audio("S", 1.0))),
+                (2, batch(audio("R", 2.0), audio("S", 2.0))),
+                (2, batch(audio("R", 3.0, finish=stop))),
+            ),
+        )
+    values = {
+        name: [
+            float(entry.multimodal_output["model_outputs"][0])
+            for stage, _, raw in recorder.of("dequeued")
+            for entry in raw.outputs
+            if stage == 2 and entry.request_id == name
+        ]
+        for name in ("R", "S")
+    }
+    assert values == {"R": [1.0, 2.0, 3.0], "S": [1.0, 2.0]}
+    order_of = dispatched(recorder)
+    assert order_of.index((2, ["S"])) < order_of.index((1, ["R"])) < order_of.index((2, ["R"]))
+
+
+def test_what_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If looking for what waits of a request fails, its end does not wait, and nothing else happens."""
+    from omni_fastpath.patches.budgeted_drain.overtaking import Ends
+
+    def fails(*_args: Any, **_kwargs: Any) -> Any:
+        raise ValueError("somebody else's output")
+
+    for name in ("_find", "split"):
+        with monkeypatch.context() as patched, switched_on(floor=0.0):
+            patched.setattr(Ends, name, fails)
+            messages = run(filled())
+        assert endings(messages)["R"] == (1, "end")
+        assert len(of("S", messages)) == 7
+
+
 def test_what_is_remembered_of_requests_is_bounded() -> None:
     """In a queue that never runs empty, requests that are past are forgotten; an empty one is never read."""
     from collections import deque
@@ -604,7 +724,7 @@ def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:
     pipeline.add_request("R")
     pipeline.add_request("S")
     pipeline.put(0, batch(text("R", 1)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)), batch(silent("S")))
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP), silent("S")))
     process = pipeline.orchestrator._process_llm_stage_outputs
 
     async def thieving(stage_id: int, *rest: Any) -> Any:

@@ -161,3 +161,18 @@ def test_the_constants_keep_their_promise() -> None:
     """What the docstrings say of them."""
     assert 1 / PAY_BACK < 0.04
     assert pace.AT_ONCE_NS <= 10_000_000
+
+
+async def test_a_queue_that_stops_saying_how_deep_it_is() -> None:
+    """Somebody else's queue that fails in the middle of a loan ends neither the loop nor the loan."""
+    machine = _Machine(2 * AHEAD, 1)
+
+    def fails() -> int:
+        if machine.loans:
+            raise RuntimeError("closed")
+        return machine.depth
+
+    machine.pace._depth = fails
+    await machine.keep()
+    assert machine.loans == 1
+    assert not machine.pace.is_far_ahead()
