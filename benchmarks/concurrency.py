@@ -168,10 +168,8 @@ def show(found: Mapping[str, Sequence[Figures]]) -> None:
                 str(verdicts[row.name]) if row is not None else "",
                 end_section=name == FIGURES[-1],
             )
-    console = Console(width=150)
-    console.print(table)
-    console.print(verdict.legend(PRIMARY, len(JUDGED) - 1, starts))
-    console.print(about.line())
+    Console(width=150).print(table)
+    print(verdict.legend(PRIMARY, len(JUDGED) - 1, starts), about.line(), sep="\n")
 
 
 if __name__ == "__main__":

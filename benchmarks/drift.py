@@ -76,10 +76,11 @@ def main() -> None:
         values = [start[str(LEVEL)][name] for start in found]
         split = drift(values)
         sigmas = (split.apart, split.step, split.noise, split.walk)
-        table.add_row(name, f"{statistics.median(values):.1f}", *(f"{each:.3f}" for each in sigmas))
-    console = Console(width=110)
-    console.print(table)
-    console.print(about.line())
+        table.add_row(
+            name, f"{statistics.median(values):.1f}", *("-" if math.isnan(each) else f"{each:.3f}" for each in sigmas)
+        )
+    Console(width=110).print(table)
+    print(about.line())
 
 
 if __name__ == "__main__":

@@ -20,13 +20,14 @@ import re
 import tomllib
 
 with open("pyproject.toml", "rb") as file:
-    for dependency in tomllib.load(file)["project"]["dependencies"]:
+    project = tomllib.load(file)["project"]
+    for dependency in [*project["dependencies"], *project["optional-dependencies"]["compare"]]:
         name, floor = re.fullmatch(r"([a-z-]+)>=([0-9.]+)(?:,<[0-9.]+)?", dependency).groups()
         print(f"{name}=={floor}")
 END
     echo "floors: $(tr '\n' ' ' <"$floors")"
     # Not the whole of the development tools: some of them need newer versions than we do.
-    "$python" -m pip install --quiet --constraint "$floors" --editable . \
+    "$python" -m pip install --quiet --constraint "$floors" --editable '.[compare]' \
         'pytest>=9' 'pytest-asyncio>=1.5' 'pytest-benchmark>=5' 'pytest-timeout>=2.4'
     printf '%s\n' "$wanted" >"$venv/stamp"
 fi
