@@ -27,7 +27,7 @@ import psutil
 
 from omni_fastpath.statefile import Snapshot
 
-READY_TIMEOUT_S = 240.0
+READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0
 LOG_TAIL_LINES = 60
 

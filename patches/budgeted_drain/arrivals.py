@@ -45,10 +45,12 @@ class Arrivals:
         self._numbers.append(next(self._clock))
 
     def went(self) -> None:
-        """One was taken out of it; or several, by whoever."""
+        """One was taken out of it."""
         numbers = self._numbers
-        for _ in range(len(numbers) - len(self._waiting)):
+        if numbers:
             self.taken = numbers.popleft()
+        if len(numbers) != len(self._waiting):
+            self._agree()
 
     def first(self) -> float:
         """Number of the one that is next; infinity when nothing waits."""
@@ -64,7 +66,8 @@ class Arrivals:
 
     def _agree(self) -> None:
         """Make numbers and queue agree, whoever else has put or taken something."""
-        self.went()
+        for _ in range(len(self._numbers) - len(self._waiting)):
+            self.taken = self._numbers.popleft()
         for _ in range(len(self._waiting) - len(self._numbers)):
             self.came()
 
