@@ -118,6 +118,7 @@ def run(name: str, subjects: Sequence[Arm], starts: int, levels: Sequence[int] =
     """Figures of so many starts of each arm, in turn; each start is a line in ``results/NAME.jsonl``."""
     from omni_simulated_device.models import write_qwen3_omni
 
+    about.commit()  # of the code that runs, whatever is committed meanwhile
     found: dict[str, list[Figures]] = {arm.name: [] for arm in subjects}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "qwen3_omni"

@@ -25,6 +25,7 @@ from benchmarks.demo.progress import Phases
 from benchmarks.demo.words import compare, describe, heading, parity_line
 from benchmarks.serving.bench import BenchError
 from benchmarks.serving.server import ServerError
+from omni_fastpath.compare.about import commit
 from omni_fastpath.compare.arm import Arm, WrongArmError
 from omni_fastpath.compare.turns import turns
 
@@ -84,6 +85,7 @@ def _positive(text: str) -> int:
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
+    commit()  # of the code that runs, whatever is committed meanwhile
     load = QUICK if options.quick else Load()
     if options.concurrency is not None:
         load = dataclasses.replace(load, concurrency=options.concurrency)
