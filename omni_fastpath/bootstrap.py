@@ -123,7 +123,7 @@ def _register_master_off() -> bool:
 
     if not envs.master_off(os.environ):
         return False
-    if is_stage_process() or "--omni" in sys.argv[1:]:
+    if is_stage_process() or ("--omni" in sys.argv[1:] and sys.argv[1] != "bench"):
         from omni_fastpath.declare import State  # noqa: PLC0415
 
         _set_all(State.OFF, "OMNI_FASTPATH=0")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import sys
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         error.
     """
     arguments = _parser().parse_args(argv)
+    _print_whatever_is_no_text()
     try:
         code: int = arguments.run(arguments)
     except (ConfigError, OSError) as error:
@@ -51,6 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
         return REFUSED
     return code
+
+
+def _print_whatever_is_no_text() -> None:
+    """A path or a variable may hold bytes that the terminal's encoding has no characters for."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -185,7 +194,8 @@ def _installation(environ: Mapping[str, str], choices: envs.EnvChoices, patches:
         "vllm_plugins": allowed,
         # As vllm reads it (vllm/envs.py): split at commas, names compared as they stand.
         "excluded_by_vllm_plugins": allowed is not None and ENTRY_POINT not in allowed.split(","),
-        "environment": {name: text for name, text in sorted(environ.items()) if name.startswith(envs.NAMESPACE)},
+        "environment": {name: environ[name] for name in envs.said(environ, patches)},
+        "unknown_variables": list(choices.unknown),
         "state_folder": _state_folder(),
         "patches": {patch.name: _declared(patch, choices) for patch in patches},
     }
@@ -292,6 +302,9 @@ def _show_status(report: Mapping[str, Any], console: Console) -> None:
                 f"The server {server['pid']} ({what}) has no state file in {report['installation']['state_folder']}: "
                 "nothing was asked for there, or it runs under another XDG_RUNTIME_DIR."
             )
+    if report["configuration_error"] is None:
+        for line in report["installation"]["unknown_variables"]:
+            console.print(f"a server with something on would refuse this variable, any other one warns of it: {line}")
     for problem in report["problems"]:
         console.print(f"problem: {problem}", style="bold red")
     if report["configuration_error"] is not None:

@@ -36,6 +36,8 @@ def _flags_in(file: str) -> Iterator[str]:
     """The options that vLLM makes of a file; a key that is false or an empty list gives none."""
     import yaml  # noqa: PLC0415 - only where there is a file
 
+    if not Path(file).is_file():
+        return  # a pipe can be read only once, and that is for vLLM
     try:
         with Path(file).open(encoding="utf-8") as config:
             content: Any = yaml.safe_load(config)

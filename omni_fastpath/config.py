@@ -113,7 +113,7 @@ class Resolved:
 
     def to_json(self) -> str:
         """This as text, for ``from_json`` in a process with the same declarations."""
-        return json.dumps(
+        return values.to_json(
             {
                 "enabled": {name: options.model_dump(mode="json") for name, options in self.enabled.items()},
                 "off": dict(self.off),

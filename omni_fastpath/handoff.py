@@ -12,13 +12,12 @@ import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Literal
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_fastpath import HANDOFF
-from omni_fastpath.config import ConfigError, Resolved
+from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Patch
-from omni_fastpath.processid import ProcessId
+from omni_fastpath.processid import ProcessId, ancestors
 
 VARIABLE = HANDOFF
 
@@ -62,25 +61,24 @@ def export(resolved: Resolved, environ: MutableMapping[str, str] = os.environ) -
 def receive(patches: Sequence[Patch], environ: Mapping[str, str] = os.environ) -> Resolved | None:
     """What an ancestor of this process handed over; None without one.
 
-    A stale, foreign or unreadable variable is ignored: it is nobody's configuration. So is this process's own.
+    A stale or foreign variable is ignored: it is nobody's configuration. So is this process's own.
+
+    Raises:
+        ConfigError: An ancestor that lives handed over what cannot be read here: this package was exchanged under it.
     """
     text = environ.get(VARIABLE)
     if text is None:
         return None
     try:
         handoff = _Handoff.model_validate_json(text)
-        if not _from_ancestor(ProcessId(handoff.pid, handoff.started, handoff.boot, handoff.namespace)):
-            logger.debug("omni-fastpath: %s is from process %d, no ancestor of this one", VARIABLE, handoff.pid)
-            return None
-        return Resolved.from_json(handoff.resolved, patches)
-    except (ValidationError, ConfigError) as error:
+    except ValidationError as error:
         logger.debug("omni-fastpath: %s cannot be read: %s", VARIABLE, error)
         return None
+    if not _from_ancestor(ProcessId(handoff.pid, handoff.started, handoff.boot, handoff.namespace)):
+        logger.debug("omni-fastpath: %s is from process %d, no ancestor of this one", VARIABLE, handoff.pid)
+        return None
+    return Resolved.from_json(handoff.resolved, patches)
 
 
 def _from_ancestor(sender: ProcessId) -> bool:
-    try:
-        ancestors = [process.pid for process in psutil.Process().parents()]
-    except psutil.Error:
-        return False
-    return sender.pid in ancestors and sender.alive
+    return sender.pid in ancestors(os.getpid()) and sender.alive

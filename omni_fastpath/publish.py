@@ -79,6 +79,7 @@ class Publisher:
         self._last: dict[str, Any] = {}
         self._path: Path | None = None
         self._refreshing = False
+        self._ended = threading.Event()
         self._complained = False
 
     def start(self) -> None:
@@ -96,19 +97,17 @@ class Publisher:
 
     def write(self) -> None:
         """Write the file if anything changed since it was written, or it is not where it belongs."""
+        if os.getpid() != self._pid:
+            return  # a forked child's: it has inherited the parent's file, and perhaps a lock that nobody will open
         with self._lock:
             patches = LEDGER.snapshot()
-            if any(entry["state"] != State.OFF.value for entry in patches.values()):
-                self._keep_fresh()
             try:
                 if patches != self._last or self._is_lost():
                     self._write(patches)
             except Exception as error:
-                if not self._complained:
-                    self._complained = True
-                    logger.warning(
-                        "omni-fastpath: the state file cannot be written, status will not show this: %s", error
-                    )
+                self._complain("the state file cannot be written, status will not show this", error)
+            if any(entry["state"] != State.OFF.value for entry in patches.values()):
+                self._keep_fresh()
 
     def _is_lost(self) -> bool:
         # The folder may have changed too: /run/user/UID comes and goes with a user's sessions.
@@ -135,16 +134,25 @@ class Publisher:
     def _keep_fresh(self) -> None:
         """Where nothing is on, nobody looks for counters, and no thread is needed."""
         if not self._refreshing:
-            self._refreshing = True
-            threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
+            try:
+                threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
+            except RuntimeError as error:  # a limit of processes, or the interpreter ends
+                self._complain("status will show old counters of this process", error)
+            else:
+                self._refreshing = True
+
+    def _complain(self, what: str, error: Exception) -> None:
+        if not self._complained:
+            self._complained = True
+            logger.warning("omni-fastpath: %s: %s", what, error)
 
     def _refresh(self) -> None:
-        while True:
-            time.sleep(REFRESH_S)
+        while not self._ended.wait(REFRESH_S):
             self.write()
 
     def _remove(self) -> None:
         if os.getpid() != self._pid or self._path is None:  # a forked child inherits the handler, not the file
             return
+        self._ended.set()  # else the thread may find the file gone and write it once more
         with contextlib.suppress(OSError):  # at exit there is nobody left to tell, and readers delete it
             self._path.unlink()

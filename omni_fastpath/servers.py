@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import psutil
+
+from omni_fastpath import processid
 
 
 def without_state(known: Collection[int], entry_point: str) -> list[dict[str, Any]]:
@@ -21,11 +23,16 @@ def without_state(known: Collection[int], entry_point: str) -> list[dict[str, An
     Each as ``pid``, ``model`` and ``port`` (None where its arguments do not say), ``vllm_plugins`` (its allow-list,
     None when not set) and ``excluded``: whether that list leaves ``entry_point`` out.
     """
+    processes = {process.pid: process for process in psutil.process_iter(["cmdline", "uids"])}
+    commands = {
+        pid: process.info["cmdline"] for pid, process in processes.items() if _is_server(process.info["cmdline"] or [])
+    }
+    others = _wrappers_and_forks(commands)
     found = []
-    for process in psutil.process_iter(["pid", "ppid", "cmdline", "uids"]):
-        command = process.info["cmdline"] or []
+    for pid, command in commands.items():
+        process = processes[pid]
         mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
-        if not mine or process.pid in known or not {"serve", "--omni"} <= set(command):
+        if not mine or pid in known or pid in others:
             continue
         with contextlib.suppress(psutil.Error):
             allowed = process.environ().get("VLLM_PLUGINS")
@@ -39,6 +46,24 @@ def without_state(known: Collection[int], entry_point: str) -> list[dict[str, An
                 }
             )
     return sorted(found, key=lambda server: int(server["pid"]))
+
+
+def _is_server(command: Sequence[str]) -> bool:
+    """Not ``vllm bench serve --omni``, which is a client."""
+    if "serve" not in command or "--omni" not in command:
+        return False
+    at = command.index("serve")
+    return at == 0 or command[at - 1] != "bench"
+
+
+def _wrappers_and_forks(commands: Mapping[int, Sequence[str]]) -> set[int]:
+    """What only looks like a server: ``timeout 60 vllm serve ...`` above one, and the forked children of one."""
+    return {
+        pid if command == commands[above] else above
+        for pid, command in commands.items()
+        for above in processid.ancestors(pid)
+        if above in commands
+    }
 
 
 def _model(command: Sequence[str]) -> str | None:

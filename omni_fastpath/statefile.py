@@ -8,9 +8,10 @@ judged from here, and is neither shown nor deleted.
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import os
 import re
+import secrets
 import stat
 import tempfile
 import time
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from omni_fastpath import processid
+from omni_fastpath import processid, values
 from omni_fastpath.declare import Process, State
 from omni_fastpath.processid import ProcessId
 
@@ -28,13 +29,11 @@ SCHEMA = 2
 
 _FOLDER = "omni-fastpath"
 _OWN_FILES = re.compile(r"([0-9]+)-([0-9]+)-([0-9a-f]*)\.(json|[^.]+\.tmp)")
-# Folders above ours may be theirs: root's, and what a user namespace shows of an owner that it does not map.
-_ROOT, _UNMAPPED = 0, 65534
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnsafeFolderError(PermissionError):
-    """The runtime folder is a link, or somebody else's, or somebody else could exchange it."""
+    """The runtime folder, or the one that it is in, is a link, or somebody else's, or open to others' writing."""
 
 
 class PatchRecord(BaseModel):
@@ -124,18 +123,19 @@ def write(snapshot: Mapping[str, Any]) -> Path:
         "namespace": here.namespace,
         "ppid": os.getppid(),
     }
-    content = json.dumps({**own, **snapshot, **own, "updated": time.time()}, default=str)
+    content = values.to_json({**own, **snapshot, **own, "updated": time.time()})
     file = _path(here)
-    _make(file.parent)
-    # mkstemp makes the file with mode 0600; the name tells whose it is when the process dies before the rename.
-    handle, temporary = tempfile.mkstemp(prefix=f"{file.stem}.", suffix=".tmp", dir=file.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as opened:
-            opened.write(content)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    # The name tells whose it is when the process dies before the rename.
+    temporary = f"{file.stem}.{secrets.token_hex(8)}.tmp"
+    with _opened(file.parent, make=True) as handle:
+        created = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=handle)
+        try:
+            with os.fdopen(created, "w", encoding="utf-8") as opened:
+                opened.write(content)
+            os.replace(temporary, file.name, src_dir_fd=handle, dst_dir_fd=handle)
+        except BaseException:
+            _delete(temporary, handle)
+            raise
     return file
 
 
@@ -148,8 +148,12 @@ def read_live() -> list[dict[str, Any]]:
     Raises:
         UnsafeFolderError: The folder cannot be trusted, so that neither can its files.
     """
-    ours = [file for file in _files() if file.is_here]
-    return [snapshot for file in sorted(ours, key=lambda each: each.pid) for snapshot in _live(file)]
+    found = folder()
+    if not _is_there(found):
+        return []
+    with _opened(found) as handle:
+        ours = sorted(file for file in _files(handle) if file.is_here)
+        return [snapshot for file in ours for snapshot in _live(file, handle)]
 
 
 def foreign() -> int:
@@ -158,56 +162,57 @@ def foreign() -> int:
     Raises:
         UnsafeFolderError: The folder cannot be trusted.
     """
-    return sum(not file.is_here for file in _files() if file.path.suffix == ".json")
+    found = folder()
+    if not _is_there(found):
+        return 0
+    with _opened(found) as handle:
+        return sum(not file.is_here for file in _files(handle) if file.name.endswith(".json"))
 
 
 class _File(NamedTuple):
-    path: Path
     pid: int
+    name: str
     is_here: bool
     """Whether it was written in this process's namespace, since the machine booted."""
 
 
-def _files() -> Iterator[_File]:
-    found = folder()
-    if not found.exists() and not found.is_symlink():
-        return
-    _refuse_unsafe(found)
+def _files(handle: int) -> Iterator[_File]:
     here = (processid.namespace(), processid.boot_id())
-    for file in found.iterdir():
-        match = _OWN_FILES.fullmatch(file.name)
+    for name in os.listdir(handle):
+        match = _OWN_FILES.fullmatch(name)
         if match:
-            yield _File(file, int(match[1]), (int(match[2]), match[3]) == here)
+            yield _File(int(match[1]), name, (int(match[2]), match[3]) == here)
 
 
-def _live(file: _File) -> Iterator[dict[str, Any]]:
+def _live(file: _File, handle: int) -> Iterator[dict[str, Any]]:
     """The snapshot in a file, or nothing. Only what is known to be dead is deleted."""
     if not processid.exists(file.pid):
-        _delete(file.path)
+        _delete(file.name, handle)
         return
     now = ProcessId.of(file.pid)
-    snapshot = _parsed(file.path, file.pid)
+    snapshot = _parsed(file, handle)
     if now is None or snapshot is None:
         return  # not to be seen just now, or not to be read: neither says that it is dead
     if snapshot.process == now:
         yield snapshot.model_dump(mode="json", by_alias=True)
     else:
-        _delete(file.path)
+        _delete(file.name, handle)
 
 
-def _delete(path: Path) -> None:
+def _delete(name: str, handle: int) -> None:
     with contextlib.suppress(OSError):  # where it may not be deleted, it is at least not shown
-        path.unlink()
+        os.unlink(name, dir_fd=handle)
 
 
-def _parsed(file: Path, pid: int) -> Snapshot | None:
-    if file.suffix != ".json":
+def _parsed(file: _File, handle: int) -> Snapshot | None:
+    if not file.name.endswith(".json"):
         return None
     try:
-        snapshot = Snapshot.model_validate_json(file.read_bytes())
+        with os.fdopen(os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle), "rb") as opened:
+            snapshot = Snapshot.model_validate_json(opened.read())
     except (OSError, ValidationError):
         return None
-    return snapshot if snapshot.pid == pid else None
+    return snapshot if snapshot.pid == file.pid else None
 
 
 def _here() -> ProcessId:
@@ -232,39 +237,62 @@ def _is_private(base: Path) -> bool:
 
 def _can_be_made(base: Path) -> bool:
     """Whether a folder is missing, and the last that is there above it is this user's alone."""
-    if base.exists() or base.is_symlink():
+    try:
+        if base.exists() or base.is_symlink():
+            return False
+        return _is_private(next(above for above in base.parents if above.exists()))
+    except OSError:  # it is where this user may not look, or can be nowhere
         return False
-    return _is_private(next(above for above in base.parents if above.exists()))
 
 
-def _make(runtime: Path) -> None:
-    """Make the runtime folder if need be, and see to it that nobody else may enter."""
-    for each in (runtime.parent, runtime):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_unsafe(runtime)
-    if stat.S_IMODE(runtime.lstat().st_mode) != 0o700:
-        runtime.chmod(0o700)
+def _is_there(runtime: Path) -> bool:
+    return runtime.exists() or runtime.is_symlink()
 
 
-def _refuse_unsafe(runtime: Path) -> None:
-    """Refuse a folder that somebody else could fill with files of theirs, above all one prepared below ``/tmp``.
+@contextlib.contextmanager
+def _opened(runtime: Path, *, make: bool = False) -> Iterator[int]:
+    """The runtime folder, looked at and then used by one handle.
+
+    In a pod the folder for temporary files is often open to all without the sticky bit. Whoever exchanges there what
+    lies under a name of ours changes nothing about the folder that was looked at.
 
     Raises:
-        UnsafeFolderError: It, or the one that it is in, is a link, somebody else's or open to others' writing; or
-            somebody else could exchange one of those above.
+        UnsafeFolderError: It, or the one that it is in, is a link, somebody else's or open to others' writing.
     """
-    for each in (runtime, runtime.parent):
-        found = each.lstat()
-        if not stat.S_ISDIR(found.st_mode):
-            raise UnsafeFolderError(f"{each} is no plain folder; remove it or set XDG_RUNTIME_DIR")
-        if found.st_uid != os.geteuid():
-            raise UnsafeFolderError(
-                f"{each} belongs to user {found.st_uid}, not to {os.geteuid()}; set XDG_RUNTIME_DIR"
-            )
-    if runtime.parent.lstat().st_mode & _OTHERS_MAY_WRITE:
-        raise UnsafeFolderError(f"others may write into {runtime.parent}; set XDG_RUNTIME_DIR")
-    for above in runtime.parent.resolve().parents:
-        found = above.stat()
-        exchangeable = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (_ROOT, _UNMAPPED, os.geteuid()) or exchangeable:
-            raise UnsafeFolderError(f"somebody else could exchange what is in {above}; set XDG_RUNTIME_DIR")
+    if make:
+        runtime.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    above = _handle(runtime.parent, str(runtime.parent), None)
+    try:
+        if os.fstat(above).st_mode & _OTHERS_MAY_WRITE:
+            raise UnsafeFolderError(f"others may write into {runtime.parent}; set XDG_RUNTIME_DIR")
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(runtime.name, 0o700, dir_fd=above)
+        handle = _handle(runtime, runtime.name, above)
+    finally:
+        os.close(above)
+    try:
+        if make and stat.S_IMODE(os.fstat(handle).st_mode) != 0o700:
+            os.fchmod(handle, 0o700)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _handle(path: Path, name: str, above: int | None) -> int:
+    """An open folder of this user's.
+
+    Raises:
+        UnsafeFolderError: It is a link, no folder, or somebody else's.
+    """
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise UnsafeFolderError(f"{path} is no plain folder; remove it or set XDG_RUNTIME_DIR") from None
+        raise
+    owner = os.fstat(handle).st_uid
+    if owner != os.geteuid():
+        os.close(handle)
+        raise UnsafeFolderError(f"{path} belongs to user {owner}, not to {os.geteuid()}; set XDG_RUNTIME_DIR")
+    return handle

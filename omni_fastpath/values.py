@@ -54,6 +54,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
+def to_json(value: Mapping[str, Any]) -> str:
+    """JSON that every reader takes: bytes of a path or variable that are no text become question marks."""
+    return json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace").decode()
+
+
 def nearest(word: object, known: Iterable[str]) -> str | None:
     """The known name that is spelt most like ``word``, whatever its case; None when none is close."""
     return next(iter(close(word, known)), None)

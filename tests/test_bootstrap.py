@@ -434,15 +434,13 @@ def _log() -> list[str]:
 
 def _break(where: str) -> None:
     """Make something of ours, or what it stands on, raise."""
-    import psutil
-
-    from omni_fastpath import bootstrap, config, handoff, install
+    from omni_fastpath import bootstrap, config, handoff, install, processid
 
     def breaks(*_: object, **__: object) -> Any:
-        raise RuntimeError("line 'btime' not found in /proc/stat")  # psutil's own words
+        raise RuntimeError("line 'btime' not found in /proc/stat")
 
     owner, name = {
-        "psutil": (psutil, "boot_time"),
+        "processid": (processid, "boot_id"),
         "handoff": (handoff, "export"),
         "apply": (install, "apply"),
         "resolve": (config, "resolve"),
@@ -453,7 +451,7 @@ def _break(where: str) -> None:
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize("where", ["psutil", "handoff", "apply", "resolve", "read"])
+@pytest.mark.parametrize("where", ["processid", "handoff", "apply", "resolve", "read"])
 @isolated("warm")
 def test_own_error_refuses_under_fail(tmp_path: Path, where: str) -> None:
     """An error of ours under ``on_unsupported: fail``: the reading raises, and so does the gate; no slot stays."""
@@ -469,7 +467,7 @@ def test_own_error_refuses_under_fail(tmp_path: Path, where: str) -> None:
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize("where", ["psutil", "handoff", "apply", "resolve", "read"])
+@pytest.mark.parametrize("where", ["processid", "handoff", "apply", "resolve", "read"])
 @isolated("warm")
 def test_own_error_is_failed_under_warn(tmp_path: Path, where: str) -> None:
     """Under ``warn`` the server starts, log and ledger say what failed, and no stage takes up half of it."""
@@ -478,19 +476,19 @@ def test_own_error_is_failed_under_warn(tmp_path: Path, where: str) -> None:
     _break(where)
     file = yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "forward_gate": True})
     assert read(file) == raw(*READER).__wrapped__(file)
-    told = where in ("psutil", "handoff")  # the server's own patches are applied, and only the stages do not know
+    told = where in ("processid", "handoff")  # the server's own patches are applied, and only the stages do not know
     assert states()["forward_gate"] == "failed"
     assert {states()[name] for name in ALL_ON["fastpath"]} == {"applied" if told else "failed"}
     assert any("btime" in message for message in messages)
     assert "_OMNI_FASTPATH_HANDOFF" not in os.environ or where == "apply"
-    if where != "psutil":  # which the state file needs too
+    if where != "processid":  # which the state file needs too
         [shown] = state_files()
         assert "btime" in shown["patches"]["forward_gate"]["reason"]
     assert _engine(file) == []
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize("where", ["psutil", "handoff", "apply", "resolve", "read", "publish"])
+@pytest.mark.parametrize("where", ["processid", "handoff", "apply", "resolve", "read", "publish"])
 @isolated("warm")
 def test_own_error_leaves_alone_who_asked_for_nothing(tmp_path: Path, where: str) -> None:
     """Whatever of ours is broken, a file without the key is read as stock reads it, and its engine starts."""

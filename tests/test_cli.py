@@ -208,6 +208,42 @@ def test_status_shows_what_the_environment_says(run: Output, monkeypatch: pytest
     assert found["installation"]["environment"] == {FIRST.env: "off"}
 
 
+def test_variables_that_mean_nothing_show_and_those_of_others_do_not(
+    run: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt one is told with the right spelling; what Kubernetes and Docker make, a link's secrets too, is not."""
+    monkeypatch.setenv(f"{FIRST.env}X", "1")
+    monkeypatch.setenv("OMNI_FASTPATH_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("OMNI_FASTPATH_NAME", "/web/omni-fastpath")
+    monkeypatch.setenv("OMNI_FASTPATH_ENV_TOKEN", "SECRET")
+    code, out, _ = run("status")
+    assert code == 0
+    assert f"did you mean {FIRST.env!r}?" in out
+    assert "10.0.0.1" not in out
+    assert "SECRET" not in out
+    installation = report(run)[1]["installation"]
+    assert list(installation["environment"]) == [f"{FIRST.env}X"]
+    assert len(installation["unknown_variables"]) == 1
+
+
+def test_bytes_that_are_no_text_are_shown_escaped() -> None:
+    """A variable's name that the terminal cannot show ends no command."""
+    run = subprocess.run(
+        [sys.executable, "-m", "omni_fastpath", "status"],
+        env={
+            **{os.fsencode(name): os.fsencode(text) for name, text in os.environ.items()},
+            b"PYTHONPATH": os.fsencode(ROOT),
+            b"PYTHONIOENCODING": b"utf-8:strict",
+            b"OMNI_FASTPATH_CAF\xe9": b"1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in run.stderr
+    assert "OMNI_FASTPATH_CAF\\udce9" in run.stdout
+
+
 def test_a_wrong_environment_is_code_2_and_still_shows(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """A configuration error is told as the server would tell it, under the tables."""
     monkeypatch.setenv(FIRST.env, "maybe")

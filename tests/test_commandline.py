@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,10 @@ def test_arguments(arguments: list[str], headless: bool) -> None:
 def test_files_that_vllm_will_refuse(tmp_path: Path, content: str | None) -> None:
     """What cannot be read is left to vLLM."""
     assert not is_headless([*SERVE, *given(tmp_path, content)])
+
+
+def test_a_pipe_is_left_to_vllm(tmp_path: Path) -> None:
+    """What can be read only once is neither read nor waited for."""
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    assert not is_headless(["serve", "--omni", "--config", str(pipe)])

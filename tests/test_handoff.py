@@ -113,7 +113,6 @@ def test_a_live_strangers_variable_is_ignored() -> None:
         {"namespace": 1},
         {"pid": 2**22 + 1},
         {"schema": 2},
-        {"resolved": "{}"},
         {"more": 1},
     ],
 )
@@ -121,6 +120,38 @@ def test_a_variable_that_does_not_fit_is_ignored(change: dict[str, Any]) -> None
     """The right id with another beginning is a reused one; another schema is another version; neither is taken."""
     fields = {**json.loads(exported()[handoff.VARIABLE]), **change}
     assert received(RECEIVE, {handoff.VARIABLE: json.dumps(fields)}) == "nothing"
+
+
+@pytest.mark.parametrize("content", ["{}", "", '{"enabled": {"flute": {}}}'])
+def test_what_a_live_parent_says_and_nobody_understands_is_an_error(content: str) -> None:
+    """A package that was exchanged under a running server must not leave its new stages stock in silence."""
+    fields = {**json.loads(exported()[handoff.VARIABLE]), "resolved": content}
+    script = f"from omni_fastpath.config import ConfigError\ntry:{RECEIVE.replace(chr(10), chr(10) + '    ')}\n"
+    script += "except ConfigError as error: print('refused:', error)"
+    assert received(script, {handoff.VARIABLE: json.dumps(fields)}) != "nothing"
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment(**{handoff.VARIABLE: json.dumps(fields)}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.startswith("refused: found no resolved configuration")
+
+
+def test_a_path_that_is_no_text_reaches_the_stages() -> None:
+    """A deploy YAML whose name is no Unicode switches its stages on like any other."""
+    path = Path(os.fsdecode(b"caf\xe9.yaml"))
+    variables: dict[str, str] = {}
+    handoff.export(resolve([Block(path, {"drum": True})], {}, (PATCH,)), variables)
+    assert variables[handoff.VARIABLE].isascii()
+    assert received(RECEIVE, variables) == "drum caf?.yaml"
+
+
+def test_nothing_is_asked_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ancestors are found without psutil, whose ``boot_time`` raises where ``/proc/stat`` is not the machine's."""
+    script = f"import psutil\npsutil.Process = psutil.boot_time = None\n{RECEIVE}"
+    assert received(script, exported()) == "drum deploy.yaml"
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "[]", "{}"])

@@ -8,10 +8,34 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from omni_fastpath import cli, servers
 from omni_fastpath.patches import PATCHES
+
+
+def test_a_client_is_no_server() -> None:
+    """``vllm bench serve --omni`` measures one."""
+    with _looks_like_a_server("bench", "serve", "--omni", "--model", "m") as pid:
+        assert pid not in {server["pid"] for server in servers.without_state((), "omni_fastpath")}
+
+
+def test_what_runs_a_server_or_was_forked_by_it_is_no_other() -> None:
+    """``timeout 60 vllm serve ...`` and the server below it are one server, and so are its forked children."""
+    sleeps = "import os, sys, time; sys.stdin.read()"
+    forks = f"import os; os.fork()\n{sleeps}"
+    command = [sys.executable, "-c", forks, "serve", "model", "--omni"]
+    wrapper = f"import subprocess, sys; subprocess.run({command!r})"
+    with subprocess.Popen([sys.executable, "-c", wrapper, "serve", "--omni"], stdin=subprocess.PIPE) as process:
+        wrapper_and_below: list[psutil.Process] = []
+        while len(wrapper_and_below) < 3:
+            wrapper_and_below = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        found = {server["pid"] for server in servers.without_state((), "omni_fastpath")}
+        assert found & {each.pid for each in wrapper_and_below} == {wrapper_and_below[1].pid}
+        for each in wrapper_and_below[1:]:
+            each.kill()
+        process.communicate()
 
 
 @contextmanager

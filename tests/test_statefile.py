@@ -94,6 +94,12 @@ def test_a_folder_open_to_others_is_closed(runtime: Path) -> None:
     assert mode(folder) == 0o700
 
 
+def test_bytes_that_are_no_text_hide_no_process() -> None:
+    """A deploy YAML whose name is no Unicode: the file is written, read, and its source shown as far as it is text."""
+    statefile.write({**SNAPSHOT, "source": os.fsdecode(b"/caf\xe9.yaml")})
+    assert [read["source"] for read in statefile.read_live()] == ["/caf?.yaml"]
+
+
 def test_the_last_write_counts() -> None:
     """A second write replaces the first and leaves no other file."""
     statefile.write(SNAPSHOT)
@@ -112,10 +118,10 @@ def test_a_failed_write_leaves_the_last_file(monkeypatch: pytest.MonkeyPatch) ->
     """When the rename fails the old file stays and no temporary one does."""
     path = statefile.write(SNAPSHOT)
 
-    def refuse(*_: object) -> Path:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError("no")
 
-    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(OSError, match="no"):
         statefile.write({**SNAPSHOT, "role": "stage"})
     assert list(path.parent.iterdir()) == [path]
@@ -157,7 +163,7 @@ def test_a_dead_file_that_cannot_be_deleted_hides_no_live_one(monkeypatch: pytes
     def refuse(*_: object, **__: object) -> None:
         raise OSError("read-only file system")
 
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(os, "unlink", refuse)
     assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
 
 
@@ -258,7 +264,7 @@ def test_a_pod_without_a_runtime_directory_has_one(temporary: Path, monkeypatch:
     """Unset, a name of a folder that cannot be made, or somebody else's: the state lies below the temporary files."""
     monkeypatch.setattr(os, "geteuid", lambda: 1234)  # there is no /run/user/1234
     assert statefile.folder() == fallback(temporary)  # the runtime directory is root's, or the tester's
-    for unusable in ("", "relative", "/run/user/1234", "/proc/1/nowhere"):
+    for unusable in ("", "relative", "/run/user/1234", "/proc/1/nowhere", "/proc/1/root/nowhere", f"/{'x' * 300}"):
         monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
         assert statefile.folder() == fallback(temporary)
     monkeypatch.delenv("XDG_RUNTIME_DIR")
@@ -297,15 +303,48 @@ def test_a_prepared_fallback_is_refused(temporary: Path, runtime: Path, monkeypa
     (prepared / "omni-fastpath").chmod(0o755)  # others may look: closed again at the next write
     statefile.write(SNAPSHOT)
     assert mode(prepared / "omni-fastpath") == 0o700
-    temporary.chmod(0o777)  # without the sticky bit anybody may put another folder in place of ours
-    with pytest.raises(statefile.UnsafeFolderError, match="exchange"):
-        statefile.write(SNAPSHOT)
-    temporary.chmod(0o1777)
     found = fallback(temporary)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     monkeypatch.setattr(statefile, "folder", lambda: found)
     with pytest.raises(statefile.UnsafeFolderError, match="belongs to user"):
         statefile.read_live()
+
+
+def test_what_was_looked_at_is_what_is_used(
+    temporary: Path, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod's ``emptyDir`` is open to all without the sticky bit: a link put in place of our folder, after it was found
+    good, gets and loses nothing.
+    """
+    runtime.chmod(0o777)  # so that nobody may trust it
+    temporary.chmod(0o777)
+    ours = fallback(temporary).parent
+    other = tmp_path / "other"
+    shutil.copytree(statefile.write(SNAPSHOT).parent.parent, other)
+    [there] = (other / "omni-fastpath").iterdir()
+    dead = there.with_name(name_of(dead_pid()))
+    there.rename(dead)
+
+    def exchange(function: Any) -> Any:
+        def after(*given: Any, **named: Any) -> Any:
+            if not ours.is_symlink():
+                ours.rename(tmp_path / "away")
+                ours.symlink_to(other)
+            return function(*given, **named)
+
+        return after
+
+    for first in ("listdir", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, first, exchange(getattr(os, first)))
+            if first == "listdir":
+                assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
+            else:
+                statefile.write(SNAPSHOT)
+        assert ours.is_symlink()
+        assert list((other / "omni-fastpath").iterdir()) == [dead]
+        ours.unlink()
+        (tmp_path / "away").rename(ours)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, as a pod's process is")

@@ -116,7 +116,12 @@ def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args:
     """
     if instance not in _gating:
         return wrapped(*args, **kwargs)
-    carriers, kept = _plan(instance, *args, **kwargs)
+    carriers: tuple[str, ...] = ()
+    kept: frozenset[str] = frozenset()
+    try:
+        carriers, kept = _plan(instance, *args, **kwargs)
+    except Exception as error:  # the step is worked off all the same
+        _stop(instance, error)
     outputs = wrapped(*args, **kwargs)
     if carriers:
         try:
@@ -126,10 +131,15 @@ def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args:
                         for carrier in carriers:
                             _gate(output, carrier)
         except Exception as error:  # the outputs are whole, gated or not: a stage must not die of it
-            _gating.discard(instance)
-            logger.exception("omni-fastpath: forward_gate failed and stops")
-            _runtime.report(State.FAILED, f"gating failed: {error!r}; outputs stay as they are from here on")
+            _stop(instance, error)
     return outputs
+
+
+def _stop(scheduler: Any, error: Exception) -> None:
+    """Gate no more, and say so."""
+    _gating.discard(scheduler)
+    logger.error("omni-fastpath: forward_gate failed and stops", exc_info=error)
+    _runtime.report(State.FAILED, f"gating failed: {error!r}; outputs stay as they are from here on")
 
 
 def _plan(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> tuple[tuple[str, ...], frozenset[str]]:

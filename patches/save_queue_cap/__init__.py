@@ -3,8 +3,8 @@
 What:
     With async-chunk a stage hands every step's payloads to a save thread, which sends them to the next stage. With the
     patch its queue is upstream's own, one deque in the order of arrival, for as long as all is calm: no send is slow,
-    little is queued and unfetched, and, where tasks hold streams, the oldest unsent task is younger than
-    ``per_stream_tasks`` steps less those in flight. When one of these ends, every stream gets a queue, served fairly by
+    little is queued and unfetched, and the oldest unsent task is younger than four times ``per_stream_tasks`` steps
+    less those in flight. When one of these ends, every stream gets a queue, served fairly by
     measured send time; where the connector and the stage's input processor are known to bear it, a helper thread
     serves the others while a send is slow, and streams known to be slow are left to it. When it has been quiet for a
     while the queue is one again.
@@ -12,9 +12,11 @@ What:
     those with the most on their way while all together are over ``total_bytes``; ``always``, also a stream with
     ``per_stream_tasks`` save tasks queued, in flight and in placeholders (until three quarters of them), or with
     ``unfetched_chunks`` chunks in shared memory that its receiver has not fetched, and those with the most over
-    ``total_tasks``; ``never``, nobody. A hold ends after ``max_hold_s`` at the latest: a stream that is still over
-    takes one step and is counted. Nothing is dropped and the order within a stream does not change; ends of requests
-    and of segments and clean-up always pass.
+    ``total_tasks``; ``never``, nobody. The two limits on tasks are for streams whose sends are slow, and for all
+    while slow sends keep every lane; else all are behind alike, for want of processor time, and four times as many
+    hold. A hold ends after ``max_hold_s`` at the latest: a stream that is still over takes one step and is counted.
+    Nothing is dropped and the order within a stream does not change; ends of requests and of segments and clean-up
+    always pass.
 Why:
     Upstream's queue is one first-in-first-out without a bound, and so is what lies behind it in shared memory. One
     receiver that is slow makes everybody's chunks wait, and memory grows for as long as it lasts.
@@ -63,7 +65,8 @@ class SaveQueueOptions(Options):
         default=32,
         ge=1,
         description="save tasks of one stream, queued, in flight and in placeholders, from which on it is held with "
-        "holds: always; at least 3 with async scheduling then",
+        "holds: always while its sends, or those that keep every lane, are slow, and at four times as many else; at "
+        "least 3 with async scheduling then",
     )
     unfetched_chunks: int | None = Field(
         default=None,
@@ -75,7 +78,8 @@ class SaveQueueOptions(Options):
         default=8192,
         ge=1,
         description="save tasks of all streams of a stage together, from which on those with the most are held with "
-        "holds: always; from half of it on streams have queues of their own",
+        "holds: always, at four times as many while nobody is slow; from twice as many on streams have queues of their "
+        "own",
     )
     total_bytes: ByteSize | None = Field(
         default=ByteSize(256 * 2**20),

@@ -19,7 +19,7 @@ from typing import Any
 
 from omni_fastpath.ledger import logger
 from omni_fastpath.patches.save_queue_cap import helper as helpers
-from omni_fastpath.patches.save_queue_cap.helper import Helper
+from omni_fastpath.patches.save_queue_cap.helper import Helper, Watch
 from omni_fastpath.patches.save_queue_cap.payload import NOTHING, Weight, keep, weigh
 from omni_fastpath.patches.save_queue_cap.storage import Storage
 from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
@@ -133,7 +133,15 @@ class FairQueue:
         """Tasks of a stream from which on it is among ``near``."""
         self.near: dict[str, Stream] = {}
         """Streams with that many tasks, as of the last ``sort_in``."""
+        self.is_open = True
+        """False while the inbox is one plain queue: a lane that waited for the lock takes nothing out of it."""
+        self.is_pressed = False
+        """Whether slow sends keep every lane, so that the streams behind them cannot help having tasks."""
+        self.is_anybody_slow = False
+        """Whether there is a slow send, or a stream that waits whose sends are slow."""
         self.storage = Storage()
+        self._watches = Watch(), Watch()  # of the first lane and the helper
+        self._sent_slowly: tuple[Held | None, ...] = ()
         self._streams: dict[str, Stream] = {}
         self._tasks = 0
         self._counters = counters
@@ -204,6 +212,33 @@ class FairQueue:
                     self._weigh()
         return self._all_bytes()
 
+    def look_at_lanes(self, now: float) -> None:
+        """See which lanes are in slow sends; the scheduler's thread does, once a step and more often at will."""
+        first, other = self._watches
+        helper = self.helper
+        self.look_at_first(helper.first_since_s, now)
+        if helper.condition is not None:
+            other.look(helper.own_since_s, now)
+        self.is_pressed = first.is_dominated(now) and (helper.condition is None or other.is_dominated(now))
+        self._sent_slowly = tuple(
+            lane.sending
+            for lane in tuple(self.lane_of.values())
+            if (first if lane is self.first_lane else other).is_slow and lane.sending is not None
+        )
+        self.is_anybody_slow = (
+            first.is_dominated(now)
+            or other.is_dominated(now)
+            or any(stream.is_slow and stream.tasks for stream in list(self._streams.values()))
+        )
+
+    def look_at_first(self, since_s: float | None, now: float) -> bool:
+        """Whether the first lane is in a slow send, by this look and those before."""
+        return self._watches[0].look(since_s, now)
+
+    def is_slow(self, stream: Stream) -> bool:
+        """Whether a stream's sends are slow, as of the last look: the one that goes on, or its last ones."""
+        return stream.is_slow or any(held is not None and held.stream is stream for held in self._sent_slowly)
+
     def _all_bytes(self) -> int:
         return self.storage.nbytes + (self.chunks.nbytes if self.chunks is not None else 0)
 
@@ -230,7 +265,7 @@ class FairQueue:
     def _sort_in(self) -> None:
         """Put what came since into its streams' queues; under the lock. It runs once a task: every line counts."""
         inbox, streams, counters = self.inbox, self._streams, self._counters
-        if not inbox:
+        if not inbox or not self.is_open:
             return
         now = time.monotonic()
         came = 0
@@ -307,7 +342,7 @@ class FairQueue:
         for held, which in wanted:
             task = held.task
             if held.is_waiting and task is not None:
-                payload, copies = keep(task["multimodal_output"], which)
+                payload, copies = keep(task.get("multimodal_output"), which)  # a clean-up has none
                 if copies:
                     kept.append((held, task, payload, weigh(payload), copies))
         if not kept:
@@ -390,6 +425,8 @@ class FairQueue:
 
     def _reserve(self, lane: Lane, now: float, *, takes_all: bool) -> None:
         """The next task into the lane's hands, if there is one for it; under the lock."""
+        if not self.is_open:
+            return
         is_first = lane is self.first_lane
         heap = self._ready
         if not is_first:
@@ -540,21 +577,11 @@ class FairQueue:
         stream.tasks += 1
         self._tasks += 1
 
-    def oldest_s(self) -> float:
-        """When the oldest task that waits or is being sent came; infinity without one."""
-        found = [each.in_flight or each.waiting[0] for each in self._streams.values() if each.tasks]
-        return min((held.since_s for held in found), default=float("inf"))
-
     def trust_all(self) -> None:
         """Streams that have made no put here are quick until one says otherwise, but those that are being sent."""
         for stream in self._streams.values():
             if stream.last_put_s is None and stream.in_flight is None:
                 stream.is_quick = True
-
-    @property
-    def has_slow_waiting(self) -> bool:
-        """Whether a stream that is left to the helper waits."""
-        return bool(self._ready_slow)
 
     def deepest(self) -> int:
         """Tasks of the stream that has the most."""

@@ -19,6 +19,44 @@ HUNG_S = 1.0
 else to do."""
 
 
+LOOK_S = SLOW_S / 2
+"""What one look at a send counts at most: a pause of the whole process between two looks is no slow send."""
+
+
+class Watch:
+    """Whether a lane is in a slow send, judged from the scheduler's thread by looking at it before each step.
+
+    How long a send lasts says little by itself: the process may have been paused, or the lane may have had no turn on
+    the processor. So time counts only from look to look, `LOOK_S` each at most: that the scheduler's thread came round
+    again and again shows that the lane had its chances too, and no single pause makes a send slow.
+    """
+
+    def __init__(self) -> None:
+        self.is_slow = False
+        """Whether the send of the last look is."""
+        self._since_s: float | None = None
+        self._seen_s = 0.0
+        self._last_s = 0.0
+        self._until_s = float("-inf")
+
+    def look(self, since_s: float | None, now: float) -> bool:
+        """Look at the send that began at ``since_s`` (monotonic seconds; None: there is none); whether it is slow."""
+        if since_s != self._since_s:
+            if self.is_slow and self._since_s is not None:
+                self._until_s = now + self._last_s - self._since_s
+            self.is_slow = False
+            self._since_s, self._seen_s, self._last_s = since_s, 0.0, since_s or now
+        if since_s is not None:
+            self._seen_s += min(now - self._last_s, LOOK_S)
+            self._last_s = now
+            self.is_slow = self._seen_s >= SLOW_S
+        return self.is_slow
+
+    def is_dominated(self, now: float) -> bool:
+        """Whether the lane is in a slow send, or was for longer than it has been out of it."""
+        return self.is_slow or now < self._until_s
+
+
 class Helper:
     """The policy; it knows no streams and no tasks.
 

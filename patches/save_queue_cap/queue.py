@@ -4,9 +4,11 @@ Three modes, and `SaveQueue` is the same object in all of them, since ``save_loo
 
 - **Calm**: one deque in the order of arrival and one lane, as upstream. A stream adds at most one task in a step that
   appends (a forced terminal and a clean-up besides), so that the age of the oldest unsent task, in such steps, bounds
-  what any stream has queued. Looked at once a step: that age, how long the present send has lasted, and bytes.
-- **Managed**: `FairQueue`, from the first of these that is over. Calm again when all that waits is young, nobody is in
-  a slow send or held, and it has been so for a while.
+  what any stream has queued. Looked at once a step: whether the present send is slow, that age, and bytes. While all
+  sends are quick a backlog is the processor's and everybody's alike: one deque in the order of arrival is fair, and
+  sorting only makes the lane slower. So the age is a bound on memory, far above what holds a stream that is slow.
+- **Managed**: `FairQueue`, from the first of these that is over. Calm again when nobody is slow, held or far behind,
+  and it has been so for a while.
 - **Stepped aside**: after an exception of ours, for ever: one deque in the order of arrival and one lane, and nothing
   that is queued is lost.
 """
@@ -31,14 +33,10 @@ FIFO_FOR_BENCHMARKS = False
 """Serve in the order of arrival instead: what credits do without fairness. Only benchmarks set it."""
 
 STEPS_UNLIMITED = 1000
-"""Age at which the calm ends where no limit on tasks holds anybody. While no send is slow, one deque in the order of
-arrival is fair, and sorting is dear: a lane that cannot keep up with 128 streams falls behind faster with it."""
+"""Age at which the calm ends where ``per_stream_tasks`` is null."""
 
 QUIET_S = 0.5
 """Without unrest for so long, a managed queue is calm again."""
-
-YOUNG_S = 0.2
-"""What waits for longer is unrest."""
 
 _CALM_LOOK_S = 0.25
 _SAMPLE = 32
@@ -57,14 +55,12 @@ class Calm:
         tasks: Queued tasks of all streams.
         nbytes: Bytes queued and not fetched.
         quiet_s: How long without unrest a managed queue must be.
-        young_s: What waits for longer is unrest.
     """
 
     steps: int = STEPS_UNLIMITED
     tasks: float = float("inf")
     nbytes: float = float("inf")
     quiet_s: float = QUIET_S
-    young_s: float = YOUNG_S
 
 
 class SaveQueue:
@@ -76,6 +72,8 @@ class SaveQueue:
         calm: When plain order will do.
         book: Upstream's list of segments in shared memory; None where there is none.
         keep_all: Whether payloads are the runner's own memory, to be copied before each step.
+        is_live: Whether more may be sent of a stream.
+        is_deaf: Whether nobody will fetch a request's chunks.
         stepped_aside: Told in words why, once.
     """
 
@@ -88,6 +86,7 @@ class SaveQueue:
         book: Book | None = None,
         keep_all: bool = False,
         is_live: Callable[[str], bool] = lambda _stream: True,
+        is_deaf: Callable[[Any], bool] = lambda _request: False,
         stepped_aside: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self.fair = fair
@@ -102,10 +101,13 @@ class SaveQueue:
         self._book = book
         self._keep_all = keep_all
         self._is_live = is_live
+        self._is_deaf = is_deaf
+        self._watch = helpers.Watch()  # the helper's own, of the first lane
         self._stepped_aside = stepped_aside
         self._lock = fair.lock
         self._inbox: deque[dict[str, Any]] = fair.inbox
         vars(self)["append"] = self._inbox.append  # no call of ours stands between: it runs once a task
+        fair.is_open = not self.is_calm
         self._first = -1  # the first lane's thread
         # Calm: counted from when it began.
         self._in_hand: dict[str, Any] | None = None  # the first lane's task
@@ -224,7 +226,7 @@ class SaveQueue:
         if taken - (self._in_hand is not None) < self._marks[0] or queued >= self.calm.tasks:
             return False
         since_s = self._since_s
-        if since_s is not None and time.monotonic() - since_s >= helpers.SLOW_S:
+        if since_s is not None and self.fair.look_at_first(since_s, time.monotonic()):
             return False
         if self._seen_nbytes >= self.calm.nbytes:
             return False
@@ -243,8 +245,9 @@ class SaveQueue:
                 return
             fair = self.fair
             first = fair.first_lane
-            in_hand = self._in_hand
             self.is_calm = False
+            fair.is_open = True
+            in_hand = self._in_hand  # after that: a lane that finds it calm still has said that it has none
             self._counters["managed"] += 1
             self._counters["tasks"] -= self._note_come()  # sorting in counts those that wait
             self._unrest_s = time.monotonic()
@@ -261,26 +264,21 @@ class SaveQueue:
 
     def calm_down(self, *, is_holding: bool) -> None:
         """One plain queue again, if it has been quiet for long enough; once before each managed step."""
-        if self.calm.steps < 1:
+        if self.calm.steps < 1 or self.is_plain:
             return
         now = time.monotonic()
         if now < self._next_judging_s:
             return
         self._next_judging_s = now + min(_JUDGE_S, self.calm.quiet_s)
         fair = self.fair
-        if (
-            is_holding
-            or fair.near
-            or fair.has_slow_waiting
-            or fair.helper.is_first_stuck(now)
-            or fair.helper.own_since_s is not None
-        ):
+        fair.look_at_lanes(now)
+        if is_holding or fair.is_anybody_slow:
             self._unrest_s = now
             return
         with self._lock:
             fair._sort_in()
             deepest = fair.deepest()
-            if now - fair.oldest_s() > self.calm.young_s or self._is_heavy() or deepest >= self.calm.steps:
+            if self._is_heavy() or deepest >= self.calm.steps or fair._queued >= self.calm.tasks:
                 self._unrest_s = now
             elif now - self._unrest_s >= self.calm.quiet_s and not self._is_other_lane_busy():
                 self._be_calm(now, deepest)
@@ -304,6 +302,7 @@ class SaveQueue:
         self._in_hand = first.sending.task if first is not None and first.sending is not None else None
         self._since_s = now if self._in_hand is not None else None
         self._inbox.extendleft(reversed(tasks))
+        fair.is_open = False
         fair.close_books()
         self._taken = int(self._in_hand is not None)
         self._come = self._fresh_from = self._noted = self._taken + len(self._inbox)
@@ -341,11 +340,15 @@ class SaveQueue:
         """Whether there is a task for the calling thread."""
         try:
             if self.is_calm and threading.get_ident() == self._first:
+                self._in_hand = None
                 if self._inbox:
-                    return True
-                self._since_s = None
-                self._look(time.monotonic())
-                return bool(self._inbox)
+                    if self.is_calm:  # asked once more: from here on `manage` reserves a task for the lane
+                        return True
+                else:
+                    self._since_s = None
+                    self._look(time.monotonic())
+                    if self.is_calm:
+                        return bool(self._inbox)
             return self._ask()
         except Exception as error:
             self.step_aside(error)
@@ -359,17 +362,27 @@ class SaveQueue:
             if ident not in self.fair.lane_of:
                 return bool(self._inbox)
             # A further lane has nothing to do, but to see that the first one is stuck.
-            since_s = self._since_s
-            if since_s is None or time.monotonic() - since_s < helpers.SLOW_S:
+            if ident == self._first:  # calm again since it asked
+                return bool(self._inbox)
+            if not self._watch.look(self._since_s, time.monotonic()):
                 self.fair.helper.is_alert = False
                 return False
             self.manage()
-        first = self.fair.first_lane
-        if first is not None and ident == self._first and first.sending is not None and first.sending.task is not None:
-            self.fair.sent(first.sending.task, 0.0, has_put=False)
+        self._end_plain_send(ident)
         if self._has_unknown_chunks and ident in self.fair.lane_of:
             self._make_chunks_known()
         return bool(self.fair)
+
+    def _end_plain_send(self, ident: int) -> None:
+        """What the first lane had in hand when the calm ended, and has sent by now, for it asks for more."""
+        first = self.fair.first_lane
+        if first is None or ident != self._first or first.sending is None or first.sending.task is None:
+            return
+        since_s = self._since_s
+        self.has_chunks_unknown()
+        self.fair.sent(
+            first.sending.task, 0.0 if since_s is None else max(0.0, time.monotonic() - since_s), has_put=False
+        )
 
     def popleft(self) -> dict[str, Any]:
         """The next task of the calling thread.
@@ -385,16 +398,28 @@ class SaveQueue:
                     self._look(now)
                 except Exception as error:
                     self.step_aside(error)
+            task = None
             with self._lock:
                 if self.is_calm:
                     task = self._inbox.popleft()
                     self._in_hand = task
                     self._taken += 1
                     self._since_s = now
-                    return task
+            if task is not None:
+                request = task.get("request")
+                if request is not None and request.external_req_id not in self.heard:
+                    try:
+                        self._hear(request)
+                    except Exception as error:
+                        self.step_aside(error)
+                return task
+        return self._pop_managed(ident)
+
+    def _pop_managed(self, ident: int) -> dict[str, Any]:
         try:
             if not self.is_aside:
                 self.manage()
+                self._end_plain_send(ident)
                 return self.fair.popleft()
         except Exception as error:
             if isinstance(error, IndexError) and not len(self):
@@ -487,15 +512,13 @@ class SaveQueue:
                 if not self._is_live(stream):
                     chunks.ended(stream)
 
-    def has_news(self, task: Mapping[str, Any]) -> bool:
-        """Whether the task is the first of its stream, or of one that was forgotten."""
-        request = task.get("request")
-        if request is None or request.external_req_id in self.heard:
-            return False
+    def _hear(self, request: Any) -> None:
+        """A task is the first of its stream, or of one that was forgotten."""
         if len(self.heard) > _MOST_DEAF:
             self.heard.clear()
         self.heard.add(request.external_req_id)
-        return True
+        if self._is_deaf(request):
+            self.note_deaf(request.external_req_id)
 
     def note_deaf(self, stream: str) -> None:
         """Nobody will fetch this stream's chunks."""
@@ -527,6 +550,7 @@ class SaveQueue:
             if self._in_hand is not None:
                 self._sending[self._first] = self._in_hand
             self._in_hand = None
+            fair.is_open = False
             self.is_aside = True
             self.is_calm = False
         logger.error("omni-fastpath: save_queue_cap failed and steps aside", exc_info=error)

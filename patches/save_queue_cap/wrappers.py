@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 from omni_fastpath.patches.save_queue_cap import queue as queues
-from omni_fastpath.patches.save_queue_cap.credits import LEAST_WITH_ASYNC_SCHEDULING, Credits, limits_of
+from omni_fastpath.patches.save_queue_cap.credits import LEAST_WITH_ASYNC_SCHEDULING, WIDE, Credits, limits_of
 from omni_fastpath.patches.save_queue_cap.fair import FairQueue, stream_of
 from omni_fastpath.patches.save_queue_cap.payload import KeptPayload, give
-from omni_fastpath.patches.save_queue_cap.queue import STEPS_UNLIMITED, YOUNG_S, Calm, SaveQueue
+from omni_fastpath.patches.save_queue_cap.queue import STEPS_UNLIMITED, Calm, SaveQueue
 from omni_fastpath.patches.save_queue_cap.unfetched import Book, Chunks, size_of
 from omni_fastpath.values import ConfigError, refusal
 
@@ -180,15 +180,13 @@ def calm_of(options: SaveQueueOptions) -> Calm:
     """Until when a queue is calm, by the limits."""
     none = float("inf")
     steps = STEPS_UNLIMITED
-    limits = limits_of(options)
-    if "per_stream_tasks" in limits:
-        steps = int(limits["per_stream_tasks"]) - LEAST_WITH_ASYNC_SCHEDULING - CLEANUPS
+    if options.per_stream_tasks is not None:  # whatever may be held: it decides who is managed
+        steps = WIDE * options.per_stream_tasks - LEAST_WITH_ASYNC_SCHEDULING - CLEANUPS
     if options.unfetched_chunks is not None:
         steps = 0  # that is counted by stream
     return Calm(
         steps=max(0, steps),
-        young_s=YOUNG_S if "per_stream_tasks" in limits else none,
-        tasks=none if options.total_tasks is None else options.total_tasks / 2,
+        tasks=none if options.total_tasks is None else WIDE * options.total_tasks / 2,
         nbytes=none if options.total_bytes is None else options.total_bytes / 2,
     )
 
@@ -210,6 +208,7 @@ def _attach(adapter: Any, vllm_config: Any, options: SaveQueueOptions, calm: Cal
         book=Book(adapter.connector) if in_shared_memory else None,
         keep_all=on_cpu,
         is_live=lambda stream: stream in adapter._sender_tokens,
+        is_deaf=lambda request: not has_receiver(request, adapter.connector.stage_id),
         stepped_aside=_stepped_aside,
     )
     queue.add_lane(adapter.save_thread)
@@ -282,36 +281,30 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
     if type(queue) is not SaveQueue:
         return wrapped(*args, **kwargs)
     task = args[0] if args else kwargs["task"]
-    if queue.is_calm or queue.is_aside:
-        try:
-            if type(task.get("multimodal_output")) is KeptPayload:
-                task["multimodal_output"] = give(task["multimodal_output"])
-            return wrapped(*args, **kwargs)
-        finally:
-            try:
-                if not queue.calm_sent(task) or queue.has_news(task):
-                    _after_plain_send(queue, instance, task)
-            except Exception as error:
-                queue.step_aside(error)
-    return _send_managed(wrapped, instance, args, kwargs, queue, task)
+    if not queue.is_calm and not queue.is_aside:
+        return _send_managed(wrapped, instance, args, kwargs, queue, task)
+    # Nothing afterwards: that the lane asks for more says that it is done. It runs once a task.
+    if type(task.get("multimodal_output")) is KeptPayload:
+        _give(queue, task)
+    return wrapped(*args, **kwargs)
 
 
-def _after_plain_send(queue: SaveQueue, adapter: Any, task: dict[str, Any]) -> None:
-    """What is to be seen once a stream, and where the calm has ended during the send."""
-    request = task.get("request")
-    if request is not None and not has_receiver(request, adapter.connector.stage_id):
-        queue.note_deaf(request.external_req_id)
-    if not queue.is_calm:
-        queue.has_chunks_unknown()
-        queue.sent(task, 0.0, has_put=False)
+def _give(queue: SaveQueue, task: dict[str, Any]) -> None:
+    """Make tensors again of what was copied. What cannot be made fails its request, as a send that fails."""
+    try:
+        task["multimodal_output"] = give(task["multimodal_output"])
+    except Exception as error:
+        queue.step_aside(error)
+        task["multimodal_output"] = give(task["multimodal_output"])
 
 
 def _send_managed(
     wrapped: Callable[..., Any], adapter: Any, args: Any, kwargs: Any, queue: SaveQueue, task: dict[str, Any]
 ) -> Any:
-    chunks = queue.chunks
+    chunks: Chunks | None = None
     stream, number, before = "", 0, (0, 0)
     try:
+        chunks = queue.chunks
         stream = stream_of(task)
         number = adapter.put_req_chunk.get(stream, 0)
         before = _so_far(adapter.connector) if chunks is not None else (0, 0)
@@ -321,7 +314,7 @@ def _send_managed(
     try:
         # Here and not when it is taken: what cannot be made a tensor again fails its request, as a send that fails.
         if type(task.get("multimodal_output")) is KeptPayload:
-            task["multimodal_output"] = give(task["multimodal_output"])
+            _give(queue, task)
         return wrapped(*args, **kwargs)
     finally:
         took = time.monotonic() - began

@@ -16,7 +16,7 @@ OTHERS = tuple(Measure(f"other {number}", "ms", "lower") for number in range(8))
 
 RUNS = 10_000
 START_SIGMA = 0.08
-"""Standard deviation of a figure's logarithm from start to start. Assumed; ``python -m benchmarks.drift`` measures."""
+"""Standard deviation of the logarithm of a figure from start to start; assumed, ``benchmarks.drift`` measures it."""
 DRIFT_SIGMA = 0.05
 """The same of what drifts: a walk whose step this is, from one start to the next. Assumed too."""
 

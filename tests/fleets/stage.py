@@ -48,6 +48,7 @@ class Verdict:
 
     Attributes:
         fleet: The script.
+        faults: As ``--faults``; a seed's script depends on it.
         defects: What must not be; none: it passed.
         notes: What happened besides.
         counters: Of the patch.
@@ -55,6 +56,7 @@ class Verdict:
     """
 
     fleet: Fleet
+    faults: str = "some"
     defects: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
@@ -65,7 +67,11 @@ class Verdict:
         """Its seed, its shape, how to run it alone, and what was found."""
         lines = [f"seed {self.fleet.seed}: {'; '.join(self.notes) or 'no notes'}", f"  {self.fleet.words()}"]
         lines += [f"  DEFECT {each}" for each in self.defects[:12]]
-        lines += [f"  alone: python -m tests.fleets.stage --seed {self.fleet.seed} --verbose"] if self.defects else []
+        lines += (
+            [f"  alone: python -m tests.fleets.stage --seed {self.fleet.seed} --faults {self.faults} --verbose"]
+            if self.defects
+            else []
+        )
         return "\n".join(lines)
 
 
@@ -76,7 +82,7 @@ def run(seed: int, configs: dict[int, Path], *, faults: str = "some") -> Verdict
     from tests.fleets.stage_parts import Clock, clocked, our_modules
 
     script = fleet(seed, faults=faults)
-    verdict = Verdict(script)
+    verdict = Verdict(script, faults)
     began = time.monotonic()
     switch_s = sys.getswitchinterval()
     died: list[str] = []

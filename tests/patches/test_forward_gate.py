@@ -625,14 +625,15 @@ def test_stage_that_cannot_be_judged_runs_as_stock(
         assert any(output.multimodal_output for output in by_request(play(rig))["a"])
 
 
+@pytest.mark.parametrize("function", ["_visible", "_plan", "_needs_payload", "_gate"])
 def test_error_while_gating_stops_the_gate_and_not_the_stage(
-    configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
+    function: str, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step's outputs still leave, whole, and so do all later ones; the state says why."""
     from benchmarks.save_queue.rig import Rig
     from omni_fastpath.patches.forward_gate import wrappers
 
-    monkeypatch.setattr(wrappers, "_visible", lambda _: 1 // 0)
+    monkeypatch.setattr(wrappers, function, lambda *_, **__: 1 // 0)
     with Rig(configs[TALKER]) as rig:
         rig.add("a", tokens=3)
         outputs = by_request(play(rig))["a"]

@@ -37,6 +37,7 @@ def ours() -> dict[str, tuple[Any, str]]:
         fair.FairQueue,
         queue.SaveQueue,
         helper.Helper,
+        helper.Watch,
         storage.Storage,
         unfetched.Chunks,
         unfetched.Book,
@@ -53,7 +54,7 @@ def ours() -> dict[str, tuple[Any, str]]:
         (fair, ("stream_of", "weigh", "keep")),
         (queue, ("weigh", "size_of")),
         (unfetched, ("_is_there",)),
-        (wrappers, ("stream_of", "_count", "_so_far", "_before_step", "has_receiver")),
+        (wrappers, ("give", "stream_of", "_count", "_so_far", "_before_step", "has_receiver")),
         (payload, ("_keep",)),
     ):
         for name in names:
@@ -65,14 +66,16 @@ NAMES = (
     "FairQueue._sort_in", "FairQueue.sort_in", "FairQueue._weigh", "FairQueue._weigh_one", "FairQueue._replace",
     "FairQueue._let_batches_go", "FairQueue._open", "FairQueue._note_bytes", "FairQueue._look", "FairQueue._reserve",
     "FairQueue._begin", "FairQueue._offer", "FairQueue.sent", "FairQueue._end", "FairQueue.gone", "FairQueue.adopt",
-    "FairQueue.oldest_s", "FairQueue.deepest", "FairQueue.reserve_any", "FairQueue.in_order", "FairQueue.close_books",
+    "FairQueue.deepest", "FairQueue.reserve_any", "FairQueue.in_order", "FairQueue.close_books",
     "FairQueue._all_bytes", "FairQueue.nbytes_near", "FairQueue.help_if_stuck", "FairQueue.own_what_waits",
     "FairQueue._alert_for_slow", "FairQueue.came_unfetched", "FairQueue.__bool__", "FairQueue.popleft",
     "SaveQueue.before_step", "SaveQueue._is_still_calm", "SaveQueue.manage", "SaveQueue.calm_down",
     "SaveQueue._be_calm", "SaveQueue._note_come", "SaveQueue._own_what_waits", "SaveQueue._ask",
     "SaveQueue.calm_sent", "SaveQueue.sent", "SaveQueue._look", "SaveQueue._weigh", "SaveQueue._unfetched",
     "SaveQueue._make_chunks_known", "SaveQueue._is_other_lane_busy", "SaveQueue._is_heavy", "SaveQueue.note_deaf",
-    "SaveQueue.has_chunks_unknown", "SaveQueue.has_news", "SaveQueue._estimate", "FairQueue.trust_all",
+    "SaveQueue.has_chunks_unknown", "SaveQueue._hear", "SaveQueue._end_plain_send", "FairQueue.look_at_lanes",
+    "FairQueue.look_at_first", "FairQueue.is_slow", "Watch.look",
+    "Watch.is_dominated", "wrappers.give", "SaveQueue._estimate", "FairQueue.trust_all",
     "Helper.is_first_stuck", "Helper.is_hung", "Helper.may_take_all", "Helper.alert",
     "Storage.add", "Storage.remove", "Storage.is_thin",
     "Chunks.put", "Chunks.ended", "Chunks.look", "Chunks._drop_fetched", "Chunks._count", "Chunks.knows",
@@ -240,3 +243,74 @@ def test_setting_up_that_fails_leaves_upstreams_queue(monkeypatch: pytest.Monkey
     wrappers.wrapped_init_omni_io_scheduling_state(lambda: None, made, (), {})
     assert type(made.chunk_transfer_adapter._pending_save_reqs) is deque
     assert entry().state is State.FAILED
+
+
+def test_cleanup_waits_for_a_step_on_a_cpu_device() -> None:
+    """After an abort: it has no payload that would have to be copied, and the patch goes on."""
+    slow, other = Request(unique("slow")), Request(unique("other"))
+    with Stage(lanes=1, device="cpu") as stage:
+        stage.gate.shut(slow.external_req_id)
+        stage.save(slow, 0)
+        until(lambda: stage.gate.inside)
+        stage.queue.append({"cleanup_shm": (f"{other.external_req_id}_0", 1)})
+        stage.save(other, 1, finished=True)
+        stage.queue.manage()
+        for _ in range(3):
+            assert stage.queue.before_step()
+        assert not stage.queue.is_aside
+        stage.gate.open()
+        until(lambda: stage.queue.tasks == 0)
+        assert stage.fetch(other.external_req_id) == [1]
+
+
+@pytest.mark.parametrize("is_calm", [True, False])
+def test_payload_that_cannot_be_made_again_at_once_is_made_again(
+    is_calm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for it at the first time: the queue steps aside, and the chunk goes out whole."""
+    from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap.payload import give
+
+    first, other = Request(unique("first")), Request(unique("other"))
+    with Stage(lanes=1, device="cpu") as stage:
+        stage.gate.shut(first.external_req_id)
+        stage.save(first, 0)
+        until(lambda: stage.gate.inside)
+        if not is_calm:
+            stage.queue.manage()
+        stage.save(other, 7, finished=True)
+        stage.queue.before_step()  # copies what waits
+        fault = Fault(1)
+        monkeypatch.setattr(wrappers, "give", fault.around(give))
+        stage.gate.open()
+        until(lambda: stage.queue.tasks == 0)
+        assert stage.fetch(other.external_req_id) == [7]
+        assert (fault.hits, stage.queue.is_aside) == (1, True)
+        assert stage.adapter.collect_failed_send_request_ids() == {}
+
+
+def test_queue_that_cannot_say_what_shared_memory_holds_sends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked where a send begins is asked under the same care as all else."""
+    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
+
+    request = Request(unique("s"))
+    with Stage(lanes=1) as stage:
+        stage.gate.shut(request.external_req_id)
+        stage.save(request, 0)
+        until(lambda: stage.gate.inside)
+        stage.queue.manage()
+        stage.save(request, 1)
+        stage.save(request, 2, finished=True)
+        asked: list[int] = []
+
+        def broken(_self: Any) -> Any:
+            asked.append(1)
+            raise RuntimeError("injected")
+
+        monkeypatch.setattr(SaveQueue, "chunks", property(broken))
+        stage.gate.open()
+        until(lambda: stage.queue.tasks == 0)
+        monkeypatch.undo()
+        assert stage.fetch(request.external_req_id) == [0, 1, 2]
+        assert asked
+        assert stage.queue.is_aside

@@ -131,6 +131,87 @@ def test_slow_send_ends_the_calm(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rig.send(2) in (["a", "b"], ["b", "a"])
 
 
+class Clock:
+    """Monotonic seconds that only the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def pass_by(self, seconds: float) -> None:
+        """So much later."""
+        self.now += seconds
+
+
+def test_pause_of_the_whole_process_is_no_slow_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A send of which two looks saw a second pass, and none that it went on in steps: the lane had no chance to run."""
+    clock = Clock(monkeypatch)
+    with Rig() as rig:
+        rig.step("a", "b")
+        rig.take()
+        clock.pass_by(0.005)
+        assert not rig.step("a")
+        clock.pass_by(1.0)
+        assert not rig.step("a")
+        assert rig.send(1) == ["b"]
+
+
+@pytest.mark.parametrize("step_s", [0.001, 0.005, 0.015, 0.05, 0.5])
+def test_send_that_goes_on_from_step_to_step_is_slow(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    """After 20 ms of steps, or the second whole one: however short or long they are."""
+    from omni_fastpath.patches.save_queue_cap.helper import LOOK_S, SLOW_S
+
+    clock = Clock(monkeypatch)
+    with Rig() as rig:
+        rig.step("a")
+        rig.take()
+        count = 0
+        while not rig.step("a"):
+            clock.pass_by(step_s)
+            count += 1
+            assert count < 100
+        assert count - round(SLOW_S / min(step_s, LOOK_S)) in (0, 1)  # sums of fractions
+
+
+def test_each_of_many_quick_sends_counts_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that is always in some send, late as it may be, is in no slow one."""
+    clock = Clock(monkeypatch)
+    with Rig() as rig:
+        for _ in range(60):
+            assert not rig.step("a")
+            taken = rig.take()
+            clock.pass_by(0.015)
+            assert not rig.step("a")
+            rig.sent(taken)
+
+
+def test_lane_is_dominated_for_as_long_as_its_slow_send_lasted() -> None:
+    """So that who waits for a slow stream's turns is held between these too, and soon no more after an accident."""
+    from omni_fastpath.patches.save_queue_cap.helper import Watch
+
+    watch = Watch()
+    for now in (0.0, 0.01, 0.02, 0.1, 0.2):
+        watch.look(0.0, now)
+    assert watch.is_dominated(0.2)
+    assert not watch.look(None, 0.2)
+    assert watch.is_dominated(0.39)
+    assert not watch.is_dominated(0.41)
+
+
+def test_stream_whose_send_ended_the_calm_is_known_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One send of 0.1 s says it: its next task is the helper's."""
+    clock = Clock(monkeypatch)
+    with Rig() as rig:
+        rig.step("a", "b", "a")
+        rig.take()
+        for _ in range(12):
+            clock.pass_by(0.01)
+            rig.step()
+        assert not rig.queue.is_calm
+        assert rig.ask()
+        assert rig.queue.fair.streams["a"].is_slow
+
+
 def test_idle_lane_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that found nothing to send sleeps; that is no slow send."""
     from omni_fastpath.patches.save_queue_cap import helper
@@ -199,11 +280,12 @@ def test_unfetched_limit_and_small_credits_are_never_calm() -> None:
     from omni_fastpath.patches.save_queue_cap.wrappers import calm_of
 
     assert calm_of(SaveQueueOptions(unfetched_chunks=3)).steps == 0
-    assert calm_of(SaveQueueOptions(per_stream_tasks=5, holds="always")).steps == 0
-    assert calm_of(SaveQueueOptions(per_stream_tasks=6, holds="always")).steps == 1
-    assert calm_of(SaveQueueOptions(holds="always")).steps == 27
-    # Nobody is held for tasks: as long as no send is slow, plain order is fair however far the lane is behind.
-    assert calm_of(SaveQueueOptions()).steps > 500
+    assert calm_of(SaveQueueOptions(per_stream_tasks=1, holds="always")).steps == 0
+    # Sends are quick while it is calm: four times what holds a slow stream, less what is in flight and two at the end.
+    assert calm_of(SaveQueueOptions(per_stream_tasks=3, holds="always")).steps == 7
+    assert {calm_of(SaveQueueOptions(holds=each)).steps for each in ("never", "bytes", "always")} == {123}
+    assert {calm_of(SaveQueueOptions(holds=each)).tasks for each in ("never", "bytes", "always")} == {16384}
+    assert calm_of(SaveQueueOptions(per_stream_tasks=None)).steps > 500
     with Rig(steps=0) as rig:
         assert rig.step("a")
 
@@ -277,6 +359,28 @@ def test_order_within_a_stream_is_that_of_arrival_through_all_changes() -> None:
         assert sent == {stream: list(range(count[stream])) for stream in "abc"}
         assert (rig.queue.tasks, len(rig.queue), rig.queue.nbytes) == (0, 0, 0)
         assert changes > 50
+
+
+@pytest.mark.parametrize("end", ["aside", "calm"])
+def test_lane_that_asks_while_the_queue_becomes_plain_takes_nothing_out_of_it(end: str) -> None:
+    """What stands in the one deque stays there, and goes out from there."""
+    with Rig(quiet_s=0.0) as rig:
+        rig.queue.manage()
+        rig.step("a", "b", "a")
+
+        def become_plain(_now: float) -> None:
+            del vars(rig.queue.fair)["_look"]
+            if end == "aside":
+                rig.queue.step_aside(RuntimeError("told to"))
+            else:
+                rig.queue.calm_down(is_holding=False)
+
+        vars(rig.queue.fair)["_look"] = become_plain
+        rig.ask()
+        assert rig.queue.is_plain
+        rig.queue.append(task("b"))
+        assert rig.send(4) == ["a", "b", "a", "b"]
+        assert rig.take() is None
 
 
 # ---- Back ----

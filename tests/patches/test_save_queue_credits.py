@@ -64,9 +64,11 @@ class Scheduler:
 
 
 class Rig:
-    """Credits over a queue that nobody serves but the test."""
+    """Credits over a queue that nobody serves but the test; its lanes are stuck, or nobody is slow."""
 
-    def __init__(self, streams: int = 1, *, spec: int = 0, chunks: Any = None, **options: Any) -> None:
+    def __init__(
+        self, streams: int = 1, *, spec: int = 0, chunks: Any = None, is_stuck: bool = True, **options: Any
+    ) -> None:
         import vllm_omni  # noqa: F401 - adds to vLLM's statuses
         from vllm.v1.request import RequestStatus
 
@@ -75,6 +77,8 @@ class Rig:
         from omni_fastpath.patches.save_queue_cap.fair import FairQueue
 
         self.queue = FairQueue(counters(), chunks=chunks)
+        self.queue.is_pressed = self.queue.is_anybody_slow = is_stuck
+        vars(self.queue)["look_at_lanes"] = lambda _now: None
         options = {"holds": "always", **options}
         self.scheduler = Scheduler(num_spec_tokens=spec)
         for number in range(streams):
@@ -122,6 +126,37 @@ def expire(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- One stream ----
+
+
+def test_limits_are_four_times_as_wide_while_nobody_is_slow() -> None:
+    """A backlog is the processor's then, and everybody's alike; it is bounded all the same."""
+    rig = Rig(is_stuck=False, per_stream_tasks=8)
+    for _ in range(31):
+        assert rig.step() == ["s0"]
+    assert rig.step() == ["s0"]
+    assert rig.schedule() == []
+    rig.send(8)
+    assert rig.schedule() == ["s0"]
+
+
+def test_total_is_four_times_as_wide_while_nobody_is_slow() -> None:
+    """As each stream's own."""
+    rig = Rig(2, is_stuck=False, total_tasks=8)
+    for _ in range(16):
+        assert rig.step() == ["s0", "s1"]
+    assert rig.schedule() == []
+    assert rig.queue.tasks == 32
+
+
+def test_stream_that_is_slow_itself_is_held_at_the_credit() -> None:
+    """Beside a quick one with as many tasks, which is not."""
+    rig = Rig(2, is_stuck=False, per_stream_tasks=8)
+    for _ in range(8):
+        rig.step()
+    rig.queue.streams["s0"].is_slow = True
+    assert rig.schedule() == ["s1"]
+    rig.queue.streams["s0"].is_slow = False  # a quick send says that it was an accident
+    assert rig.schedule() == ["s0", "s1"]
 
 
 def test_held_at_the_credit_and_back_when_drained() -> None:

@@ -18,6 +18,19 @@ from tests.patches.soak_stage import PATIENCE_S, Gate, patched, slow_down, uniqu
 
 pytestmark = pytest.mark.upstream
 
+
+@pytest.fixture(autouse=True)
+def _sends_are_slow_at_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are much shorter here than a device's: what is in a send when somebody looks is in a slow one."""
+    from omni_fastpath.patches.save_queue_cap.helper import Watch
+
+    def look(self: Watch, since_s: float | None, _now: float) -> bool:
+        self.is_slow = since_s is not None
+        return self.is_slow
+
+    monkeypatch.setattr(Watch, "look", look)
+
+
 BOTH = pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
 
 NEVER: dict[str, Any] = {
