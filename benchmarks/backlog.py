@@ -10,11 +10,16 @@ raw output from every replica in turn, as stock does, but without stock's waitin
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
-from benchmarks.arms import ARMS, FASTPATH, ONE_ITEM, STOCK, alternate, parser, spread, switch_on
+from benchmarks.rigs.arms import ARMS, FASTPATH, ONE_ITEM, STOCK
+from benchmarks.rigs.driver import alternate, parser
+from benchmarks.rigs.results import say, spread
+from omni_fastpath.compare import about
+from omni_fastpath.compare.arm import switch_on
+from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.declare import Process
 
 REQUESTS = 16
 SILENT = 7
@@ -50,17 +55,17 @@ def measure(thinker: int, talker: int) -> dict[str, float]:
     with pipeline:
         while len(heard) < REQUESTS:
             time.sleep(0.005)
-    waits = sorted((at - started_ns) / 1e6 for at in heard.values())
-    return {"p50": waits[len(waits) // 2], "max": waits[-1]}
+    waits = [(at - started_ns) / 1e6 for at in heard.values()]
+    return {"p50": quantile(waits, 0.5), "max": max(waits)}
 
 
 def main() -> None:
     """Run one arm (``--arm``), or all of them and print the table."""
     options = parser(__doc__, ROUNDS).parse_args()
     if options.arm:
-        switch_on(ARMS[options.arm])
+        switch_on(ARMS[options.arm], Process.SERVER)
         measure(1, 1)  # imports and caches
-        print(json.dumps({name: measure(*sizes) for name, sizes in CASES.items()}))
+        say({name: measure(*sizes) for name, sizes in CASES.items()})
         return
     arms = (STOCK, FASTPATH, ONE_ITEM)
     results = alternate("benchmarks.backlog", arms, options.rounds)
@@ -73,6 +78,7 @@ def main() -> None:
                 found = [run[name][figure] for run in results[arm.name]]
                 cells.append(f"{spread(found):>{width}}")
         print(f"{arm.name:24}" + "".join(cells))
+    print(about.line())
 
 
 if __name__ == "__main__":

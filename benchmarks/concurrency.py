@@ -3,8 +3,9 @@
     python -m benchmarks.concurrency
 
 Qwen3-Omni, one replica a stage, on the simulated device with the step times of a large model, where the orchestrator is
-mostly idle. Each start is a server of its own; arms alternate. What one arm varies from start to start is the A/A
-interval, and thereby the resolution: a smaller difference cannot be seen here.
+mostly idle. Each start is a server of its own; arms alternate. ``A/A`` is the widest ratio of two starts of one arm: a
+description. The verdict is that of ``omni_fastpath.compare.verdict`` over starts, on the rows that were named for it;
+one row more among them, and six starts an arm could not tell all of them.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rigs import results
+from benchmarks.serving import arms
 from benchmarks.serving.capture import Capture, chat_request, run_closed_loop
 from benchmarks.serving.server import Server
-from omni_fastpath.declare import Process
-from omni_fastpath.patches import PATCHES
+from omni_fastpath.compare import about, verdict
+from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.compare.turns import turns
+from omni_fastpath.compare.verdict import Measure
 
 LEVELS = (1, 2, 4, 8, 16, 32)
 WAVES = 3
@@ -33,18 +38,33 @@ FEWEST = 8
 """Requests at the lowest levels."""
 OUTPUT_TOKENS = 40
 STEP_MS = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
-STARTS = 3
-ARMS = ("stock", "fastpath")
-FIGURES = ("throughput, req/s", "TTFT p50, ms", "TTFP p50, ms", "TTFP p90, ms", "E2E p50, ms", "E2E p90, ms")
+STOCK, FASTPATH = Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH": "1"})
+ARMS = (STOCK, FASTPATH)
+THROUGHPUT = "throughput, req/s"
+TTFP = "TTFP p50, ms"
+FIGURES = (THROUGHPUT, "TTFT p50, ms", TTFP, "TTFP p90, ms", "E2E p50, ms", "E2E p90, ms")
+
+Figures = Mapping[str, Mapping[str, float]]
+"""Of one start: by level and name."""
 
 
-def order(starts: int) -> Iterator[str]:
-    """The arm of each start: each pair the other way round, so that drift hits both arms alike."""
-    for number in range(starts):
-        yield from ARMS if number % 2 == 0 else reversed(ARMS)
+def measure_of(level: int, figure: str) -> Measure:
+    """A row of the table as the verdict knows it."""
+    name, _, unit = figure.partition(", ")
+    return Measure(f"{name} at {level}", unit, "higher" if figure == THROUGHPUT else "lower")
 
 
-def measure(arm: str, model: Path, log: Path) -> dict[str, dict[str, float]]:
+JUDGED = {
+    (level, figure): measure_of(level, figure)
+    for levels, figure in ((LEVELS, TTFP), ((1, 8, 32), "E2E p50, ms"), ((32,), THROUGHPUT))
+    for level in levels
+}
+"""Rows that get a verdict, by level and figure."""
+PRIMARY = JUDGED[1, TTFP]
+"""Where nothing queues, whatever the fast path costs is all that it does."""
+
+
+def measure(arm: Arm, model: Path, log: Path, levels: Sequence[int] = LEVELS) -> dict[str, dict[str, float]]:
     """One start of the arm's server: figures by level.
 
     Raises:
@@ -54,18 +74,14 @@ def measure(arm: str, model: Path, log: Path) -> dict[str, dict[str, float]]:
 
     deploy = Path(omni_simulated_device.__file__).parent / "deploy" / "qwen3_omni.yaml"
     device = json.dumps({"stages": {stage: {"base_ms": step} for stage, step in STEP_MS.items()}})
-    environment = {
-        omni_simulated_device.CONFIG_VARIABLE: device,
-        "OMNI_FASTPATH": "1" if arm == "fastpath" else "0",
-        "VLLM_OMNI_EVENT_DRIVEN_ORCH": "0",
-    }
+    environment = {**arms.environment(arm), omni_simulated_device.CONFIG_VARIABLE: device}
     found = {}
     with Server(model, deploy, environment=environment, log_path=log) as server:
         _checked(run_closed_loop(server.url, _requests("warm", 4), 4))
-        for level in LEVELS:
+        for level in levels:
             captures = _checked(run_closed_loop(server.url, _requests(str(level), max(FEWEST, WAVES * level)), level))
             found[str(level)] = _figures(captures)
-        _check_arm(server, arm)
+        arms.prove(server, arm, arms.roles(len(STEP_MS)))
     return found
 
 
@@ -83,24 +99,13 @@ def _checked(captures: Sequence[Capture]) -> Sequence[Capture]:
     return captures
 
 
-def _check_arm(server: Server, arm: str) -> None:
-    """The server's own state files say what it was."""
-    states = [json.loads(path.read_text()) for path in (server.runtime_folder / "omni-fastpath").glob("*.json")]
-    (patches,) = [each["patches"] for each in states if each["role"] == "server"]
-    here = {patch.name for patch in PATCHES if Process.SERVER in patch.processes}
-    wanted = {"applied"} if arm == "fastpath" else {"off"}
-    if {each["state"] for name, each in patches.items() if name in here or arm != "fastpath"} != wanted:
-        raise RuntimeError(f"this server is no {arm} arm: {patches}")
-
-
 def _figures(captures: Sequence[Capture]) -> dict[str, float]:
     begun = min(capture.started_at_s for capture in captures)
     ended = max(capture.started_at_s + capture.e2e_s for capture in captures)
     values = [len(captures) / (ended - begun)]
-    for name, shares in (("ttft_s", (50,)), ("ttfp_s", (50, 90)), ("e2e_s", (50, 90))):
+    for name, shares in (("ttft_s", (0.5,)), ("ttfp_s", (0.5, 0.9)), ("e2e_s", (0.5, 0.9))):
         times = [value * 1000 for capture in captures if (value := getattr(capture, name)) is not None]
-        cuts = statistics.quantiles(times, n=100, method="inclusive")
-        values += [cuts[share - 1] for share in shares]
+        values += [quantile(times, share) for share in shares]
     return dict(zip(FIGURES, values, strict=True))
 
 
@@ -109,48 +114,63 @@ def _farthest(values: Sequence[float]) -> float:
     return max(values) / min(values)
 
 
-def main() -> None:
-    """Run the starts and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=int, default=STARTS, help="of each arm")
-    options = parser.parse_args()
+def run(name: str, subjects: Sequence[Arm], starts: int, levels: Sequence[int] = LEVELS) -> dict[str, list[Figures]]:
+    """Figures of so many starts of each arm, in turn; each start is a line in ``results/NAME.jsonl``."""
     from omni_simulated_device.models import write_qwen3_omni
 
-    found: dict[str, list[dict[str, dict[str, float]]]] = {arm: [] for arm in ARMS}
+    about.commit()  # of the code that runs, whatever is committed meanwhile
+    found: dict[str, list[Figures]] = {arm.name: [] for arm in subjects}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "qwen3_omni"
         write_qwen3_omni(model)
-        for number, arm in enumerate(order(options.starts)):
-            print(f"  start {number + 1} of {2 * options.starts}: {arm}", file=sys.stderr, flush=True)
-            found[arm].append(measure(arm, model, Path(folder) / f"{number}.log"))
-    Path("results").mkdir(exist_ok=True)
-    Path("results/concurrency.json").write_text(json.dumps(found))
-    show(found)
+        for place, (_, arm) in enumerate(turns(subjects, starts)):
+            results.progress(f"start {place + 1} of {len(subjects) * starts}: {arm.name}")
+            figures = measure(arm, model, Path(folder) / f"{place}.log", levels)
+            results.save(name, {"arm": arm.name, "place": place, "figures": figures})
+            found[arm.name].append(figures)
+    return found
 
 
-def show(found: dict[str, list[dict[str, dict[str, float]]]]) -> None:
-    """A row for each level and figure: medians, their ratio, and how far two starts of one arm lie apart."""
-    table = Table(title=f"Whole server, {len(found['stock'])} starts an arm: median; A/A: widest ratio within an arm")
-    for column in ("concurrency", "figure", *ARMS, "ratio", "A/A"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+def judge(found: Mapping[str, Sequence[Figures]]) -> dict[str, verdict.Verdict]:
+    """The verdict of each row of ``JUDGED``, by the measure's name."""
+    a, b = (
+        {row.name: [start[str(level)][name] for start in found[arm.name]] for (level, name), row in JUDGED.items()}
+        for arm in ARMS
+    )
+    return verdict.verdicts(PRIMARY, list(JUDGED.values()), a, b)
+
+
+def main() -> None:
+    """Run the starts and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--starts", type=int, default=verdict.STARTS, help="of each arm")
+    show(run("concurrency", ARMS, parser.parse_args().starts))
+
+
+def show(found: Mapping[str, Sequence[Figures]]) -> None:
+    """A row for each level and figure: medians, their ratio, how far two starts of one arm lie apart, and verdicts."""
+    starts = len(found[STOCK.name])
+    table = Table(title=f"Whole server, {starts} starts an arm: median; A/A: widest ratio within an arm")
+    for column in ("concurrency", "figure", *(arm.name for arm in ARMS), "ratio", "A/A", "verdict"):
+        table.add_column(column, justify="left" if column in ("figure", "verdict") else "right")
+    verdicts = judge(found)
     for level in LEVELS:
         for name in FIGURES:
-            runs = [[start[str(level)][name] for start in found[arm]] for arm in ARMS]
+            runs = [[start[str(level)][name] for start in found[arm.name]] for arm in ARMS]
             stock, fast = (statistics.median(each) for each in runs)
-            apart = max(_farthest(each) for each in runs)
-            better = fast >= stock if name.startswith("throughput") else fast <= stock
-            ratio = fast / stock
-            told = "better or equal" if better else "within A/A" if max(ratio, 1 / ratio) <= apart else "WORSE"
+            row = JUDGED.get((level, name))
             table.add_row(
                 str(level),
                 name,
                 f"{stock:.1f}",
                 f"{fast:.1f}",
-                f"{ratio:.2f} {told}",
-                f"{apart:.2f}",
+                f"{fast / stock:.2f}",
+                f"{max(max(each) / min(each) for each in runs):.2f}",
+                str(verdicts[row.name]) if row is not None else "",
                 end_section=name == FIGURES[-1],
             )
-    Console(width=110).print(table)
+    Console(width=150).print(table)
+    print(verdict.legend(PRIMARY, len(JUDGED) - 1, starts), about.line(), sep="\n")
 
 
 if __name__ == "__main__":

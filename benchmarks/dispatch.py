@@ -16,13 +16,17 @@ The fast path runs twice a round: the difference between the two is noise.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.arms import ARMS, EVENT, FASTPATH, IN_TURN, STOCK, Arm, alternate, parser, spread, switch_on
+from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, IN_TURN, STOCK
+from benchmarks.rigs.driver import alternate, parser
+from benchmarks.rigs.results import say, spread
+from omni_fastpath.compare import about
+from omni_fastpath.compare.arm import Arm, switch_on
+from omni_fastpath.declare import Process
 
 ITEMS = 200
 EVERY = 16
@@ -180,10 +184,10 @@ def main() -> None:
     options = parser(__doc__, ROUNDS).parse_args()
     if options.arm:
         arm = ARMS[options.arm]
-        switch_on(arm)
+        switch_on(arm, Process.SERVER)
         repeats = 20 if arm.on or arm.event_driven else 3
         found = {name: statistics.median(measure(arm, case, repeats)) for name, case in CASES.items()}
-        print(json.dumps(found | {"stubs": stubs_us()}))
+        say(found | {"stubs": stubs_us()})
         return
     results = alternate("benchmarks.dispatch", SUBJECTS, options.rounds)
     again = results[FASTPATH.name][1::2]
@@ -193,6 +197,7 @@ def main() -> None:
     print(f"{'arm':24}" + "".join(f"{name:>24}" for name in columns))
     for name, runs in (*results.items(), ("fastpath, again", again)):
         print(f"{name:24}" + "".join(f"{spread([each[column] for each in runs]):>24}" for column in columns))
+    print(about.line())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import multiprocessing
 import random
 import statistics
@@ -21,7 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import ARMS, EVENT, FASTPATH, STOCK, Arm, alternate, parser, spread, switch_on
+from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, STOCK
+from benchmarks.rigs.driver import alternate, parser
+from benchmarks.rigs.results import say, spread
+from omni_fastpath.compare import about
+from omni_fastpath.compare.arm import Arm, switch_on
+from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.declare import Process
 
 OUTPUTS = 1000
 GAP_S = 0.006
@@ -124,9 +129,9 @@ async def _measure(arm: Arm, count: int) -> dict[str, float]:
     }
     figures = {}
     for name, values in hops.items():
-        ranked = sorted(values[len(values) // 10 :])  # the first ones pay for imports and caches
-        figures[f"{name} p50"] = ranked[len(ranked) // 2] / 1000
-        figures[f"{name} p99"] = ranked[int(len(ranked) * 0.99)] / 1000
+        counted = values[len(values) // 10 :]  # the first ones pay for imports and caches
+        figures[f"{name} p50"] = quantile(counted, 0.5) / 1000
+        figures[f"{name} p99"] = quantile(counted, 0.99) / 1000
     figures["idle wakes/s, orchestrator"] = (after[0] - before[0]) / IDLE_S
     figures["idle wakes/s, front end"] = (after[1] - before[1]) / IDLE_S
     return figures
@@ -147,18 +152,19 @@ def main() -> None:
     options = arguments.parse_args()
     if options.arm:
         arm = ARMS[options.arm]
-        switch_on(arm)
-        print(json.dumps(measure(arm, options.outputs)))
+        switch_on(arm, Process.SERVER)
+        say(measure(arm, options.outputs))
         return
     arms = (STOCK, EVENT, FASTPATH)
     results = alternate("benchmarks.latency", arms, options.rounds, "--outputs", str(options.outputs))
     print(f"\nLow load, one stage, {options.outputs} outputs a run: median of {options.rounds} runs (least to most)")
     print(f"{'':34}" + "".join(f"{arm.name:>30}" for arm in arms) + f"{'fastpath / stock':>20}")
-    for name in results["stock"][0]:
+    for name in (each for each in results["stock"][0] if each != "about"):
         unit = "" if "wakes" in name else " (us)"
         runs = [[run[name] for run in results[arm.name]] for arm in arms]
         ratio = statistics.median(runs[-1]) / max(statistics.median(runs[0]), 1e-9)
         print(f"{name + unit:34}" + "".join(f"{spread(values):>30}" for values in runs) + f"{ratio:>20.2f}")
+    print(about.line())
 
 
 if __name__ == "__main__":

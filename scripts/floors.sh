@@ -32,5 +32,5 @@ END
     printf '%s\n' "$wanted" >"$venv/stamp"
 fi
 # Left out: what runs vLLM, what stands on the benchmarks, which are no part of an installation, and what builds one.
-leave_out=(tests/{patches,server,simulated_device,test_demo.py,test_replay.py,test_packaging.py})
+leave_out=(tests/{patches,server,simulated_device,test_demo.py,test_replay.py,test_rigs.py,test_packaging.py})
 "$python" -m pytest -q -p no:cacheprovider "${leave_out[@]/#/--ignore=}" tests "$@"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -20,13 +21,20 @@ from rich.console import Console
 from benchmarks.demo import arms, figures
 from benchmarks.demo.__main__ import main
 from benchmarks.demo.figures import Measure, Row, Sample, Start
-from benchmarks.demo.load import QUICK, Load, order
+from benchmarks.demo.load import QUICK, Load
 from benchmarks.demo.measure import CpuMeter, MeasureError, Outcome
 from benchmarks.demo.progress import Phases
 from benchmarks.demo.words import compare, describe, heading, parity_line
+from benchmarks.serving import arms as serving
 from benchmarks.serving.capture import Capture, Event
-from omni_fastpath.declare import State
-from omni_fastpath.statefile import PatchRecord
+from omni_fastpath.compare.arm import WrongArmError
+from omni_fastpath.declare import Process, State
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.statefile import PatchRecord, Snapshot
+
+PRIMARY = f"{figures.PRIMARY} ({figures.OPEN_LOOP})"
+LATER = "later waves, p50 (time to first audio packet (TTFP), capture client)"
+ORDER = ["stock", "fastpath", "fastpath", "stock"]
 
 
 def _sample(order_: int, ttfp: float, *, error: str | None = None) -> Sample:
@@ -35,7 +43,7 @@ def _sample(order_: int, ttfp: float, *, error: str | None = None) -> Sample:
 
 def _start(arm: str, throughput: float = 2.0, ttfp: float = 0.1, *, count: int = 8) -> Start:
     samples = [_sample(place, ttfp * (1 + place / 10)) for place in range(count)]
-    return Start(arm, throughput, 0, 4.0, {"api": 2.0, "stage0_replica0": 1.0}, samples, 60.0)
+    return Start(arm, throughput, 0, 4.0, {"api": 2.0, "stage0_replica0": 1.0}, samples, 60.0, samples)
 
 
 def _row(stock: list[float], fastpath: list[float], better: figures.Better = "higher") -> Row:
@@ -45,13 +53,6 @@ def _row(stock: list[float], fastpath: list[float], better: figures.Better = "hi
 
 
 # ---- Load and waves ----
-
-
-def test_the_order_of_starts_mirrors_each_pair() -> None:
-    """Drift over the run must hit both arms alike."""
-    assert order(1) == ["stock", "fastpath"]
-    assert order(2) == ["stock", "fastpath", "fastpath", "stock"]
-    assert order(3)[4:] == ["stock", "fastpath"]
 
 
 def test_every_start_gets_the_same_requests() -> None:
@@ -87,43 +88,74 @@ def test_failed_requests_have_no_times() -> None:
     assert figures.times([_sample(0, 0.1), _sample(1, 0.2, error="503")], "ttfp") == [0.1]
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "expected"), [([3.0], 0.99, 3.0), ([1.0, 2.0, 3.0], 0.5, 2.0), ([1.0, 2.0], 0.25, 1.25)]
-)
-def test_percentile_interpolates(values: list[float], share: float, expected: float) -> None:
-    """As the usual definition has it."""
-    assert figures.percentile(values, share) == pytest.approx(expected)
-
-
-def test_percentile_of_nothing_is_no_number() -> None:
-    """A wave in which everything failed shows a dash, and no verdict."""
-    assert math.isnan(figures.percentile([], 0.5))
+def test_a_wave_in_which_everything_failed_has_no_figure() -> None:
+    """It shows a dash, and its row no verdict and no difference."""
     assert figures.shown(math.nan, 2) == "-"
-    assert _row([math.nan, 1.0], [1.0, 1.0]).verdict == "unknown"
+    assert _row([math.nan, 1.0], [1.0, 1.0]).exceeds_spread is None
+    starts = _starts(6)
+    failed = [dataclasses.replace(each, error="503") for each in starts[0].samples]
+    starts[0] = dataclasses.replace(starts[0], samples=failed)
+    found = {row.measure.title: row.verdict for row in figures.rows(starts, 2)}
+    assert found[LATER] is None
+    assert found[PRIMARY] is not None
 
 
 # ---- Rows ----
 
 
 @pytest.mark.parametrize(
-    ("stock", "fastpath", "better", "verdict"),
+    ("stock", "fastpath", "exceeds"),
     [
-        ([1.0, 1.2], [2.0, 2.1], "higher", "yes, better"),
-        ([1.0, 1.2], [2.0, 2.1], "lower", "yes, worse"),
-        ([2.0, 2.1], [1.0, 1.2], "lower", "yes, better"),
-        ([1.0, 2.0], [1.6, 1.7], "higher", "no"),  # the difference, 0.15, is within stock's own spread
-        ([1.0, 1.0], [1.0, 1.0], "higher", "no"),
-        ([1.0, 1.5], [2.0, 2.0], "higher", "yes, better"),
-        ([1.0, 2.0], [2.5, 2.5], "higher", "no"),  # as large as the spread is not larger
-        ([1.0, 1.2], [2.0, 2.1], "neither", "yes"),
-        ([1.0], [9.0], "higher", "unknown"),
+        ([1.0, 1.2], [2.0, 2.1], True),
+        ([2.0, 2.1], [1.0, 1.2], True),
+        ([1.0, 2.0], [1.6, 1.7], False),  # the difference, 0.15, is within stock's own spread
+        ([1.0, 1.0], [1.0, 1.0], False),
+        ([1.0, 1.5], [2.0, 2.0], True),
+        ([1.0, 2.0], [2.5, 2.5], False),  # as large as the spread is not larger
+        ([1.0], [9.0], None),
     ],
 )
-def test_a_difference_counts_beyond_the_wider_spread(
-    stock: list[float], fastpath: list[float], better: figures.Better, verdict: str
+def test_a_difference_is_described_beside_the_wider_spread(
+    stock: list[float], fastpath: list[float], exceeds: bool | None
 ) -> None:
-    """Also when the difference is to our disadvantage."""
-    assert _row(stock, fastpath, better).verdict == verdict
+    """Also when the difference is to our disadvantage; a single start has no spread."""
+    assert _row(stock, fastpath).exceeds_spread is exceeds
+
+
+def _starts(an_arm: int) -> list[Start]:
+    """Starts in which fastpath has more throughput and later audio, always."""
+    stock = [_start("stock", 2.0 + place / 100, 0.1 + place / 1000) for place in range(an_arm)]
+    return stock + [_start("fastpath", 3.0 + place / 100, 0.2 + place / 1000) for place in range(an_arm)]
+
+
+@pytest.mark.parametrize(
+    ("starts", "primary", "throughput"),
+    [
+        (2, "too few starts", "too few starts"),
+        (4, "worse", "too few starts"),
+        (6, "worse", "better"),
+    ],
+)
+def test_four_starts_an_arm_do_for_the_primary_row_and_six_for_all(starts: int, primary: str, throughput: str) -> None:
+    """The summary says so while they are fewer; rows that nobody named beforehand have no verdict."""
+    table = figures.rows(_starts(starts), 2)
+    found = {row.measure.title: row.verdict for row in table if row.verdict is not None}
+    assert len(found) == 10
+    assert found[PRIMARY].word == primary
+    assert found["throughput (vllm bench serve --omni)"].word == throughput
+    said = " ".join(figures.summary(table))
+    assert (f"With {starts} starts an arm: 4 would do for TTFP, p50 of the open loop, 6 for all." in said) == (
+        starts < 6
+    )
+    assert f"Of all {len(table)} rows, the arms differ by more than the wider spread" in said
+
+
+def test_without_an_open_loop_there_is_no_verdict() -> None:
+    """The primary measure is its; no other takes its place afterwards."""
+    starts = [dataclasses.replace(each, paced=()) for each in _starts(6)]
+    table = figures.rows(starts, 2)
+    assert all(row.verdict is None for row in table)
+    assert "There is no verdict" in figures.summary(table)[0]
 
 
 def test_ratio_is_of_the_means() -> None:
@@ -141,80 +173,78 @@ def test_the_table_has_every_measure_and_column() -> None:
     assert {len(figures.cells(row)) for row in table} == {len(head)}
     cells = {(row.measure.group, row.measure.name): figures.cells(row) for row in table}
     throughput = cells["vllm bench serve --omni", "throughput"]
-    assert throughput[1:] == ["2.00", "2.10", "3.00", "3.10", "0.10", "0.10", "1.49", "yes, better"]
+    assert throughput[1:] == ["2.00", "2.10", "3.00", "3.10", "0.10", "0.10", "1.49", "too few starts"]
     groups = {row.measure.group for row in table}
     assert sum("TTFP" in group for group in groups) == sum("E2E" in group for group in groups) == 1
     first = cells["time to first audio packet (TTFP), capture client", "first wave, p50"]
     later = cells["time to first audio packet (TTFP), capture client", "later waves, p50"]
     assert first[1] == "105"
     assert later[1] == "145"
-    assert "better in" in figures.summary(table)
-    assert "nothing can be said" in figures.summary(figures.rows(starts[:2], 2))
+    assert "One start an arm has no spread." in figures.summary(figures.rows(starts[:2], 2))
 
 
 # ---- The proof of an arm ----
 
-_ROLES = {"api", *(f"stage{stage}_replica{replica}" for stage in range(3) for replica in range(2))}
+
+def _snapshots(arm: str) -> dict[str, Snapshot]:
+    """State files of a true server of the arm, by role."""
+    roles = serving.roles(arms.STAGES, arms.REPLICAS)
+    return {role: _snapshot(arm, Process.SERVER if role == "api" else Process.STAGE) for role in roles}
 
 
-def _states(arm: str) -> dict[str, dict[str, PatchRecord]]:
-    off = PatchRecord(state=State.OFF, reason="OMNI_FASTPATH=0")
-    elsewhere = PatchRecord(state=State.NOT_APPLICABLE, reason="another process")
-    states = {}
-    for role in _ROLES:
-        if arm == "stock":
-            states[role] = dict.fromkeys(arms.ENGAGED, off)
-        elif role == "api":
-            states[role] = {
-                name: PatchRecord(state=State.APPLIED, counters={event: 5}) for name, event in arms.ENGAGED.items()
-            }
+def _snapshot(arm: str, process: Process) -> Snapshot:
+    patches = {}
+    for patch in PATCHES:
+        if arm == "stock" or patch.name not in arms.FASTPATH.enabled:
+            patches[patch.name] = PatchRecord(state=State.OFF, reason="OMNI_FASTPATH=0")
+        elif process in patch.processes:
+            patches[patch.name] = PatchRecord(state=State.APPLIED, counters={arms.ENGAGED.get(patch.name, "any"): 5})
         else:
-            states[role] = dict.fromkeys(arms.ENGAGED, elsewhere)
-    return states
+            patches[patch.name] = PatchRecord(state=State.NOT_APPLICABLE, reason="another process")
+    return Snapshot(
+        schema=2,
+        pid=1,
+        started=1,
+        boot="",
+        namespace=1,
+        ppid=1,
+        role=process,
+        process_name="",
+        omni_fastpath="",
+        vllm=None,
+        vllm_omni=None,
+        updated=0.0,
+        source=None,
+        patches=patches,
+    )
 
 
-def test_a_true_arm_passes() -> None:
-    """Each arm as it should be; the counters are the API server's."""
-    arms.check("stock", _states("stock"), _ROLES, {"OMNI_FASTPATH": "0"})
-    proof = arms.check("fastpath", _states("fastpath"), _ROLES, {})
+def test_each_arm_is_on_by_the_means_that_a_user_has() -> None:
+    """Stock by OMNI_FASTPATH=0, fastpath by its deploy YAML alone; anything else is not that arm."""
+    arms.check_means(arms.STOCK, {"OMNI_FASTPATH": "0", "HOME": "/"})
+    arms.check_means(arms.FASTPATH, {"HOME": "/"})
+    with pytest.raises(WrongArmError, match=r"no fastpath arm.*OMNI_FASTPATH_BUDGETED_DRAIN"):
+        arms.check_means(arms.FASTPATH, {"OMNI_FASTPATH_BUDGETED_DRAIN": "1"})
+    with pytest.raises(WrongArmError, match="no stock arm"):
+        arms.check_means(arms.STOCK, {})
+
+
+def test_the_counters_are_the_api_servers() -> None:
+    """What the report shows of a server."""
+    proof = arms.proof_of(_snapshots("fastpath"))
     assert proof.counters["budgeted_drain"] == {"items": 5}
-
-
-@pytest.mark.parametrize(("claimed", "really"), [("stock", "fastpath"), ("fastpath", "stock")])
-def test_the_other_arm_is_refused(claimed: str, really: str) -> None:
-    """The figures of one arm never stand under the other's name."""
-    environment = {"OMNI_FASTPATH": "0"} if really == "stock" else {}
-    with pytest.raises(arms.WrongArmError, match=f"no {claimed} arm"):
-        arms.check(claimed, _states(really), _ROLES, environment)
-
-
-def test_a_lying_process_is_named() -> None:
-    """One process that has no state file, one patch that failed, one that is off for another reason."""
-    states = _states("fastpath")
-    del states["stage2_replica1"]
-    states["api"]["budgeted_drain"] = PatchRecord(state=State.FAILED, reason="a seam")
-    with pytest.raises(arms.WrongArmError) as caught:
-        arms.check("fastpath", states, _ROLES, {"OMNI_FASTPATH_BUDGETED_DRAIN": "1"})
-    assert "stage2_replica1 has no state file" in str(caught.value)
-    assert "api: budgeted_drain is failed (a seam), wanted applied" in str(caught.value)
-    assert "has OMNI_FASTPATH_BUDGETED_DRAIN in its environment" in str(caught.value)
-    states = _states("stock")
-    states["stage0_replica0"]["final_output_wakeup"] = PatchRecord(state=State.OFF, reason="not asked for")
-    with pytest.raises(arms.WrongArmError, match="off because of 'not asked for'"):
-        arms.check("stock", states, _ROLES, {"OMNI_FASTPATH": "0"})
-    with pytest.raises(arms.WrongArmError, match="no OMNI_FASTPATH=0"):
-        arms.check("stock", _states("stock"), _ROLES, {})
+    assert proof.processes["stage0_replica1"]["budgeted_drain"]["state"] == "not_applicable"
 
 
 def test_applied_but_idle_is_refused() -> None:
     """A counter that moved less than once a request means that the patch did not do the work."""
-    before = arms.check("fastpath", _states("fastpath"), _ROLES, {})
-    states = _states("fastpath")
+    snapshots = _snapshots("fastpath")
+    before = arms.proof_of(snapshots)
     for name, event in arms.ENGAGED.items():
-        states["api"][name] = PatchRecord(state=State.APPLIED, counters={event: 15})
-    after = arms.check("fastpath", states, _ROLES, {})
+        snapshots["api"].patches[name].counters[event] = 15
+    after = arms.proof_of(snapshots)
     assert arms.check_engaged(before, after, 10)["nonblocking_dequeue"] == {"dequeued": 10}
-    with pytest.raises(arms.WrongArmError, match="items moved by 10 during 11 requests"):
+    with pytest.raises(WrongArmError, match="items moved by 10 during 11 requests"):
         arms.check_engaged(before, after, 11)
 
 
@@ -222,8 +252,8 @@ def test_nothing_of_this_shell_reaches_an_arm(monkeypatch: pytest.MonkeyPatch, t
     """A variable that the user has exported would make an arm what it does not say."""
     monkeypatch.setenv("OMNI_FASTPATH_BUDGETED_DRAIN", "0")
     monkeypatch.setenv("OMNI_FASTPATH", "1")
-    stock = arms.environment("stock", "{}", tmp_path)
-    fastpath = arms.environment("fastpath", "{}", tmp_path)
+    stock = arms.environment(arms.STOCK, "{}", tmp_path)
+    fastpath = arms.environment(arms.FASTPATH, "{}", tmp_path)
     assert stock["OMNI_FASTPATH"] == "0"
     assert stock["OMNI_FASTPATH_BUDGETED_DRAIN"] is None
     assert fastpath["OMNI_FASTPATH"] is fastpath["OMNI_FASTPATH_BUDGETED_DRAIN"] is None
@@ -233,8 +263,8 @@ def test_the_fastpath_arm_is_the_overlay_that_a_user_writes(tmp_path: Path) -> N
     """``fastpath: true`` on top of the base, and nothing else; the stock arm is the base itself."""
     import yaml
 
-    assert arms.deploy_config("stock", arms.BASE, tmp_path) == arms.BASE
-    written = yaml.safe_load(arms.deploy_config("fastpath", arms.BASE, tmp_path).read_text(encoding="utf-8"))
+    assert arms.deploy_config(arms.STOCK, arms.BASE, tmp_path) == arms.BASE
+    written = yaml.safe_load(arms.deploy_config(arms.FASTPATH, arms.BASE, tmp_path).read_text(encoding="utf-8"))
     assert written == {"base_config": str(arms.BASE.resolve()), "fastpath": True}
 
 
@@ -281,9 +311,8 @@ def _capture(place: int, audio: bytes = b"sound") -> Capture:
 
 
 def _outcome(arm: str, throughput: float, captures: list[Capture]) -> Outcome:
-    states = arms.check(arm, _states(arm), _ROLES, {"OMNI_FASTPATH": "0"} if arm == "stock" else {})
     moved = {"budgeted_drain": {"items": 7, "longest_stretch_us": 0}} if arm == "fastpath" else {}
-    return Outcome(_start(arm, throughput), captures, states, moved, {"duration": 4.0})
+    return Outcome(_start(arm, throughput), captures, arms.proof_of(_snapshots(arm)), moved, {"duration": 4.0})
 
 
 def _outcomes(audio: bytes = b"sound") -> list[Outcome]:
@@ -298,7 +327,7 @@ def _outcomes(audio: bytes = b"sound") -> list[Outcome]:
 def _reported(outcomes: list[Outcome], load: Load) -> tuple[dict[str, Any], str]:
     from benchmarks.demo import report
 
-    about = describe(load, order(2), 60.0)
+    about = describe(load, ORDER, 60.0)
     table = figures.rows([outcome.start for outcome in outcomes], load.concurrency)
     parity = compare(outcomes)
     return report.plain(outcomes, table, parity, about), report.page(outcomes, table, parity, about, load)
@@ -307,7 +336,7 @@ def _reported(outcomes: list[Outcome], load: Load) -> tuple[dict[str, Any], str]
 def test_the_report_needs_nothing_else_and_says_it_all() -> None:
     """No address of anything to load; three plots; the table's figures; the overlay; how to run it again."""
     data, page = _reported(_outcomes(), QUICK)
-    assert json.loads(json.dumps(data))["rows"][0]["verdict"] == "yes, better"
+    assert json.loads(json.dumps(data))["rows"][0]["verdict"]["word"] == "too few starts"
     addresses = re.findall(r"(?:href|src)\s*=\s*[\"']([^\"']*)", page) + re.findall(r"url\(([^)]*)", page)
     assert addresses
     assert all(address.startswith("#") for address in addresses)

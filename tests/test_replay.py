@@ -336,7 +336,7 @@ def test_the_arms_that_run_by_default_hold_the_baseline_and_both_pairs() -> None
 @pytest.mark.parametrize("name", ["stock-event", "fastpath", "fastpath-event"])
 def test_a_short_run_delivers_everything_in_order_and_the_arm_is_on(name: str) -> None:
     """Far below saturation; the run itself asserts the content and the state of the patches."""
-    from benchmarks.arms import run_arm
+    from benchmarks.rigs.driver import run_arm
 
     arguments = ("--cell", "server-0.4", "--seconds", "2", "--capacity", "250")
     found = run_arm("benchmarks.replay", ARMS[name], *arguments)

@@ -19,12 +19,15 @@ from rich.table import Table
 
 from benchmarks.demo import arms, figures
 from benchmarks.demo.figures import Row
-from benchmarks.demo.load import QUICK, Load, order
+from benchmarks.demo.load import QUICK, Load
 from benchmarks.demo.measure import MeasureError, Outcome, run_start
 from benchmarks.demo.progress import Phases
 from benchmarks.demo.words import compare, describe, heading, parity_line
 from benchmarks.serving.bench import BenchError
 from benchmarks.serving.server import ServerError
+from omni_fastpath.compare.about import commit
+from omni_fastpath.compare.arm import Arm, WrongArmError
+from omni_fastpath.compare.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, SystemExit):
         console.print("Interrupted; the server is stopped and its files are removed.")
         return 130
-    except (arms.WrongArmError, ServerError, BenchError, MeasureError, subprocess.CalledProcessError) as error:
+    except (WrongArmError, ServerError, BenchError, MeasureError, subprocess.CalledProcessError) as error:
         console.print("The demo has no table to show.", style="bold red")
         detail = f"\n{error.output}" if isinstance(error, subprocess.CalledProcessError) else ""
         console.print(f"{type(error).__name__}: {error}{detail}", markup=False, highlight=False)
@@ -82,15 +85,17 @@ def _positive(text: str) -> int:
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
+    commit()  # of the code that runs, whatever is committed meanwhile
     load = QUICK if options.quick else Load()
     if options.concurrency is not None:
         load = dataclasses.replace(load, concurrency=options.concurrency)
-    starts = order(options.starts or (1 if options.quick else 2))
+    starts = [arm for _, arm in turns(arms.ARMS, options.starts or (1 if options.quick else 2))]
+    names = [arm.name for arm in starts]
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     phases = Phases(console, len(starts) * _PHASES_A_START + 2)
     console.print(
-        f"The demo starts {len(starts)} servers, one after another: {', '.join(starts)}. On two cores it takes about "
+        f"The demo starts {len(starts)} servers, one after another: {', '.join(names)}. On two cores it takes about "
         f"{1.7 * len(starts):.0f} minutes.",
         highlight=False,
     )
@@ -101,7 +106,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             from benchmarks.demo import report
 
             parity = compare(outcomes)
-            about = describe(load, starts, phases.elapsed_s)
+            about = describe(load, names, phases.elapsed_s)
             table = figures.rows([outcome.start for outcome in outcomes], load.concurrency)
             data = report.plain(outcomes, table, parity, about)
             (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -112,7 +117,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return 1 if parity["differences"] else 0
 
 
-def _measure(starts: Sequence[str], load: Load, output: Path, phases: Phases) -> list[Outcome]:
+def _measure(starts: Sequence[Arm], load: Load, output: Path, phases: Phases) -> list[Outcome]:
     here = tempfile.gettempdir()
     outcomes: list[Outcome] = []
     counts: dict[str, int] = {}
@@ -123,16 +128,16 @@ def _measure(starts: Sequence[str], load: Load, output: Path, phases: Phases) ->
             command = [sys.executable, "-m", "omni_simulated_device.models", "qwen3_omni", str(work / "model")]
             subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=work)
         for place, arm in enumerate(starts, 1):
-            counts[arm] = counts.get(arm, 0) + 1
+            counts[arm.name] = counts.get(arm.name, 0) + 1
             outcomes.append(
                 run_start(
-                    f"{place}/{len(starts)} {arm} {counts[arm]}",
+                    f"{place}/{len(starts)} {arm.name} {counts[arm.name]}",
                     arm,
                     load,
                     model=work / "model",
                     base=arms.BASE,
                     work=work,
-                    log=output / "demo-logs" / f"{place}-{arm}.log",
+                    log=output / "demo-logs" / f"{place}-{arm.name}.log",
                     phases=phases,
                 )
             )
@@ -146,7 +151,7 @@ def _show(
         console.print(line, highlight=False, soft_wrap=True)
     table = Table(box=None if not console.is_terminal else Table().box, padding=(0, 1))
     for place, name in enumerate(figures.header([outcome.start for outcome in outcomes])):
-        last = name.startswith("difference")
+        last = name == "verdict"
         table.add_column(name, justify="left" if place == 0 or last else "right", no_wrap=not console.is_terminal)
     group = ""
     for row in rows:
@@ -154,12 +159,12 @@ def _show(
             group = row.measure.group
             table.add_section()
             table.add_row(group, style="bold")
-        style = {"yes, better": "green", "yes, worse": "red"}.get(row.verdict)
+        style = {"better": "green", "worse": "red"}.get(row.verdict.word) if row.verdict is not None else None
         table.add_row(
             *(f"  {cell}" if place == 0 else cell for place, cell in enumerate(figures.cells(row))), style=style
         )
     console.print(table)
-    for line in (figures.summary(rows), figures.CLOSED_LOOP):
+    for line in (*figures.summary(rows), figures.CLOSED_LOOP):
         console.print(line, highlight=False)
     console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
     console.print(f"Wall time {about['minutes']:.1f} minutes.", highlight=False)

@@ -9,18 +9,21 @@ import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 import omni_simulated_device
+from benchmarks.serving import arms as serving
 from benchmarks.serving.server import Server, Shutdown
-from omni_fastpath import overlay, statefile
-from omni_fastpath.declare import State
-from omni_fastpath.handoff import VARIABLE
+from omni_fastpath import overlay
+from omni_fastpath.compare.arm import Arm, WrongArmError
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.statefile import Snapshot
 
-STOCK, FASTPATH = "stock", "fastpath"
+STOCK = Arm("stock")
+FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})
+"""Its server is told the same by its deploy YAML, as a user would."""
+ARMS = (STOCK, FASTPATH)
 
 BASE = Path(omni_simulated_device.__file__).parent / "deploy" / "qwen3_omni_2x.yaml"
 """The deploy YAML of both arms."""
@@ -30,16 +33,11 @@ ENGAGED: Mapping[str, str] = {
     "budgeted_drain": "items",
     "final_output_wakeup": "woken",
 }
-"""Patches that the fastpath arm must have applied, with the counter that must have moved."""
+"""Patches of the API server process, with the counter that must have moved in the fastpath arm."""
 
 REPLICAS = 2
 STAGES = 3
-_OFF_REASON = "OMNI_FASTPATH=0"
 _FASTER_STOP_S = 10.0
-
-
-class WrongArmError(RuntimeError):
-    """A server was not what its arm says; its figures must not be shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,24 +53,21 @@ class Proof:
     counters: dict[str, dict[str, int]]
 
 
-def environment(arm: str, device: str, temporary: Path) -> dict[str, str | None]:
+def environment(arm: Arm, device: str, temporary: Path) -> dict[str, str | None]:
     """What the arm's server gets on top of the harness's; nothing of ours from this shell gets through."""
-    ours = [name for name in os.environ if name.startswith("OMNI_FASTPATH")]
-    values: dict[str, str | None] = dict.fromkeys([*ours, VARIABLE, "VLLM_OMNI_EVENT_DRIVEN_ORCH", "VLLM_PLUGINS"])
-    # Sockets go there, so that a server that is not asked to clean up leaves none in /tmp.
-    values |= {
+    # Sockets go to the folder, so that a server that is not asked to clean up leaves none in /tmp.
+    return {
+        **serving.environment(arm),
+        **dict.fromkeys(arm.environment),
         "TMPDIR": str(temporary),
         "VLLM_RPC_BASE_PATH": str(temporary),
         omni_simulated_device.CONFIG_VARIABLE: device,
     }
-    if arm == STOCK:
-        values["OMNI_FASTPATH"] = "0"
-    return values
 
 
-def deploy_config(arm: str, base: Path, folder: Path) -> Path:
+def deploy_config(arm: Arm, base: Path, folder: Path) -> Path:
     """The arm's deploy YAML: the base itself, or the overlay that ``omni-fastpath overlay BASE`` writes."""
-    if arm == STOCK:
+    if not arm.on:
         return base
     path = folder / "fastpath.yaml"
     overlay.write(overlay.build(base, [], PATCHES, output=path), path, force=True)
@@ -112,79 +107,37 @@ class DemoServer(Server):
         return psutil.Process(self._process.pid).environ()
 
 
-def prove(server: DemoServer, arm: str) -> Proof:
-    """Read the server's state files and check that it is what the arm says.
+def prove(server: DemoServer, arm: Arm) -> Proof:
+    """Read the server's state files and check that it is what the arm says, by the means that a user has.
 
     Raises:
         WrongArmError: It is not.
     """
-    found = server.processes()
-    expected = {f"stage{stage}_replica{replica}" for stage in range(STAGES) for replica in range(REPLICAS)} | {"api"}
-    return check(arm, _states(server.runtime_folder / "omni-fastpath", found), expected, server.api_environment())
+    found = serving.prove(server, arm, serving.roles(STAGES, REPLICAS))
+    check_means(arm, server.api_environment())
+    return proof_of(found)
 
 
-def _states(folder: Path, processes: Mapping[int, str]) -> dict[str, Any]:
-    """Role to patches, from the files of live processes."""
-    states = {}
-    for path in sorted(folder.glob("*.json")):
-        snapshot = statefile.Snapshot.model_validate_json(path.read_bytes())
-        if snapshot.pid in processes and snapshot.process.alive:
-            states[processes[snapshot.pid]] = snapshot.patches
-    return states
+def proof_of(snapshots: Mapping[str, Snapshot]) -> Proof:
+    """What the report shows of a server's state files."""
+    processes = {
+        role: {name: {"state": each.state.value, "reason": each.reason} for name, each in found.patches.items()}
+        for role, found in snapshots.items()
+    }
+    counters = {name: dict(each.counters) for name, each in snapshots["api"].patches.items() if each.counters}
+    return Proof(processes, counters)
 
 
-def check(
-    arm: str,
-    states: Mapping[str, Mapping[str, statefile.PatchRecord]],
-    expected: set[str],
-    api_environment: Mapping[str, str],
-) -> Proof:
-    """Check the state of every process of a server.
-
-    Args:
-        arm: What the server should be.
-        states: Role to patch to record, as its state files say.
-        expected: The roles that must have a state file.
-        api_environment: Of the API server process.
+def check_means(arm: Arm, api_environment: Mapping[str, str]) -> None:
+    """Check that stock is stock by ``OMNI_FASTPATH=0``, and fastpath by nothing but its deploy YAML.
 
     Raises:
-        WrongArmError: The server is not what the arm says; the message names each point.
+        WrongArmError: The API server process has other variables of ours.
     """
-    wrong = [f"{role} has no state file" for role in sorted(expected - states.keys())]
-    said = sorted(name for name in api_environment if name.startswith("OMNI_FASTPATH"))
-    if arm == STOCK:
-        if api_environment.get("OMNI_FASTPATH") != "0":
-            wrong.append("the API server process has no OMNI_FASTPATH=0 in its environment")
-    elif said:
-        wrong.append(f"the API server process has {', '.join(said)} in its environment")
-    for role, patches in sorted(states.items()):
-        for name in ENGAGED:
-            wrong += _wrong(arm, role, name, patches.get(name))
-        if arm == STOCK:
-            wrong += [
-                f"{role}: {name} is {record.state.value}: {record.reason}"
-                for name, record in patches.items()
-                if name not in ENGAGED and record.state is not State.OFF
-            ]
-    if wrong:
-        raise WrongArmError(f"this server is no {arm} arm:\n  " + "\n  ".join(wrong))
-    processes = {
-        role: {name: {"state": record.state.value, "reason": record.reason} for name, record in patches.items()}
-        for role, patches in states.items()
-    }
-    return Proof(processes, {name: dict(record.counters) for name, record in states["api"].items() if record.counters})
-
-
-def _wrong(arm: str, role: str, name: str, record: statefile.PatchRecord | None) -> list[str]:
-    if record is None:
-        return [f"{role}: {name} is not in the state file"]
-    in_fastpath = State.APPLIED if role == "api" else State.NOT_APPLICABLE
-    wanted = State.OFF if arm == STOCK else in_fastpath
-    if record.state is not wanted:
-        return [f"{role}: {name} is {record.state.value} ({record.reason}), wanted {wanted.value}"]
-    if arm == STOCK and record.reason != _OFF_REASON:
-        return [f"{role}: {name} is off because of {record.reason!r}, wanted {_OFF_REASON!r}"]
-    return []
+    said = {name: value for name, value in api_environment.items() if name.startswith("OMNI_FASTPATH")}
+    wanted = {} if arm.on else {"OMNI_FASTPATH": "0"}
+    if said != wanted:
+        raise WrongArmError(f"this server is no {arm.name} arm: its API server process has {said}, wanted {wanted}")
 
 
 def check_engaged(before: Proof, after: Proof, requests: int) -> dict[str, dict[str, int]]:

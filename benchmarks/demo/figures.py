@@ -1,4 +1,4 @@
-"""From what the starts recorded to one table: waves, percentiles, spreads, and whether a difference exceeds them.
+"""From what the starts recorded to one table: waves, quantiles, spreads, and the verdict where one was named for it.
 
 Nothing here knows of servers: the input is plain numbers.
 """
@@ -8,8 +8,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from omni_fastpath.compare import verdict
+from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.compare.verdict import Verdict
 
 Better = Literal["higher", "lower", "neither"]
 Wave = Literal["first", "later"]
@@ -70,7 +74,17 @@ class Start:
 
 @dataclass(frozen=True)
 class Measure:
-    """One row's name, how to read it from a start, and which way is better."""
+    """One row.
+
+    Attributes:
+        group: The rows that it stands among.
+        name: Within the group.
+        unit: Of its values; empty for a count.
+        better: Which way is better.
+        read: Its value of a start.
+        digits: Behind the point, in the table.
+        judged: It gets a verdict. Nine besides the primary one: of more, six starts an arm could not tell all.
+    """
 
     group: str
     name: str
@@ -78,6 +92,12 @@ class Measure:
     better: Better
     read: Callable[[Start], float]
     digits: int = 0
+    judged: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name by itself."""
+        return f"{self.name} ({self.group})"
 
 
 @dataclass(frozen=True)
@@ -87,10 +107,12 @@ class Row:
     Attributes:
         measure: What it is.
         values: A value per start, by arm, in the order of the starts.
+        verdict: Of fastpath against stock; None where none was named beforehand, or a start has no value.
     """
 
     measure: Measure
     values: dict[str, list[float]]
+    verdict: Verdict | None = None
 
     def mean(self, arm: str) -> float:
         """Mean of an arm's starts."""
@@ -108,42 +130,24 @@ class Row:
         return self.mean("fastpath") / stock if stock else None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every start has a value."""
+        return not any(math.isnan(value) for values in self.values.values() for value in values)
+
+    @property
     def exceeds_spread(self) -> bool | None:
         """Whether the arms differ by more than the wider spread within an arm; None when there is no spread."""
         spreads = [self.spread(arm) for arm in ("stock", "fastpath")]
         known = [spread for spread in spreads if spread is not None]
-        if len(known) < len(spreads) or any(math.isnan(value) for arm in self.values.values() for value in arm):
+        if len(known) < len(spreads) or not self.is_whole:
             return None
         return abs(self.mean("fastpath") - self.mean("stock")) > max(known)
-
-    @property
-    def verdict(self) -> str:
-        """``yes, better``, ``yes, worse``, ``yes`` where neither way is better, ``no``, or ``unknown``."""
-        if self.exceeds_spread is None:
-            return "unknown"
-        if not self.exceeds_spread:
-            return "no"
-        if self.measure.better == "neither":
-            return "yes"
-        higher = self.mean("fastpath") > self.mean("stock")
-        return "yes, better" if higher == (self.measure.better == "higher") else "yes, worse"
 
 
 def in_wave(samples: Sequence[Sample], wave: Wave, concurrency: int) -> list[Sample]:
     """The requests of a wave: blocks of ``concurrency`` in start order, the first one or all later ones."""
     ordered = sorted(samples, key=lambda sample: sample.order)
     return ordered[:concurrency] if wave == "first" else ordered[concurrency:]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which *share* of the values lie, interpolated; NaN of nothing."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def times(samples: Sequence[Sample], name: str) -> list[float]:
@@ -156,30 +160,35 @@ _SHORT = {"ttft": "time to first text", "ttfp": "TTFP", "e2e": "E2E"}
 _NAMES = {"ttft": "time to first text", "ttfp": "time to first audio packet (TTFP)", "e2e": "end to end (E2E)"}
 
 
+OPEN_LOOP = "the same arrivals for every start (open loop)"
+PRIMARY = "TTFP, p50"
+"""Of the open loop: what issue #4561 is about, at a load that is the same for both arms."""
+
+
 def _latency(name: str, wave: Wave, share: float, concurrency: int) -> Measure:
     def read(start: Start) -> float:
-        return 1000 * percentile(times(in_wave(start.samples, wave, concurrency), name), share)
+        return 1000 * quantile(times(in_wave(start.samples, wave, concurrency), name), share)
 
     waves = "first wave" if wave == "first" else "later waves"
-    return Measure(f"{_NAMES[name]}, capture client", f"{waves}, p{100 * share:.0f}", "ms", "lower", read)
+    group = f"{_NAMES[name]}, capture client"
+    judged = wave == "later" and share == 0.5 and name != "ttft"
+    return Measure(group, f"{waves}, p{100 * share:.0f}", "ms", "lower", read, judged=judged)
 
 
 def _paced(name: str, share: float) -> Measure:
     def read(start: Start) -> float:
-        return 1000 * percentile(times(start.paced, name), share)
+        return 1000 * quantile(times(start.paced, name), share)
 
-    return Measure(
-        "the same arrivals for every start (open loop)", f"{_SHORT[name]}, p{100 * share:.0f}", "ms", "lower", read
-    )
+    return Measure(OPEN_LOOP, f"{_SHORT[name]}, p{100 * share:.0f}", "ms", "lower", read, judged=True)
 
 
 def measures(concurrency: int, *, paced: bool = False) -> list[Measure]:
     """Every row of the table, in its order; *paced*: those of the open loop too."""
     bench = "vllm bench serve --omni"
     rows = [
-        Measure(bench, "throughput", "req/s", "higher", lambda start: start.throughput, 2),
+        Measure(bench, "throughput", "req/s", "higher", lambda start: start.throughput, 2, judged=True),
         Measure(bench, "failed requests", "", "lower", lambda start: start.failed),
-        Measure(bench, "server CPU during the load", "s", "lower", lambda start: start.cpu_total_s, 1),
+        Measure(bench, "server CPU during the load", "s", "lower", lambda start: start.cpu_total_s, 1, judged=True),
         Measure(
             bench,
             "server CPU a second of load",
@@ -209,7 +218,22 @@ def rows(starts: Sequence[Start], concurrency: int) -> list[Row]:
         for start in starts:
             values[start.arm].append(measure.read(start))
         table.append(Row(measure, values))
-    return table
+    return judge(table)
+
+
+def judge(table: Sequence[Row]) -> list[Row]:
+    """The rows with their verdicts; without any where the primary measure has no value in some start."""
+    judged = {row.measure.title: row for row in table if row.measure.judged and row.is_whole}
+    primary = f"{PRIMARY} ({OPEN_LOOP})"
+    if primary not in judged:
+        return list(table)
+    known = {
+        title: verdict.Measure(title, row.measure.unit, "higher" if row.measure.better == "higher" else "lower")
+        for title, row in judged.items()
+    }
+    stock, fastpath = ({title: row.values[arm] for title, row in judged.items()} for arm in ("stock", "fastpath"))
+    found = verdict.verdicts(known[primary], list(known.values()), stock, fastpath)
+    return [replace(row, verdict=found.get(row.measure.title)) for row in table]
 
 
 def shown(value: float | None, digits: int) -> str:
@@ -221,7 +245,7 @@ def header(starts: Sequence[Start]) -> list[str]:
     """The table's column names."""
     numbered = [f"{arm} {index + 1}" for arm in ("stock", "fastpath") for index in range(_count(starts, arm))]
     spreads = ["spread stock", "spread fastpath"]
-    return ["measure", *numbered, *spreads, "fastpath / stock", "difference larger than the spread"]
+    return ["measure", *numbered, *spreads, "fastpath / stock", "verdict"]
 
 
 def cells(row: Row) -> list[str]:
@@ -229,26 +253,47 @@ def cells(row: Row) -> list[str]:
     measure = row.measure
     numbers = [*row.values["stock"], *row.values["fastpath"], row.spread("stock"), row.spread("fastpath")]
     name = f"{measure.name}, {measure.unit}" if measure.unit else measure.name
-    return [name, *(shown(number, measure.digits) for number in numbers), shown(row.ratio, 2), row.verdict]
+    return [name, *(shown(number, measure.digits) for number in numbers), shown(row.ratio, 2), str(row.verdict or "")]
 
 
 def _count(starts: Sequence[Start], arm: str) -> int:
     return sum(start.arm == arm for start in starts)
 
 
-def summary(table: Sequence[Row]) -> str:
-    """The verdicts, counted, in a sentence."""
-    verdicts = [row.verdict for row in table]
-    if all(verdict == "unknown" for verdict in verdicts):
-        return "One start an arm has no spread: nothing can be said about any difference."
-    neutral = f", and {verdicts.count('yes')} has no better way" if "yes" in verdicts else ""
-    return (
-        f"Of {len(table)} rows, the arms differ by more than the wider spread between starts of one arm in "
-        f"{sum(verdict.startswith('yes') for verdict in verdicts)}: fastpath is better in "
-        f"{verdicts.count('yes, better')} and worse in {verdicts.count('yes, worse')}{neutral}. "
-        f"In {verdicts.count('no')} they do not"
-        + (f"; {verdicts.count('unknown')} cannot be told." if "unknown" in verdicts else ".")
-    )
+def summary(table: Sequence[Row]) -> list[str]:
+    """What the table says, in sentences: the verdicts, what they rest on, and the spreads."""
+    words = [row.verdict.word for row in table if row.verdict is not None]
+    lines = []
+    if words:
+        starts = min(len(values) for values in table[0].values.values())
+        counts = ", ".join(f"{word} in {words.count(word)}" for word in dict.fromkeys(words))
+        primary = verdict.Measure(f"{PRIMARY} of the open loop", "ms", "lower")
+        lines += [f"Fastpath against stock, {len(words)} rows that were named beforehand: {counts}."]
+        lines += [verdict.legend(primary, len(words) - 1, starts)]
+    else:
+        lines += [f"There is no verdict: {PRIMARY} of the open loop has no value in some start."]
+    told = [row.exceeds_spread for row in table]
+    if all(each is None for each in told):
+        return [*lines, "One start an arm has no spread."]
+    description = f"the arms differ by more than the wider spread between starts of one arm in {told.count(True)}"
+    return [*lines, f"Of all {len(table)} rows, {description}; that describes these starts, and is no verdict."]
+
+
+def plain(found: Verdict | None) -> dict[str, object] | None:
+    """A verdict as plain data; what is no finite number is None."""
+    if found is None:
+        return None
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "word": found.word,
+        "ratio": finite(found.ratio),
+        "interval": [finite(each) for each in found.interval],
+        "p": found.p,
+        "threshold": found.threshold,
+    }
 
 
 CLOSED_LOOP = (

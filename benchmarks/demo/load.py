@@ -100,9 +100,3 @@ class Load:
 
 QUICK = Load(concurrency=4, input_tokens=40, output_tokens=30, paced=4)
 """A small load for trying the demo itself; its figures mean nothing."""
-
-
-def order(starts: int) -> list[str]:
-    """The arm of each start: stock first, then each pair the other way round, so that drift hits both arms alike."""
-    pairs = [("stock", "fastpath"), ("fastpath", "stock")]
-    return [arm for pair in range(starts) for arm in pairs[pair % 2]]

@@ -17,6 +17,7 @@ from benchmarks.demo.load import Load
 from benchmarks.demo.progress import Phases
 from benchmarks.serving import bench
 from benchmarks.serving.capture import Capture, run_closed_loop, run_open_loop
+from omni_fastpath.compare.arm import Arm
 
 _SAMPLE_EVERY_S = 0.25
 _STATE_FILES_SETTLE_S = 2.5  # omni_fastpath.publish.REFRESH_S, and a little
@@ -102,7 +103,7 @@ def sample(capture: Capture) -> Sample:
 
 
 def run_start(
-    title: str, arm: str, load: Load, *, model: Path, base: Path, work: Path, log: Path, phases: Phases
+    title: str, arm: Arm, load: Load, *, model: Path, base: Path, work: Path, log: Path, phases: Phases
 ) -> Outcome:
     """Start the arm's server, prove that it is that arm, load it twice, and stop it, whatever happens.
 
@@ -136,7 +137,7 @@ def run_start(
             time.sleep(_STATE_FILES_SETTLE_S)
             after = arms.prove(server, arm)
             sent = len(warm) + load.requests + len(captures) + len(paced)
-            moved = arms.check_engaged(before, after, sent) if arm == arms.FASTPATH else {}
+            moved = arms.check_engaged(before, after, sent) if arm.on else {}
     except Exception as error:
         if not server.alive() and server.start_s is not None:
             raise MeasureError(f"{error}\nthe server ended; the end of its log:\n{tail(log)}") from error
@@ -146,7 +147,7 @@ def run_start(
             server.stop()
     assert server.start_s is not None
     start = Start(
-        arm=arm,
+        arm=arm.name,
         throughput=float(result.data["request_throughput"]),
         failed=int(result.data["failed"]),
         duration_s=float(result.data["duration"]),

@@ -43,7 +43,7 @@ def plain(
 ) -> dict[str, Any]:
     """Everything that the report rests on, as plain data."""
     return {
-        "schema": 1,
+        "schema": 2,
         "about": about,
         "parity": parity,
         "summary": figures.summary(table),
@@ -56,7 +56,8 @@ def plain(
                 "values": row.values,
                 "spread": {arm: row.spread(arm) for arm in row.values},
                 "ratio": row.ratio,
-                "verdict": row.verdict,
+                "exceeds_spread": row.exceeds_spread,
+                "verdict": figures.plain(row.verdict),
             }
             for row in table
         ],
@@ -109,14 +110,14 @@ def _result(starts: Sequence[Start], table: Sequence[Row], parity: Mapping[str, 
         if row.measure.group != group:
             group = row.measure.group
             lines.append(f'<tr class="group"><td colspan="{len(names)}">{html.escape(group)}</td></tr>')
-        kind = row.verdict.removeprefix("yes, ") if row.verdict.startswith("yes, ") else ""
+        kind = row.verdict.word if row.verdict is not None and row.verdict.word in ("better", "worse") else ""
         lines.append(_line(figures.cells(row), last_class=kind))
-    kind = ' class="bad"' if parity["differences"] else ""
-    notes = [figures.summary(table), figures.CLOSED_LOOP]
+    alarm = ' class="bad"' if parity["differences"] else ""
+    notes = [*figures.summary(table), figures.CLOSED_LOOP]
     return (
         f"<table>{''.join(lines)}</table>"
         + "".join(f"<p>{html.escape(note)}</p>" for note in notes)
-        + f"<p{kind}>{html.escape(parity_line(parity))}</p>"
+        + f"<p{alarm}>{html.escape(parity_line(parity))}</p>"
     )
 
 
@@ -240,14 +241,15 @@ def _states(outcomes: Sequence[Outcome]) -> str:
 
 
 def _configuration(about: Mapping[str, Any], load: Load) -> str:
+    machine = about["machine"]
     return (
         f"<p>Both arms: {html.escape(about['deploy'])} of the simulated device, and in the environment</p>"
         f"<pre>OMNI_SIMULATED_DEVICE=1\nOMNI_SIMULATED_DEVICE_CONFIG='{html.escape(load.device)}'</pre>"
         "<p>Stock: <code>OMNI_FASTPATH=0</code>. Fastpath: no variable of ours; the deploy YAML is the overlay that "
         f"<code>omni-fastpath overlay {html.escape(about['deploy'])}</code> writes, that is</p>"
         f"<pre>base_config: .../{html.escape(about['deploy'])}\nfastpath: true</pre>"
-        f"<p>{about['cores']} of the machine's {about['cores_of_machine']} cores ({html.escape(about['machine'])}) "
-        "held the server's seven processes and the clients.</p>"
+        f"<p>{machine['cores']} of the machine's {about['cores_of_machine']} cores "
+        f"({html.escape(machine['processor'])}) held the server's seven processes and the clients.</p>"
     )
 
 

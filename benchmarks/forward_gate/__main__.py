@@ -12,11 +12,9 @@ the orchestrator's own messages and stage metrics (tests/patches/test_forward_ga
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,11 +24,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.forward_gate.component import ARMS
 from benchmarks.forward_gate.stages import NEW, OLD
+from benchmarks.rigs import results
+from benchmarks.rigs.driver import announced, last_line, run_module
+from omni_fastpath.compare import about
+from omni_fastpath.compare.arm import Arm, clean
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_FLIGHT = (64, 128)
-ARMS = ("stock", "fastpath", "stock again")
 WHO = {OLD: "0.22, thinker", NEW: "0.30, talker"}
 FIGURES = {
     "bytes": "bytes on the wire, each output",
@@ -44,8 +46,7 @@ FIGURES = {
 
 def environment(release: str) -> dict[str, str]:
     """Ours without what an arm alone says, and the release's own packages first."""
-    foreign = ("OMNI_FASTPATH", "_OMNI_FASTPATH", "OMNI_SIMULATED_DEVICE")
-    found = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    found = {key: value for key, value in clean().items() if not key.startswith("OMNI_SIMULATED_DEVICE")}
     paths = [str(ROOT / ".cache" / "releases" / release)] if release != NEW else []
     found["PYTHONPATH"] = os.pathsep.join([*paths, str(ROOT)])
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -53,25 +54,16 @@ def environment(release: str) -> dict[str, str]:
 
 
 def run(release: str, module: str, *arguments: str) -> str:
-    """Run a module of ours with the release's packages; its output.
-
-    Raises:
-        RuntimeError: It failed; the message has its output.
-    """
-    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
-    done = subprocess.run(command, env=environment(release), cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return done.stdout
+    """Run a module of ours with the release's packages; its output."""
+    return run_module(module, *arguments, environment=environment(release), folder=ROOT)
 
 
-def measure(release: str, arm: str, configs: Path, in_flight: Sequence[int]) -> dict[str, dict[str, Any]]:
+def measure(release: str, arm: Arm, configs: Path, in_flight: Sequence[int]) -> dict[str, Any]:
     """One process of one arm: figures by requests in flight."""
     counts = [str(count) for count in in_flight]
-    on = ["--on"] if arm == "fastpath" else []
-    arguments = ("--release", release, "--configs", str(configs), *on, "--in-flight", *counts)
-    output = run(release, "benchmarks.forward_gate.component", *arguments)
-    found: dict[str, dict[str, Any]] = json.loads(output.splitlines()[-1])
+    arguments = ("--release", release, "--configs", str(configs), "--arm", arm.name, "--in-flight", *counts)
+    found = last_line(run(release, "benchmarks.forward_gate.component", *arguments))
+    results.save("forward_gate", {"release": release, "arm": arm.name, **found})
     return found
 
 
@@ -82,22 +74,17 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, nargs="+", default=list(IN_FLIGHT))
     parser.add_argument("--rounds", type=int, default=1, help="of all arms, forwards and backwards")
     options = parser.parse_args()
-    kept: dict[str, Any] = {}
     for release in options.releases:
         if release != NEW:
             subprocess.run(["bash", str(ROOT / "scripts" / "release.sh"), release], check=True)
-        found: dict[str, list[dict[str, dict[str, Any]]]] = defaultdict(list)
+        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         with tempfile.TemporaryDirectory() as folder:
             run(release, "benchmarks.forward_gate.stages", release, folder)
-            for number in range(options.rounds):
-                for arm in ARMS if number % 2 == 0 else reversed(ARMS):
-                    print(f"  {WHO[release]}: round {number + 1}, {arm}", file=sys.stderr, flush=True)
-                    found[arm].append(measure(release, arm, Path(folder), options.in_flight))
+            for _, arm in announced(list(ARMS.values()), options.rounds, f"{WHO[release]}: "):
+                found[arm.name].append(measure(release, arm, Path(folder), options.in_flight))
         for count in options.in_flight:
             show(f"{WHO[release]}, {count} in flight", {arm: [r[str(count)] for r in found[arm]] for arm in ARMS})
-        kept[release] = found
-    Path("results").mkdir(exist_ok=True)
-    Path("results/forward_gate.json").write_text(json.dumps(kept))
+    print(about.line())
 
 
 def show(title: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

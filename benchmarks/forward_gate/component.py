@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -13,6 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forward_gate.stages import OLD, STAGES, Stage, carriers
+from benchmarks.rigs.results import say
+from omni_fastpath.compare.arm import Arm, check, switch_on
+from omni_fastpath.declare import Process
+from omni_fastpath.install import install, installed_release
+from omni_fastpath.patches.forward_gate import PATCH
+
+ARMS = {
+    arm.name: arm for arm in (Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH_FORWARD_GATE": "1"}), Arm("stock again"))
+}
 
 TOKENS = 900
 TOGETHER = 32
@@ -21,24 +29,21 @@ WARM_UP = 8
 """Steps that are not counted: imports, caches and the prompts."""
 
 
-def switch_on(release: str) -> Any:
-    """Install the patch as a stage process does and return its entry in the ledger.
+def install_arm(release: str, arm: Arm) -> None:
+    """Make this process the arm, as a stage process does, and check it.
 
     The declaration's releases are those whose whole server was tried; a component of another one can still be measured.
-    """
-    from omni_fastpath.declare import State
-    from omni_fastpath.install import install
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.forward_gate import PATCH
 
-    patch = PATCH
-    if release == OLD:
+    Raises:
+        WrongArmError: The arm is not on, or something else is.
+    """
+    if release == OLD and arm.on:
         # The functions that are pinned came with the split; of the slots none has moved but in its body.
         slots = tuple(dataclasses.replace(s, fingerprints=()) for s in PATCH.seams if s.wrapper is not None)
-        patch = dataclasses.replace(PATCH, tested=(*PATCH.tested, OLD), seams=slots)
-    entry = LEDGER.entry(patch)
-    assert install(patch) is State.APPLIED, entry.reason
-    return entry
+        install(dataclasses.replace(PATCH, tested=(*PATCH.tested, OLD), seams=slots))
+        check(arm, Process.STAGE)
+    else:
+        switch_on(arm, Process.STAGE)
 
 
 def output_processor(release: str) -> Any:
@@ -95,7 +100,7 @@ def produce(stage: Stage, in_flight: int, spent: Spent) -> list[Step]:
     return steps
 
 
-def measure(release: str, folder: Path, in_flight: int, on: Any) -> dict[str, Any]:
+def measure(release: str, folder: Path, in_flight: int) -> dict[str, Any]:
     """Figures of requests of ``TOKENS`` tokens and a few, so many in flight.
 
     First the stage, then, when nothing of it is left, the orchestrator's part: in a server they are two processes, and
@@ -104,8 +109,6 @@ def measure(release: str, folder: Path, in_flight: int, on: Any) -> dict[str, An
     from vllm.utils.gc_utils import freeze_gc_heap  # as both processes do when they have started
 
     stage: Stage = STAGES[release](folder)
-    if on is not None:
-        assert on.state.value == "applied", on.reason
     registered = [stage.add(f"gate{n:03}", TOKENS + 4 * (n // TOGETHER)) for n in range(in_flight)]
     spent = Spent()
     freeze_gc_heap()
@@ -167,21 +170,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--release", choices=STAGES, required=True)
     parser.add_argument("--configs", type=Path, required=True, help="folder that stages.py has filled")
-    parser.add_argument("--on", action="store_true", help="with the patch")
+    parser.add_argument("--arm", choices=ARMS, required=True)
     parser.add_argument("--in-flight", type=int, nargs="+", required=True)
     options = parser.parse_args()
     import vllm_omni
 
-    from omni_fastpath.install import installed_release, is_installed
-
     assert installed_release() == options.release, (installed_release(), vllm_omni.__file__)
-    entry = switch_on(options.release) if options.on else None
-    assert is_installed("forward_gate") == options.on
-    found = {str(count): measure(options.release, options.configs, count, entry) for count in options.in_flight}
-    if entry is not None:
+    arm = ARMS[options.arm]
+    install_arm(options.release, arm)
+    found = {str(count): measure(options.release, options.configs, count) for count in options.in_flight}
+    counters = check(arm, Process.STAGE)
+    if arm.on:
         carrier = carriers(options.release)[0].removesuffix("_output")
-        assert entry.counters[f"{carrier}_outputs"] >= TOKENS * sum(options.in_flight), entry.counters
-    print(json.dumps(found), flush=True)
+        assert counters[PATCH.name][f"{carrier}_outputs"] >= TOKENS * sum(options.in_flight), counters
+    say(found)
     os._exit(0)  # threads of upstream's that nobody joins can end the interpreter's own way out with SIGABRT
 
 

@@ -12,11 +12,13 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _on() -> Iterator[None]:
-    from benchmarks.arms import FASTPATH, switch_on
+    from benchmarks.rigs.arms import FASTPATH
+    from omni_fastpath.compare.arm import switch_on
+    from omni_fastpath.declare import Process
     from omni_fastpath.install import uninstall
     from omni_fastpath.patches import PATCHES
 
-    switch_on(FASTPATH)
+    switch_on(FASTPATH, Process.SERVER)
     yield
     for patch in reversed(PATCHES):
         uninstall(patch)

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import Arm, run_arm, turns
 from benchmarks.replay import subjects
 from benchmarks.replay.load import CELLS, MIXES, NOMINAL, Load
+from benchmarks.rigs import results
+from benchmarks.rigs.driver import announced, run_arm
+from omni_fastpath.compare import about
+from omni_fastpath.compare.arm import Arm
 
-RESULTS = Path("results")
 SECONDS = 30.0
 ROUNDS = 1
 QUICK_SECONDS = 3.0
@@ -86,8 +86,8 @@ def _run_cell(options: argparse.Namespace) -> dict[str, Any]:
     load = CELLS[options.cell].load(options.capacity, options.seconds, options.seed)
     stamps, schedule = run(arm, load, _work_us(options))
     counters = subjects.check(arm)
-    about = {"cell": options.cell, "arm": arm.name, "load": asdict(load), "content_checked": not stamps.cut}
-    return {**about, "counters": counters, **figures(stamps, schedule, options.beside_us / 1e6)}
+    cell = {"cell": options.cell, "arm": arm.name, "load": asdict(load), "content_checked": not stamps.cut}
+    return {**cell, "counters": counters, **figures(stamps, schedule, options.beside_us / 1e6)}
 
 
 def _calibrate(options: argparse.Namespace) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _calibration(mix: str, replicas: int, options: argparse.Namespace) -> dict[s
     Runs one after another in one process would be dearer from the second on: more lives on the heap.
     """
     work = "" if options.work_us is None else f"-{options.work_us:g}us"
-    kept = RESULTS / f"replay-calibration-{mix}-{replicas}{work}.json"
+    kept = results.FOLDER / f"replay-calibration-{mix}-{replicas}{work}.json"
     if options.reuse and kept.exists():
         reused: dict[str, Any] = json.loads(kept.read_text())
         return reused
@@ -149,7 +149,7 @@ def _calibration(mix: str, replicas: int, options: argparse.Namespace) -> dict[s
         "beside_us": max(cost_us - found["processing_us"], 0.0),
         "runs": runs,
     }
-    RESULTS.mkdir(exist_ok=True)
+    results.FOLDER.mkdir(exist_ok=True)
     kept.write_text(json.dumps(found))
     return found
 
@@ -179,21 +179,21 @@ def main() -> None:
         print(json.dumps(cost_of_stamps_us()))
         return
     if options.arm:
-        print(json.dumps(_calibrate(options) if options.calibrate else _run_cell(options)))
+        results.say(_calibrate(options) if options.calibrate else _run_cell(options))
         return
     from benchmarks.replay import report
 
     names = options.arms.split() if options.arms else subjects.defaults()
     arms = [subjects.named(name) for name in (*names, *(subjects.SWEEP if options.sweep else ()))]
-    RESULTS.mkdir(exist_ok=True)
+    results.FOLDER.mkdir(exist_ok=True)
     run_id = time.strftime("%Y-%m-%dT%H:%M:%S")
     for name in options.cells.split(","):
         cell = CELLS[name]
-        print(f"cell {name}", file=sys.stderr, flush=True)
+        results.progress(f"cell {name}")
         found: list[dict[str, Any]] = []
         calibration: dict[str, Any] = {}
         calibrated: int | None = None
-        for number, arm in turns(arms, options.rounds):
+        for number, arm in announced(arms, options.rounds):
             if number != calibrated:
                 # Anew for each round: a shared machine's speed drifts by tens of percent within minutes, and all arms
                 # of a round must have one rate.
@@ -213,12 +213,12 @@ def main() -> None:
                 *(str(part) for pair in arguments.items() for part in pair),
             )
             line |= {"run": run_id, "round": number, "calibration": calibration}
-            with (RESULTS / "replay.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            results.save("replay", line)
             found.append(line)
-            print(report.brief(line), file=sys.stderr, flush=True)
+            results.progress(report.brief(line))
         report.show(name, found)
-        report.plot(name, found, RESULTS / "replay")
+        report.plot(name, found, results.FOLDER / "replay")
+    print(about.line())
 
 
 if __name__ == "__main__":

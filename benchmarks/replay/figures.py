@@ -25,6 +25,7 @@ from benchmarks.replay.load import (
     first_audible,
 )
 from benchmarks.replay.measure import LEAD_NS, Stamps
+from omni_fastpath.compare.quantiles import quantile
 
 WINDOW_MS = 250
 """Window of the shares of processing time."""
@@ -38,14 +39,14 @@ def spread(values: Any) -> dict[str, float | int | None]:
     """p50, p99, max and mean in milliseconds of durations in nanoseconds, and how many they are."""
     if len(values) == 0:
         return {"p50": None, "p99": None, "max": None, "mean": None, "n": 0}
-    array = np.asarray(values, dtype=np.float64) / 1e6
-    p50, p99 = np.percentile(array, [50, 99])
+    array = np.sort(np.asarray(values, dtype=np.float64)) / 1e6
+    ordered = array.tolist()
     return {
-        "p50": float(p50),
-        "p99": float(p99),
-        "max": float(array.max()),
+        "p50": quantile(ordered, 0.5),
+        "p99": quantile(ordered, 0.99),
+        "max": ordered[-1],
         "mean": float(array.mean()),
-        "n": len(array),
+        "n": len(ordered),
     }
 
 
@@ -256,8 +257,8 @@ def _ahead(dispatches: Dispatches, schedule: Schedule) -> dict[str, float | None
     counts = [dispatches.ahead(each) for each in numbers if each is not None and dispatches.began[each] != NEVER]
     if not counts:
         return {"p50": None, "p99": None, "max": None, "mean": None}
-    p50, p99 = np.percentile(counts, [50, 99])
-    return {"p50": float(p50), "p99": float(p99), "max": max(counts), "mean": sum(counts) / len(counts)}
+    p50, p99 = (quantile(counts, share) for share in (0.5, 0.99))
+    return {"p50": p50, "p99": p99, "max": max(counts), "mean": sum(counts) / len(counts)}
 
 
 def _hops(stamps: Stamps) -> dict[str, Any]:
@@ -324,5 +325,5 @@ def _cdf(durations: Sequence[int]) -> list[float]:
     """The percentiles 0 to 100, milliseconds."""
     if not durations:
         return []
-    values = np.percentile(np.asarray(durations) / 1e6, np.arange(101))
-    return [round(float(value), 4) for value in values]
+    ordered = sorted(each / 1e6 for each in durations)
+    return [round(quantile(ordered, percent / 100), 4) for percent in range(101)]

@@ -26,7 +26,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
-from benchmarks.arms import Arm
 from benchmarks.replay import subjects
 from benchmarks.replay.feeder import DISPATCHED, STOP, feed
 from benchmarks.replay.load import (
@@ -41,6 +40,7 @@ from benchmarks.replay.load import (
     audible,
     warm_ids,
 )
+from omni_fastpath.compare.arm import Arm
 
 DRAIN_S = 10.0
 """How long after the feeder's end the orchestrator may work off what is queued; then the run is cut off."""

@@ -105,7 +105,7 @@ def brief(line: dict[str, Any]) -> str:
     """One line on one run, while the others go on."""
     paths = ("first_audio.p99", "user_first_audio.p99", "front_end_late.p99", "e2e_later.p99", "utilisation_as_was")
     figures = ", ".join(f"{path} {_number(value(line, path))}" for path in paths)
-    return f"  round {line['round']} {line['arm']}: {figures}{' (cut off)' if line['cut_off'] else ''}"
+    return f"round {line['round']} {line['arm']}: {figures}{' (cut off)' if line['cut_off'] else ''}"
 
 
 def show(cell: str, lines: Lines) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from benchmarks.arms import Arm, switch_on
+from omni_fastpath.compare import arm as arms
+from omni_fastpath.compare.arm import Arm
+from omni_fastpath.declare import Process
 
 _ON = {"OMNI_FASTPATH": "1"}
 _VALUE = "OMNI_FASTPATH_BUDGETED_DRAIN__"
@@ -82,7 +83,7 @@ def defaults() -> list[str]:
 
 def prepare(arm: Arm) -> None:
     """Switch on what the arm says in this process."""
-    switch_on(arm)
+    arms.switch_on(arm, Process.SERVER)
     for key, value in (each.split("=") for each in arm.name.split(",")[1:]):
         if key.startswith("_"):
             from omni_fastpath.patches.budgeted_drain import drain
@@ -97,19 +98,9 @@ def prepare(arm: Arm) -> None:
         HOOKS.register(FirstPacketFirst((THINKER, CODE2WAV)))
 
 
-def check(arm: Arm) -> dict[str, Any]:
+def check(arm: Arm) -> dict[str, dict[str, int]]:
     """Assert, at the end of a run, that the arm was on all the time; what its patches counted."""
-    from omni_fastpath.declare import Process, State
-    from omni_fastpath.install import is_installed
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
-
-    if not arm.on:
-        assert not any(is_installed(patch.name) for patch in PATCHES)
-        return {}
-    here = [entry for entry in LEDGER if Process.SERVER in entry.patch.processes]
-    for entry in here:
-        assert entry.state is State.APPLIED, (arm.name, entry.patch.name, entry.state, entry.reason)
-    drain = LEDGER.named("budgeted_drain")
-    assert drain.counters["items"] > 0, drain.counters
-    return {entry.patch.name: {"state": entry.state.value, **entry.counters} for entry in here}
+    counters = arms.check(arm, Process.SERVER)
+    drain = counters.get("budgeted_drain")
+    assert drain is None or drain["items"] > 0, drain
+    return counters

@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rigs.results import progress
 from benchmarks.save_queue.figures import FELT, LEGEND, Comparison, Run, compare
 from benchmarks.save_queue.measure import Load
-from benchmarks.save_queue.output import progress, save
+from benchmarks.save_queue.output import save
 from benchmarks.save_queue.rig import STAGES
 from benchmarks.save_queue.subjects import (
     ALONE,
@@ -27,6 +28,7 @@ from benchmarks.save_queue.subjects import (
     forking,
     subjects,
 )
+from omni_fastpath.compare.turns import turns
 from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
 
 STEP_MS = {0: 15.0, 1: 12.0}
@@ -153,14 +155,13 @@ def _about(found: Sequence[Subject]) -> dict[str, Any]:
 def _alternate(found: Mapping[str, Subject], arms: Sequence[Arm], load: Load, runs: int) -> dict[str, list[Run]]:
     """Runs of all arms in turn, forwards and backwards; only arms with a slow stream have the load's."""
     results: dict[str, list[Run]] = {arm.name: [] for arm in arms}
-    for number in range(runs):
-        for arm in arms if number % 2 == 0 else reversed(arms):
-            subject = found[arm.name]
-            slow = load.slow if arm.slow else 0
-            progress(f"stage {subject.stage}, {load.streams} streams, run {number + 1} of {runs}: {arm.name}")
-            result = subject.call("load", load=replace(load, slow=slow))
-            _check_run(arm, result)
-            results[arm.name].append(result)
+    for number, arm in turns(arms, runs):
+        subject = found[arm.name]
+        slow = load.slow if arm.slow else 0
+        progress(f"stage {subject.stage}, {load.streams} streams, run {number + 1} of {runs}: {arm.name}")
+        result = subject.call("load", load=replace(load, slow=slow))
+        _check_run(arm, result)
+        results[arm.name].append(result)
     return results
 
 
@@ -242,7 +243,7 @@ def show_idle(what: str, streams: int, results: dict[str, list[Run]]) -> None:
         first, second, ours = (compare(figure, one, again, runs) for runs in (one, again, fast))
         low, high = ours.interval
         values = [f"{each.value * 1e3:.1f} ms" for each in (first, second, ours)]
-        table.add_row(figure, *values, f"{ours.ratio:.2f} {ours.verdict}", f"{low:.2f} to {high:.2f}")
+        table.add_row(figure, *values, f"{ours.ratio:.2f}", f"{low:.2f} to {high:.2f}")
     table.add_row("cores of the stage", *(f"{_mean(runs, 'busy'):.2f}" for runs in (one, again, fast)))
     for name, label in WAITING.items():
         table.add_row(label, *(str(max(run[name] for run in runs)) for runs in (one, again, fast)))
@@ -253,7 +254,7 @@ def show_idle(what: str, streams: int, results: dict[str, list[Run]]) -> None:
 
 
 def _cell(compared: Comparison) -> str:
-    return f"{compared.value * 1e3:.0f} ms ({compared.ratio:.2f} {compared.verdict})"
+    return f"{compared.value * 1e3:.0f} ms ({compared.ratio:.2f})"
 
 
 def _mean(runs: Sequence[Run], name: str) -> float:

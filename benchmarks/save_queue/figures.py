@@ -7,20 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from omni_fastpath.compare.quantiles import quantile
+
 FELT = {"TTFP p99": ("ttfp_s", 0.99), "E2E p99": ("e2e_s", 0.99), "largest gap p99": ("gap_s", 0.99)}
 """Figures of latency by name: which of a stream's values, and the quantile over all streams but the slow one."""
-TOLERANCE = 1.05
-"""A ratio up to this passes whatever two equal arms differ by."""
-LEGEND = "ok: at most 1.05 times the baseline, which is both equal arms together; in A/A: no worse than they differ"
+LEGEND = (
+    "ratios are to the baseline, both equal arms together; A/A: of the equal arms' own ratio 95 %, runs drawn with "
+    "repetition. They describe: an arm is one process, and its runs share its luck"
+)
 _DRAWS = 1000
 
 Run = dict[str, Any]
-
-
-def quantile(values: Iterable[float], share: float) -> float:
-    """The smallest value that at least this share of all does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1e6) * len(ordered) // 1_000_000) - 1))]
 
 
 def pooled(runs: Iterable[Run], figure: str) -> float:
@@ -45,15 +42,6 @@ class Comparison:
     def ratio(self) -> float:
         """Value to baseline."""
         return self.value / self.baseline
-
-    @property
-    def verdict(self) -> str:
-        """Whether the arm is no worse than what may be told apart."""
-        if self.ratio <= TOLERANCE:
-            return "ok"
-        if self.ratio <= max(self.again, self.interval[1]):
-            return "in A/A"
-        return "WORSE"
 
 
 def compare(figure: str, one: Sequence[Run], again: Sequence[Run], runs: Sequence[Run]) -> Comparison:

@@ -10,11 +10,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rigs.results import progress
 from benchmarks.save_queue.component import STEP_MS
 from benchmarks.save_queue.figures import Run
-from benchmarks.save_queue.output import progress, save
+from benchmarks.save_queue.output import save
 from benchmarks.save_queue.rig import STAGES
 from benchmarks.save_queue.subjects import ALONE, ALONE_AGAIN, FASTPATH, subjects
+from omni_fastpath.compare.turns import turns
 
 STREAMS = (64, 128)
 STEPS = 100
@@ -42,10 +44,10 @@ def run(
     with subjects(ARMS, stage, configs[stage], **settings) as found:
         for subject in found:
             subject.call("overhead", streams=8, steps=10)  # nobody counts it
-        for number, count, sends in itertools.product(range(runs), streams, (True, False)):
-            turn = number % len(found)
-            for subject in [*found[turn:], *found[:turn]]:
-                progress(f"{STAGES[stage]}, {count} streams, {WITH[sends]}: {subject.arm.name}")
+        for count, sends in itertools.product(streams, (True, False)):
+            for number, subject in turns(found, runs):
+                said = f"{count} streams, {WITH[sends]}, run {number + 1} of {runs}"
+                progress(f"{STAGES[stage]}, {said}: {subject.arm.name}")
                 result = subject.call("overhead", streams=count, steps=steps, sends=sends)
                 results.setdefault((subject.arm.name, count, sends), []).append(result)
     save(

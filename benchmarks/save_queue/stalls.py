@@ -10,9 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rigs.results import progress
 from benchmarks.save_queue.figures import Run
 from benchmarks.save_queue.measure import Stall
-from benchmarks.save_queue.output import progress, save
+from benchmarks.save_queue.output import save
 from benchmarks.save_queue.rig import STAGES
 from benchmarks.save_queue.subjects import ALONE, ALWAYS, Arm, subjects
 

@@ -13,11 +13,14 @@ import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from omni_fastpath.compare import arm as compare
+from omni_fastpath.declare import Process
+from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
 
 PATCH = "save_queue_cap"
@@ -34,25 +37,16 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Arm:
+class Arm(compare.Arm):
     """One arm.
 
     Attributes:
-        name: As tables show it.
-        environment: Our variables; empty is stock.
         slow: Whether one stream's sends are slow.
         fifo: One lane and the order of arrival instead of fairness.
     """
 
-    name: str
-    environment: Mapping[str, str] = field(default_factory=dict)
     slow: bool = False
     fifo: bool = False
-
-    @property
-    def on(self) -> bool:
-        """Whether anything of ours is on."""
-        return bool(self.environment)
 
 
 IMPORTED = (
@@ -88,45 +82,29 @@ FASTPATH = Arm("fastpath", ALWAYS, slow=True)
 
 def switch_on(arm: Arm) -> None:
     """Install what the arm says in this process, before a stage is made."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process
-    from omni_fastpath.install import apply
-    from omni_fastpath.patches import PATCHES
-
-    if not arm.on:
-        return
     if arm.fifo:
         from omni_fastpath.patches.save_queue_cap import queue
 
         queue.FIFO_FOR_BENCHMARKS = True
-    apply(config.resolve([], arm.environment, PATCHES), Process.STAGE)
+    compare.switch_on(arm, Process.STAGE)
 
 
 def check(arm: Arm, rig: Any) -> dict[str, Any]:
     """Assert that the stage is what the arm says, and return what is on."""
     from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
 
-    from omni_fastpath.declare import State
-    from omni_fastpath.install import is_installed
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
-
-    installed = {patch.name for patch in PATCHES if is_installed(patch.name)}
+    compare.check(arm, Process.STAGE)
     queue = rig.adapter._pending_save_reqs
     if not arm.on:
-        assert not installed, installed
         assert type(queue) is deque, type(queue)
         assert type(vars(OmniARScheduler)["schedule"]).__name__ == "function"
         return {"queue": "collections.deque", "scheduler": type(rig.scheduler).__name__}
     from omni_fastpath.patches.save_queue_cap.queue import FIFO_FOR_BENCHMARKS, SaveQueue
 
-    assert installed == {PATCH}, installed
-    (entry,) = (entry for entry in LEDGER if entry.patch.name == PATCH)
-    assert entry.state is State.APPLIED, (entry.state, entry.reason)
     assert type(queue) is SaveQueue, type(queue)
     assert arm.fifo == FIFO_FOR_BENCHMARKS
     assert not arm.fifo or len(queue.lanes) == 1, queue.lanes
-    return {"queue": "SaveQueue", "reason": entry.reason, "scheduler": type(rig.scheduler).__name__}
+    return {"queue": "SaveQueue", "reason": LEDGER.named(PATCH).reason, "scheduler": type(rig.scheduler).__name__}
 
 
 # ---- The process ----
@@ -151,7 +129,7 @@ def forking() -> Any:
 
 
 def _set_environment() -> None:
-    for name in [name for name in os.environ if name.startswith(("OMNI_FASTPATH", "OMNI_SIMULATED_DEVICE"))]:
+    for name in [name for name in os.environ if name.startswith((*compare.FOREIGN, "OMNI_SIMULATED_DEVICE"))]:
         del os.environ[name]
     os.environ.update(ENVIRONMENT)
 

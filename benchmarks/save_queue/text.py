@@ -8,11 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rigs.results import progress
 from benchmarks.save_queue.component import STEP_MS
-from benchmarks.save_queue.figures import Run, quantile
+from benchmarks.save_queue.figures import Run
 from benchmarks.save_queue.measure import Prompt, Text
-from benchmarks.save_queue.output import progress, save
+from benchmarks.save_queue.output import save
 from benchmarks.save_queue.subjects import ALONE, FASTPATH, ON, Arm, holding, subjects
+from omni_fastpath.compare.quantiles import quantile
 
 BYTES = Arm("fastpath, holds: bytes", holding("bytes"))
 CAPPED = Arm("the same, 1 MiB", {**holding("bytes"), "OMNI_FASTPATH_SAVE_QUEUE_CAP__TOTAL_BYTES": "1MiB"})

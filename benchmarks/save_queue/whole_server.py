@@ -19,11 +19,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rigs.results import progress
 from benchmarks.save_queue.figures import FELT, LEGEND, Run, compare
-from benchmarks.save_queue.output import progress, save
+from benchmarks.save_queue.output import save
 from benchmarks.save_queue.subjects import FASTPATH, FIFO, PATCH, STOCK, Arm
+from benchmarks.serving import arms
 from benchmarks.serving.capture import Capture, Client, Request, chat_request
 from benchmarks.serving.server import Server
+from omni_fastpath.compare.arm import WrongArmError
 
 STEP_MS = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
 SLOW_MS = 200.0
@@ -90,12 +93,11 @@ def measure(arm: Arm, plan: Plan, model: Path, log: Path) -> dict[str, Any]:
     ]
     injections += [{"fifo": True}] if arm.fifo else []
     environment = {
+        **arms.environment(arm),
         omni_simulated_device.CONFIG_VARIABLE: json.dumps(
             {"stages": {stage: {"base_ms": step} for stage, step in STEP_MS.items()}}
         ),
         omni_simulated_device.SLOW_SENDS_VARIABLE: json.dumps(injections),
-        "VLLM_OMNI_EVENT_DRIVEN_ORCH": "0",
-        **(arm.environment if arm.on else {"OMNI_FASTPATH": "0"}),
     }
     kinds: dict[str, list[Run]] = {kind: [] for kind in KINDS}
     levels: dict[str, list[Run]] = {}
@@ -179,27 +181,18 @@ def _checked(captures: Sequence[Capture]) -> Sequence[Capture]:
 
 
 def _check_arm(server: Server, arm: Arm) -> dict[str, Mapping[str, Any]]:
-    """What the stage processes' own state files say of the patch; the arm must be what it says.
+    """What the state files of the two sending stages say of the patch; the arm must be what it says.
 
     Raises:
-        RuntimeError: It is not.
+        WrongArmError: It is not.
     """
-    files = (server.runtime_folder / "omni-fastpath").glob("*.json")
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    stages = {each["process_name"]: each["patches"] for each in records if each["role"] == "stage"}
-    senders = {name: patches for name, patches in stages.items() if "stage2" not in name}
-    if len(senders) != 2:
-        raise RuntimeError(f"{arm.name}: state files of {sorted(stages)}, expected those of two sending stages")
-    for name, patches in senders.items():
-        states = {patch: entry["state"] for patch, entry in patches.items()}
-        entry = patches[PATCH]
-        wanted = "applied" if arm.on else "off"
-        is_helped = "with a helper" in entry["reason"]
-        if entry["state"] != wanted or any(state == "applied" for patch, state in states.items() if patch != PATCH):
-            raise RuntimeError(f"{arm.name}: {name} is {states}: {entry['reason']}")
-        if arm.on and (is_helped is arm.fifo or not entry["counters"]["tasks"]):
-            raise RuntimeError(f"{arm.name}: {name}: {entry['reason']}, {entry['counters']}")
-    return {name: patches[PATCH] for name, patches in senders.items()}
+    found = arms.prove(server, arm, arms.roles(len(STEP_MS)))
+    stages = {role: found[role].patches[PATCH] for role in sorted(arms.roles(len(STEP_MS) - 1) - {"api"})}
+    for role, entry in stages.items():
+        is_helped = "with a helper" in entry.reason
+        if arm.on and (is_helped is arm.fifo or not entry.counters.get("tasks")):
+            raise WrongArmError(f"{arm.name}: {role}: {entry.reason}, {entry.counters}")
+    return {role: entry.model_dump(mode="json") for role, entry in stages.items()}
 
 
 def _check_content(found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -226,22 +219,22 @@ def show_slow(kind: str, plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> 
         title=f"Whole server, {kind} ({SLOW_MS:.0f} ms a send), one of {STREAMS}: the others, {plan.runs} runs pooled. "
         "In brackets: ratio to nobody slow"
     )
-    arms = (STOCK, FIFO, FASTPATH)
+    shown = (STOCK, FIFO, FASTPATH)
     table.add_column("")
     table.add_column("nobody slow", justify="right")
-    for arm in arms:
+    for arm in shown:
         table.add_column(arm.name, justify="right")
     table.add_column("A/A interval", justify="right")
     one, again = (found[arm.name]["kinds"]["alone"] for arm in (STOCK, STOCK_AGAIN))
     for figure in FELT:
-        compared = [compare(figure, one, again, found[arm.name]["kinds"][kind]) for arm in arms]
+        compared = [compare(figure, one, again, found[arm.name]["kinds"][kind]) for arm in shown]
         low, high = compared[0].interval
-        cells = [f"{each.value * 1e3:.0f} ms ({each.ratio:.2f} {each.verdict})" for each in compared]
+        cells = [f"{each.value * 1e3:.0f} ms ({each.ratio:.2f})" for each in compared]
         table.add_row(figure, f"{compared[0].baseline * 1e3:.0f} ms", *cells, f"{low:.2f} to {high:.2f}")
     for name in ("max_queued_tasks", "max_stream_tasks", "holds", "expired_holds"):
-        counts = ["/".join(str(each["counters"][name]) for each in _in_order(found[arm.name])) for arm in arms[1:]]
+        counts = ["/".join(str(each["counters"][name]) for each in _in_order(found[arm.name])) for arm in shown[1:]]
         table.add_row(f"counted, both stages, whole start: {name}", "", "", *counts)
-    busiest = [max(max(run["cores"].values()) for run in found[arm.name]["kinds"][kind]) for arm in arms]
+    busiest = [max(max(run["cores"].values()) for run in found[arm.name]["kinds"][kind]) for arm in shown]
     table.add_row("cores of the busiest process", "", *(f"{each:.2f}" for each in busiest))
     table.caption = LEGEND
     Console(width=150).print(table)
@@ -260,7 +253,7 @@ def show_idle(plan: Plan, found: Mapping[str, Mapping[str, Any]]) -> None:
         for figure in FELT:
             compared = [compare(figure, one, again, runs) for runs in (one, again, fast)]
             values = [f"{each.value * 1e3:.0f} ms" for each in compared]
-            table.add_row("", figure, *values, f"{compared[2].ratio:.2f} {compared[2].verdict}")
+            table.add_row("", figure, *values, f"{compared[2].ratio:.2f}")
         table.add_section()
     stages = found[FASTPATH.name]["stages_idle"]
     holds = "/".join(str(stages[name]["counters"]["holds"]) for name in sorted(stages))

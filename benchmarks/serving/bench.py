@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.serving.server import DEFAULT_ENVIRONMENT, Server, vllm_command
+from omni_fastpath.compare.arm import clean
 
 BENCH_TIMEOUT_S = 900.0
 _METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf"
@@ -65,8 +66,7 @@ def run(
     command += ["--max-concurrency", str(max_concurrency), "--extra-body", json.dumps({**defaults, **(body or {})})]
     command += ["--percentile-metrics", _METRICS, "--metric-percentiles", "50,90,99", "--disable-tqdm"]
     command += ["--save-result", "--save-detailed", "--result-dir", str(path.parent), "--result-filename", path.name]
-    environment = {**server.environment(), **DEFAULT_ENVIRONMENT}
-    environment = {key: value for key, value in environment.items() if not key.startswith("OMNI_FASTPATH")}
+    environment = clean({**server.environment(), **DEFAULT_ENVIRONMENT})
     done = subprocess.run(
         [*command, *arguments],
         capture_output=True,

@@ -25,6 +25,8 @@ from typing import Self
 
 import psutil
 
+from omni_fastpath.statefile import Snapshot
+
 READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0
 LOG_TAIL_LINES = 60
@@ -229,6 +231,15 @@ class Server:
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     live[pid] = role(process)
         return live
+
+    def snapshots(self) -> dict[str, Snapshot]:
+        """What the state files of its live processes say, by role."""
+        roles, found = self.processes(), {}
+        for path in sorted((self.runtime_folder / "omni-fastpath").glob("*.json")):
+            snapshot = Snapshot.model_validate_json(path.read_bytes())
+            if snapshot.pid in roles and snapshot.process.alive:
+                found[roles[snapshot.pid]] = snapshot
+        return found
 
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time (user and system, seconds) used so far, by role; take differences to measure a load."""

@@ -72,16 +72,17 @@ def check(arm: Arm, process: Process) -> dict[str, dict[str, int]]:
     """
     here = {patch.name for patch in PATCHES if process in patch.processes}
     installed = {patch.name for patch in PATCHES if is_installed(patch.name)}
-    states = {entry.patch.name: entry for entry in LEDGER}
+    entries = {entry.patch.name: entry for entry in LEDGER}
     problems = [f"{name} is installed" for name in sorted(installed - arm.enabled)]
-    problems += [
-        f"{name} is {states[name].state.value}: {states[name].reason}"
-        for name in sorted(arm.enabled & here)
-        if states[name].state not in _SERVES
-    ]
+    wanted = sorted(arm.enabled & here)
+    for name in wanted:
+        if name not in entries:
+            problems.append(f"{name} was never tried")
+        elif entries[name].state not in _SERVES:
+            problems.append(f"{name} is {entries[name].state.value}: {entries[name].reason}")
     if problems:
         raise WrongArmError(f"this process is no {arm.name} arm: {'; '.join(problems)}")
-    return {name: dict(states[name].counters) for name in sorted(arm.enabled & here)}
+    return {name: dict(entries[name].counters) for name in wanted}
 
 
 def check_server(arm: Arm, processes: Mapping[str, Snapshot], expected: Iterable[str]) -> None:

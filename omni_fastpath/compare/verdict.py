@@ -68,6 +68,14 @@ class Verdict:
     p: float
     threshold: float
 
+    def __str__(self) -> str:
+        """As tables show it: the word, and what it rests on."""
+        if self.word == "too few starts":
+            return self.word
+        low, high = self.interval
+        ratios = f"{low:.2f} to {high:.2f}, " if math.isfinite(high) else ""
+        return f"{self.word} ({ratios}p {self.p:.3f} of {self.threshold:.3f})"
+
 
 def verdicts(
     primary: Measure, measures: Sequence[Measure], a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
@@ -110,6 +118,32 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float:
 def least_p(a: int, b: int) -> float:
     """The least p that so many starts of A and of B can reach: all of one arm above all of the other."""
     return min(1.0, 2 / math.comb(a + b, a))
+
+
+def starts_for(others: int) -> int:
+    """The least starts an arm with which the primary measure, and each of so many others, can differ."""
+    starts = 1
+    while least_p(starts, starts) > (OTHERS_ALPHA / others if others else PRIMARY_ALPHA):
+        starts += 1
+    return starts
+
+
+def legend(primary: Measure, others: int, starts: int) -> str:
+    """What a table of verdicts must say beneath it.
+
+    Args:
+        primary: The measure that was named beforehand.
+        others: How many other measures have a verdict.
+        starts: How many starts each arm had.
+    """
+    said = (
+        f"Verdict: exact Mann-Whitney over starts; {primary.name} was named beforehand (p at most {PRIMARY_ALPHA:g}), "
+        f"the {others} others share {OTHERS_ALPHA:g} by Holm. In brackets the ratios that the test does not reject."
+    )
+    enough = starts_for(0), starts_for(others)
+    if starts >= enough[1]:
+        return said
+    return f"{said} With {starts} starts an arm: {enough[0]} would do for {primary.name}, {enough[1]} for all."
 
 
 def _holm(p: Mapping[str, float]) -> dict[str, float]:

@@ -35,6 +35,23 @@ def test_six_starts_an_arm_give_nine_other_measures_a_chance() -> None:
     assert least_p(6, 6) > verdict.OTHERS_ALPHA / 10
 
 
+def test_the_starts_that_would_do_are_the_least_that_can_differ() -> None:
+    """Four for the primary measure; six for up to nine others; one more than nine, and it is seven."""
+    assert [verdict.starts_for(others) for others in (0, 9, 10)] == [4, 6, 7]
+
+
+def test_a_verdict_is_shown_with_what_it_rests_on() -> None:
+    """The ratios that are left, p, and what p had to be; with too few starts there is none of it."""
+    low, high = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]
+    found = verdicts(TTFP, [TTFP], {TTFP.name: low}, {TTFP.name: high})[TTFP.name]
+    ends = "{:.2f} to {:.2f}".format(*found.interval)
+    assert str(found) == f"worse ({ends}, p 0.002 of 0.030)"
+    assert str(verdicts(TTFP, [TTFP], {TTFP.name: low[:3]}, {TTFP.name: high[:3]})[TTFP.name]) == "too few starts"
+    said = verdict.legend(TTFP, 9, 2)
+    assert said.endswith("With 2 starts an arm: 4 would do for TTFP p50, 6 for all.")
+    assert "would do" not in verdict.legend(TTFP, 9, 6)
+
+
 def test_the_arrangements_are_those_of_scipy() -> None:
     """The p of the counted arrangements is scipy's exact p, for every U of samples of five and six."""
     counts = arrangements(5, 6)

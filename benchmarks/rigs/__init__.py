@@ -1,0 +1,1 @@
+"""What several benchmarks stand on, beside omni_fastpath.compare."""

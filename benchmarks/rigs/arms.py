@@ -1,0 +1,14 @@
+"""The arms of the in-process benchmarks; the benchmark builds its pipeline with ``event_driven``."""
+
+from __future__ import annotations
+
+from omni_fastpath.compare.arm import Arm
+
+STOCK = Arm("stock")
+EVENT = Arm("stock, event-driven", event_driven=True)
+FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})
+ONE_ITEM = Arm("fastpath, max_items 1", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS": "1"})
+
+IN_TURN = Arm("fastpath, stage_order", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER": "stage_order"})
+
+ARMS = {arm.name: arm for arm in (STOCK, EVENT, FASTPATH, ONE_ITEM, IN_TURN)}

@@ -1,0 +1,45 @@
+"""Where figures go: a word on the way, a result line that says where it comes from, a cell of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_fastpath.compare.about import about
+
+FOLDER = Path("results")
+
+
+def progress(text: str) -> None:
+    """Say what runs now."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """A result line: figures, and the versions, commit and machine that they come from.
+
+    A line that has been read and is written again keeps what it said of them.
+    """
+    return json.dumps({"about": about(), **found}, default=dataclasses.asdict)
+
+
+def say(found: Mapping[str, Any]) -> None:
+    """Print the result line of an arm, for whoever started this process."""
+    print(line(found), flush=True)
+
+
+def save(name: str, found: Mapping[str, Any]) -> None:
+    """Append a result line to ``results/NAME.jsonl``."""
+    FOLDER.mkdir(exist_ok=True)
+    with (FOLDER / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(line(found) + "\n")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least and most of a figure's runs."""
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"

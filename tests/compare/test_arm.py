@@ -1,0 +1,86 @@
+"""An arm is what it says, or its figures are not shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_fastpath.compare.arm import Arm, WrongArmError, check, check_server, clean
+from omni_fastpath.declare import Process, State
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.statefile import PatchRecord, Snapshot
+
+STOCK, FASTPATH = Arm("stock", {"OMNI_FASTPATH": "0"}), Arm("fastpath", {"OMNI_FASTPATH": "1"})
+ROLES = {"api", "stage0_replica0", "stage1_replica0"}
+
+
+def _server(arm: Arm) -> dict[str, Snapshot]:
+    """The state files of a server that is the arm, by role."""
+    return {role: _snapshot(arm, Process.SERVER if role == "api" else Process.STAGE) for role in ROLES}
+
+
+def _snapshot(arm: Arm, process: Process) -> Snapshot:
+    patches = {}
+    for patch in PATCHES:
+        state = State.APPLIED if process in patch.processes else State.NOT_APPLICABLE
+        patches[patch.name] = PatchRecord(state=state if patch.name in arm.enabled else State.OFF)
+    names = {"process_name": "", "omni_fastpath": "", "vllm": None, "vllm_omni": None, "source": None}
+    of_process = {"schema": 2, "pid": 1, "started": 1, "boot": "", "namespace": 1, "ppid": 1, "updated": 0.0}
+    return Snapshot.model_validate({**names, **of_process, "role": process, "patches": patches})
+
+
+def test_an_arm_is_on_when_its_variables_switch_a_patch_on() -> None:
+    """Stock may say OMNI_FASTPATH=0, as a server must to leave a state file."""
+    assert (Arm("stock").on, STOCK.on, FASTPATH.on) == (False, False, True)
+    assert Arm("one", {"OMNI_FASTPATH_FORWARD_GATE": "1"}).enabled == {"forward_gate"}
+
+
+def test_nothing_that_only_an_arm_may_say_gets_through() -> None:
+    """Ours, the hand-over's, upstream's mode and the choice of plugins; everything else stays."""
+    ours = dict.fromkeys(
+        ("OMNI_FASTPATH", "OMNI_FASTPATH_X", "_OMNI_FASTPATH_X", "VLLM_OMNI_EVENT_DRIVEN_ORCH", "VLLM_PLUGINS"), "1"
+    )
+    assert clean({**ours, "HOME": "/", "VLLM_OMNI_OTHER": "1"}) == {"HOME": "/", "VLLM_OMNI_OTHER": "1"}
+
+
+@pytest.mark.parametrize("arm", [STOCK, FASTPATH])
+def test_a_true_server_passes(arm: Arm) -> None:
+    """Each arm as it should be."""
+    check_server(arm, _server(arm), ROLES)
+
+
+@pytest.mark.parametrize(("claimed", "really"), [(STOCK, FASTPATH), (FASTPATH, STOCK)])
+def test_the_other_arm_is_refused(claimed: Arm, really: Arm) -> None:
+    """The figures of one arm never stand under the other's name."""
+    with pytest.raises(WrongArmError, match=f"no {claimed.name} arm"):
+        check_server(claimed, _server(really), ROLES)
+
+
+def test_each_lying_process_is_named() -> None:
+    """One that has no state file, one patch that failed, one that is missing, one that nobody asked for."""
+    server = _server(FASTPATH)
+    del server["stage1_replica0"]
+    server["api"].patches["budgeted_drain"] = PatchRecord(state=State.FAILED, reason="a seam")
+    del server["api"].patches["nonblocking_dequeue"]
+    server["stage0_replica0"].patches["save_queue_cap"] = PatchRecord(state=State.APPLIED, reason="asked for")
+    with pytest.raises(WrongArmError) as caught:
+        check_server(FASTPATH, server, ROLES)
+    assert str(caught.value).splitlines()[1:] == [
+        "  stage1_replica0 has no state file",
+        "  api: nonblocking_dequeue is not in the state file",
+        "  api: budgeted_drain is failed (a seam), wanted applied or superseded",
+        "  stage0_replica0: save_queue_cap is applied (asked for), wanted off",
+    ]
+
+
+def test_a_stage_patch_may_find_that_its_stage_is_another_pipelines() -> None:
+    """Which stages a stage's patch serves is the pipeline's matter, and no lie."""
+    server = _server(FASTPATH)
+    server["stage0_replica0"].patches["forward_gate"] = PatchRecord(state=State.NOT_APPLICABLE, reason="another model")
+    check_server(FASTPATH, server, ROLES)
+
+
+def test_a_process_without_patches_is_stock_and_nothing_else() -> None:
+    """What the arm says and this process is not stands in the message."""
+    assert check(Arm("stock"), Process.SERVER) == {}
+    with pytest.raises(WrongArmError, match=r"no fastpath arm: .*budgeted_drain was never tried"):
+        check(FASTPATH, Process.SERVER)

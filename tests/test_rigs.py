@@ -1,0 +1,105 @@
+"""What several benchmarks stand on."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("omni_simulated_device")
+
+from benchmarks import concurrency
+from benchmarks.drift import drift
+from benchmarks.rigs import driver, results
+from benchmarks.serving import arms as serving
+from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.verdict import STARTS, starts_for
+
+
+def test_the_last_json_line_is_the_arms() -> None:
+    """What upstream prints around it does not matter; no line is an error that shows the output."""
+    assert driver.last_line('{"a": 1}\nnoise\n{"a": 2}\nnoise\n') == {"a": 2}
+    with pytest.raises(RuntimeError, match=r"no JSON line:\nnoise"):
+        driver.last_line("noise")
+
+
+def test_an_arm_that_fails_is_an_error_with_its_output() -> None:
+    """Here the interpreter finds no such module."""
+    with pytest.raises(RuntimeError, match="No module named"):
+        driver.run_module("benchmarks.rigs.none_of_that_name")
+
+
+def test_a_result_line_says_where_it_comes_from_and_keeps_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The driver writes an arm's line with what the arm said of itself."""
+    monkeypatch.setattr(results, "FOLDER", tmp_path / "new")
+    results.save("some", {"figure": 1})
+    results.save("some", {"figure": 2, "about": "another moment"})
+    first, second = (json.loads(line) for line in (tmp_path / "new" / "some.jsonl").read_text().splitlines())
+    assert first["figure"] == 1
+    assert first["about"].keys() >= {"commit", "machine", "versions"}
+    assert second["about"] == "another moment"
+
+
+def test_a_server_is_told_its_arm_and_nothing_of_this_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock is told so, so that it leaves state files; what this shell says is removed."""
+    monkeypatch.setenv("OMNI_FASTPATH_BUDGETED_DRAIN", "0")
+    mode = {"OMNI_FASTPATH_BUDGETED_DRAIN": None, "VLLM_OMNI_EVENT_DRIVEN_ORCH": "0"}
+    stock, fastpath = (serving.environment(Arm("any", values)) for values in ({}, {"OMNI_FASTPATH": "1"}))
+    assert stock.items() >= {**mode, "OMNI_FASTPATH": "0"}.items()
+    assert fastpath.items() >= {**mode, "OMNI_FASTPATH": "1"}.items()
+    assert serving.environment(Arm("any", event_driven=True))["VLLM_OMNI_EVENT_DRIVEN_ORCH"] == "1"
+    assert serving.roles(1, 2) == {"api", "stage0_replica0", "stage0_replica1"}
+
+
+# ---- Concurrency ----
+
+
+def _starts(factor: float) -> list[concurrency.Figures]:
+    return [
+        {str(level): dict.fromkeys(concurrency.FIGURES, factor * (10 + place / 10)) for level in concurrency.LEVELS}
+        for place in range(STARTS)
+    ]
+
+
+def test_concurrency_judges_what_its_default_starts_can_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each row that was named for a verdict gets one with the default number of starts."""
+    found = {"stock": _starts(1.0), "fastpath": _starts(0.5)}
+    assert starts_for(len(concurrency.JUDGED) - 1) == STARTS
+    words = {name: each.word for name, each in concurrency.judge(found).items()}
+    assert words.pop("throughput at 32") == "worse"
+    assert set(words.values()) == {"better"}
+    concurrency.show(found)
+    said = capsys.readouterr().out
+    assert said.count("better (0.4") == len(words)
+    assert "TTFP p50 at 1 was named beforehand" in said
+
+
+# ---- Drift ----
+
+
+def test_noise_and_drift_are_told_apart() -> None:
+    """Of many runs of ten starts the squares of both come out on average as they were put in."""
+    draws = random.Random(1)
+    noise, walk = [], []
+    for _ in range(2000):
+        level, values = 0.0, []
+        for _ in range(10):
+            level += draws.gauss(0, 0.06)
+            values.append(math.exp(level + draws.gauss(0, 0.10)))
+        found = drift(values)
+        assert found.step**2 == pytest.approx(found.walk**2 + 2 * found.noise**2)
+        noise.append(found.noise**2)
+        walk.append(found.walk**2)
+    assert math.sqrt(sum(noise) / len(noise)) == pytest.approx(0.10, rel=0.1)
+    assert math.sqrt(sum(walk) / len(walk)) == pytest.approx(0.06, rel=0.25)  # cut off at zero
+
+
+def test_two_starts_do_not_tell_noise_from_drift() -> None:
+    """They have one step, and that is all that is said."""
+    found = drift([1.0, math.e])
+    assert found.step == pytest.approx(1.0)
+    assert math.isnan(found.noise)
+    assert math.isnan(found.walk)
