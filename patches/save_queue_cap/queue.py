@@ -572,7 +572,10 @@ class SaveQueue:
             held, lane.reserved = lane.reserved, None
             if held.task is not None:
                 return held.task
-        return self._inbox.popleft()
+        task = self._inbox.popleft()
+        if lane is not None:
+            self._sending[ident] = task  # until it asks for more
+        return task
 
 
 _NOBODY = Lane(threading.current_thread())
