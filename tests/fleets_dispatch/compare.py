@@ -81,8 +81,10 @@ def _judged(script: Fleet, stocks: list[Outcome], fasts: list[Outcome]) -> Verdi
     for outcome in fasts:
         said = [line for line in judge.of_one(script, outcome, ours=True) if line not in upstreams]
         other = judge.of_two(script, outcome, polled)
+        requests = {request.name: request for request in script.requests}
         for name, differs in judge.of_two(script, outcome, event_driven).items():
-            if name in other:  # equal to neither of stock's
+            once = any(judge.ends_once(script, requests[name], outcome, each) for each in stocks)
+            if name in other and not once:  # equal to neither of stock's
                 said += [f"{name}: {each}" for each in differs]
         if said:
             verdict.ours.append(f"{outcome.arm.name} {outcome.arm.fast}")

@@ -158,6 +158,17 @@ class Engine(Replica):
         self.busy_until: dict[str, float] = {}
         self.segments: dict[str, int] = defaultdict(int)
         self.deaf_after: dict[str, float] = {}
+        take = self.outputs_queue._get
+
+        def taken() -> Any:
+            item = take()
+            if isinstance(item, EngineDeadError):
+                self.world.note("heard", self.stage_id, self.name)
+            else:
+                self._tell_front()
+            return item
+
+        vars(self.outputs_queue)["_get"] = taken  # each of the queue's ways to read goes through it
 
     @property
     def dead(self) -> bool:
@@ -192,6 +203,12 @@ class Engine(Replica):
         self.resources.engine_dead = True
         self.due.clear()
         self.outputs_queue.put_nowait(EngineDeadError())
+        self._tell_front()
+
+    def _tell_front(self) -> None:
+        """Note that nothing stands before the news of its death any more."""
+        if self.dead and self.outputs_queue.qsize() == 1:
+            self.world.note("in front", self.stage_id, self.name)
 
     def waits(self) -> bool:
         """Whether something is still to be read."""
@@ -245,8 +262,12 @@ class Painter:
             EngineDeadError: Nothing is left, and it died.
         """
         if self.ready:
-            return self.ready.popleft()
+            output = self.ready.popleft()
+            self._tell_front()
+            return output
         if self.dead:
+            if not self.told:
+                self.world.note("heard", self.stage_id, self.name)
             self.told = True
             raise EngineDeadError
         return None
@@ -258,6 +279,11 @@ class Painter:
     def die(self) -> None:
         """Paint nothing any more."""
         self.dead = True
+        self._tell_front()
+
+    def _tell_front(self) -> None:
+        if self.dead and not self.ready:
+            self.world.note("in front", self.stage_id, self.name)
 
     def waits(self) -> bool:
         """Whether something is still to be read."""
