@@ -608,13 +608,20 @@ class FairQueue:
         """Forget all tasks: they are somebody else's."""
         if self.first_lane is not None:
             self.first_lane.reserved = self.first_lane.sending = None
+        self.forget_what_waits()
         for stream in self._streams.values():
-            stream.waiting.clear()
             stream.in_flight = None
             stream.tasks = 0
         self._tasks = self._queued = 0
         self.storage = Storage()
         self.near.clear()
+
+    def forget_what_waits(self) -> None:
+        """Keep no payload alive; who is about to copy one finds that it waits here no longer."""
+        for stream in list(self._streams.values()):
+            for held in stream.waiting:
+                held.is_waiting = False
+            stream.waiting.clear()
         self._ready.clear()
         self._ready_slow.clear()
         self._fresh.clear()

@@ -280,11 +280,18 @@ class SaveQueue:
             deepest = fair.deepest()
             if self._is_heavy() or deepest >= self.calm.steps or fair._queued >= self.calm.tasks:
                 self._unrest_s = now
-            elif now - self._unrest_s >= self.calm.quiet_s and not self._is_other_lane_busy():
+            elif now - self._unrest_s >= self.calm.quiet_s and not self._is_a_lane_at_the_door():
                 self._be_calm(now, deepest)
 
     def _is_heavy(self) -> bool:
         return self.fair._all_bytes() >= self.calm.nbytes
+
+    def _is_a_lane_at_the_door(self) -> bool:
+        """Whether a lane has been told of a task and has not got it yet, or another than the first is in a send."""
+        first = self.fair.first_lane
+        if first is not None and first.reserved is not None:
+            return True
+        return self._is_other_lane_busy()
 
     def _is_other_lane_busy(self) -> bool:
         fair = self.fair
@@ -324,11 +331,11 @@ class SaveQueue:
     def _own_what_waits(self) -> None:
         """Where payloads are the runner's own memory: copy those that came since the last step."""
         with self._lock:
-            come = self._taken + len(self._inbox)
-            count = min(come - self._fresh_from, len(self._inbox))
+            tasks = list(self._inbox)  # at once: a lane may append a clean-up
+            come = self._taken + len(tasks)
+            count = min(come - self._fresh_from, len(tasks))
             self._fresh_from = come
-            for place in range(-count, 0):
-                task = self._inbox[place]
+            for task in tasks[len(tasks) - count :]:
                 payload, copies = keep(task.get("multimodal_output"))
                 if copies:
                     task["multimodal_output"] = payload
@@ -363,8 +370,10 @@ class SaveQueue:
                 return bool(self._inbox)
             # A further lane has nothing to do, but to see that the first one is stuck.
             if ident == self._first:  # calm again since it asked
-                return bool(self._inbox)
-            if not self._watch.look(self._since_s, time.monotonic()):
+                self._in_hand = None  # it has sent that; from the next line on `manage` reserves a task for it
+                if self.is_calm:
+                    return bool(self._inbox)
+            elif not self._watch.look(self._since_s, time.monotonic()):
                 self.fair.helper.is_alert = False
                 return False
             self.manage()
@@ -376,13 +385,13 @@ class SaveQueue:
     def _end_plain_send(self, ident: int) -> None:
         """What the first lane had in hand when the calm ended, and has sent by now, for it asks for more."""
         first = self.fair.first_lane
-        if first is None or ident != self._first or first.sending is None or first.sending.task is None:
+        held = first.sending if first is not None and ident == self._first else None  # once: another thread writes it
+        task = held.task if held is not None else None
+        if task is None:
             return
         since_s = self._since_s
         self.has_chunks_unknown()
-        self.fair.sent(
-            first.sending.task, 0.0 if since_s is None else max(0.0, time.monotonic() - since_s), has_put=False
-        )
+        self.fair.sent(task, 0.0 if since_s is None else max(0.0, time.monotonic() - since_s), has_put=False)
 
     def popleft(self) -> dict[str, Any]:
         """The next task of the calling thread.
@@ -470,16 +479,23 @@ class SaveQueue:
     def _estimate(self, tasks: list[dict[str, Any]]) -> int:
         """Bytes that these keep alive, by a sample: one task of a step says what its whole batch is."""
         sample = tasks[:: max(1, len(tasks) // _SAMPLE)]
-        shared = own = 0
+        shared = own = views = 0
         seen = set()
         for task in sample:
-            for address, (nbytes, viewed) in weigh(task.get("multimodal_output")).items():
+            try:
+                weight = weigh(task.get("multimodal_output"))
+            except Exception:  # noqa: S112 - a kind of tensor that cannot be looked at: it is sent all the same
+                continue
+            for address, (nbytes, viewed) in weight.items():
+                views += viewed if viewed < nbytes else 0
                 if address not in seen:
                     seen.add(address)
                     if viewed < nbytes:
                         shared += nbytes
                     else:
                         own += nbytes
+        # Steps that no sampled task is of: at least what their tasks see of their batches.
+        shared = max(shared, views * len(tasks) // max(1, len(sample)))
         return shared + own * len(tasks) // max(1, len(sample))
 
     def _weigh(self, tasks: list[dict[str, Any]]) -> int:
@@ -539,14 +555,16 @@ class SaveQueue:
                 return
             fair, inbox = self.fair, self._inbox
             if not self.is_calm:
-                there = {id(task) for task in inbox}  # what was being sorted in or given back stands in both
+                # What was being sorted in or given back stands in both. A copy made at once: others append.
+                there = {id(task) for task in tuple(inbox)}
                 waiting = [held.task for held in fair.all_waiting() if id(held.task) not in there]
                 for ident, lane in fair.lane_of.items():
                     if lane.reserved is not None and id(lane.reserved.task) in there:
                         lane.reserved = None
                     if lane.reserved is not None or lane.sending is not None:
                         self._sending[ident] = lane.reserved or lane.sending
-                inbox.extendleft(task for task in reversed(waiting) if task is not None)
+                inbox.extendleft([task for task in reversed(waiting) if task is not None])
+                fair.forget_what_waits()
             if self._in_hand is not None:
                 self._sending[self._first] = self._in_hand
             self._in_hand = None
@@ -563,6 +581,7 @@ class SaveQueue:
         if lane.reserved is not None:
             return True
         self._sending.pop(ident, None)  # a lane that asks has sent what it had
+        lane.sending = None
         # One at a time, as upstream: a send of another lane may be of the stream that comes next.
         return ident == self._first and not self._sending and bool(self._inbox)
 

@@ -218,7 +218,7 @@ def _attach(adapter: Any, vllm_config: Any, options: SaveQueueOptions, calm: Cal
     audited = f"{function.__module__}.{function.__qualname__}" in AUDITED_PROCESSORS
     if in_shared_memory and audited and not queues.FIFO_FOR_BENCHMARKS:
         helper = threading.Condition()
-        lane = threading.Thread(target=_Lane(adapter, helper).run, daemon=True, name="omni-fastpath-save-helper")
+        lane = threading.Thread(target=_Lane(adapter, helper, queue).run, daemon=True, name="omni-fastpath-save-helper")
         lane.start()
         queue.add_lane(lane, helper)
     _adapters.add(adapter)
@@ -238,9 +238,10 @@ class _Lane:
 
     connector = None
 
-    def __init__(self, adapter: Any, condition: threading.Condition) -> None:
+    def __init__(self, adapter: Any, condition: threading.Condition, queue: SaveQueue) -> None:
         self._adapter = adapter
         self._save_cond = condition
+        self._pending_save_reqs = queue  # its own: never upstream's deque, should setting up fail after it runs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._adapter, name)

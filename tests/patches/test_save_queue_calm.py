@@ -407,6 +407,29 @@ def test_calm_waits_for_a_while_without_unrest() -> None:
         assert not rig.queue.is_calm
 
 
+def test_calm_does_not_come_back_while_a_lane_is_about_to_take_its_task() -> None:
+    """A task that the first lane was told of stays that lane's: it would go out twice, or the lane find nothing."""
+    with Rig(quiet_s=0.0) as rig:
+        rig.queue.manage()
+        rig.step("a", "b")
+        assert rig.ask()
+        rig.queue._next_judging_s = 0.0
+        rig.queue.calm_down(is_holding=False)
+        assert not rig.queue.is_calm
+        assert rig.send(2) == ["a", "b"]
+
+
+def test_stepping_aside_keeps_no_payload_alive() -> None:
+    """What was handed over to the one deque is in no book of the managed queue any more."""
+    with Rig(quiet_s=3600.0) as rig:
+        rig.queue.manage()
+        rig.step("a", "b", "a")
+        assert any(stream.waiting for stream in rig.queue.fair.streams.values())
+        rig.queue.step_aside(RuntimeError("told to"))
+        assert not any(stream.waiting for stream in rig.queue.fair._streams.values())
+        assert rig.send(3) == ["a", "b", "a"]
+
+
 def test_calm_does_not_come_back_beside_a_busy_helper() -> None:
     """One lane has a task in hand that the first lane could not see."""
     with Rig(quiet_s=0.0) as rig, ThreadPoolExecutor(1) as other:
