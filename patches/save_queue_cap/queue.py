@@ -280,25 +280,18 @@ class SaveQueue:
             deepest = fair.deepest()
             if self._is_heavy() or deepest >= self.calm.steps or fair._queued >= self.calm.tasks:
                 self._unrest_s = now
-            elif now - self._unrest_s >= self.calm.quiet_s and not self._is_a_lane_at_the_door():
+            elif now - self._unrest_s >= self.calm.quiet_s and not self._is_a_lane_busy():
                 self._be_calm(now, deepest)
 
     def _is_heavy(self) -> bool:
         return self.fair._all_bytes() >= self.calm.nbytes
 
-    def _is_a_lane_at_the_door(self) -> bool:
+    def _is_a_lane_busy(self) -> bool:
         """Whether a lane has been told of a task and has not got it yet, or another than the first is in a send."""
         first = self.fair.first_lane
-        if first is not None and first.reserved is not None:
-            return True
-        return self._is_other_lane_busy()
-
-    def _is_other_lane_busy(self) -> bool:
-        fair = self.fair
         return any(
-            lane.reserved is not None or lane.sending is not None
-            for lane in fair.lane_of.values()
-            if lane is not fair.first_lane
+            lane.reserved is not None or (lane.sending is not None and lane is not first)
+            for lane in self.fair.lane_of.values()
         )
 
     def _be_calm(self, now: float, deepest: int) -> None:

@@ -72,7 +72,7 @@ NAMES = (
     "SaveQueue.before_step", "SaveQueue._is_still_calm", "SaveQueue.manage", "SaveQueue.calm_down",
     "SaveQueue._be_calm", "SaveQueue._note_come", "SaveQueue._own_what_waits", "SaveQueue._ask",
     "SaveQueue.calm_sent", "SaveQueue.sent", "SaveQueue._look", "SaveQueue._weigh", "SaveQueue._unfetched",
-    "SaveQueue._make_chunks_known", "SaveQueue._is_other_lane_busy", "SaveQueue._is_heavy", "SaveQueue.note_deaf",
+    "SaveQueue._make_chunks_known", "SaveQueue._is_a_lane_busy", "SaveQueue._is_heavy", "SaveQueue.note_deaf",
     "SaveQueue.has_chunks_unknown", "SaveQueue._hear", "SaveQueue._end_plain_send", "FairQueue.look_at_lanes",
     "FairQueue.look_at_first", "FairQueue.is_slow", "Watch.look",
     "Watch.is_dominated", "wrappers.give", "SaveQueue._estimate", "FairQueue.trust_all",
