@@ -256,56 +256,48 @@ class _InMemory:
         return True, len(data), None
 
 
-class MemoryConnector(OmniConnectorBase):  # type: ignore[misc]  # upstream is not typed here
+class _KeepsInMemory:
+    """A side of a connection whose chunks lie in a store of this process."""
+
+    store: _InMemory
+    serialize_obj: Any
+    deserialize_obj: Any
+
+    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
+        """Keep a chunk."""
+        return self.store.put(put_key, self.serialize_obj(data))
+
+    def get(self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None) -> Any:
+        """Take a chunk."""
+        data = self.store.chunks.pop(get_key, None)
+        return None if data is None else (self.deserialize_obj(data), len(data))
+
+    def cleanup(self, request_id: str) -> None:
+        """Forget a chunk."""
+        self.store.chunks.pop(request_id, None)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class MemoryConnector(_KeepsInMemory, OmniConnectorBase):  # type: ignore[misc]  # upstream is not typed here
     """Another class than shared memory's, as every remote connector is."""
 
     def __init__(self, stage: int, store: _InMemory | None = None) -> None:
         self.stage_id, self.config = stage, {"extra": {"codec_chunk_frames": 5, "codec_left_context_frames": 3}}
         self.store = store or _InMemory()
 
-    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
-        """Keep a chunk."""
-        return self.store.put(put_key, self.serialize_obj(data))
-
-    def get(self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None) -> Any:
-        """Take a chunk."""
-        data = self.store.chunks.pop(get_key, None)
-        return None if data is None else (self.deserialize_obj(data), len(data))
-
-    def cleanup(self, request_id: str) -> None:
-        """Forget a chunk."""
-        self.store.chunks.pop(request_id, None)
-
-    def close(self) -> None:
-        """Nothing to do."""
-
     def health(self) -> dict[str, Any]:
         """It is well."""
         return {}
 
 
-class DerivedConnector(SharedMemoryConnector):  # type: ignore[misc]
+class DerivedConnector(_KeepsInMemory, SharedMemoryConnector):  # type: ignore[misc]
     """A subclass of shared memory's that keeps its chunks elsewhere: clean-up tasks come as with the real one."""
 
     def __init__(self, stage: int, store: _InMemory | None = None) -> None:
         super().__init__({"stage_id": stage, "extra": {"codec_chunk_frames": 5, "codec_left_context_frames": 3}})
         self.store = store or _InMemory()
-
-    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
-        """Keep a chunk."""
-        return self.store.put(put_key, self.serialize_obj(data))
-
-    def get(self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None) -> Any:
-        """Take a chunk."""
-        data = self.store.chunks.pop(get_key, None)
-        return None if data is None else (self.deserialize_obj(data), len(data))
-
-    def cleanup(self, request_id: str) -> None:
-        """Forget a chunk."""
-        self.store.chunks.pop(request_id, None)
-
-    def close(self) -> None:
-        """Nothing to do."""
 
 
 def connector_of(kind: str, stage: int, store: _InMemory | None = None) -> Any:
