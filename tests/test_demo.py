@@ -25,8 +25,8 @@ from benchmarks.demo.load import QUICK, Load
 from benchmarks.demo.measure import CpuMeter, MeasureError, Outcome
 from benchmarks.demo.progress import Phases
 from benchmarks.demo.words import compare, describe, heading, parity_line
-from benchmarks.serving import arms as serving
-from benchmarks.serving.capture import Capture, Event
+from benchmarks.rigs import server_arms as serving
+from benchmarks.rigs.capture import Capture, Event
 from omni_fastpath.compare.arm import WrongArmError
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES

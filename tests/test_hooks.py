@@ -481,7 +481,7 @@ def hooks(installed: None) -> Iterator[HookManager]:
 def _messages() -> list[Any]:
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, silent, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 
     pipeline = Pipeline()
     for request in ("a", "b"):

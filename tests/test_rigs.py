@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks import concurrency
-from benchmarks.drift import drift
+from benchmarks.concurrency import measure as concurrency
+from benchmarks.concurrency import report
+from benchmarks.drift.split import drift
 from benchmarks.rigs import driver, results
-from benchmarks.serving import arms as serving
+from benchmarks.rigs import server_arms as serving
 from omni_fastpath.compare.arm import Arm
 from omni_fastpath.compare.verdict import STARTS, starts_for
 
@@ -71,7 +72,7 @@ def test_concurrency_judges_what_its_default_starts_can_tell(capsys: pytest.Capt
     words = {name: each.word for name, each in concurrency.judge(found).items()}
     assert words.pop("throughput at 32") == "worse"
     assert set(words.values()) == {"better"}
-    concurrency.show(found)
+    report.show(found)
     said = capsys.readouterr().out
     assert said.count("better (0.4") == len(words)
     assert "TTFP p50 at 1 was named beforehand" in said

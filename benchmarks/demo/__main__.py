@@ -23,8 +23,8 @@ from benchmarks.demo.load import QUICK, Load
 from benchmarks.demo.measure import MeasureError, Outcome, run_start
 from benchmarks.demo.progress import Phases
 from benchmarks.demo.words import compare, describe, heading, parity_line
-from benchmarks.serving.bench import BenchError
-from benchmarks.serving.server import ServerError
+from benchmarks.rigs.bench import BenchError
+from benchmarks.rigs.server import ServerError
 from omni_fastpath.compare.about import commit
 from omni_fastpath.compare.arm import Arm, WrongArmError
 from omni_fastpath.compare.turns import turns

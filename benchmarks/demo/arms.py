@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 import omni_simulated_device
-from benchmarks.serving import arms as serving
-from benchmarks.serving.server import Server, Shutdown
+from benchmarks.rigs import server_arms as serving
+from benchmarks.rigs.server import Server, Shutdown
 from omni_fastpath import overlay
 from omni_fastpath.compare.arm import Arm, WrongArmError
 from omni_fastpath.patches import PATCHES

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from benchmarks.serving.capture import Request, chat_request
+from benchmarks.rigs.capture import Request, chat_request
 
 STEP_MS: Mapping[str, float] = {"thinker": 2.0, "talker": 2.0, "code2wav": 1.0}
 """Fixed part of a step of each stage, milliseconds.

@@ -15,8 +15,8 @@ from benchmarks.demo import arms
 from benchmarks.demo.figures import Sample, Start
 from benchmarks.demo.load import Load
 from benchmarks.demo.progress import Phases
-from benchmarks.serving import bench
-from benchmarks.serving.capture import Capture, run_closed_loop, run_open_loop
+from benchmarks.rigs import bench
+from benchmarks.rigs.capture import Capture, run_closed_loop, run_open_loop
 from omni_fastpath.compare.arm import Arm
 
 _SAMPLE_EVERY_S = 0.25

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.demo import arms
 from benchmarks.demo.load import Load
 from benchmarks.demo.measure import Outcome
-from benchmarks.serving.capture import differences
+from benchmarks.rigs.capture import differences
 from omni_fastpath.compare.about import about
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.engine_requests import engine_request
+from benchmarks.rigs.engine_requests import engine_request
 
 OLD, NEW = "0.22.0", "0.30.0"
 PROMPT_TOKENS = 16

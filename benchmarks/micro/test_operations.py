@@ -26,7 +26,7 @@ def _on() -> Iterator[None]:
 
 def test_dequeue_of_one(benchmark: Any) -> None:
     """A put and the non-blocking dequeue of it."""
-    from benchmarks.inprocess import QWEN3_OMNI, Replica
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
 
     replica = Replica(0, QWEN3_OMNI[0], 0)
 
@@ -39,7 +39,7 @@ def test_dequeue_of_one(benchmark: Any) -> None:
 
 def test_dequeue_of_nothing(benchmark: Any) -> None:
     """The non-blocking dequeue of an empty queue."""
-    from benchmarks.inprocess import QWEN3_OMNI, Replica
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
 
     replica = Replica(0, QWEN3_OMNI[0], 0)
     assert benchmark(replica.get_output_nowait) is None
@@ -47,7 +47,7 @@ def test_dequeue_of_nothing(benchmark: Any) -> None:
 
 def test_pass_of_sixteen(benchmark: Any) -> None:
     """A drain pass over sixteen silent outputs, real processing."""
-    from benchmarks.inprocess import Pipeline, batch, silent
+    from benchmarks.rigs.inprocess import Pipeline, batch, silent
     from omni_fastpath.patches.budgeted_drain.wrappers import drain_loop
 
     pipeline = Pipeline()
@@ -73,15 +73,15 @@ def test_pass_of_sixteen(benchmark: Any) -> None:
 
 def test_judging_a_silent_output(benchmark: Any) -> None:
     """The default policy on a DELTA output that brings nothing."""
-    from benchmarks.dispatch import _request_output
-    from benchmarks.inprocess import Pipeline, batch, silent
+    from benchmarks.dispatch.outputs import request_output
+    from benchmarks.rigs.inprocess import Pipeline, batch, silent
     from omni_fastpath.hooks import RawOutputView
     from omni_fastpath.patches.budgeted_drain.wrappers import default_policy
 
     pipeline = Pipeline()
     pipeline.add_request("one")
     view = RawOutputView(
-        2, 0, True, batch(silent("one")), [_request_output("one", heard=False)], pipeline.orchestrator.request_states
+        2, 0, True, batch(silent("one")), [request_output("one", heard=False)], pipeline.orchestrator.request_states
     )
     assert benchmark(default_policy(), view) is False
 

@@ -58,7 +58,7 @@ class Encoder:
         from vllm.v1.engine import FinishReason
         from vllm.v1.serial_utils import MsgpackEncoder
 
-        from benchmarks.inprocess import SAMPLE_RATE
+        from benchmarks.rigs.inprocess import SAMPLE_RATE
 
         self._mix = mix
         self._encoder = MsgpackEncoder()
@@ -82,7 +82,7 @@ class Encoder:
         Its number stands in the engine's index, which nothing here reads: a raw output may be dispatched in parts, so
         that counting dispatches would not tell which one it was.
         """
-        from benchmarks.inprocess import batch
+        from benchmarks.rigs.inprocess import batch
 
         found = batch(*(self._entry(stage, each) for each in entries))
         found.engine_index = number

@@ -311,7 +311,7 @@ async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder, work_us: float) ->
     from vllm.v1.serial_utils import MsgpackDecoder
     from vllm_omni.engine import OmniEngineCoreOutputs
 
-    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Stage, front_end
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Stage, front_end
 
     load = schedule.load
     stages = [Stage(each.final_output, each.modality, load.replicas) for each in QWEN3_OMNI]

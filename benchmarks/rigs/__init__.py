@@ -1,1 +1,1 @@
-"""What several benchmarks stand on, beside omni_fastpath.compare."""
+"""What the benchmarks and the tests run on: orchestrator, stages and servers, arms, drivers and results."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.engine_requests import engine_request
+from benchmarks.rigs.engine_requests import engine_request
 
 STAGES = {0: "thinker", 1: "talker"}
 """Stages of Qwen3-Omni that send chunks, by number."""

@@ -19,13 +19,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rigs import server_arms as arms
+from benchmarks.rigs.capture import Capture, Client, Request, chat_request
 from benchmarks.rigs.results import progress
+from benchmarks.rigs.server import Server
 from benchmarks.save_queue.figures import FELT, LEGEND, Run, compare
 from benchmarks.save_queue.output import save
 from benchmarks.save_queue.subjects import FASTPATH, FIFO, PATCH, STOCK, Arm
-from benchmarks.serving import arms
-from benchmarks.serving.capture import Capture, Client, Request, chat_request
-from benchmarks.serving.server import Server
 from omni_fastpath.compare.arm import WrongArmError
 
 STEP_MS = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}

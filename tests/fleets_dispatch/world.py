@@ -27,8 +27,8 @@ from vllm_omni.engine import OmniEngineCoreOutput
 from vllm_omni.engine.messages import AbortRequestMessage, ShutdownRequestMessage, StageSubmissionMessage
 from vllm_omni.outputs import OmniRequestOutput
 
-from benchmarks.engine_requests import engine_request
-from benchmarks.inprocess import Pipeline, Replica, Stage, audio, batch, codes, silent, text
+from benchmarks.rigs.engine_requests import engine_request
+from benchmarks.rigs.inprocess import Pipeline, Replica, Stage, audio, batch, codes, silent, text
 from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 from tests.fleets_dispatch import virtual
 from tests.fleets_dispatch.fleet import Attach, Death, Fast, Fleet, Hook, Request, Step

@@ -58,7 +58,7 @@ def recording() -> Iterator[Any]:
 
 def stages(replicas: int, visible: tuple[bool, ...] = (True, False, True)) -> list[Any]:
     """Thinker, talker and code2wav with so many replicas each; which of them the user gets."""
-    from benchmarks.inprocess import QWEN3_OMNI
+    from benchmarks.rigs.inprocess import QWEN3_OMNI
 
     return [
         dataclasses.replace(stage, replicas=replicas, final_output=seen)

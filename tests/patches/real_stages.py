@@ -34,7 +34,7 @@ from vllm_omni.engine.stage_engine_core_proc import StageEngineCoreProc
 from vllm_omni.engine.stage_runtime import StageRuntime
 
 import omni_simulated_device
-from benchmarks.engine_requests import engine_request
+from benchmarks.rigs.engine_requests import engine_request
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy/qwen3_omni_tiny.yaml"
 PATIENCE_S = 60.0

@@ -19,7 +19,7 @@ Script = Callable[[Any], None]
 
 
 def _run(script: Script, **pipeline: Any) -> tuple[list[Any], Any]:
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     with Pipeline(**pipeline) as running:
         script(running)
@@ -62,7 +62,7 @@ def _three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
     def script(pipeline: Any) -> None:
         from vllm.v1.engine import FinishReason
 
-        from benchmarks.inprocess import audio, batch, codes, silent, text
+        from benchmarks.rigs.inprocess import audio, batch, codes, silent, text
 
         rng = random.Random(seed)
         plans: dict[tuple[int, int], list[Any]] = {(s, r): [] for s in range(3) for r in range(2)}
@@ -113,7 +113,7 @@ def test_messages_are_the_same(both: Any, kind: str, seed: int, bursts: bool) ->
 def _stages(replicas: int) -> Any:
     import dataclasses
 
-    from benchmarks.inprocess import QWEN3_OMNI
+    from benchmarks.rigs.inprocess import QWEN3_OMNI
 
     return [dataclasses.replace(stage, replicas=replicas) for stage in QWEN3_OMNI]
 
@@ -124,7 +124,7 @@ def test_error_of_a_request_ends_it_alone(both: Any) -> None:
     def script(pipeline: Any) -> None:
         from vllm.v1.engine import FinishReason
 
-        from benchmarks.inprocess import audio, batch, text
+        from benchmarks.rigs.inprocess import audio, batch, text
 
         pipeline.add_request("bad")
         pipeline.add_request("good")
@@ -145,7 +145,7 @@ def test_dead_replica_is_evicted_after_its_last_outputs(both: Any) -> None:
     def script(pipeline: Any) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        from benchmarks.inprocess import audio, batch
+        from benchmarks.rigs.inprocess import audio, batch
 
         pipeline.add_request("stranded", replicas=[0, 0, 0])
         pipeline.add_request("safe", replicas=[0, 0, 1])
@@ -167,7 +167,7 @@ def test_abort_in_the_middle(both: Any) -> None:
     def script(pipeline: Any) -> None:
         from vllm_omni.engine.messages import AbortRequestMessage
 
-        from benchmarks.inprocess import batch, text
+        from benchmarks.rigs.inprocess import batch, text
 
         pipeline.add_request("gone")
         pipeline.add_request("stays")
@@ -190,7 +190,7 @@ def test_statistics_only_batches_are_kept(both: Any) -> None:
     def script(pipeline: Any) -> None:
         from vllm.v1.metrics.stats import SchedulerStats
 
-        from benchmarks.inprocess import batch
+        from benchmarks.rigs.inprocess import batch
 
         orchestrator = pipeline.orchestrator
         process = orchestrator._process_llm_stage_outputs
@@ -217,7 +217,7 @@ def test_streaming_segments_are_seen_one_by_one(both: Any) -> None:
     def script(pipeline: Any) -> None:
         from vllm.v1.engine import FinishReason
 
-        from benchmarks.inprocess import batch, text
+        from benchmarks.rigs.inprocess import batch, text
 
         pipeline.add_request("session", resumable=True)
         route = pipeline.orchestrator._route_output
@@ -255,7 +255,7 @@ def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
         import torch
         from vllm_omni.engine.serialization import serialize_additional_information
 
-        from benchmarks.inprocess import batch, codes
+        from benchmarks.rigs.inprocess import batch, codes
 
         entry = codes("somebody")
         entry.multimodal_output = None
@@ -281,7 +281,7 @@ def test_kv_ready_marks_are_seen_without_async_chunk(both: Any) -> None:
     seen: list[Any] = []
 
     def script(pipeline: Any) -> None:
-        from benchmarks.inprocess import batch, text
+        from benchmarks.rigs.inprocess import batch, text
 
         pipeline.add_request("split")
         pipeline.orchestrator.request_states["split"].stage_submit_ts.pop(1)
@@ -304,7 +304,7 @@ def test_collective_rpc_beside_the_drain_visits_each_replica_once(both: Any) -> 
     def script(pipeline: Any) -> None:
         from vllm_omni.engine.messages import CollectiveRPCRequestMessage
 
-        from benchmarks.inprocess import audio, batch
+        from benchmarks.rigs.inprocess import audio, batch
 
         pipeline.add_request("somebody")
         for pool in pipeline.pools:
@@ -332,7 +332,7 @@ def test_raw_terminal_without_processed_output_gives_one_empty_end(both: Any) ->
     def script(pipeline: Any) -> None:
         from vllm.v1.engine import FinishReason
 
-        from benchmarks.inprocess import audio, batch, codes, text
+        from benchmarks.rigs.inprocess import audio, batch, codes, text
 
         pipeline.add_request("swallowed")
         pipeline.put(0, batch(text("swallowed", 1, finish=FinishReason.STOP)))

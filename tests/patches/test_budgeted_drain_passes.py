@@ -34,7 +34,7 @@ def _drain(
     """
     from vllm.sampling_params import RequestOutputKind
 
-    from benchmarks.inprocess import Pipeline, batch, codes
+    from benchmarks.rigs.inprocess import Pipeline, batch, codes
 
     with options(**({"max_time_us": 1_000_000} | (values or {}))):
         pipeline = Pipeline()
@@ -52,7 +52,7 @@ def _contested(recorder: Any, kind: str, *entries: Any, stage: int = 2, **values
 
 def test_delta_passes_over_the_silent_and_stops_at_audio(recorder: Any) -> None:
     """N N N A N N: the first pass takes four and ends at A, the second finds the queue empty."""
-    from benchmarks.inprocess import audio, silent
+    from benchmarks.rigs.inprocess import audio, silent
 
     _contested(recorder, "DELTA", *[silent("one")] * 3, audio("one", 1.0), silent("one"), silent("one"))
     assert _passes(recorder, 2) == [(4, "routable"), (2, "empty")]
@@ -60,7 +60,7 @@ def test_delta_passes_over_the_silent_and_stops_at_audio(recorder: Any) -> None:
 
 def test_delta_sample_rate_alone_is_invisible(recorder: Any) -> None:
     """``sr`` stands in every later snapshot and never makes an output routable."""
-    from benchmarks.inprocess import audio, silent
+    from benchmarks.rigs.inprocess import audio, silent
 
     messages = _contested(recorder, "DELTA", audio("one", 1.0), *[silent("one")] * 5, audio("one", 2.0), silent("one"))
     assert _passes(recorder, 2) == [(1, "routable"), (6, "routable"), (1, "empty")]
@@ -71,7 +71,7 @@ def test_delta_sample_rate_alone_is_invisible(recorder: Any) -> None:
 
 def test_delta_text_tokens_are_routable(recorder: Any) -> None:
     """Each of a thinker's steps brings tokens, so that each ends a pass."""
-    from benchmarks.inprocess import text
+    from benchmarks.rigs.inprocess import text
 
     _contested(recorder, "DELTA", *[text("one", 5)] * 3, stage=0)
     assert _passes(recorder, 0) == [(1, "routable"), (1, "routable"), (1, "empty")]
@@ -79,7 +79,7 @@ def test_delta_text_tokens_are_routable(recorder: Any) -> None:
 
 def test_cumulative_is_routable_when_it_grew(recorder: Any) -> None:
     """A CUMULATIVE output that repeats what the previous one had is passed over; one with more audio stops the pass."""
-    from benchmarks.inprocess import audio, silent
+    from benchmarks.rigs.inprocess import audio, silent
 
     _contested(
         recorder,
@@ -95,7 +95,7 @@ def test_cumulative_is_routable_when_it_grew(recorder: Any) -> None:
 
 def test_cumulative_records_are_per_request(recorder: Any) -> None:
     """One request's growth is not measured against another's."""
-    from benchmarks.inprocess import audio, silent
+    from benchmarks.rigs.inprocess import audio, silent
 
     _contested(
         recorder,
@@ -113,7 +113,7 @@ def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
     """Under FINAL_ONLY upstream makes no object before the end, which is what stops the pass."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import audio, silent
+    from benchmarks.rigs.inprocess import audio, silent
 
     end = audio("one", 2.0, finish=FinishReason.STOP)
     messages = _contested(recorder, "FINAL_ONLY", silent("one"), audio("one", 1.0), end, silent("two"), silent("two"))
@@ -125,7 +125,7 @@ def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
     """What leaves no processed object behind is read from the raw output."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import silent
+    from benchmarks.rigs.inprocess import silent
 
     error = silent("one")
     error.finish_reason, error.stop_reason = FinishReason.ERROR, "broke"
@@ -135,7 +135,7 @@ def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
 
 def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
     """Nothing routable in sight: the pass ends on the item budget, counted as that."""
-    from benchmarks.inprocess import silent
+    from benchmarks.rigs.inprocess import silent
     from omni_fastpath.ledger import LEDGER
 
     _drain(recorder, "DELTA", *[silent("one")] * 10, values={"max_items": 4})
@@ -145,7 +145,7 @@ def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
 
 def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dear processing: the pass ends on the time budget, counted as that, not on the item budget."""
-    from benchmarks.inprocess import silent
+    from benchmarks.rigs.inprocess import silent
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.budgeted_drain import drain
 
@@ -160,7 +160,7 @@ def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pyte
 
 def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
     """``stop_at_first_routable: false`` leaves the budgets alone to end a pass."""
-    from benchmarks.inprocess import audio
+    from benchmarks.rigs.inprocess import audio
 
     entries = [audio("one", float(i)) for i in range(10)]
     _contested(recorder, "DELTA", *entries, stop_at_first_routable=False, max_items=8)
@@ -169,7 +169,7 @@ def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
 
 def test_unseen_stage_gives_one_item_a_pass(recorder: Any) -> None:
     """A talker's backlog is not drained ahead of what users see."""
-    from benchmarks.inprocess import codes
+    from benchmarks.rigs.inprocess import codes
 
     _drain(recorder, "DELTA", *[codes("one")] * 4, stage=1)
     assert _passes(recorder, 1) == [(1, "one")] * 3 + [(1, "empty")]
@@ -177,7 +177,7 @@ def test_unseen_stage_gives_one_item_a_pass(recorder: Any) -> None:
 
 def test_audio_does_not_wait_for_the_talkers_backlog(recorder: Any) -> None:
     """With 50 talker outputs queued, N N N A of code2wav is routed before them (no floor)."""
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, silent
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent
 
     pipeline = Pipeline()
     pipeline.add_request("one")
@@ -191,7 +191,7 @@ def test_audio_does_not_wait_for_the_talkers_backlog(recorder: Any) -> None:
 
 def test_policy_that_raises_ends_every_pass(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A broken default policy is reported once and costs draining, never an output."""
-    from benchmarks.inprocess import silent
+    from benchmarks.rigs.inprocess import silent
     from omni_fastpath.patches.budgeted_drain import routable
 
     original = routable.DefaultPolicy.__call__
@@ -210,7 +210,7 @@ def test_policy_that_raises_ends_every_pass(recorder: Any, caplog: pytest.LogCap
 
 def test_replica_attached_at_run_time_is_served(recorder: Any) -> None:
     """A replica that joins a running pool is drained, woken by the attach and by its first output."""
-    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch
 
     with Pipeline() as pipeline:
         pipeline.add_request("late", replicas=[0, 0, 1])
@@ -227,7 +227,7 @@ def test_replica_attached_at_run_time_is_served(recorder: Any) -> None:
 
 def test_removed_replica_leaves_no_bell_and_no_spin(recorder: Any) -> None:
     """A replica that is taken out with items queued does not keep the loop awake, and its queue is upstream's again."""
-    from benchmarks.inprocess import Pipeline, batch, silent
+    from benchmarks.rigs.inprocess import Pipeline, batch, silent
     from omni_fastpath.ledger import LEDGER
 
     with Pipeline() as pipeline:
@@ -250,7 +250,7 @@ def test_removed_replica_leaves_no_bell_and_no_spin(recorder: Any) -> None:
 
 def test_queues_are_upstreams_again_after_shutdown(recorder: Any) -> None:
     """The bells are taken off the clients' queues when the loop ends."""
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     with Pipeline() as pipeline:
         pipeline.settle()
@@ -262,7 +262,7 @@ def test_queues_are_upstreams_again_after_shutdown(recorder: Any) -> None:
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 def test_idle_loop_sleeps(recorder: Any, event_driven: bool) -> None:
     """Without work the loop wakes about twice a second; counted, not timed."""
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
     from omni_fastpath.ledger import LEDGER
 
     with Pipeline(event_driven=event_driven) as pipeline:
@@ -275,7 +275,7 @@ def test_idle_loop_sleeps(recorder: Any, event_driven: bool) -> None:
 
 def test_client_without_a_queue_is_polled_as_upstream_polls(recorder: Any) -> None:
     """Upstream's test doubles, which have no output queue, are served through upstream's own poll."""
-    from benchmarks.inprocess import Pipeline, audio, batch, silent
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, silent
 
     waiting = [batch(silent("one")), batch(audio("one", 1.0))]
 
@@ -307,7 +307,7 @@ def test_diffusion_stage_is_polled_beside_the_drain(recorder: Any, event_driven:
 
     from vllm_omni.metrics.utils import DIFFUSION_METRICS_ONLY_REQUEST_ID
 
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     outputs = [
         SimpleNamespace(request_id=DIFFUSION_METRICS_ONLY_REQUEST_ID, metrics={}, finished=False),
@@ -342,7 +342,7 @@ def test_diffusion_stage_is_polled_beside_the_drain(recorder: Any, event_driven:
 
 def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: Any) -> None:
     """An exception from upstream's processing is not swallowed: the orchestrator's thread ends with it."""
-    from benchmarks.inprocess import Pipeline, batch, silent
+    from benchmarks.rigs.inprocess import Pipeline, batch, silent
 
     pipeline = Pipeline()
 
@@ -358,7 +358,7 @@ def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: An
 
 def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others on the event loop run in the middle of a pass whose items are dear; the longest stretch is recorded."""
-    from benchmarks.inprocess import Pipeline, batch, silent
+    from benchmarks.rigs.inprocess import Pipeline, batch, silent
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.budgeted_drain import drain
 
@@ -389,7 +389,7 @@ def test_yield_takes_the_turns_that_it_needs(socket_has_something: bool) -> None
     import asyncio
     import socket
 
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
     from omni_fastpath.patches.budgeted_drain.wrappers import drain_loop
 
     drain = drain_loop(Pipeline().orchestrator)
@@ -434,7 +434,7 @@ def test_yield_takes_the_turns_that_it_needs(socket_has_something: bool) -> None
 
 def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle loop that is woken for one raw output handles it and sleeps again, without a look at who is there."""
-    from benchmarks.inprocess import Pipeline, audio, batch
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch
     from omni_fastpath.patches.budgeted_drain import drain
 
     clock = iter(range(0, 10**12, 40_000))  # every look at the clock is 40 microseconds after the last
@@ -460,7 +460,7 @@ def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.
 
 def test_attach_from_another_thread_wakes_the_loop(recorder: Any) -> None:
     """``add_client`` off the event loop's thread is safe and seen."""
-    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch
 
     with Pipeline() as pipeline:
         pipeline.add_request("late", replicas=[0, 0, 1])
@@ -476,7 +476,7 @@ def test_attach_from_another_thread_wakes_the_loop(recorder: Any) -> None:
 
 def test_a_running_orchestrator_keeps_the_patches(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
     """What a running loop uses is not taken from under it: the states say applied, and outputs keep flowing."""
-    from benchmarks.inprocess import Pipeline, audio, batch
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch
     from omni_fastpath import config
     from omni_fastpath.declare import Process
     from omni_fastpath.install import apply
@@ -502,7 +502,7 @@ def test_a_class_that_changes_later_does_not_change_a_running_loop(
     recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A method of the same name that somebody writes after us is not called; new clients of such a class are polled."""
-    from benchmarks.inprocess import Pipeline, Replica, audio, batch
+    from benchmarks.rigs.inprocess import Pipeline, Replica, audio, batch
 
     def foreign(self: Any) -> Any:
         raise AssertionError("not ours to call")
@@ -525,7 +525,7 @@ def test_death_of_a_replaced_client_does_not_evict_its_successor(
 
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Replica, batch, silent
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, batch, silent
     from omni_fastpath.patches.budgeted_drain import drain
 
     monkeypatch.setattr(drain, "_YIELD_AFTER_NS", 0)
@@ -554,7 +554,7 @@ def test_death_of_a_replaced_client_does_not_evict_its_successor(
 
 def test_a_drain_that_cannot_be_built_leaves_upstreams_loop(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If our loop fails to start, upstream's runs, and the state says so."""
-    from benchmarks.inprocess import Pipeline, audio, batch
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.budgeted_drain import wrappers
 

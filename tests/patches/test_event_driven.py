@@ -24,7 +24,7 @@ def on() -> Iterator[None]:
 
 def pipeline(**given: Any) -> Any:
     """A pipeline in event-driven mode."""
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     return Pipeline(event_driven=True, **given)
 
@@ -48,7 +48,7 @@ def test_states_while_it_runs(on: None) -> None:
 
 def test_states_in_poll_mode(on: None) -> None:
     """The mode changes nothing about the states."""
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     with Pipeline() as running:
         running.settle()
@@ -59,7 +59,7 @@ def test_upstreams_readers_are_not_there(on: None) -> None:
     """None of upstream's reader, poller and dispatch tasks exist, and our counters move."""
     import asyncio
 
-    from benchmarks.inprocess import audio, batch
+    from benchmarks.rigs.inprocess import audio, batch
     from omni_fastpath.ledger import LEDGER
 
     with pipeline() as running:
@@ -74,7 +74,7 @@ def test_upstreams_readers_are_not_there(on: None) -> None:
 
 def test_fallback_to_upstreams_loop(on: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where our loop cannot be built upstream's event-driven loop serves, and the state says why."""
-    from benchmarks.inprocess import audio, batch
+    from benchmarks.rigs.inprocess import audio, batch
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.budgeted_drain import wrappers
 
@@ -106,7 +106,7 @@ def test_queues_are_upstreams_again_after_shutdown(on: None) -> None:
 
 def test_replica_attached_at_run_time_is_served(on: None) -> None:
     """The attach and the first output wake the loop; no reconcile interval is waited for."""
-    from benchmarks.inprocess import QWEN3_OMNI, Replica, audio, batch
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica, audio, batch
 
     with pipeline() as running:
         running.add_request("late", replicas=[0, 0, 1])
@@ -122,7 +122,7 @@ def test_replica_attached_at_run_time_is_served(on: None) -> None:
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 def test_client_that_is_replaced_by_one_to_be_polled(on: None, event_driven: bool) -> None:
     """Another client in a replica's slot, one without a queue, is polled from then on; nothing breaks."""
-    from benchmarks.inprocess import Pipeline, audio, batch
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch
 
     waiting = [batch(audio("one", 1.0))]
 
@@ -159,7 +159,7 @@ def test_monitor_is_told(on: None, event_driven: bool, tmp_path: Path, monkeypat
     """Upstream's monitor sees the backlog shrink to nothing in event-driven mode, and is told none in poll mode."""
     from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor
 
-    from benchmarks.inprocess import Pipeline, audio, batch
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch
 
     monkeypatch.setenv("VLLM_OMNI_ORCH_MONITOR_PATH", str(tmp_path / "monitor.json"))
     told: list[int] = []
@@ -190,7 +190,7 @@ def test_evicted_replica_leaves_the_others(on: None) -> None:
     """After a death the replicas that live are served on, and the dead one's queue is upstream's again."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from benchmarks.inprocess import audio, batch
+    from benchmarks.rigs.inprocess import audio, batch
 
     made = pipeline(stages=stages(2))
     made.add_request("stranded")

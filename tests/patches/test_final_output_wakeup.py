@@ -405,7 +405,7 @@ async def _drained(event_driven: bool, messages: int) -> list[int]:
 
     from vllm_omni.engine.messages import ErrorMessage
 
-    from benchmarks.inprocess import front_end
+    from benchmarks.rigs.inprocess import front_end
 
     pipeline: Any = SimpleNamespace(outputs=janus.Queue(), thread=threading.current_thread())
     for number in range(messages):

@@ -190,7 +190,7 @@ def test_generation_stage_is_not_applicable(configs: dict[int, Path], gate: Any,
 
 def test_messages_and_metrics_are_as_stock(configs: dict[int, Path], gate: Any) -> None:
     """The orchestrator's messages of the talker, its stage metrics with their counts, are the same."""
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
     from omni_fastpath.install import install, uninstall
 
     found = []
@@ -217,7 +217,7 @@ def test_none_and_empty_payload_are_alike(configs: dict[int, Path], gate: Any, k
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.serial_utils import MsgpackEncoder
 
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     raws, _ = talk(configs[TALKER])
     encoder = MsgpackEncoder()
@@ -318,7 +318,7 @@ def payload_of(output: Any) -> set[str]:
 
 def final_output(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """A stage whose outputs go to the user: the user's messages."""
-    from benchmarks.inprocess import QWEN3_OMNI, Pipeline, Stage
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Stage
 
     rejudge(rig, final_output=True)
     rig.add("a", tokens=3)
@@ -329,7 +329,7 @@ def final_output(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def _forwarded(rig: Any, monkeypatch: pytest.MonkeyPatch, *, async_chunk: bool) -> set[str]:
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     rig.add("a", tokens=3)
     pipeline = Pipeline(async_chunk=async_chunk)
@@ -376,7 +376,7 @@ def pd_prefill(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def cfg_companion(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """A companion's output, which is bundled with its parent's."""
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     name = "a__cfg_uncond"
     rig.add(name, tokens=3)
@@ -393,7 +393,7 @@ def cfg_companion(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def streaming_segment(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """A streaming session's segment: its metadata, which session plugins read."""
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     request = rig.add("a", tokens=3, resumable=True)
 
@@ -417,7 +417,7 @@ def last_segment(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def _processed(rig: Any) -> set[str]:
-    from benchmarks.inprocess import Pipeline
+    from benchmarks.rigs.inprocess import Pipeline
 
     raws = play(rig)
     pipeline = Pipeline()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.upstream
 @pytest.fixture
 def replica(installed: None) -> Any:
     """A real ``AsyncMPClient`` without an engine behind it."""
-    from benchmarks.inprocess import QWEN3_OMNI, Replica
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
 
     return Replica(0, QWEN3_OMNI[0], 0)
 

@@ -366,7 +366,7 @@ def plugins() -> Iterator[Any]:
 
 def backlog(count: int = 4, *, event_driven: bool = False, replicas: int = 1) -> Any:
     """A pipeline on which so many raw outputs wait at each replica of each stage."""
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
 
     pipeline = Pipeline(stages(replicas), event_driven=event_driven)
     for replica in range(replicas):
@@ -456,7 +456,7 @@ def test_real_plugin_that_breaks_is_switched_off(plugins: Any, broken: str, capl
 @pytest.mark.upstream
 def test_real_floor_lets_others_in() -> None:
     """Under a long backlog of audio the text gets in by its floor, and the pass is counted as that."""
-    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
     from omni_fastpath.ledger import LEDGER
 
     pipeline = Pipeline()
@@ -475,7 +475,7 @@ def test_real_floor_lets_others_in() -> None:
 @MODES
 def test_real_floor_goes_before_a_plugin(plugins: Any, event_driven: bool) -> None:
     """A plugin that prefers text leaves audio, which the order would put first, its floor."""
-    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
 
     class TextFirst:
         @hookimpl
@@ -536,7 +536,7 @@ def _random_backlog(seed: int, *, event_driven: bool) -> Any:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, silent, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 
     rng = random.Random(seed)
     pipeline = Pipeline(stages(2), event_driven=event_driven)

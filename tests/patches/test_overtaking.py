@@ -61,7 +61,7 @@ def filled(
     """
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
 
     pipeline = Pipeline(stages(1, visible), async_chunk=async_chunk, event_driven=event_driven)
     for request in ("R", "S"):
@@ -135,7 +135,7 @@ def test_holds_are_counted(recorder: Any) -> None:
     """Each end that is held is counted once, and none where nothing waits at the stages before."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch
     from omni_fastpath.ledger import LEDGER
 
     counters = LEDGER.named("budgeted_drain").counters
@@ -153,7 +153,7 @@ def test_other_requests_backlog_holds_nothing(recorder: Any) -> None:
     """A backlog at the stages before that has nothing of the request does not delay its end."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
 
     pipeline = Pipeline()
     pipeline.add_request("R")
@@ -189,7 +189,7 @@ def test_scheduler_statistics_of_a_split_raw_output_are_recorded_once(event_driv
     from vllm.v1.engine import FinishReason
     from vllm.v1.metrics.stats import SchedulerStats
 
-    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
 
     pipeline = Pipeline(event_driven=event_driven)
     pipeline.add_request("R")
@@ -213,7 +213,7 @@ def test_segment_end_is_not_held(recorder: Any) -> None:
     """A segment's end ends no request: it goes in its place."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
 
     pipeline = Pipeline()
     pipeline.add_request("R", resumable=True)
@@ -228,7 +228,7 @@ def test_text_at_any_replica_is_waited_for(recorder: Any) -> None:
     """Wherever something of the request waits at a stage before, its end comes after it."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
 
     pipeline = Pipeline(stages(2))
     pipeline.add_request("R", replicas=[0, 0, 0])
@@ -244,7 +244,7 @@ def test_hold_ends_when_the_replica_that_it_waits_for_is_evicted(event_driven: b
     """Text on a replica that is gone is never dispatched; the end that waited for it is."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
 
     pipeline = Pipeline(stages(2), event_driven=event_driven)
     pipeline.add_request("R")
@@ -275,7 +275,7 @@ def test_end_waits_for_what_came_before_it(recorder: Any, end: str, audio_only: 
     """Text that comes after an end is not waited for, unless it would overwrite the audio message at upstream."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
 
     pipeline = Pipeline(stages(1))
     state = pipeline.add_request("R")
@@ -321,7 +321,7 @@ def test_end_at_a_stage_before_waits_too(session: bool, event_driven: bool, orde
     """An error, or a session's end, comes after what came before it at the stages behind, as in stock."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
 
     stop = FinishReason.STOP
 
@@ -385,7 +385,7 @@ def test_diffusion_end_waits_for_text(wanted: set[int], end: str, event_driven: 
     from vllm.v1.engine.exceptions import EngineDeadError
     from vllm_omni.outputs import OmniRequestOutput
 
-    from benchmarks.inprocess import Pipeline, Stage, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, Stage, batch, text
 
     def made(event_driven: bool) -> Any:
         pipeline = Pipeline((Stage(True, "text"), Stage(True, "image")), async_chunk=False, event_driven=event_driven)
@@ -423,7 +423,7 @@ def test_abort_while_held(recorder: Any) -> None:
     """An end that is held of a request that was aborted meanwhile reaches nobody and stops nothing."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
 
     pipeline = Pipeline()
     pipeline.add_request("R")
@@ -450,7 +450,7 @@ def test_death_waits_for_what_waits(event_driven: bool, order: str) -> None:
     """Text that waits when a code2wav replica is found dead is delivered before the error, as in stock."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
 
     def dying(event_driven: bool) -> Any:
         pipeline = Pipeline(event_driven=event_driven)
@@ -490,7 +490,7 @@ def dying_thinker(event_driven: bool, audio_of: str, count: int = 5) -> Any:
     """Two thinkers; ``D`` is bound to the second, which dies; codes of ``S`` wait, and audio of ``audio_of``."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes
 
     pipeline = Pipeline(stages(2), event_driven=event_driven)
     pipeline.add_request("S")
@@ -569,7 +569,7 @@ def test_death_that_somebody_else_finds_is_told_once(event_driven: bool) -> None
 @pytest.mark.parametrize("slot", ["replaced", "detached"])
 def test_death_outlives_its_slot(slot: str, event_driven: bool) -> None:
     """A replica attached in a dead one's slot, or a detach, takes no death away: who was stranded is told, once."""
-    from benchmarks.inprocess import QWEN3_OMNI, Replica
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
 
     with switched_on(order="stage_order", floor=0.0):
         pipeline = dying_thinker(event_driven, "D")
@@ -602,7 +602,7 @@ def test_hold_ends_behind_a_backlog_that_never_does(end: str, event_driven: bool
     """Without a floor too, what an end waits for gets its share beside a backlog that goes first and never ends."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes
 
     with switched_on(order=order, floor=0.0):
         pipeline = Pipeline(event_driven=event_driven)
@@ -638,7 +638,7 @@ def test_nothing_of_a_request_overtakes_its_held_end(recorder: Any, event_driven
     """What a replica sends of a session behind an end that is held stays behind it; other requests' go on."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes
 
     stop = FinishReason.STOP
     with switched_on(order=order, floor=0.0):
@@ -718,7 +718,7 @@ def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:
     """If somebody else takes what an end waits for out of the queue, the end is let go when all queues are empty."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, silent, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, silent, text
 
     pipeline = Pipeline(stages(1))
     pipeline.add_request("R")

@@ -98,7 +98,7 @@ async def test_a_queue_that_raises_ends_the_loans_and_nothing_else(caplog: pytes
 
 
 def _pipeline(event_driven: bool, raw_outputs: int, entries: int) -> Any:
-    from benchmarks.inprocess import Pipeline, batch, text
+    from benchmarks.rigs.inprocess import Pipeline, batch, text
 
     pipeline = Pipeline(event_driven=event_driven)
     names = [f"r{number}" for number in range(entries)]

@@ -41,7 +41,7 @@ def add(rig: Any, name: str, tokens: int, *, information: Any = None, lora: Any 
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
-    from benchmarks.engine_requests import engine_request
+    from benchmarks.rigs.engine_requests import engine_request
 
     rig.external_ids.add(name)
     parameters = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)

@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def server(models: Callable[[str], Path]) -> Callable[..., Any]:
     """Make a server; use it as a context manager."""
-    from benchmarks.serving.server import Server
+    from benchmarks.rigs.server import Server
 
     def make(model: str, deploy: Path | str, *, environment: dict[str, str] | None = None, **kwargs: Any) -> Server:
         path = deploy if isinstance(deploy, Path) else DEPLOY / deploy

@@ -37,7 +37,7 @@ class Observed:
 
 
 def _mixed() -> list[Any]:
-    from benchmarks.serving.capture import chat_request
+    from benchmarks.rigs.capture import chat_request
 
     requests = []
     for n in range(24):
@@ -54,13 +54,13 @@ def _mixed() -> list[Any]:
 
 
 def _aborted() -> list[Any]:
-    from benchmarks.serving.capture import chat_request
+    from benchmarks.rigs.capture import chat_request
 
     return [chat_request(f"Interrupted {n}", max_tokens=60, ignore_eos=True, abort_after=4 + 5 * n) for n in range(4)]
 
 
 def _bad() -> list[Any]:
-    from benchmarks.serving.capture import Request, chat_request
+    from benchmarks.rigs.capture import Request, chat_request
 
     return [
         chat_request("x", model="no-such-model"),
@@ -129,7 +129,7 @@ def _idle_switches(server: Any) -> dict[str, float]:
 
 
 def _observe(server: Any) -> Observed:
-    from benchmarks.serving.capture import chat_request, run_closed_loop
+    from benchmarks.rigs.capture import chat_request, run_closed_loop
 
     with server:
         mixed = run_closed_loop(server.url, _mixed(), 8)
@@ -151,7 +151,7 @@ def _observe(server: Any) -> Observed:
 def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
     import threading
 
-    from benchmarks.serving.capture import run_closed_loop
+    from benchmarks.rigs.capture import run_closed_loop
 
     timer = threading.Timer(1.5, lambda: psutil.Process(pid).kill())
     timer.start()
@@ -210,7 +210,7 @@ def test_one_scrape_shows_the_stages(arms: tuple[Observed, Observed]) -> None:
 
 def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:
     """Text, tokens, every audio chunk, metadata, finish reasons and usage of each request are equal."""
-    from benchmarks.serving.capture import differences
+    from benchmarks.rigs.capture import differences
 
     stock, fast = arms
     assert all(capture.succeeded for capture in stock.mixed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from benchmarks.serving.server import Server
+from benchmarks.rigs.server import Server
 from omni_fastpath.compare.arm import FOREIGN, Arm, check_server
 from omni_fastpath.statefile import Snapshot
 

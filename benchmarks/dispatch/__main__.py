@@ -1,17 +1,4 @@
-"""What dispatch costs: the real loops with queued raw outputs, processing stubbed.
-
-    python -m benchmarks.dispatch
-
-Upstream's processing, routing and terminal bookkeeping are replaced by functions that do nothing, so that what remains
-is what runs for each raw output besides them: the put into the client's queue with what hangs on it, dequeue,
-keep-or-drop rule, order, budget, judging, yields, and the stubs themselves, which are printed. The raw outputs are put
-one after the other while the loop sleeps, and the clock runs from the first put to the last dispatch. They are of the
-``first`` stage (text) or the ``last`` (audio, of which 15 of 16 bring nobody anything: the queue of issue #4561).
-``others wait``: as many are put at each of the two other stages, so that stages are chosen between; the figure is for
-each of all. ``ends wait``: each raw output of the last stage ends a request of which text waits at the first.
-
-The fast path runs twice a round: the difference between the two is noise.
-"""
+"""``python -m benchmarks.dispatch``."""
 
 from __future__ import annotations
 
@@ -21,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import benchmarks.dispatch
+from benchmarks.dispatch.outputs import request_output
 from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, IN_TURN, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.results import say, spread
@@ -69,10 +58,10 @@ def measure(arm: Arm, case: Case, repeats: int) -> list[float]:
     """Microseconds of dispatch a raw output, once a repeat."""
     from vllm.v1.engine import FinishReason
 
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, silent, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 
     names = [f"r{number}-{'0' * 32}" for number in range(case.entries)]  # as long as a server's
-    outputs = {each: [_request_output(name, heard=each) for name in names] for each in (True, False)}
+    outputs = {each: [request_output(name, heard=each) for name in names] for each in (True, False)}
     routable = [number % EVERY == EVERY - 1 for number in range(ITEMS)]
     stop = FinishReason.STOP
 
@@ -164,24 +153,9 @@ def stubs_us(calls: int = 20_000) -> float:
     return (time.perf_counter_ns() - started_ns) / calls / 1000
 
 
-def _request_output(name: str, heard: bool) -> Any:
-    """What upstream's processing makes of such an entry; made once, because making it is not dispatch."""
-    import torch
-    from vllm.outputs import RequestOutput
-    from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
-
-    from benchmarks.inprocess import SAMPLE_RATE
-
-    payload = MultimodalPayload({"audio": torch.ones(1 if heard else 0)}, {"sr": SAMPLE_RATE})
-    completion = MultimodalCompletionOutput(
-        multimodal_output=payload, index=0, text="", token_ids=[], cumulative_logprob=None, logprobs=None
-    )
-    return RequestOutput(name, None, [], None, [completion], finished=False)
-
-
 def main() -> None:
     """Run one arm (``--arm``), or all of them and print the table."""
-    options = parser(__doc__, ROUNDS).parse_args()
+    options = parser(benchmarks.dispatch.__doc__, ROUNDS).parse_args()
     if options.arm:
         arm = ARMS[options.arm]
         switch_on(arm, Process.SERVER)

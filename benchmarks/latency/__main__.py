@@ -1,11 +1,4 @@
-"""How long an output waits on its way, at low load, and how often an idle pipeline wakes.
-
-    python -m benchmarks.latency
-
-One stage. A feeder process sends real raw outputs over ZMQ; vLLM's socket reader decodes them; the real loop, stage
-pool, output processor and routing handle them on the orchestrator's thread; the real front-end drain on uvloop hands
-them to a request's queue. Four stamps for each: arrived in the client's queue, processing starts, routed, handed over.
-"""
+"""``python -m benchmarks.latency``."""
 
 from __future__ import annotations
 
@@ -20,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import benchmarks.latency
 from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.results import say, spread
@@ -40,7 +34,7 @@ def feed(address: str, count: int, seed: int) -> None:
     import zmq
     from vllm.v1.serial_utils import MsgpackEncoder
 
-    from benchmarks.inprocess import batch, text
+    from benchmarks.rigs.inprocess import batch, text
 
     rng = random.Random(seed)
     encoder = MsgpackEncoder()
@@ -78,7 +72,7 @@ async def _measure(arm: Arm, count: int) -> dict[str, float]:
     from vllm.v1.serial_utils import MsgpackDecoder
     from vllm_omni.engine import OmniEngineCoreOutputs
 
-    from benchmarks.inprocess import Pipeline, Stage, front_end
+    from benchmarks.rigs.inprocess import Pipeline, Stage, front_end
 
     arrived: list[int] = []
     starts: list[int] = []
@@ -147,7 +141,7 @@ def _switches(thread: int | None) -> int:
 
 def main() -> None:
     """Run one arm (``--arm``), or both and print the table."""
-    arguments = parser(__doc__, ROUNDS)
+    arguments = parser(benchmarks.latency.__doc__, ROUNDS)
     arguments.add_argument("--outputs", type=int, default=OUTPUTS)
     options = arguments.parse_args()
     if options.arm:

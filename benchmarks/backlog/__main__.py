@@ -1,18 +1,11 @@
-"""First audio behind a backlog: how long a packet that is ready waits while other stages have queued outputs.
-
-    python -m benchmarks.backlog
-
-The real loop and real processing, three stages. The thinker's and the talker's queues hold a backlog; code2wav has the
-queue of issue #4561: outputs that nobody hears, then the first audio of each request. Residence is from the loop's
-start, when everything is queued, to the routing of each request's first audio. The arm with ``max_items 1`` takes one
-raw output from every replica in turn, as stock does, but without stock's waiting.
-"""
+"""``python -m benchmarks.backlog``."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+import benchmarks.backlog
 from benchmarks.rigs.arms import ARMS, FASTPATH, ONE_ITEM, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.results import say, spread
@@ -30,7 +23,7 @@ CASES = {"talker backlog": (0, 400), "thinker and talker backlog": (200, 400)}
 
 def measure(thinker: int, talker: int) -> dict[str, float]:
     """Milliseconds until the first audio of the requests was routed: median and last."""
-    from benchmarks.inprocess import Pipeline, audio, batch, codes, silent, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 
     pipeline = Pipeline()
     names = [f"r{number}" for number in range(REQUESTS)]
@@ -61,7 +54,7 @@ def measure(thinker: int, talker: int) -> dict[str, float]:
 
 def main() -> None:
     """Run one arm (``--arm``), or all of them and print the table."""
-    options = parser(__doc__, ROUNDS).parse_args()
+    options = parser(benchmarks.backlog.__doc__, ROUNDS).parse_args()
     if options.arm:
         switch_on(ARMS[options.arm], Process.SERVER)
         measure(1, 1)  # imports and caches

@@ -1,30 +1,17 @@
-"""The whole server at concurrency 1 to 32, stock and fastpath: is it anywhere worse?
-
-    python -m benchmarks.concurrency
-
-Qwen3-Omni, one replica a stage, on the simulated device with the step times of a large model, where the orchestrator is
-mostly idle. Each start is a server of its own; arms alternate. ``A/A`` is the widest ratio of two starts of one arm: a
-description. The verdict is that of ``omni_fastpath.compare.verdict`` over starts, on the rows that were named for it;
-one row more among them, and six starts an arm could not tell all of them.
-"""
+"""One start of a server at each concurrency, the rows that get a verdict, and the verdicts."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.rigs import results
-from benchmarks.serving import arms
-from benchmarks.serving.capture import Capture, chat_request, run_closed_loop
-from benchmarks.serving.server import Server
+from benchmarks.rigs import server_arms as arms
+from benchmarks.rigs.capture import Capture, chat_request, run_closed_loop
+from benchmarks.rigs.server import Server
 from omni_fastpath.compare import about, verdict
 from omni_fastpath.compare.arm import Arm
 from omni_fastpath.compare.quantiles import quantile
@@ -109,11 +96,6 @@ def _figures(captures: Sequence[Capture]) -> dict[str, float]:
     return dict(zip(FIGURES, values, strict=True))
 
 
-def _farthest(values: Sequence[float]) -> float:
-    """The ratio of the two starts of one arm that differ most."""
-    return max(values) / min(values)
-
-
 def run(name: str, subjects: Sequence[Arm], starts: int, levels: Sequence[int] = LEVELS) -> dict[str, list[Figures]]:
     """Figures of so many starts of each arm, in turn; each start is a line in ``results/NAME.jsonl``."""
     from omni_simulated_device.models import write_qwen3_omni
@@ -138,40 +120,3 @@ def judge(found: Mapping[str, Sequence[Figures]]) -> dict[str, verdict.Verdict]:
         for arm in ARMS
     )
     return verdict.verdicts(PRIMARY, list(JUDGED.values()), a, b)
-
-
-def main() -> None:
-    """Run the starts and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--starts", type=int, default=verdict.STARTS, help="of each arm")
-    show(run("concurrency", ARMS, parser.parse_args().starts))
-
-
-def show(found: Mapping[str, Sequence[Figures]]) -> None:
-    """A row for each level and figure: medians, their ratio, how far two starts of one arm lie apart, and verdicts."""
-    starts = len(found[STOCK.name])
-    table = Table(title=f"Whole server, {starts} starts an arm: median; A/A: widest ratio within an arm")
-    for column in ("concurrency", "figure", *(arm.name for arm in ARMS), "ratio", "A/A", "verdict"):
-        table.add_column(column, justify="left" if column in ("figure", "verdict") else "right")
-    verdicts = judge(found)
-    for level in LEVELS:
-        for name in FIGURES:
-            runs = [[start[str(level)][name] for start in found[arm.name]] for arm in ARMS]
-            stock, fast = (statistics.median(each) for each in runs)
-            row = JUDGED.get((level, name))
-            table.add_row(
-                str(level),
-                name,
-                f"{stock:.1f}",
-                f"{fast:.1f}",
-                f"{fast / stock:.2f}",
-                f"{max(max(each) / min(each) for each in runs):.2f}",
-                str(verdicts[row.name]) if row is not None else "",
-                end_section=name == FIGURES[-1],
-            )
-    Console(width=150).print(table)
-    print(verdict.legend(PRIMARY, len(JUDGED) - 1, starts), about.line(), sep="\n")
-
-
-if __name__ == "__main__":
-    main()

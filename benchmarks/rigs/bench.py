@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.serving.server import DEFAULT_ENVIRONMENT, Server, vllm_command
+from benchmarks.rigs.server import DEFAULT_ENVIRONMENT, Server, vllm_command
 from omni_fastpath.compare.arm import clean
 
 BENCH_TIMEOUT_S = 900.0
