@@ -43,7 +43,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Patch, Process, Seam, SeamKind
+from omni_fastpath.declare import Call, Counter, Patch, Pin, Process, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 
@@ -51,48 +51,40 @@ PATCH = Patch(
     name="forward_gate",
     summary="payloads that go to the next stage are not sent to the orchestrator as well",
     processes=frozenset({Process.STAGE}),
-    wrappers="omni_fastpath.patches.forward_gate.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
-    counters={
-        "multimodal_outputs": "outputs whose multimodal_output was gated",
-        "multimodal_bytes": "bytes of tensors taken out of multimodal_output",
-        "pooling_outputs": "outputs whose pooling_output was gated",
-        "pooling_bytes": "bytes of tensors taken out of pooling_output",
-    },
+    counters=(
+        Counter("multimodal_outputs", "outputs whose multimodal_output was gated"),
+        Counter("multimodal_bytes", "bytes of tensors taken out of multimodal_output"),
+        Counter("pooling_outputs", "outputs whose pooling_output was gated"),
+        Counter("pooling_bytes", "bytes of tensors taken out of pooling_output"),
+    ),
     seams=(
-        Seam(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
-        Seam(
+        Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
+        Wrap(
             AR_SCHEDULER,
             "OmniARScheduler.update_from_output",
             ("self", "scheduler_output", "model_runner_output"),
             wrapper="wrapped_update_from_output",
             fingerprints=("a26adda69a2c6ef8",),
         ),
-        Seam(
+        Wrap(
             "vllm_omni.core.sched.omni_generation_scheduler",
             "OmniGenerationScheduler.__init__",
             ("self", "args", "kwargs"),
             wrapper="wrapped_generation_init",
         ),
-        Seam(
-            "vllm_omni.utils.mm_outputs",
-            "partition_flat_payload",
-            ("payload",),
-            SeamKind.PIN,
-        ),
-        Seam(
+        Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
+        Pin(
             "vllm_omni.distributed.omni_connectors.utils.config",
             "stage_sends_async_output",
             ("model_config",),
-            SeamKind.PIN,
             fingerprints=("b689853693cedada",),
         ),
-        Seam(
+        Pin(
             "vllm_omni.config.stage_config",
             "validate_stage_async_chunk_edges",
             ("pipeline", "deploy"),
-            SeamKind.PIN,
             fingerprints=("f9ab5cee7dc765e0",),
         ),
     ),

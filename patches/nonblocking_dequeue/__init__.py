@@ -25,7 +25,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Patch, Process, Seam, SeamKind
+from omni_fastpath.declare import Add, Call, Counter, Patch, Pin, Process
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
@@ -33,29 +33,21 @@ PATCH = Patch(
     name="nonblocking_dequeue",
     summary="a dequeue on the stage-output client that never waits",
     processes=frozenset({Process.SERVER}),
-    wrappers="omni_fastpath.patches.nonblocking_dequeue.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
-    counters={
-        "dequeued": "raw outputs taken without waiting",
-        "empty": "calls that found the queue empty",
-    },
+    counters=(
+        Counter("dequeued", "raw outputs taken without waiting"),
+        Counter("empty", "calls that found the queue empty"),
+    ),
     seams=(
-        Seam(
+        Add(
             CORE_CLIENT,
             "AsyncMPClient.get_output_nowait",
-            kind=SeamKind.ADD,
-            wrapper="get_output_nowait",
+            function="get_output_nowait",
             probe="difference_of_upstreams_own",
         ),
-        Seam(
-            CORE_CLIENT,
-            "AsyncMPClient.get_output_async",
-            ("self",),
-            SeamKind.PIN,
-            fingerprints=("7c485f3c509463bd",),
-        ),
-        Seam(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",), SeamKind.PIN),
-        Seam(CORE_CLIENT, "MPClient._format_exception", ("self", "e"), SeamKind.PIN),
+        Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
+        Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
+        Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),
     ),
 )
