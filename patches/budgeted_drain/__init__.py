@@ -92,6 +92,7 @@ class DrainOptions(Options):
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
+MONITOR = "vllm_omni.engine.orchestrator_monitor"
 
 PATCH = Patch(
     name="budgeted_drain",
@@ -160,6 +161,7 @@ PATCH = Patch(
         Call(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id")),
         Pin(STAGE_POOL, "StagePool.is_replica_available", ("self", "replica_id"), fingerprints=("c90d83059b66cbce",)),
         Call(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id")),
+        Call(STAGE_POOL, "StagePool.record_output_timestamps", ("self", "request_outputs", "output_ts")),
         Call(
             ORCHESTRATOR,
             "OrchestratorBase._process_llm_stage_outputs",
@@ -185,5 +187,11 @@ PATCH = Patch(
             "OrchestratorBase._absorb_diffusion_metrics",
             ("self", "stage_id", "replica_id", "diffusion_output"),
         ),
+        Call(MONITOR, "OrchestratorMonitor.note_loop", ("self", "idle")),
+        Call(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size", ("self", "size")),
+        Call(MONITOR, "_NullOrchestratorMonitor.note_loop", ("self", "idle")),
+        Call("vllm_omni.diffusion.data", "is_diffusion_request_started_output", ("output",)),
+        Call("vllm_omni.outputs.mm_outputs", "MultimodalPayload.get", ("self", "key", "default")),
+        Call("vllm.v1.engine.core_client", "MPClient.shutdown", ("self", "timeout")),
     ),
 )

@@ -46,6 +46,7 @@ from __future__ import annotations
 from omni_fastpath.declare import Call, Counter, Patch, Pin, Process, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
+CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
 
 PATCH = Patch(
     name="forward_gate",
@@ -75,12 +76,8 @@ PATCH = Patch(
             wrapper="wrapped_generation_init",
         ),
         Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
-        Pin(
-            "vllm_omni.distributed.omni_connectors.utils.config",
-            "stage_sends_async_output",
-            ("model_config",),
-            fingerprints=("b689853693cedada",),
-        ),
+        Pin(CONNECTORS, "stage_sends_async_output", ("model_config",), fingerprints=("b689853693cedada",)),
+        Call(CONNECTORS, "get_stage_connector_role", ("model_config",)),
         Pin(
             "vllm_omni.config.stage_config",
             "validate_stage_async_chunk_edges",
