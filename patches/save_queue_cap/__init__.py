@@ -117,6 +117,7 @@ PATCH = Patch(
     counters=(
         Counter("tasks", "save tasks that went through the queues"),
         Counter("managed", "times that one plain queue no longer did, and streams got queues of their own"),
+        Counter("helpers", "helper threads, each for the slow sends of one stage"),
         Counter("stepped_aside", "1 after an exception of ours: upstream's order from then on"),
         Counter("holds", "holds that began: a stream left out of steps until it has drained"),
         Counter("held_steps", "steps that held streams were left out of"),
