@@ -22,7 +22,8 @@ Fragility:
     Wraps ``OmniEngineBase.try_get_output_async``, whose contract is "a message, or None after a look at the
     orchestrator's liveness"; both looks remain upstream's. Replaces ``get_output_blocking_async``, which has the same
     contract and a timeout: None comes sooner than it allows, and its caller looks again. The arrival is seen in
-    ``janus.Queue._put``, which janus documents as the method to override.
+    ``janus.Queue._put``, which janus documents as the method to override. Read: ``output_queue`` of the engine, a
+    ``janus.Queue`` that takes attributes.
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed).
 Remove when:

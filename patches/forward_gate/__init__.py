@@ -35,6 +35,12 @@ Fragility:
     hands on through the orchestrator there, and leaves the stage's chunks in shared memory; no pipeline of 0.30 is like
     that. Dicts in ``pooling_output`` are gated where a release has no split at all (0.22); 0.30 packs them into another
     field, which only model runner v2 uses.
+    Read: of the scheduler ``vllm_config``, ``requests`` and ``chunk_transfer_adapter``, of that
+    ``custom_process_next_stage_input_func``; of the model's configuration ``async_chunk``, ``use_v2_model_runner``,
+    ``worker_type``, ``final_output``, ``engine_output_type``, ``session_mode``, ``stage_id`` and ``model_stage``; of a
+    request ``pooling_params``, ``resumable``, ``streaming_queue`` and its two ids, in which companions have ``__cfg_``;
+    of a step ``num_scheduled_tokens``, ``multimodal_outputs``, ``pooler_output`` and ``inter_stage_outputs``, which are
+    compared by identity. Set: ``multimodal_output`` and ``pooling_output`` of an output.
 Upstream thread:
     vllm-omni issue #4469, PR #3690.
 Remove when:

@@ -16,7 +16,8 @@ Fragility:
     Relies on ``outputs_queue`` being an ``asyncio.Queue`` whose items are batches or exceptions, on
     ``_ensure_output_queue_task`` and on ``_format_exception``; the body of ``get_output_async`` is pinned because
     ours must stay its twin. If the class has a ``get_output_nowait`` of its own it is tried on a stand-in: one that
-    behaves as above supersedes ours, any other makes the patch unsupported.
+    behaves as above supersedes ours, any other makes the patch unsupported. The stand-in has what upstream's methods
+    read of a client: ``outputs_queue``, ``resources.engine_dead`` and ``resources.output_queue_task``.
 Upstream thread:
     vllm PR #46331 (open in September 2026), vllm-omni issue #4561.
 Remove when:
