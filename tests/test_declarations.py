@@ -134,7 +134,7 @@ INVALID: list[Callable[[], Seam]] = [
     lambda: Call("m", "q"),  # type: ignore[call-arg]
     lambda: Call("m", "q", (), fingerprints=("0123456789abcdef",)),  # type: ignore[call-arg]
     lambda: Add("m", "q", function="f"),  # type: ignore[call-arg]
-    lambda: Add("m", "q", ("self",), function="f", probe="p"),  # type: ignore[call-arg, misc]
+    lambda: Add("m", "q", ("self",), function="f", probe="p"),  # type: ignore[arg-type, misc]
 ]
 
 
