@@ -21,7 +21,7 @@ from rich.table import Table
 
 from omni_fastpath import __version__, envs, install, overlay, servers, statefile, values
 from omni_fastpath.config import ConfigError, Resolved, resolve_file
-from omni_fastpath.declare import Patch, State
+from omni_fastpath.declare import Function, Patch, State
 from omni_fastpath.patches import PATCHES
 
 SCHEMA = 2
@@ -236,7 +236,7 @@ def _with_engagement(process: dict[str, Any], patches: Sequence[Patch]) -> dict[
     """The snapshot of a process, each patch with ``took_effect``: its first counter and whether it is idle."""
     declared = {patch.name: patch for patch in patches}
     for name, record in process["patches"].items():
-        first = next(iter(declared[name].counters), None) if name in declared else None
+        first = next((counter.name for counter in declared[name].counters), None) if name in declared else None
         count = record["counters"].get(first) if first else None
         record["took_effect"] = {"counter": first, "count": count}
         record["idle"] = record["state"] == State.APPLIED.value and count == 0
@@ -436,13 +436,14 @@ def _show_patch(patch: Patch, console: Console) -> None:
     _show_options(patch, console)
     seams = _table("Seams", "slot", "use", "parameters", "body")
     for seam in patch.seams:
-        body = "pinned" if seam.fingerprints else "-"
-        seams.add_row(seam.path, seam.kind.value, ", ".join(seam.parameters) or "-", body)
+        body = "pinned" if isinstance(seam, Function) and seam.fingerprints else "-"
+        parameters = ", ".join(seam.parameters) if isinstance(seam, Function) else ""
+        seams.add_row(seam.path, seam.use, parameters or "-", body)
     console.print(seams)
     console.print()
     counters = _table("Counters (the first says how often it took effect)", "counter", "meaning")
-    for name, meaning in patch.counters.items():
-        counters.add_row(name, meaning)
+    for counter in patch.counters:
+        counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
     console.print(counters)
 
 

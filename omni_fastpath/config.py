@@ -93,6 +93,7 @@ class Resolved:
     Attributes:
         enabled: The patches that are on, in the order of their declarations, with their values.
         off: Every other patch with the reason.
+        lacking: Those of them that were asked for, and are off because a patch that they require is.
         origins: Who switched a patch on or off; empty for one that nobody mentions.
         on_unsupported: What an unsupported or failed patch does to the start of the server.
         source: The deploy YAML; None when there is none.
@@ -105,6 +106,7 @@ class Resolved:
     on_unsupported: OnUnsupported = "warn"
     source: str | None = None
     unknown: tuple[str, ...] = ()
+    lacking: frozenset[str] = frozenset()
 
     @property
     def asked(self) -> bool:
@@ -117,6 +119,7 @@ class Resolved:
             {
                 "enabled": {name: options.model_dump(mode="json") for name, options in self.enabled.items()},
                 "off": dict(self.off),
+                "lacking": sorted(self.lacking),
                 "origins": dict(self.origins),
                 "on_unsupported": self.on_unsupported,
                 "source": self.source,
@@ -141,6 +144,7 @@ class Resolved:
         return cls(
             enabled={name: _options(declared[name], given, _wire_place(name)) for name, given in wire.enabled.items()},
             off=wire.off,
+            lacking=frozenset(wire.lacking),
             origins=wire.origins,
             on_unsupported=wire.on_unsupported,
             source=wire.source,
@@ -152,6 +156,7 @@ class _Wire(BaseModel):
 
     enabled: dict[str, dict[str, Any]]
     off: dict[str, str]
+    lacking: list[str]
     origins: dict[str, str]
     on_unsupported: OnUnsupported
     source: str | None
@@ -413,12 +418,21 @@ def _patch_overlaid(inherited: _Listed | None, patch: Patch, block: Block, value
 
 @dataclass(frozen=True)
 class _Verdict:
-    """One patch after YAML and environment. ``by_env`` marks one that the environment switched off."""
+    """One patch after YAML and environment.
+
+    Attributes:
+        on: Whether it is on.
+        origin: Who said so; empty for nobody.
+        reason: Why it is off.
+        by_env: Whether the environment switched it off.
+        is_lacking: Whether it was asked for, and is off because a patch that it requires is.
+    """
 
     on: bool
     origin: str
     reason: str = ""
     by_env: bool = False
+    is_lacking: bool = False
 
 
 def resolve(
@@ -452,6 +466,7 @@ def resolve(
     return Resolved(
         enabled={patch.name: _final(patch, merged, choices, stages) for patch in patches if verdicts[patch.name].on},
         off={name: verdict.reason for name, verdict in verdicts.items() if not verdict.on},
+        lacking=frozenset(name for name, verdict in verdicts.items() if verdict.is_lacking),
         origins={name: verdict.origin for name, verdict in verdicts.items()},
         on_unsupported=choices.on_unsupported or merged.on_unsupported or "warn",
         source=source,
@@ -523,7 +538,11 @@ def _without_dependants(
         patch, missing = lacking[0]
         why = verdicts[missing]
         verdicts[patch.name] = _Verdict(
-            on=False, origin=why.origin, reason=f"requires {missing}, which is off: {why.reason}", by_env=why.by_env
+            on=False,
+            origin=why.origin,
+            reason=f"requires {missing}, which is off: {why.reason}",
+            by_env=why.by_env,
+            is_lacking=True,
         )
         lacking = [(patch, missing) for patch, missing in _lacking(verdicts, patches) if counts(verdicts[missing])]
     return verdicts

@@ -90,7 +90,7 @@ def test_a_healthy_installation_is_fine(run: Output) -> None:
 
 def test_json_keys_are_stable(run: Output) -> None:
     """Scripts may rely on these keys."""
-    live(**{FIRST.name: record("applied", counters={next(iter(FIRST.counters)): 3})})
+    live(**{FIRST.name: record("applied", counters={FIRST.counters[0].name: 3})})
     code, found = report(run)
     assert code == 0
     assert set(found) >= {
@@ -120,7 +120,7 @@ def test_json_keys_are_stable(run: Output) -> None:
         "environment",
     }
     [process] = found["processes"]
-    assert process["patches"][FIRST.name]["took_effect"] == {"counter": next(iter(FIRST.counters)), "count": 3}
+    assert process["patches"][FIRST.name]["took_effect"] == {"counter": FIRST.counters[0].name, "count": 3}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_trouble_in_a_live_process_is_code_1(run: Output, state: str, code: int)
 @pytest.mark.parametrize(("count", "idle"), [(0, True), (7, False)])
 def test_applied_but_idle_shows(run: Output, count: int, idle: bool) -> None:
     """An applied patch whose first counter is 0 is called idle; any other shows the count."""
-    first = next(iter(FIRST.counters))
+    first = FIRST.counters[0].name
     live(**{FIRST.name: record("applied", counters={first: count})})
     _, out, _ = run("status")
     assert ("applied but idle" in out) is idle
@@ -367,7 +367,7 @@ def test_a_verdict_gets_through_a_pipe_that_closed() -> None:
 
 def test_state_files_from_elsewhere_are_mentioned(run: Output) -> None:
     """What another container or another boot left is counted, not shown as if it were here."""
-    live(**{FIRST.name: record("applied", counters={next(iter(FIRST.counters)): 3})})
+    live(**{FIRST.name: record("applied", counters={FIRST.counters[0].name: 3})})
     path = statefile.path()
     path.with_name("7-1-0123.json").write_text(path.read_text())
     code, out, _ = run("status")
@@ -395,7 +395,12 @@ def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
     """Docs, seams, values with limits, variables and counters of a patch are printed."""
     code, out, _ = run("explain", patch.name)
     assert code == 0
-    parts = [patch.docs.strip().splitlines()[0], patch.env, *patch.counters, *(seam.path for seam in patch.seams)]
+    parts = [
+        patch.docs.strip().splitlines()[0],
+        patch.env,
+        *(counter.name for counter in patch.counters),
+        *(seam.path for seam in patch.seams),
+    ]
     parts += [envs.value_variable(patch, key) for key in patch.options.model_fields]
     for part in parts:
         assert part in out

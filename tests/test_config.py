@@ -14,7 +14,7 @@ from pydantic import ByteSize, Field, model_validator
 
 from omni_fastpath import overlay
 from omni_fastpath.config import ABSENT, Block, ConfigError, Resolved, blocks_of, read_blocks, resolve, resolve_file
-from omni_fastpath.declare import Options, Patch, Process
+from omni_fastpath.declare import Counter, Options, Patch, Process
 from omni_fastpath.patches import PATCHES
 
 
@@ -42,11 +42,10 @@ def made_up(name: str, **extra: Any) -> Patch:
         name=name,
         summary=f"{name} in a line",
         processes=frozenset({Process.SERVER}),
-        wrappers="nowhere",
         seams=(),
         tested=("0.30.0",),
         docs="",
-        counters={"done": "work done"},
+        counters=(Counter("done", "work done"),),
         **extra,
     )
 

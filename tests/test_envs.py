@@ -42,11 +42,10 @@ def made_up(name: str, options: type[Options] = Options) -> Patch:
         name=name,
         summary="",
         processes=frozenset({Process.SERVER}),
-        wrappers="nowhere",
         seams=(),
         tested=(),
         docs="",
-        counters={},
+        counters=(),
         options=options,
     )
 

@@ -20,11 +20,10 @@ PATCH = Patch(
     name="drum",
     summary="",
     processes=frozenset({Process.STAGE}),
-    wrappers="nowhere",
     seams=(),
     tested=(),
     docs="",
-    counters={},
+    counters=(),
 )
 RESOLVED = resolve([Block(Path("deploy.yaml"), {"drum": True})], {}, (PATCH,))
 
@@ -32,7 +31,7 @@ RECEIVE = """
 import sys
 from omni_fastpath.declare import Patch, Process
 from omni_fastpath.handoff import receive
-patch = Patch("drum", "", frozenset({Process.STAGE}), "nowhere", (), (), "", {})
+patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), tested=(), docs="", seams=(), counters=())
 received = receive((patch,))
 print("nothing" if received is None else ",".join(received.enabled) + " " + str(received.source))
 """
@@ -43,7 +42,7 @@ from pathlib import Path
 from omni_fastpath.config import Block, resolve
 from omni_fastpath.declare import Patch, Process
 from omni_fastpath.handoff import export
-patch = Patch("drum", "", frozenset({Process.STAGE}), "nowhere", (), (), "", {})
+patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), tested=(), docs="", seams=(), counters=())
 export(resolve([Block(Path("deploy.yaml"), {"drum": True})], {}, (patch,)))
 print(os.environ["_OMNI_FASTPATH_HANDOFF"], flush=True)
 """

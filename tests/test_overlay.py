@@ -30,11 +30,10 @@ def made_up(name: str, **extra: Any) -> Patch:
         name=name,
         summary="",
         processes=frozenset({Process.SERVER}),
-        wrappers="nowhere",
         seams=(),
         tested=(),
         docs="",
-        counters={},
+        counters=(),
         **extra,
     )
 

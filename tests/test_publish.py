@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from omni_fastpath import __version__, publish, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.publish import Publisher, stage_and_replica, vllm_release
 from tests.fakes.processes import ROOT
 from tests.fakes.upstream import patch
 
-DRUM = patch("drum", counters={"beats": "beats"})
-FLUTE = patch("flute", counters={})
+DRUM = patch("drum", counters=(Counter("beats", "beats"),))
+FLUTE = patch("flute", counters=())
 KEEP_FRESH = publish.Publisher._keep_fresh
 
 
@@ -197,10 +197,10 @@ SCRIPT = """
 import os, shutil, sys, time
 from tests.fakes.upstream import patch
 from omni_fastpath import publish, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 publish.REFRESH_S = 0.01
-drum = patch("drum", counters={"beats": "beats"})
+drum = patch("drum", counters=(Counter("beats", "beats"),))
 LEDGER.set(drum, State.APPLIED, "yes")
 publish.Publisher(Process.SERVER, None).start()
 LEDGER.named("drum").counters["beats"] = 5
@@ -270,7 +270,7 @@ import os, shutil, sys, tempfile
 from pathlib import Path
 from tests.fakes.upstream import patch
 from omni_fastpath import publish, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 
 def no_folder(*_, **__):

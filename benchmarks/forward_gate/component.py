@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.forward_gate.stages import OLD, STAGES, Stage, carriers
 from benchmarks.rigs.results import say
 from omni_fastpath.compare.arm import Arm, check, switch_on
-from omni_fastpath.declare import Process
+from omni_fastpath.declare import Process, Wrap
 from omni_fastpath.install import install, installed_release
 from omni_fastpath.patches.forward_gate import PATCH
 
@@ -39,7 +39,7 @@ def install_arm(release: str, arm: Arm) -> None:
     """
     if release == OLD and arm.on:
         # The functions that are pinned came with the split; of the slots none has moved but in its body.
-        slots = tuple(dataclasses.replace(s, fingerprints=()) for s in PATCH.seams if s.wrapper is not None)
+        slots = tuple(dataclasses.replace(s, fingerprints=()) for s in PATCH.seams if isinstance(s, Wrap))
         install(dataclasses.replace(PATCH, tested=(*PATCH.tested, OLD), seams=slots))
         check(arm, Process.STAGE)
     else:

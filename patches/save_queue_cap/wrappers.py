@@ -221,6 +221,7 @@ def _attach(adapter: Any, vllm_config: Any, options: SaveQueueOptions, calm: Cal
         lane = threading.Thread(target=_Lane(adapter, helper, queue).run, daemon=True, name="omni-fastpath-save-helper")
         lane.start()
         queue.add_lane(lane, helper)
+        _counters["helpers"] += 1
     _adapters.add(adapter)
     return queue
 
