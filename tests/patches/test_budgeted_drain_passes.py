@@ -225,7 +225,7 @@ def test_replica_attached_at_run_time_is_served(recorder: Any) -> None:
     assert "put_nowait" not in vars(replica.outputs_queue)
 
 
-def test_removed_replica_leaves_no_bell_and_no_spin(recorder: Any) -> None:
+def test_removed_replica_leaves_no_notifier_and_no_spin(recorder: Any) -> None:
     """A replica that is taken out with items queued does not keep the loop awake, and its queue is upstream's again."""
     from benchmarks.rigs.inprocess import Pipeline, batch, silent
     from omni_fastpath.ledger import LEDGER
@@ -249,7 +249,7 @@ def test_removed_replica_leaves_no_bell_and_no_spin(recorder: Any) -> None:
 
 
 def test_queues_are_upstreams_again_after_shutdown(recorder: Any) -> None:
-    """The bells are taken off the clients' queues when the loop ends."""
+    """The notifiers are taken off the clients' queues when the loop ends."""
     from benchmarks.rigs.inprocess import Pipeline
 
     with Pipeline() as pipeline:

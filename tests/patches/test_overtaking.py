@@ -671,14 +671,14 @@ def test_nothing_of_a_request_overtakes_its_held_end(recorder: Any, event_driven
 
 def test_what_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """If looking for what waits of a request fails, its end does not wait, and nothing else happens."""
-    from omni_fastpath.patches.budgeted_drain.overtaking import Ends
+    from omni_fastpath.patches.budgeted_drain.overtaking import Precedence
 
     def fails(*_args: Any, **_kwargs: Any) -> Any:
         raise ValueError("somebody else's output")
 
     for name in ("_find", "split"):
         with monkeypatch.context() as patched, switched_on(floor=0.0):
-            patched.setattr(Ends, name, fails)
+            patched.setattr(Precedence, name, fails)
             messages = run(filled())
         assert endings(messages)["R"] == (1, "end")
         assert len(of("S", messages)) == 7
