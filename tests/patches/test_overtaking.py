@@ -684,36 +684,6 @@ def test_what_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(of("S", messages)) == 7
 
 
-def test_what_is_remembered_of_requests_is_bounded() -> None:
-    """In a queue that never runs empty, requests that are past are forgotten; an empty one is never read."""
-    from collections import deque
-    from itertools import count
-    from types import SimpleNamespace
-
-    from omni_fastpath.patches.budgeted_drain.arrivals import Arrivals
-
-    waiting: deque[Any] = deque()
-    arrivals = Arrivals(waiting, count())
-    for number in range(5000):
-        waiting.append(
-            SimpleNamespace(outputs=[SimpleNamespace(request_id=f"r{number}", finish_reason=number % 2 or None)])
-        )
-        arrivals.came()
-        if number >= 10:
-            waiting.popleft()
-            arrivals.went()
-            assert arrivals.taken == number - 10
-        assert arrivals.last_of(f"r{number}") == number
-        assert arrivals.last_of(f"r{number}", ends=True) == (number if number % 2 else None)
-        assert arrivals.last_of(f"r{number - 10}") is None or number < 20
-    assert len(arrivals._last) + len(arrivals._ends) < 400
-    waiting.clear()
-    waiting.append(object())  # no raw output: whoever read it would break
-    arrivals.came()
-    waiting.clear()
-    assert arrivals.last_of("r4999") is None
-
-
 def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:
     """If somebody else takes what an end waits for out of the queue, the end is let go when all queues are empty."""
     from vllm.v1.engine import FinishReason
