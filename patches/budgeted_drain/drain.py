@@ -12,8 +12,7 @@ yet": the loop yields after ``_YIELD_AFTER_NS`` of work, inside a pass too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from itertools import count
 from time import perf_counter_ns
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -25,16 +24,11 @@ from .failures import Failures
 from .membership import Membership
 from .order import NextStage, Order, floor_of
 from .overtaking import HeldEnds, Precedence
-from .pace import Pace
+from .pauses import Pauses
 from .replicas import QueuedReplica, Stage
 
 _YIELD_AFTER_NS = 100_000
 """Work after which the loop yields. A yield costs some ten microseconds, and what arrives meanwhile waits for it."""
-
-_YIELD_TURNS = 3
-"""Most turns of the event loop in a yield. What stands in a socket is in the client's queue after three: in the first
-the selector finds it, in the second its handler runs, in the third vLLM's reader. When nothing else is about to run
-after the first, the selector has found nothing, and the other two would do so too."""
 
 _IDLE_WAIT_S = 0.5
 """Longest sleep without an arrival, as upstream's event-driven loop has it: it only paces the monitor's idle note and
@@ -103,12 +97,12 @@ class DrainLoop:
         self._counters = counters
         self._on_pass_end = observers.on_pass_end
         self._gauge = gauge
-        self._pace = Pace(orchestrator.output_async_queue, counters)
+        self._pauses = Pauses(orchestrator.output_async_queue, counters)
         self._order = Order(
             limits.order, floor_of(limits.floor, orchestrator.num_stages), ask, orchestrator.request_states
         )
         clock = count()
-        on_put = self._wake if gauge is None else self._wake_and_report
+        on_put = self._pauses.wake if gauge is None else self._wake_and_report
         self._members = Membership(orchestrator, upstream.can_dequeue, clock, on_put)
         self._held_ends = HeldEnds()
         precedence = Precedence(orchestrator.request_states, upstream.error_reason)
@@ -126,20 +120,14 @@ class DrainLoop:
             clock=clock,
             charge=self._order.charge,
         )
-        self._waiter: asyncio.Future[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._poll_ns = self._last_yield_ns = 0
-        self._scheduled: Sized | None = None
+        self._poll_ns = 0
 
     async def run(self) -> None:
         """Dispatch until the orchestrator's shutdown event is set; errors propagate as upstream's loops let them."""
-        self._loop = asyncio.get_running_loop()
-        # asyncio's own list of what is about to run; other event loops have none.
-        self._scheduled = getattr(self._loop, "_ready", None)
+        self._pauses.begin()
         shutdown = asyncio.ensure_future(self._shutdown.wait())
-        shutdown.add_done_callback(lambda _: self._wake())
+        shutdown.add_done_callback(lambda _: self._pauses.wake())
         DrainLoop.running = (*DrainLoop.running, self)
-        self._last_yield_ns = perf_counter_ns()
         members, note_loop = self._members, self._monitor.note_loop
         try:
             while not self._shutdown.is_set():
@@ -155,7 +143,7 @@ class DrainLoop:
                 if stage is not None:
                     continue
                 if happened:
-                    await self._yield()
+                    await self._pauses.give_way()
                     continue
                 if self._held_ends and not members.has_backlog():
                     await self._dispatcher.release(self._held_ends.release_all())
@@ -166,33 +154,18 @@ class DrainLoop:
             shutdown.cancel()
             members.close()
 
-    # ---- Sleeping and yielding ----
-
     async def _sleep(self) -> None:
         """Sleep until an output, an attach, a poll or shutdown is due."""
         members = self._members
         if members.stale or members.has_backlog():
-            await self._yield()  # it came behind the loop's back; the event loop still gets its turn
+            await self._pauses.give_way()  # it came behind the loop's back; the event loop still gets its turn
             return
-        self._note_stretch(perf_counter_ns())
-        self._waiter = asyncio.get_running_loop().create_future()
-        timer = self._waiter.get_loop().call_later(POLL_WAIT_S if members.polled else _IDLE_WAIT_S, self._wake)
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-        self._counters["wakeups"] += 1
-        self._last_yield_ns = now_ns = perf_counter_ns()
+        now_ns = await self._pauses.sleep(POLL_WAIT_S if members.polled else _IDLE_WAIT_S)
         if not self._held_ends:  # what is held may wait for a replica that is gone
             members.put_off(now_ns)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
     def _wake_and_report(self) -> None:
-        self._wake()
+        self._pauses.wake()
         self._report_backlog()
 
     def _report_backlog(self) -> None:
@@ -200,33 +173,13 @@ class DrainLoop:
         if self._gauge is not None:
             self._gauge(sum(len(replica.waiting) for replica in self._members.queued.values()))
 
-    async def _yield(self) -> None:
-        """Let everybody else on the event loop run, and what stands in the sockets come in."""
-        began_ns = perf_counter_ns()
-        self._note_stretch(began_ns)
-        scheduled = self._scheduled
-        for _ in range(_YIELD_TURNS):
-            await asyncio.sleep(0)
-            if scheduled is not None and not scheduled:
-                break
-        if self._pace.is_far_ahead():
-            await self._pace.let_catch_up()
-        self._last_yield_ns = ended_ns = perf_counter_ns()
-        away_us = (ended_ns - began_ns) // 1000
-        self._counters["longest_away_us"] = max(self._counters["longest_away_us"], away_us)
-
-    def _note_stretch(self, now_ns: int) -> None:
-        stretch_us = (now_ns - self._last_yield_ns) // 1000
-        self._counters["longest_stretch_us"] = max(self._counters["longest_stretch_us"], stretch_us)
-
     # ---- Who is there, and what can only be polled ----
 
     def attached(self, pool: Any) -> None:
         """A client was attached to ``pool``, on whatever thread: look at it now, not at the next idle note."""
-        if self._loop is not None and self._members.serves(pool):
+        if self._members.serves(pool):
             self._members.stale = True
-            with contextlib.suppress(RuntimeError):  # closed meanwhile, on another thread: nobody is served any more
-                self._loop.call_soon_threadsafe(self._wake)
+            self._pauses.wake_from_any_thread()
 
     async def _look_and_poll(self) -> bool:
         """Look at who is there, and poll what can only be polled, each if it is due; whether anything happened."""
@@ -270,7 +223,7 @@ class DrainLoop:
         replica = stage.take_turn()
         if replica is None:
             return
-        order, dispatcher = self._order, self._dispatcher
+        order, dispatcher, pauses = self._order, self._dispatcher, self._pauses
         due = order.due is stage
         judges = stage.final_output and self._stop_at_routable and order.in_turn
         limit, at_limit = (self._max_items, "items") if stage.final_output else (1, "one")
@@ -297,18 +250,18 @@ class DrainLoop:
                 ended = at_limit
             elif ended is None and worked_ns >= self._max_time_ns:
                 ended = "time"
-            elif ended is None and now_ns - self._last_yield_ns >= _YIELD_AFTER_NS:
+            elif ended is None and now_ns - pauses.ended_ns >= _YIELD_AFTER_NS:
                 ended = await self._yield_in_pass(replica)
                 now_ns = perf_counter_ns()
         if not due:
             order.pass_ended(stage)
         self._note_pass(replica, taken, ended, now_ns - started_ns)
-        if now_ns - self._last_yield_ns >= _YIELD_AFTER_NS and self._members.has_backlog():  # else the loop sleeps now
-            await self._yield()
+        if now_ns - pauses.ended_ns >= _YIELD_AFTER_NS and self._members.has_backlog():  # else the loop sleeps now
+            await self._pauses.give_way()
 
     async def _yield_in_pass(self, replica: QueuedReplica) -> str | None:
         """Yield in the middle of a pass; why it ends there, or None when it goes on."""
-        await self._yield()
+        await self._pauses.give_way()
         if self._is_over(replica):
             return "gone"
         return None if self._order.would_go_on(replica.stage) else "outranked"
