@@ -38,6 +38,9 @@ STEPS_UNLIMITED = 1000
 QUIET_S = 0.5
 """Without unrest for so long, a managed queue is calm again."""
 
+AGAIN = 2 / 3
+"""Share of the bytes that end the calm below which it may begin again: sorting thousands of tasks in takes a step."""
+
 _CALM_LOOK_S = 0.25
 _SAMPLE = 32
 _JUDGE_S = 0.05
@@ -54,12 +57,14 @@ class Calm:
         steps: Age of the oldest unsent task, in steps that appended. Below 1 the queue is managed always.
         tasks: Queued tasks of all streams.
         nbytes: Bytes queued and not fetched.
+        most_nbytes: Bytes that may not be reached, whatever has been fetched of them since somebody looked.
         quiet_s: How long without unrest a managed queue must be.
     """
 
     steps: int = STEPS_UNLIMITED
     tasks: float = float("inf")
     nbytes: float = float("inf")
+    most_nbytes: float = float("inf")
     quiet_s: float = QUIET_S
 
 
@@ -118,6 +123,9 @@ class SaveQueue:
         self._marks: deque[int] = deque([0] * max(1, self.calm.steps), maxlen=max(1, self.calm.steps))
         self._fresh_from = 0  # what had come by the last step
         self._seen_nbytes = 0  # queued and unfetched, by the last look
+        self._seen_tasks = 0  # queued then
+        self._task_nbytes = 0.0  # of each of them
+        self._seen_unfetched = 0  # bytes, by the last count
         self._seen_at = 0  # bytes put by then
         self._next_look_s = 0.0
         self._next_count_s = 0.0
@@ -228,14 +236,20 @@ class SaveQueue:
         since_s = self._since_s
         if since_s is not None and self.fair.look_at_first(since_s, time.monotonic()):
             return False
-        if self._seen_nbytes >= self.calm.nbytes:
+        return self._is_light(queued)
+
+    def _is_light(self, queued: int) -> bool:
+        """Whether bytes are below what ends the calm: those of the last look, and what may have come since."""
+        nbytes = self.calm.nbytes
+        if self._seen_nbytes >= nbytes:
             return False
+        most = self._seen_nbytes + max(0, queued - self._seen_tasks) * self._task_nbytes
         if self._book is not None:
-            most = self._seen_nbytes + self._book.transferred - self._seen_at
-            if most >= self.calm.nbytes:
-                if most >= 2 * self.calm.nbytes:
-                    return False
-                self._next_count_s = 0.0  # a lane looks what of it was fetched
+            most += self._book.transferred - self._seen_at
+        if most >= nbytes:
+            if most >= self.calm.most_nbytes:
+                return False
+            self._next_look_s = self._next_count_s = 0.0  # the lane looks at once what of it is there
         return True
 
     def manage(self) -> None:
@@ -284,7 +298,7 @@ class SaveQueue:
                 self._be_calm(now, deepest)
 
     def _is_heavy(self) -> bool:
-        return self.fair._all_bytes() >= self.calm.nbytes
+        return self.fair._all_bytes() >= AGAIN * self.calm.nbytes
 
     def _is_a_lane_busy(self) -> bool:
         """Whether a lane has been told of a task and has not got it yet, or another than the first is in a send."""
@@ -308,7 +322,8 @@ class SaveQueue:
         self._come = self._fresh_from = self._noted = self._taken + len(self._inbox)
         self._marks.extend([0] * self.calm.steps)
         self._marks.extend([self._come] * max(1, deepest))  # as old as the stream with the most may be
-        self._seen_nbytes = fair._all_bytes()
+        self._seen_nbytes = self._seen_unfetched = fair._all_bytes()
+        self._seen_tasks = len(self._inbox)
         self._seen_at = self._book.transferred if self._book is not None else 0
         self._next_look_s = self._next_count_s = 0.0
         self.is_calm = True
@@ -462,11 +477,13 @@ class SaveQueue:
         queued = self._estimate(tasks)
         if self._book is not None and now >= self._next_count_s:
             at = self._book.transferred
-            self._seen_nbytes = queued + sum(map(size_of, self._unfetched()))
+            self._seen_unfetched = sum(map(size_of, self._unfetched()))
             self._seen_at = at
-            self._next_count_s = now + (LOOK_S if self._seen_nbytes < self.calm.nbytes / 2 else NEAR_LOOK_S)
-        elif queued > self._seen_nbytes or self._book is None:
-            self._seen_nbytes = queued
+            near = queued + self._seen_unfetched >= self.calm.nbytes / 2
+            self._next_count_s = now + (NEAR_LOOK_S if near else LOOK_S)
+        self._seen_nbytes = queued + self._seen_unfetched
+        self._seen_tasks = len(tasks)
+        self._task_nbytes = queued / len(tasks) if tasks else 0.0
         self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], self._seen_nbytes)
 
     def _estimate(self, tasks: list[dict[str, Any]]) -> int:
