@@ -275,11 +275,11 @@ def _judge(source: str | None, deploy: Any) -> None:
 
 
 def _resolve_and_take_effect(source: str | None, deploy: Any) -> None:
-    from omni_fastpath import config  # noqa: PLC0415
+    from omni_fastpath import config, deployyaml  # noqa: PLC0415
     from omni_fastpath.ledger import warn_once  # noqa: PLC0415
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
-    blocks = [] if source is None else config.blocks_of(source, deploy)
+    blocks = [] if source is None else deployyaml.blocks_of(source, deploy)
     resolved = config.resolve(blocks, os.environ, PATCHES)
     for line in resolved.unknown:
         warn_once(line)
@@ -293,7 +293,8 @@ def _resolve_and_take_effect(source: str | None, deploy: Any) -> None:
 def _refusal(error: Exception, source: str | None, deploy: Any) -> Exception | None:
     """Say what went wrong and show it; what refuses the server, or None where it goes on without us."""
     try:
-        from omni_fastpath.config import ConfigError, UnreadableError  # noqa: PLC0415
+        from omni_fastpath.config import ConfigError  # noqa: PLC0415
+        from omni_fastpath.deployyaml import UnreadableError  # noqa: PLC0415
         from omni_fastpath.install import RefusedError  # noqa: PLC0415
     except Exception:  # a dependency of ours is broken: whatever it is, it is an error of ours
         return _refusal_for_own_error(error, source, deploy, RuntimeError)

@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from omni_fastpath import values
-from omni_fastpath.config import KEY, Block, read_blocks, resolve
+from omni_fastpath.config import resolve
 from omni_fastpath.declare import Patch
+from omni_fastpath.deployyaml import KEY, Block, read_blocks
 from omni_fastpath.values import BOOLEAN_WORDS, ConfigError, refusal, shown, unknown
 
 

@@ -434,7 +434,7 @@ def _log() -> list[str]:
 
 def _break(where: str) -> None:
     """Make something of ours, or what it stands on, raise."""
-    from omni_fastpath import bootstrap, config, handoff, install, processid
+    from omni_fastpath import bootstrap, config, deployyaml, handoff, install, processid
 
     def breaks(*_: object, **__: object) -> Any:
         raise RuntimeError("line 'btime' not found in /proc/stat")
@@ -444,7 +444,7 @@ def _break(where: str) -> None:
         "handoff": (handoff, "export"),
         "apply": (install, "apply"),
         "resolve": (config, "resolve"),
-        "read": (config, "blocks_of"),
+        "read": (deployyaml, "blocks_of"),
         "publish": (bootstrap, "_publish"),
     }[where]
     setattr(owner, name, breaks)
