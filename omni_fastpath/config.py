@@ -14,6 +14,7 @@ from omni_fastpath import envs, values
 from omni_fastpath.declare import Options, Patch
 from omni_fastpath.deployyaml import ABSENT, KEY, Block, read_blocks
 from omni_fastpath.envs import EnvChoices, OnUnsupported
+from omni_fastpath.master import MASTER, master_off
 from omni_fastpath.values import ConfigError, refusal, shown, unknown
 
 __all__ = ["ConfigError", "Resolved", "resolve", "resolve_file"]
@@ -232,8 +233,8 @@ def resolve(
             and a patch that is on without one that it requires, unless the environment switched that one off.
     """
     source = str(blocks[-1].path) if blocks else None
-    if envs.master_off(environ):
-        why = f"{envs.MASTER}={environ[envs.MASTER]}"
+    if master_off(environ):
+        why = f"{MASTER}={environ[MASTER]}"
         names = [patch.name for patch in patches]
         return Resolved({}, dict.fromkeys(names, why), dict.fromkeys(names, why), source=source)
     choices = envs.read(environ, patches)
@@ -259,7 +260,7 @@ def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: S
     Raises:
         ConfigError: As ``read_blocks`` and ``resolve``.
     """
-    if path is None or envs.master_off(environ):
+    if path is None or master_off(environ):
         return resolve([], environ, patches)
     return resolve(read_blocks(path), environ, patches)
 
@@ -268,7 +269,7 @@ def _with_master(merged: _Merged, choices: EnvChoices, environ: Mapping[str, str
     """``OMNI_FASTPATH=1``: the default set, unless the YAML switches something on; values that it gives stay."""
     if not choices.master or any(listed.on for listed in merged.listed.values()):
         return merged
-    default = _default_set(f"{envs.MASTER}={environ[envs.MASTER]}", patches)
+    default = _default_set(f"{MASTER}={environ[MASTER]}", patches)
     with_values = {
         name: _Listed(on=True, origin=listed.origin, values=said.values, places=said.places)
         if (said := merged.listed.get(name))
