@@ -97,7 +97,7 @@ def _status(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(report, indent=2))  # noqa: T201
         else:
-            tables.show_status(report, tables.console())
+            tables.show_status(report, tables.standard_output())
     if report["configuration_error"] is not None:
         return REFUSED
     return TROUBLE if report["problems"] else FINE
@@ -112,9 +112,9 @@ def _explain(arguments: argparse.Namespace) -> int:
         raise values.unknown("explain", arguments.patch, declared, found=f"an unknown patch {arguments.patch!r}")
     with _until_nobody_reads():
         if arguments.patch is None:
-            tables.show_patches(PATCHES, tables.console())
+            tables.show_patches(PATCHES, tables.standard_output())
         else:
-            tables.show_patch(declared[arguments.patch], tables.console())
+            tables.show_patch(declared[arguments.patch], tables.standard_output())
     return FINE
 
 

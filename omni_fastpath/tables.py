@@ -23,8 +23,8 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def console() -> Console:
-    """Standard output; a reader that has left is a ``BrokenPipeError`` of whoever prints."""
+def standard_output() -> Console:
+    """A console; a reader that has left is a ``BrokenPipeError`` of whoever prints."""
     width = None if sys.stdout.isatty() else _PIPED_WIDTH
     # Reasons and reprs hold square brackets, which rich would take for markup.
     return _Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
