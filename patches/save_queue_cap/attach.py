@@ -97,6 +97,7 @@ def attach(
     function = adapter.custom_process_next_stage_input_func
     if in_shared_memory and f"{function.__module__}.{function.__qualname__}" in AUDITED_PROCESSORS:
         _start_helper(adapter, queue)
+        counters["helpers"] += 1
     return queue
 
 
@@ -106,7 +107,6 @@ def _start_helper(adapter: Any, queue: SaveQueue) -> None:
     thread = threading.Thread(target=view.run, daemon=True, name="omni-fastpath-save-helper")
     thread.start()
     queue.add_lane(thread, condition)
-    counters["helpers"] += 1
 
 
 class AdapterView:
