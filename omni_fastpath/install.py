@@ -10,7 +10,6 @@ import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from packaging.version import InvalidVersion, Version
@@ -19,6 +18,7 @@ from omni_fastpath import engines
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, Options, Patch, Process, Replace, State, Wrap
 from omni_fastpath.ledger import LEDGER, logger
+from omni_fastpath.releases import installed_release
 from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
 
 
@@ -43,14 +43,6 @@ class _Installation:
 
 _lock = threading.RLock()
 _installed: dict[str, _Installation] = {}
-
-
-def installed_release(distribution: str = "vllm-omni") -> str | None:
-    """The version of an installed distribution, from its metadata; None when there is none."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def release_problem(patch: Patch) -> str | None:

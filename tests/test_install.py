@@ -15,7 +15,6 @@ from omni_fastpath.install import (
     RefusedError,
     apply,
     install,
-    installed_release,
     is_installed,
     modules_of,
     release_problem,
@@ -497,12 +496,6 @@ def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -
     assert_same_slots(upstream, before)
     assert LEDGER.named("a").reason.endswith(": 0.30.0")
     assert (version or "not installed") in LEDGER.named("a").reason
-
-
-def test_installed_release_is_read_from_metadata() -> None:
-    """The version comes from the distribution, without importing it; an unknown one gives None."""
-    assert installed_release("pytest") == pytest.__version__
-    assert installed_release("made-up-distribution") is None
 
 
 def test_verification_reports_everything(upstream: Upstream) -> None:

@@ -3,8 +3,11 @@
 What:
     Replaces both of the orchestrator's loops, the poll loop and the event-driven one. It sleeps until an output, a
     diffusion poll or shutdown is due. Then, while something waits, it takes the stage that the order names, or one that
-    is due because it got less than its floor of processing time, and drains one of its replicas: a final-output stage
-    up to its first routable output, within an item and a time budget; a stage that nobody sees gives one item a pass.
+    is due because it got less than its floor of processing time, and makes a pass over one of its replicas: a
+    final-output stage gives what an item and a time budget allow, a stage that nobody sees one raw output. The first
+    output that brings somebody something (a routable one) ends a pass where that lets another stage in: under
+    ``stage_order``, and where a plugin chooses the stage. Under the default order, ``visible_first``, and
+    ``downstream_first`` nobody's turn would come by it, and no output is asked.
     Raw outputs go one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
     routing and terminal bookkeeping. They are never merged: merging changes audio. What
     ends a request (an entry, a diffusion stage's output, a replica's death) is dispatched after what came of that
@@ -68,8 +71,8 @@ class DrainOptions(Options):
     )
     stop_at_first_routable: bool = Field(
         default=True,
-        description="end a replica's pass at the first raw output that brings somebody something; matters where the "
-        "stages take turns (stage_order)",
+        description="end a replica's pass at the first raw output that brings somebody something; only with "
+        "stage_order, or where a plugin chooses the stage: under the other orders no output is asked",
     )
     order: Literal["stage_order", "downstream_first", "visible_first"] = Field(
         default="visible_first",
