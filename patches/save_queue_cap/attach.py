@@ -27,9 +27,9 @@ for one, goes through all streams to count the active ones."""
 
 
 CALM_BYTES = 0.875
-"""Share of ``total_bytes`` that ends the calm. Until then one deque serves everybody alike, and who is to be held need not
-be known. Sorting and weighing cost a lane 36 us a task and a step of the scheduler's 2 ms where 128 streams had 9,900 tasks
-queued, for want of processor time (of the default 233 MiB); it ended at half of it then."""
+"""Share of ``total_bytes`` that ends the calm. Until then one deque serves everybody alike, and who is to be held need
+not be known. Where 128 streams had 9,900 tasks queued for want of processor time (233 MiB of the default), and the calm
+ended at half of it, sorting and weighing cost a lane 36 us a task and the scheduler 2 ms a step."""
 
 CLEANUPS = 2
 """Tasks that a stream may add besides one in each step: a forced terminal and a clean-up."""

@@ -71,7 +71,7 @@ def ours() -> dict[str, tuple[Any, str]]:
         unfetched.Chunks,
     )
     # What stepping aside itself uses, and what upstream calls.
-    skipped = {"step_aside", "waiting", "in_hand", "forget_what_waits", "forget", "add_lane", "add", "append"}
+    skipped = {"step_aside", "waiting", "in_hand", "forget_what_waits", "forget", "add_lane", "append"}
     skipped |= {"__bool__", "popleft", "__init__"}
     for each in classes:
         for name, function in vars(each).items():
