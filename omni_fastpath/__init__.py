@@ -5,15 +5,9 @@ Nothing of vLLM or vLLM-Omni is edited; every change is a named patch with its o
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from omni_fastpath.releases import installed_release
 
-try:
-    __version__ = version("omni-fastpath")
-except PackageNotFoundError:  # run from an uninstalled tree
-    __version__ = "0+uninstalled"
+__version__ = installed_release("omni-fastpath") or "0+uninstalled"
+"""Of the installed distribution; ``0+uninstalled`` where the package is run from a tree."""
 
-HANDOFF = "_OMNI_FASTPATH_HANDOFF"
-"""The variable that carries a parent's configuration to its stages (``handoff``); outside the ``OMNI_FASTPATH``
-namespace, in which it would be an unknown name."""
-
-__all__ = ["HANDOFF", "__version__"]
+__all__ = ["__version__"]

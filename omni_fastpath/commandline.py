@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 _HEADLESS = "--headless"
 _SHORTEST = "--hea"
 """argparse takes any beginning that no other option has; ``--he`` could be ``--help``."""
@@ -34,8 +36,6 @@ def _is_headless(arguments: tuple[str, ...]) -> bool:
 
 def _flags_in(file: str) -> Iterator[str]:
     """The options that vLLM makes of a file; a key that is false or an empty list gives none."""
-    import yaml  # noqa: PLC0415 - only where there is a file
-
     if not Path(file).is_file():
         return  # a pipe can be read only once, and that is for vLLM
     try:

@@ -1,89 +1,25 @@
-"""The ``fastpath:`` block of a deploy YAML, the environment on top of it, and what both come to.
-
-Upstream replaces a top-level block whole when a deploy YAML overlays another (``resolve_deploy_yaml`` in
-``vllm_omni/config/stage_config.py``), so the chain of ``base_config`` is walked here and the blocks are merged key by
-key. Upstream ignores top-level keys that it does not know: a misspelt ``fastpath`` would be silently off, hence the
-warning for its look-alikes.
-"""
+"""What the ``fastpath:`` blocks of a deploy YAML's chain and the environment on top of them come to."""
 
 from __future__ import annotations
 
-import difflib
-import enum
-import importlib
-import importlib.util
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from omni_fastpath import envs, values
 from omni_fastpath.declare import Options, Patch
+from omni_fastpath.deployyaml import ABSENT, KEY, Block, read_blocks
 from omni_fastpath.envs import EnvChoices, OnUnsupported
-from omni_fastpath.ledger import warn_once
+from omni_fastpath.master import MASTER, master_off
 from omni_fastpath.values import ConfigError, refusal, shown, unknown
 
-__all__ = [
-    "ABSENT",
-    "KEY",
-    "Absent",
-    "Block",
-    "ConfigError",
-    "Resolved",
-    "UnreadableError",
-    "blocks_of",
-    "read_blocks",
-    "resolve",
-    "resolve_file",
-]
-
-
-class UnreadableError(ConfigError):
-    """A deploy YAML that our reader cannot read. Where upstream read it, that is our trouble and not the file's."""
-
-
-KEY = "fastpath"
-"""The top-level key in a deploy YAML."""
+__all__ = ["ConfigError", "Resolved", "resolve", "resolve_file"]
 
 NOT_ASKED_FOR = "not asked for"
-
-_LOOKALIKE_RATIO = 0.8
-
-
-class Absent(enum.Enum):
-    """The type of ``ABSENT``."""
-
-    ABSENT = "absent"
-
-
-ABSENT: Final = Absent.ABSENT
-"""The value of a ``fastpath`` key that is not there; ``null`` is a value and means off."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """What one file of a ``base_config`` chain says.
-
-    Attributes:
-        path: The file.
-        value: Its ``fastpath`` value as it stands there, or ``ABSENT``.
-        warnings: Top-level keys that look like a misspelt ``fastpath``, and blocks inside another, one line each.
-        stages: Ids of the stages that the file names.
-    """
-
-    path: Path
-    value: Any
-    warnings: tuple[str, ...] = ()
-    stages: frozenset[int] = frozenset()
-
-    def place(self, *keys: str) -> str:
-        """How a message names a key of this block."""
-        return f"{'.'.join((KEY, *(key for key in keys if key)))} in {self.path}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +29,7 @@ class Resolved:
     Attributes:
         enabled: The patches that are on, in the order of their declarations, with their values.
         off: Every other patch with the reason.
+        lacking: Those of them that were asked for, and are off because a patch that they require is.
         origins: Who switched a patch on or off; empty for one that nobody mentions.
         on_unsupported: What an unsupported or failed patch does to the start of the server.
         source: The deploy YAML; None when there is none.
@@ -105,6 +42,7 @@ class Resolved:
     on_unsupported: OnUnsupported = "warn"
     source: str | None = None
     unknown: tuple[str, ...] = ()
+    lacking: frozenset[str] = frozenset()
 
     @property
     def asked(self) -> bool:
@@ -117,6 +55,7 @@ class Resolved:
             {
                 "enabled": {name: options.model_dump(mode="json") for name, options in self.enabled.items()},
                 "off": dict(self.off),
+                "lacking": sorted(self.lacking),
                 "origins": dict(self.origins),
                 "on_unsupported": self.on_unsupported,
                 "source": self.source,
@@ -141,6 +80,7 @@ class Resolved:
         return cls(
             enabled={name: _options(declared[name], given, _wire_place(name)) for name, given in wire.enabled.items()},
             off=wire.off,
+            lacking=frozenset(wire.lacking),
             origins=wire.origins,
             on_unsupported=wire.on_unsupported,
             source=wire.source,
@@ -152,6 +92,7 @@ class _Wire(BaseModel):
 
     enabled: dict[str, dict[str, Any]]
     off: dict[str, str]
+    lacking: list[str]
     origins: dict[str, str]
     on_unsupported: OnUnsupported
     source: str | None
@@ -159,151 +100,6 @@ class _Wire(BaseModel):
 
 def _wire_place(name: str) -> Callable[[str], str]:
     return lambda key: f"resolved configuration, {name}.{key}"
-
-
-# Reading the chain of files
-
-
-class _Loader(yaml.SafeLoader):
-    """For where OmegaConf is not installed, and so no vLLM-Omni: PyYAML, no duplicate keys, ``1e3`` a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    problem = f"found duplicate key {key.value}"
-                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def blocks_of(path: str | Path, deploy: Mapping[Any, Any]) -> list[Block]:
-    """The blocks of a deploy YAML that upstream has read.
-
-    Args:
-        path: The file.
-        deploy: What upstream made of it and its bases. A top-level key of any of them is in it; without ours no file is
-            opened a second time.
-
-    Raises:
-        ConfigError: As ``read_blocks``, where the key is there.
-    """
-    if KEY in deploy:
-        return read_blocks(path)
-    return [_block(Path(path), deploy)]
-
-
-def read_blocks(path: str | Path) -> list[Block]:
-    """Read the ``fastpath`` value of a deploy YAML and of the files that it builds on, the base first.
-
-    ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
-
-    Raises:
-        UnreadableError: A file cannot be read, or the chain comes back to a file.
-    """
-    blocks: list[Block] = []
-    seen: list[Path] = []
-    current: Path | None = Path(path)
-    while current is not None:
-        if current.resolve() in seen:
-            chain = " -> ".join(str(each) for each in [*(block.path for block in blocks), current])
-            raise UnreadableError(f"base_config in {blocks[-1].path}: the chain comes back to a file: {chain}")
-        seen.append(current.resolve())
-        data = _load(current)
-        blocks.append(_block(current, data))
-        current = _base(data, current)
-    return blocks[::-1]
-
-
-def _block(path: Path, data: Mapping[Any, Any]) -> Block:
-    warnings = (*_lookalikes(data, path), *_misplaced(data, path))
-    for warning in warnings:
-        warn_once(warning)
-    return Block(path, data.get(KEY, ABSENT), warnings, _stage_ids(data))
-
-
-def _load(path: Path) -> dict[Any, Any]:
-    try:
-        # OmegaConf is what upstream reads with; it is there whenever vLLM-Omni is.
-        data = _by_omegaconf(path) if _has_omegaconf() else yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506
-    except Exception as error:  # OmegaConf has its own tree of errors
-        raise UnreadableError(f"{path}: cannot be read as a deploy YAML: {error}") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        allowed = "a mapping at the top level of a deploy YAML"
-        raise UnreadableError(str(refusal(str(path), found=shown(data), allowed=allowed)))
-    return data
-
-
-def _has_omegaconf() -> bool:
-    return importlib.util.find_spec("omegaconf") is not None
-
-
-def _by_omegaconf(path: Path) -> Any:
-    omega = importlib.import_module("omegaconf").OmegaConf
-    return omega.to_container(omega.load(path), resolve=True)
-
-
-def _base(data: Mapping[Any, Any], path: Path) -> Path | None:
-    base = data.get("base_config")
-    if base is None:
-        return None
-    if not isinstance(base, str):
-        allowed = "the path of a deploy YAML"
-        raise UnreadableError(str(refusal(f"base_config in {path}", found=shown(base), allowed=allowed)))
-    return path.parent / base
-
-
-def _lookalikes(data: Mapping[Any, Any], path: Path) -> Iterator[str]:
-    for key in data:
-        plain = re.sub(r"[^a-z0-9]", "", str(key).lower())
-        if key != KEY and difflib.SequenceMatcher(None, plain, KEY).ratio() >= _LOOKALIKE_RATIO:
-            yield f"{path}: the top-level key {key!r} is ignored by everybody; did you mean {KEY!r}?"
-
-
-def _stage_ids(data: Mapping[Any, Any]) -> frozenset[int]:
-    stages = data.get("stages")
-    named = [stage.get("stage_id") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-    return frozenset(each for each in named if isinstance(each, int))
-
-
-def _misplaced(data: Mapping[Any, Any], path: Path) -> Iterator[str]:
-    """The block inside a stage or a platform. Whether such a key is refused there is upstream's to say."""
-    for where in _nested(data):
-        yield f"{path}: {where} is not read by omni-fastpath; {KEY} belongs at the top level"
-
-
-def _nested(data: Mapping[Any, Any]) -> Iterator[str]:
-    yield from _in_stages(data.get("stages"), "stages")
-    platforms = data.get("platforms")
-    if isinstance(platforms, dict):
-        for name, platform in platforms.items():
-            if isinstance(platform, dict):
-                if KEY in platform:
-                    yield f"platforms.{name}.{KEY}"
-                yield from _in_stages(platform.get("stages"), f"platforms.{name}.stages")
-
-
-def _in_stages(stages: object, where: str) -> Iterator[str]:
-    if not isinstance(stages, list):
-        return
-    for index, stage in enumerate(stages):
-        if isinstance(stage, dict):
-            inner = {f".{name}": stage.get(name) for name in ("engine_args", "engine_extras", "runtime")}
-            for name, mapping in {"": stage, **inner}.items():
-                if isinstance(mapping, dict) and KEY in mapping:
-                    yield f"{where}[{index}]{name}.{KEY}"
 
 
 # Merging the blocks of a chain
@@ -330,7 +126,7 @@ class _Merged:
 
 
 def _merge(blocks: Sequence[Block], patches: Sequence[Patch]) -> _Merged:
-    """Fold the chain, base first, by the table in ``ARCHITECTURE.md``."""
+    """Fold the chain, base first."""
     merged = _Merged()
     for block in blocks:
         merged = _overlaid(merged, block, patches)
@@ -338,6 +134,10 @@ def _merge(blocks: Sequence[Block], patches: Sequence[Patch]) -> _Merged:
 
 
 def _overlaid(inherited: _Merged, block: Block, patches: Sequence[Patch]) -> _Merged:
+    """One more file on top: without the key as before, off forgets all below, ``true`` keeps it or is the default set.
+
+    A mapping changes what it names, key by key.
+    """
     value = block.value
     if value is ABSENT:
         return inherited
@@ -413,12 +213,21 @@ def _patch_overlaid(inherited: _Listed | None, patch: Patch, block: Block, value
 
 @dataclass(frozen=True)
 class _Verdict:
-    """One patch after YAML and environment. ``by_env`` marks one that the environment switched off."""
+    """One patch after YAML and environment.
+
+    Attributes:
+        on: Whether it is on.
+        origin: Who said so; empty for nobody.
+        reason: Why it is off.
+        by_env: Whether the environment switched it off.
+        is_lacking: Whether it was asked for, and is off because a patch that it requires is.
+    """
 
     on: bool
     origin: str
     reason: str = ""
     by_env: bool = False
+    is_lacking: bool = False
 
 
 def resolve(
@@ -438,8 +247,8 @@ def resolve(
             and a patch that is on without one that it requires, unless the environment switched that one off.
     """
     source = str(blocks[-1].path) if blocks else None
-    if envs.master_off(environ):
-        why = f"{envs.MASTER}={environ[envs.MASTER]}"
+    if master_off(environ):
+        why = f"{MASTER}={environ[MASTER]}"
         names = [patch.name for patch in patches]
         return Resolved({}, dict.fromkeys(names, why), dict.fromkeys(names, why), source=source)
     choices = envs.read(environ, patches)
@@ -452,6 +261,7 @@ def resolve(
     return Resolved(
         enabled={patch.name: _final(patch, merged, choices, stages) for patch in patches if verdicts[patch.name].on},
         off={name: verdict.reason for name, verdict in verdicts.items() if not verdict.on},
+        lacking=frozenset(name for name, verdict in verdicts.items() if verdict.is_lacking),
         origins={name: verdict.origin for name, verdict in verdicts.items()},
         on_unsupported=choices.on_unsupported or merged.on_unsupported or "warn",
         source=source,
@@ -465,7 +275,7 @@ def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: S
     Raises:
         ConfigError: As ``read_blocks`` and ``resolve``.
     """
-    if path is None or envs.master_off(environ):
+    if path is None or master_off(environ):
         return resolve([], environ, patches)
     return resolve(read_blocks(path), environ, patches)
 
@@ -474,7 +284,7 @@ def _with_master(merged: _Merged, choices: EnvChoices, environ: Mapping[str, str
     """``OMNI_FASTPATH=1``: the default set, unless the YAML switches something on; values that it gives stay."""
     if not choices.master or any(listed.on for listed in merged.listed.values()):
         return merged
-    default = _default_set(f"{envs.MASTER}={environ[envs.MASTER]}", patches)
+    default = _default_set(f"{MASTER}={environ[MASTER]}", patches)
     with_values = {
         name: _Listed(on=True, origin=listed.origin, values=said.values, places=said.places)
         if (said := merged.listed.get(name))
@@ -523,7 +333,11 @@ def _without_dependants(
         patch, missing = lacking[0]
         why = verdicts[missing]
         verdicts[patch.name] = _Verdict(
-            on=False, origin=why.origin, reason=f"requires {missing}, which is off: {why.reason}", by_env=why.by_env
+            on=False,
+            origin=why.origin,
+            reason=f"requires {missing}, which is off: {why.reason}",
+            by_env=why.by_env,
+            is_lacking=True,
         )
         lacking = [(patch, missing) for patch, missing in _lacking(verdicts, patches) if counts(verdicts[missing])]
     return verdicts

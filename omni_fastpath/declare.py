@@ -1,20 +1,21 @@
-"""What a patch is, as data: seams, requirements, releases and options.
+"""What a patch is, as data: seams, requirements, releases, counters and options.
 
 A declaration is read in every process that loads plugins, most of which never use it, so nothing here or in a
-patch's ``__init__`` imports torch, vllm or wrapt. The wrappers a seam names by string are imported on install.
+patch's ``__init__`` imports torch, vllm or wrapt: what a patch brings is named by string and imported on install. There
+is a class for each thing that can be done with a name of upstream's, so that what does not go together cannot be said.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 
 class State(str, enum.Enum):
-    """The truth about one patch in one process; ``patches`` documents which state means what."""
+    """The truth about one patch in one process; ``omni_fastpath.patches`` says what each means."""
 
     OFF = "off"
     APPLIED = "applied"
@@ -47,49 +48,128 @@ class Process(str, enum.Enum):
     """``vllm serve --omni --headless``: it starts stages for an orchestrator that runs elsewhere."""
 
 
-class SeamKind(str, enum.Enum):
-    """What is done with a slot."""
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-    WRAP = "wrap"
-    """A wrapt wrapper around upstream's function."""
-    ADD = "add"
-    """A new attribute that upstream's class does not have; a working one of upstream's supersedes it."""
-    PIN = "pin"
-    """Nothing is written; we rely on it, so it must look as it did."""
+    _AtLeastOne = tuple[str, Unpack[tuple[str, ...]]]
+
+Descriptor = Literal["function", "classmethod", "staticmethod"]
+"""What stands raw in an owner's ``__dict__``."""
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One slot of upstream's that a patch writes or relies on.
+    """One name of upstream's that a patch writes or relies on: a ``Wrap``, ``Replace``, ``Add``, ``Call`` or ``Pin``.
+
+    Whatever of upstream's a patch calls is one of them. Attributes that it reads stand on its page, under Fragility.
 
     Attributes:
         module: Module that owns the slot, for example ``vllm_omni.engine.stage_pool``.
         qualname: Path of the slot inside the module, for example ``StagePool.add_client``.
-        parameters: Exact parameter names, in order. Empty for ``ADD``.
-        kind: What is done with it.
-        wrapper: Name in the patch's wrappers module; None for ``PIN``.
-        fingerprints: Accepted fingerprints of the body (see ``omni_fastpath.seams.fingerprint``). Given where
-            the body is replaced or its inside relied on; empty where only name and parameters matter.
-        replaces: Whether the wrapper does not call what it wraps; then somebody else's wrapper must not stand there.
-        descriptor: ``function``, ``classmethod`` or ``staticmethod``: the kind of the raw slot.
-        probe: For ``ADD``, a function in the wrappers module that is given the owner when upstream already has the
-            attribute; it returns None when upstream's behaves as ours would, else the difference in words.
     """
+
+    use: ClassVar[str]
+    """What is done with it, in the one word that ``explain`` shows."""
 
     module: str
     qualname: str
-    parameters: tuple[str, ...] = ()
-    kind: SeamKind = SeamKind.WRAP
-    wrapper: str | None = None
-    fingerprints: tuple[str, ...] = ()
-    replaces: bool = False
-    descriptor: str = "function"
-    probe: str | None = None
 
     @property
     def path(self) -> str:
         """``module:qualname``, as error messages and ``explain`` show it."""
         return f"{self.module}:{self.qualname}"
+
+
+@dataclass(frozen=True)
+class Function(Seam):
+    """A function of upstream's, verified before anything is written. Not used itself: its kinds say what is done.
+
+    Attributes:
+        parameters: Exact parameter names, in order.
+        descriptor: The kind of the raw slot.
+        fingerprints: Of the bodies that were read, where the patch relies on the inside or goes past it (see
+            ``omni_fastpath.seams.fingerprint``); empty where only name and parameters matter.
+    """
+
+    parameters: tuple[str, ...]
+    descriptor: Descriptor = field(default="function", kw_only=True)
+    fingerprints: tuple[str, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True)
+class Wrap(Function):
+    """A wrapt wrapper around upstream's function, which it calls.
+
+    Attributes:
+        wrapper: Its name in the patch's wrappers module.
+    """
+
+    use = "wrap"
+
+    wrapper: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Replace(Function):
+    """A wrapt wrapper that does not call upstream's function, so that nobody else's wrapper may stand on that.
+
+    Attributes:
+        wrapper: Its name in the patch's wrappers module.
+    """
+
+    use = "wrap"
+
+    wrapper: str = field(kw_only=True)
+    fingerprints: _AtLeastOne = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Call(Function):
+    """Nothing is written; the patch calls it, so that it must be there and take these parameters."""
+
+    use = "pin"
+
+    fingerprints: tuple[()] = field(default=(), init=False)
+
+
+@dataclass(frozen=True)
+class Pin(Function):
+    """Nothing is written; the patch relies on what it does inside, so that its body must be one that was read."""
+
+    use = "pin"
+
+    fingerprints: _AtLeastOne = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Add(Seam):
+    """A new attribute that upstream's class does not have; a working one of upstream's supersedes it.
+
+    Attributes:
+        function: Name in the patch's wrappers module of what is added.
+        probe: Name in the wrappers module of a function that is given the owner when upstream already has the
+            attribute; it returns None when upstream's behaves as ours would, else the difference in words.
+    """
+
+    use = "add"
+
+    function: str = field(kw_only=True)
+    probe: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """One figure that tells how a patch took effect in a process.
+
+    Attributes:
+        name: As the state file and ``/metrics`` have it.
+        meaning: In a line, as ``explain`` shows it.
+        is_maximum: Whether it is no count but the greatest value seen.
+    """
+
+    name: str
+    meaning: str
+    is_maximum: bool = field(default=False, kw_only=True)
 
 
 class Options(BaseModel):
@@ -103,39 +183,46 @@ class Options(BaseModel):
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Patch:
     """The declaration of one patch. ``docs`` is the module docstring, whose headings a test checks.
 
     Attributes:
-        name: Key in the ``fastpath:`` block; upper case, the stem of its environment variables.
+        name: Key in the ``fastpath:`` block and the name of its folder; upper case, the stem of its environment
+            variables.
         summary: One line for tables.
         processes: Processes in which its slots are used.
-        wrappers: Module with the wrappers, imported on install.
+        tested: vLLM-Omni releases it was tested on; any other is ``unsupported``.
+        docs: The full explanation that ``omni-fastpath explain`` prints.
         seams: Verified all before any is written.
+        counters: What tells that it took effect; the first says how often.
         options: Pydantic model of its values; every field has a default.
         requires: Names of patches without which it must not run.
         default_on: Whether ``fastpath: true`` includes it: only what the benchmarks show neutral or better.
-        tested: vLLM-Omni releases it was tested on; any other is ``unsupported``.
-        counters: Names of its engagement counters with their meaning; the first says how often it took effect.
-        maxima: Names of the counters that are no counts but the greatest value seen.
-        docs: The full explanation that ``omni-fastpath explain`` prints.
+        in_use: Name of a function in the wrappers module that says who would be left without the patch if it were
+            taken off now, None for nobody.
+        taken_off: Name of a function in the wrappers module that is called after all slots were put back.
     """
 
     name: str
     summary: str
     processes: frozenset[Process]
-    wrappers: str
-    seams: tuple[Seam, ...]
     tested: tuple[str, ...]
     docs: str
-    counters: Mapping[str, str]
+    seams: tuple[Wrap | Replace | Add | Call | Pin, ...]
+    counters: tuple[Counter, ...]
     options: type[Options] = Options
     requires: tuple[str, ...] = ()
     default_on: bool = True
-    maxima: tuple[str, ...] = ()
+    in_use: str | None = None
+    taken_off: str | None = None
 
     @property
     def env(self) -> str:
         """The environment variable that switches it."""
         return f"OMNI_FASTPATH_{self.name.upper()}"
+
+    @property
+    def wrappers(self) -> str:
+        """The module with what its slots hold, imported on install."""
+        return f"omni_fastpath.patches.{self.name}.wrappers"

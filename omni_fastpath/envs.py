@@ -31,11 +31,8 @@ from typing import Any, Literal
 
 from omni_fastpath import values
 from omni_fastpath.declare import Patch
-from omni_fastpath.values import BOOLEAN_WORDS, ConfigError, refusal, shown
-
-NAMESPACE = "OMNI_FASTPATH"
-MASTER = NAMESPACE
-ON_UNSUPPORTED = f"{NAMESPACE}_ON_UNSUPPORTED"
+from omni_fastpath.master import BOOLEAN_WORDS, MASTER, NAMESPACE, ON_UNSUPPORTED, boolean, master_off
+from omni_fastpath.values import ConfigError, refusal, shown
 
 _ADDRESS = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.+)?)?)")
 """The names that Kubernetes makes of a Service; Docker makes the ``PORT`` ones of a link."""
@@ -87,11 +84,6 @@ def documented(patches: Sequence[Patch]) -> dict[str, str]:
         for key in patch.options.model_fields:
             variables[value_variable(patch, key)] = f"fastpath.{patch.name}.{key}: {values.allowed(patch.options, key)}"
     return variables
-
-
-def master_off(environ: Mapping[str, str]) -> bool:
-    """Whether ``OMNI_FASTPATH`` is one of ``0 false off no``: then nothing else is looked at, not even validated."""
-    return values.boolean(environ.get(MASTER, "")) is False
 
 
 def read(environ: Mapping[str, str], patches: Sequence[Patch]) -> EnvChoices:
@@ -160,7 +152,7 @@ def _unknown(ours: Mapping[str, str], patches: Sequence[Patch]) -> Iterator[Conf
 def _switch(name: str, ours: Mapping[str, str]) -> bool | None:
     if name not in ours:
         return None
-    on = values.boolean(ours[name])
+    on = boolean(ours[name])
     if on is None:
         raise refusal(name, found=shown(ours[name]), allowed=BOOLEAN_WORDS)
     return on

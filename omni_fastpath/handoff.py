@@ -14,9 +14,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from omni_fastpath import HANDOFF
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Patch
+from omni_fastpath.master import HANDOFF
 from omni_fastpath.processid import ProcessId, ancestors
 
 VARIABLE = HANDOFF

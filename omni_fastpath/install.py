@@ -10,15 +10,15 @@ import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from packaging.version import InvalidVersion, Version
 
 from omni_fastpath import engines
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Options, Patch, Process, SeamKind, State
+from omni_fastpath.declare import Add, Options, Patch, Process, Replace, State, Wrap
 from omni_fastpath.ledger import LEDGER, logger
+from omni_fastpath.releases import installed_release
 from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
 
 
@@ -36,23 +36,13 @@ class _Written:
 @dataclass
 class _Installation:
     patch: Patch
-    wrappers: Any
+    in_use: Callable[[], str | None] | None = None
+    taken_off: Callable[[], None] | None = None
     written: list[_Written] = field(default_factory=list)
 
 
-_STAYS = "; cannot be taken off: "
-"""Between the reason of an applied patch and why it still is, until it is asked for again."""
-
 _lock = threading.RLock()
 _installed: dict[str, _Installation] = {}
-
-
-def installed_release(distribution: str = "vllm-omni") -> str | None:
-    """The version of an installed distribution, from its metadata; None when there is none."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def release_problem(patch: Patch) -> str | None:
@@ -115,10 +105,10 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None 
                 if is_installed(patch.name):
                     continue  # somebody wrote on top: it could not be taken off, and its state says so
                 LEDGER.entry(patch).origin = resolved.origins.get(patch.name, "")
-                reason = resolved.off.get(patch.name, "not asked for")
-                LEDGER.set(patch, State.OFF, reason)
-                if reason.startswith("requires"):  # it was asked for; off alone would only be a line at debug level
-                    logger.warning("omni-fastpath: %s stays off: it %s", patch.name, reason)
+                cause = resolved.off.get(patch.name, "not asked for")
+                LEDGER.set(patch, State.OFF, cause)
+                if patch.name in resolved.lacking:  # it was asked for; off alone would only be a line at debug level
+                    logger.warning("omni-fastpath: %s stays off: it %s", patch.name, cause)
         for patch in known:
             if patch.name in resolved.enabled:
                 _apply_one(patch, resolved.enabled[patch.name], resolved.origins.get(patch.name, ""), process)
@@ -138,7 +128,7 @@ def _apply_one(patch: Patch, options: Options, origin: str, process: Process) ->
     entry.options, entry.origin = options, origin
     if is_installed(patch.name):
         if entry.state is State.APPLIED:
-            LEDGER.set(patch, State.APPLIED, entry.reason.partition(_STAYS)[0])
+            LEDGER.set(patch, State.APPLIED, entry.cause)
         return
     if process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
@@ -206,16 +196,20 @@ def install(patch: Patch) -> State:
 
 
 def _install_verified(patch: Patch, slots: list[Slot]) -> State:
-    installation = _Installation(patch, None)
+    installation = _Installation(patch)
     try:
         LEDGER.entry(patch)  # the wrappers look up their runtime while they are imported
-        wrappers = installation.wrappers = importlib.import_module(patch.wrappers)
+        wrappers = importlib.import_module(patch.wrappers)
+        installation.in_use, installation.taken_off = _named(wrappers, patch.in_use), _named(wrappers, patch.taken_off)
         for slot in slots:
-            if slot.seam.kind is SeamKind.ADD and hasattr(slot.owner, slot.name):
-                return _judge_upstreams_own(patch, slot, wrappers)
+            if isinstance(slot.seam, Add) and hasattr(slot.owner, slot.name):
+                return _judge_upstreams_own(patch, slot, _named(wrappers, slot.seam.probe))
         for slot in slots:
-            if slot.seam.kind is not SeamKind.PIN:
-                _write(installation.written, slot, _make(patch, slot, getattr(wrappers, slot.seam.wrapper or "")))
+            match slot.seam:
+                case Wrap(wrapper=name) | Replace(wrapper=name):
+                    _write(installation.written, slot, _around(slot.raw(), _named(wrappers, name), patch))
+                case Add(function=name):
+                    _write(installation.written, slot, _named(wrappers, name))
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
         _put_back(installation)
@@ -224,14 +218,19 @@ def _install_verified(patch: Patch, slots: list[Slot]) -> State:
     return _set(patch, State.APPLIED, _applied_reason(installation))
 
 
+def _named(wrappers: Any, name: str | None) -> Any:
+    """What the declaration names in its wrappers module; None where it names nothing."""
+    return None if name is None else getattr(wrappers, name)
+
+
 def _applied_reason(installation: _Installation) -> str:
     count = len(installation.written)
     return f"{count} slot{'s' if count != 1 else ''} hold{'s' if count == 1 else ''} ours"
 
 
-def _judge_upstreams_own(patch: Patch, slot: Slot, wrappers: Any) -> State:
+def _judge_upstreams_own(patch: Patch, slot: Slot, probe: Callable[[Any], str | None]) -> State:
     """Upstream has what the patch would add: use it if it does what ours does, and never overwrite it."""
-    difference = getattr(wrappers, slot.seam.probe or "")(slot.owner)
+    difference = probe(slot.owner)
     if difference is None:
         return _set(patch, State.SUPERSEDED, f"upstream has {slot.seam.path}, and it behaves as ours would")
     return _set(patch, State.UNSUPPORTED, f"upstream has a {slot.seam.path} of its own that differs: {difference}")
@@ -250,10 +249,10 @@ def uninstall(patch: Patch) -> None:
             return
         obstacle = _obstacle(installation)
         if obstacle is not None:
-            logger.error("omni-fastpath: %s%s%s", patch.name, _STAYS.removeprefix(";"), obstacle)
-            if LEDGER.entry(patch).state is State.APPLIED:
-                reason = LEDGER.entry(patch).reason.partition(_STAYS)[0]
-                _set(patch, State.APPLIED, f"{reason}{_STAYS}{obstacle}")
+            logger.error("omni-fastpath: %s cannot be taken off: %s", patch.name, obstacle)
+            entry = LEDGER.entry(patch)
+            if entry.state is State.APPLIED:
+                LEDGER.set(patch, State.APPLIED, entry.cause, kept_by=obstacle)
             return
         _put_back(installation)
         del _installed[patch.name]
@@ -262,9 +261,8 @@ def uninstall(patch: Patch) -> None:
 
 def _user(installation: _Installation) -> str | None:
     """Who uses the patch now: an engine that asked for it, or whom the patch itself names."""
-    in_use = getattr(installation.wrappers, "in_use", None)
-    found = in_use() if in_use is not None else None
-    return engines.user_of(installation.patch.name) if found is None else str(found)
+    found = installation.in_use() if installation.in_use is not None else None
+    return engines.user_of(installation.patch.name) if found is None else found
 
 
 def _obstacle(installation: _Installation) -> str | None:
@@ -286,9 +284,8 @@ def _put_back(installation: _Installation) -> None:
         except SlotTakenError:
             logger.exception("omni-fastpath: %s: a slot could not be put back", installation.patch.name)
     installation.written.clear()
-    taken_off = getattr(installation.wrappers, "taken_off", None)
-    if taken_off is not None:
-        taken_off()
+    if installation.taken_off is not None:
+        installation.taken_off()
 
 
 def _write(written: list[_Written], slot: Slot, ours: Any) -> None:
@@ -300,13 +297,10 @@ def _write(written: list[_Written], slot: Slot, ours: Any) -> None:
     written.append(_Written(slot, raw, ours))
 
 
-def _make(patch: Patch, slot: Slot, wrapper: Callable[..., Any]) -> Any:
-    """What goes into the slot: for ``ADD`` the function itself, else a wrapt wrapper around the raw slot."""
-    if slot.seam.kind is SeamKind.ADD:
-        return wrapper
+def _around(raw: Any, wrapper: Callable[..., Any], patch: Patch) -> Any:
+    """A wrapt wrapper around a raw slot, marked as the patch's."""
     from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
 
-    raw = slot.raw()
     ours = FunctionWrapper(raw, wrapper)
     setattr(ours, MARK, patch.name)
     return ours

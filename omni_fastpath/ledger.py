@@ -39,18 +39,34 @@ _LEVELS = {
 
 @dataclass
 class Entry:
-    """One patch in this process."""
+    """One patch in this process.
+
+    Attributes:
+        patch: Its declaration.
+        state: What is true of it here.
+        cause: Why it has this state.
+        kept_by: Who keeps it from being taken off, of one that is no longer asked for; empty for nobody.
+        origin: Who switched it on or off; empty for one that nobody mentions.
+        options: The values in force; None before any were.
+        counters: Its engagement counters by name.
+    """
 
     patch: Patch
     state: State = State.OFF
-    reason: str = "not asked for"
+    cause: str = "not asked for"
+    kept_by: str = ""
     origin: str = ""
     options: Options | None = None
     counters: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in self.patch.counters:
-            self.counters.setdefault(name, 0)
+        for counter in self.patch.counters:
+            self.counters.setdefault(counter.name, 0)
+
+    @property
+    def reason(self) -> str:
+        """Everything that there is to say about the state, as users read it."""
+        return f"{self.cause}; cannot be taken off: {self.kept_by}" if self.kept_by else self.cause
 
 
 Listener = Callable[[str, State, str], None]
@@ -88,16 +104,22 @@ class Ledger:
         """Call ``listener(name, state, reason)`` after every change; an exception of its is logged, not raised."""
         self._listeners.append(listener)
 
-    def set(self, patch: Patch, state: State, reason: str, *, said: bool = False) -> None:
+    def set(self, patch: Patch, state: State, cause: str, *, kept_by: str = "", said: bool = False) -> None:
         """Set a patch's state; a real change is logged in one line at the state's level.
 
-        ``said``: somebody has said already what concerns several patches; then the line is for debugging.
+        Args:
+            patch: Its declaration.
+            state: What is true of it from now on.
+            cause: Why, in words.
+            kept_by: Who keeps it from being taken off, though nobody asks for it.
+            said: Somebody has said already what concerns several patches; then the line is for debugging.
         """
         entry = self.entry(patch)
         with self._lock:
-            if (entry.state, entry.reason) == (state, reason):
+            if (entry.state, entry.cause, entry.kept_by) == (state, cause, kept_by):
                 return
-            entry.state, entry.reason = state, reason
+            entry.state, entry.cause, entry.kept_by = state, cause, kept_by
+            reason = entry.reason
         logger.log(
             logging.DEBUG if said else _LEVELS[state], "omni-fastpath: %s %s: %s", patch.name, state.value, reason
         )

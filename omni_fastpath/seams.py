@@ -1,7 +1,7 @@
 """Slots of upstream's: finding them, checking that they look as declared, writing them and putting them back.
 
-The raw slot is what stands in the owner's ``__dict__``; ``getattr`` would bind it, and an undo that writes back a
-bound method breaks the class (``style.md`` records the trials behind this).
+The raw slot is what stands in the owner's ``__dict__``. ``getattr`` would bind it: a bound classmethod that an undo
+writes back makes every subclass's call the owner's, and a function taken out of its ``staticmethod`` gets a ``self``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from omni_fastpath.declare import Seam, SeamKind
+from omni_fastpath.declare import Function, Pin, Replace, Seam
 
 MARK = "_self_omni_fastpath"
 """Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper."""
@@ -92,14 +92,18 @@ def find(seam: Seam) -> Slot:
 
 
 def verify(seam: Seam) -> Slot:
-    """Check that a slot looks as declared: owner, raw slot, descriptor kind, parameter names, fingerprint.
+    """Check that a seam looks as declared: its owner; of a function also raw slot, kind, parameter names, body.
 
     Raises:
         SeamMovedError: It does not; the message says what was found and what was expected.
     """
     slot = find(seam)
-    if seam.kind is SeamKind.ADD:
-        return slot
+    if isinstance(seam, Function):
+        _verify_function(seam, slot)
+    return slot
+
+
+def _verify_function(seam: Function, slot: Slot) -> None:
     raw = slot.raw()
     if raw is _ABSENT:
         raise SeamMovedError(f"{seam.path}: {slot.owner!r} itself has no {slot.name!r}")
@@ -110,14 +114,12 @@ def verify(seam: Seam) -> Slot:
     parameters = tuple(inspect.signature(function).parameters)
     if parameters != seam.parameters:
         raise SeamMovedError(f"{seam.path}: its parameters are {parameters}, expected {seam.parameters}")
-    goes_past = seam.replaces or (seam.kind is SeamKind.PIN and bool(seam.fingerprints))
-    if goes_past and not _is_plain_or_ours(raw):
+    if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
         raise SeamMovedError(f"{seam.path}: holds somebody else's wrapper {raw!r}, which the patch would go past")
     if seam.fingerprints:
         body = fingerprint(function)
         if body not in seam.fingerprints:
             raise SeamMovedError(f"{seam.path}: its body moved: fingerprint {body}, expected {seam.fingerprints}")
-    return slot
 
 
 def _descriptor(raw: Any) -> str:

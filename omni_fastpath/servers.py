@@ -14,14 +14,14 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import processid
+from omni_fastpath import entrypoint, processid
 
 
-def without_state(known: Collection[int], entry_point: str) -> list[dict[str, Any]]:
+def without_state(known: Collection[int]) -> list[dict[str, Any]]:
     """The processes of this user that look like ``vllm serve ... --omni`` and are not among the known pids.
 
     Each as ``pid``, ``model`` and ``port`` (None where its arguments do not say), ``vllm_plugins`` (its allow-list,
-    None when not set) and ``excluded``: whether that list leaves ``entry_point`` out.
+    None when not set) and ``excluded``: whether that list leaves us out.
     """
     processes = {process.pid: process for process in psutil.process_iter(["cmdline", "uids"])}
     commands = {
@@ -35,14 +35,14 @@ def without_state(known: Collection[int], entry_point: str) -> list[dict[str, An
         if not mine or pid in known or pid in others:
             continue
         with contextlib.suppress(psutil.Error):
-            allowed = process.environ().get("VLLM_PLUGINS")
+            allowed = process.environ().get(entrypoint.ALLOW_LIST)
             found.append(
                 {
                     "pid": process.pid,
                     "model": _model(command),
                     "port": _port(command),
                     "vllm_plugins": allowed,
-                    "excluded": allowed is not None and entry_point not in allowed.split(","),
+                    "excluded": entrypoint.is_left_out(allowed),
                 }
             )
     return sorted(found, key=lambda server: int(server["pid"]))

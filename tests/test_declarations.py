@@ -8,13 +8,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pydantic
 import pytest
 
-from omni_fastpath.declare import Options, Patch, Seam, SeamKind
+from omni_fastpath.declare import Add, Call, Function, Options, Patch, Pin, Replace, Seam, Wrap
 from omni_fastpath.patches import PATCHES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,15 +103,46 @@ def test_declared_folders_are_the_folders_on_disk() -> None:
 
 @each_patch
 def test_seams_are_complete(patch: Patch) -> None:
-    """What is written names its wrapper, what is only relied on none, what is replaced or wrapped its parameters."""
+    """Each name of upstream's stands there once; a body that is gone past or relied on is one that was read."""
     assert patch.seams
     assert len({seam.path for seam in patch.seams}) == len(patch.seams)
     for seam in patch.seams:
-        assert (seam.wrapper is None) == (seam.kind is SeamKind.PIN), seam.path
-        assert (seam.probe is not None) == (seam.kind is SeamKind.ADD), seam.path
-        if seam.replaces:
+        assert isinstance(seam, (Wrap, Replace, Add, Call, Pin)), seam.path
+        if isinstance(seam, (Replace, Pin)):
             assert seam.fingerprints, seam.path
-        assert all(re.fullmatch("[0-9a-f]{16}", print_) for print_ in seam.fingerprints), seam.path
+        if isinstance(seam, Function):
+            assert all(re.fullmatch("[0-9a-f]{16}", print_) for print_ in seam.fingerprints), seam.path
+
+
+def named(patch: Patch) -> dict[str, str]:
+    """What the declaration names in its wrappers module, each with what it is for."""
+    found = {name: what for what in ("in_use", "taken_off") if (name := getattr(patch, what)) is not None}
+    for seam in patch.seams:
+        if isinstance(seam, (Wrap, Replace)):
+            found[seam.wrapper] = seam.path
+        elif isinstance(seam, Add):
+            found |= {seam.function: seam.path, seam.probe: seam.path}
+    return found
+
+
+INVALID: list[Callable[[], Seam]] = [
+    lambda: Wrap("m", "q", ()),  # type: ignore[call-arg]
+    lambda: Replace("m", "q", (), fingerprints=("0123456789abcdef",)),  # type: ignore[call-arg]
+    lambda: Replace("m", "q", (), wrapper="w"),  # type: ignore[call-arg]
+    lambda: Pin("m", "q", ()),  # type: ignore[call-arg]
+    lambda: Pin("m", "q", (), wrapper="w", fingerprints=("0123456789abcdef",)),  # type: ignore[call-arg]
+    lambda: Call("m", "q"),  # type: ignore[call-arg]
+    lambda: Call("m", "q", (), fingerprints=("0123456789abcdef",)),  # type: ignore[call-arg]
+    lambda: Add("m", "q", function="f"),  # type: ignore[call-arg]
+    lambda: Add("m", "q", ("self",), function="f", probe="p"),  # type: ignore[arg-type, misc]
+]
+
+
+@pytest.mark.parametrize("invalid", INVALID)
+def test_what_does_not_go_together_cannot_be_said(invalid: Callable[[], Seam]) -> None:
+    """Each kind of seam has what it needs and takes nothing else; mypy says so too (``warn_unused_ignores``)."""
+    with pytest.raises(TypeError):
+        invalid()
 
 
 @each_patch
@@ -140,14 +172,13 @@ def test_options_have_defaults_limits_and_descriptions(patch: Patch) -> None:
 @pytest.mark.upstream
 @each_patch
 def test_every_wrapper_is_there(patch: Patch) -> None:
-    """Each name that a seam gives resolves to a function in the wrappers module."""
+    """Each name that the declaration gives resolves to a function in the wrappers module."""
     from omni_fastpath.ledger import LEDGER
 
     LEDGER.entry(patch)
     wrappers = importlib.import_module(patch.wrappers)
-    for seam in patch.seams:
-        for name in (seam.wrapper, seam.probe):
-            assert name is None or callable(getattr(wrappers, name)), f"{seam.path}: {name}"
+    for name, what in named(patch).items():
+        assert callable(getattr(wrappers, name)), f"{what}: {name}"
 
 
 def _counters_used(tree: ast.AST) -> set[str]:
@@ -171,27 +202,33 @@ def test_counters_used_are_the_counters_declared(patch: Patch) -> None:
     """The code writes every declared counter and no other."""
     used = set().union(*(_counters_used(ast.parse(file.read_text())) for file in sources(patch)))
     patterns = [re.escape(name).replace(r"\*", "[a-z_]+") for name in used]
-    declared = set(patch.counters)
+    declared = {counter.name for counter in patch.counters}
+    assert len(declared) == len(patch.counters)
     assert {name for name in declared if not any(re.fullmatch(pattern, name) for pattern in patterns)} == set()
     assert [p for p in patterns if not any(re.fullmatch(p, name) for name in declared)] == []
     assert declared
-    assert all(WORD.fullmatch(name) and meaning for name, meaning in patch.counters.items())
+    assert all(WORD.fullmatch(counter.name) and counter.meaning for counter in patch.counters)
 
 
 @each_patch
 def test_patch_imports_no_other_patch(patch: Patch) -> None:
-    """Patches share the machinery and nothing else; a declaration imports the standard library, pydantic and ours."""
+    """Patches share the machinery and nothing else; a declaration imports the standard library, pydantic and ours.
+
+    A relative import of one dot stays in the patch's folder, and more dots leave it.
+    """
+    own = f"omni_fastpath.patches.{patch.name}"
     for file in sorted((FOLDER / patch.name).glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             names: list[str] = []
             if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, file
-                names = [node.module or ""]
+                assert node.level <= 1, f"{file}: {ast.unparse(node)}"
+                inside = f"{own}.{node.module}" if node.module else own
+                names = [inside if node.level else node.module or ""]
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             for name in names:
                 if name.startswith("omni_fastpath.patches"):
-                    assert name.startswith(f"omni_fastpath.patches.{patch.name}"), f"{file}: {name}"
+                    assert f"{name}.".startswith(f"{own}."), f"{file}: {name}"
                 if file.name == "__init__.py":
                     top = name.partition(".")[0]
                     assert top in {*sys.stdlib_module_names, "pydantic", "omni_fastpath"}, f"{file}: {name}"
@@ -228,7 +265,7 @@ def test_second_module_identity_is_refused(name: str) -> None:
 
 def test_declaration_is_plain_data() -> None:
     """Declarations cannot be changed once made."""
-    frozen: list[Any] = [PATCHES[0], PATCHES[0].seams[0], Seam("m", "q")]
+    frozen: list[Any] = [PATCHES[0], PATCHES[0].seams[0], PATCHES[0].counters[0], Call("m", "q", ())]
     for each in frozen:
         with pytest.raises(AttributeError):
             each.name = "other"

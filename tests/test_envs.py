@@ -10,6 +10,7 @@ from pydantic import ByteSize, Field
 
 from omni_fastpath import envs, values
 from omni_fastpath.declare import Options, Patch, Process
+from omni_fastpath.master import BOOLEAN_WORDS, master_off
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.values import ConfigError
 
@@ -42,11 +43,10 @@ def made_up(name: str, options: type[Options] = Options) -> Patch:
         name=name,
         summary="",
         processes=frozenset({Process.SERVER}),
-        wrappers="nowhere",
         seams=(),
         tested=(),
         docs="",
-        counters={},
+        counters=(),
         options=options,
     )
 
@@ -64,7 +64,7 @@ def test_words_for_on(word: str) -> None:
 def test_words_for_off(word: str) -> None:
     """These words switch off, whatever their case; for the whole they end the reading."""
     assert envs.read({"OMNI_FASTPATH_DRUM": word}, MADE_UP).switches == {"drum": False}
-    assert envs.master_off({"OMNI_FASTPATH": word})
+    assert master_off({"OMNI_FASTPATH": word})
     assert envs.read({"OMNI_FASTPATH": word, "OMNI_FASTPATH_X": "?"}, MADE_UP) == envs.EnvChoices(master=False)
 
 
@@ -72,10 +72,10 @@ def test_words_for_off(word: str) -> None:
 @pytest.mark.parametrize("name", ["OMNI_FASTPATH", "OMNI_FASTPATH_DRUM"])
 def test_other_words_are_refused(name: str, word: str) -> None:
     """Anything else is refused by the variable's name, an empty value too; it is not taken for off."""
-    assert not envs.master_off({name: word})
+    assert not master_off({name: word})
     with pytest.raises(ConfigError) as refused:
         envs.read({name: word}, MADE_UP)
-    for part in (f"{name}:", repr(word), values.BOOLEAN_WORDS):
+    for part in (f"{name}:", repr(word), BOOLEAN_WORDS):
         assert part in str(refused.value)
 
 

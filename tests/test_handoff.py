@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from omni_fastpath import handoff
-from omni_fastpath.config import Block, Resolved, resolve
+from omni_fastpath.config import Resolved, resolve
 from omni_fastpath.declare import Patch, Process
+from omni_fastpath.deployyaml import Block
 
 ROOT = Path(__file__).resolve().parent.parent
 PATCH = Patch(
     name="drum",
     summary="",
     processes=frozenset({Process.STAGE}),
-    wrappers="nowhere",
     seams=(),
     tested=(),
     docs="",
-    counters={},
+    counters=(),
 )
 RESOLVED = resolve([Block(Path("deploy.yaml"), {"drum": True})], {}, (PATCH,))
 
@@ -32,7 +32,7 @@ RECEIVE = """
 import sys
 from omni_fastpath.declare import Patch, Process
 from omni_fastpath.handoff import receive
-patch = Patch("drum", "", frozenset({Process.STAGE}), "nowhere", (), (), "", {})
+patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), tested=(), docs="", seams=(), counters=())
 received = receive((patch,))
 print("nothing" if received is None else ",".join(received.enabled) + " " + str(received.source))
 """
@@ -40,10 +40,11 @@ print("nothing" if received is None else ",".join(received.enabled) + " " + str(
 EXPORT = """
 import sys, os
 from pathlib import Path
-from omni_fastpath.config import Block, resolve
+from omni_fastpath.config import resolve
+from omni_fastpath.deployyaml import Block
 from omni_fastpath.declare import Patch, Process
 from omni_fastpath.handoff import export
-patch = Patch("drum", "", frozenset({Process.STAGE}), "nowhere", (), (), "", {})
+patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), tested=(), docs="", seams=(), counters=())
 export(resolve([Block(Path("deploy.yaml"), {"drum": True})], {}, (patch,)))
 print(os.environ["_OMNI_FASTPATH_HANDOFF"], flush=True)
 """

@@ -10,12 +10,11 @@ import pytest
 from pydantic import Field
 from wrapt import FunctionWrapper
 
-from omni_fastpath.declare import Options, Patch, Process, Seam, State
+from omni_fastpath.declare import Call, Options, Patch, Pin, Process, Replace, Seam, State, Wrap
 from omni_fastpath.install import (
     RefusedError,
     apply,
     install,
-    installed_release,
     is_installed,
     modules_of,
     release_problem,
@@ -32,8 +31,8 @@ from tests.fakes.upstream import (
     MAKE,
     MODULE,
     MOVED,
-    PIN,
     RUN,
+    RUN_BODY,
     Upstream,
     passes,
     patch,
@@ -45,6 +44,7 @@ from tests.fakes.upstream import (
 __all__ = ["upstream"]
 
 FOUR = patch("four", RUN, MAKE, CHECK, LISTEN)
+REPLACING = Replace(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes", fingerprints=(RUN_BODY,))
 
 
 def assert_same_slots(upstream: Upstream, before: dict[str, dict[str, Any]]) -> None:
@@ -120,15 +120,14 @@ def test_two_patches_on_a_slot_come_off_in_reverse(upstream: Upstream) -> None:
 
 def test_patches_stack_on_a_replaced_slot(upstream: Upstream) -> None:
     """A replacing patch may stand on another of ours: nothing foreign is lost by that."""
-    replacing = Seam(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes", replaces=True)
     install(patch("lower", RUN))
-    assert install(patch("upper", replacing)) is State.APPLIED
+    assert install(patch("upper", REPLACING)) is State.APPLIED
 
 
 # ---- All or nothing ----
 
 
-@pytest.mark.parametrize("seams", [(RUN, MAKE, MOVED), (MOVED, RUN), (RUN, Seam(MODULE, "Loop.constant", (), PIN))])
+@pytest.mark.parametrize("seams", [(RUN, MAKE, MOVED), (MOVED, RUN), (RUN, Call(MODULE, "Loop.constant", ()))])
 def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[Seam, ...]) -> None:
     """One seam of several that moved, wherever it stands, leaves every slot alone and names itself."""
     before = upstream.slots()
@@ -142,7 +141,7 @@ def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[S
 def test_missing_wrapper_puts_everything_back(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
     """A wrapper that the wrappers module lacks, found after slots were written, undoes them."""
     before = upstream.slots()
-    broken = patch("broken", RUN, MAKE, Seam(MODULE, "listen", ("port", "backlog"), wrapper="missing"))
+    broken = patch("broken", RUN, MAKE, Wrap(MODULE, "listen", ("port", "backlog"), wrapper="missing"))
     assert install(broken) is State.FAILED
     assert_same_slots(upstream, before)
     assert "everything was put back" in LEDGER.entry(broken).reason
@@ -152,7 +151,7 @@ def test_missing_wrapper_puts_everything_back(upstream: Upstream, caplog: pytest
 def test_missing_wrappers_module_fails_the_patch(upstream: Upstream) -> None:
     """Wrappers that cannot be imported are the patch's failure, not the process's."""
     before = upstream.slots()
-    assert install(patch("broken", RUN, wrappers="made_up_missing")) is State.FAILED
+    assert install(patch("broken", RUN, wrappers_module="made_up_missing")) is State.FAILED
     assert_same_slots(upstream, before)
 
 
@@ -181,7 +180,7 @@ def test_write_that_fails_half_way_puts_everything_back(upstream: Upstream, meta
     body["make"] = body["make"].__func__
     setattr(upstream.module, "Loop", metaclass("Loop", loop.__bases__, body))  # noqa: B010 - a made-up module
     before = upstream.slots()
-    broken = patch("broken", RUN, LISTEN, Seam(MODULE, "Loop.make", ("cls", "size"), wrapper="passes"))
+    broken = patch("broken", RUN, LISTEN, Wrap(MODULE, "Loop.make", ("cls", "size"), wrapper="passes"))
     assert install(broken) is State.FAILED
     assert_same_slots(upstream, before)
     assert not is_installed("broken")
@@ -236,9 +235,6 @@ def test_probe_that_raises_fails_the_patch(upstream: Upstream) -> None:
 # ---- Somebody else's wrappers ----
 
 
-REPLACING = Seam(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes", replaces=True)
-
-
 @pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
 @pytest.mark.parametrize("below", [False, True], ids=["theirs alone", "theirs on ours"])
 def test_replacing_under_a_foreign_wrapper_is_refused(upstream: Upstream, wrap: Any, below: bool) -> None:
@@ -258,9 +254,9 @@ def test_pinned_body_under_a_foreign_wrapper_is_refused(upstream: Upstream, wrap
     """Where a body is relied on, a wrapper around it is another body; where only the name matters it is not."""
     body = fingerprint(upstream.module.Loop.run)
     upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
-    pinned = patch("pinned", LISTEN, Seam(MODULE, "Loop.run", ("self", "rounds"), PIN, fingerprints=(body,)))
+    pinned = patch("pinned", LISTEN, Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=(body,)))
     assert install(pinned) is State.UNSUPPORTED
-    assert install(patch("named", LISTEN, Seam(MODULE, "Loop.run", ("self", "rounds"), PIN))) is State.APPLIED
+    assert install(patch("named", LISTEN, Call(MODULE, "Loop.run", ("self", "rounds")))) is State.APPLIED
 
 
 def test_wrapping_a_foreign_wrapper_is_fine(upstream: Upstream) -> None:
@@ -301,18 +297,29 @@ def test_undo_under_a_foreign_wrapper_is_refused(
 
 
 def test_patch_in_use_is_not_taken_off(upstream: Upstream) -> None:
-    """What the wrappers say is in use stays, with their words as the reason; afterwards they are told of the undo."""
+    """What the declared function says is in use stays, with its words as the reason; the other is told of the undo."""
     told: list[str] = []
     user: list[str | None] = ["an orchestrator runs"]
     upstream.wrappers.in_use = lambda: user[0]  # type: ignore[attr-defined]
     upstream.wrappers.taken_off = lambda: told.append("off")  # type: ignore[attr-defined]
-    install(FOUR)
-    uninstall(FOUR)
-    assert (is_installed("four"), told) == (True, [])
-    assert LEDGER.named("four").reason == "4 slots hold ours; cannot be taken off: an orchestrator runs"
+    used = patch("used", RUN, MAKE, in_use="in_use", taken_off="taken_off")
+    install(used)
+    uninstall(used)
+    assert (is_installed("used"), told) == (True, [])
+    assert LEDGER.named("used").reason == "2 slots hold ours; cannot be taken off: an orchestrator runs"
     user[0] = None
-    uninstall(FOUR)
-    assert (is_installed("four"), told) == (False, ["off"])
+    uninstall(used)
+    assert (is_installed("used"), told) == (False, ["off"])
+
+
+@pytest.mark.parametrize("missing", ["in_use", "taken_off"])
+def test_declared_function_that_is_missing_fails_the_patch(upstream: Upstream, missing: str) -> None:
+    """What a declaration names and its wrappers module lacks is found before anything is written."""
+    before = upstream.slots()
+    broken = patch("broken", RUN, **{missing: "nowhere"})
+    assert install(broken) is State.FAILED
+    assert_same_slots(upstream, before)
+    assert "nowhere" in LEDGER.named("broken").reason
 
 
 def test_requirement_of_an_installed_patch_is_not_taken_off(upstream: Upstream) -> None:
@@ -349,7 +356,7 @@ def test_apply_installs_what_is_on(upstream: Upstream) -> None:
     [
         (patch("a", MOVED), State.UNSUPPORTED, "a seam moved"),
         (patch("a", RUN, tested=("0.28.0",)), State.UNSUPPORTED, "not among the tested"),
-        (patch("a", RUN, wrappers="made_up_missing"), State.FAILED, "everything was put back"),
+        (patch("a", RUN, wrappers_module="made_up_missing"), State.FAILED, "everything was put back"),
         (patch("a", RUN, processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "used in the stage process"),
     ],
 )
@@ -382,7 +389,9 @@ def test_superseded_requirement_serves(upstream: Upstream) -> None:
 def test_other_process_touches_nothing(upstream: Upstream) -> None:
     """In a process without its slots a patch is not applicable, and upstream's modules are not even looked at."""
     before = upstream.slots()
-    elsewhere = patch("elsewhere", Seam("made_up_missing", "x"), processes=frozenset({Process.SERVER, Process.STAGE}))
+    elsewhere = patch(
+        "elsewhere", Call("made_up_missing", "x", ()), processes=frozenset({Process.SERVER, Process.STAGE})
+    )
     apply(resolved(elsewhere), Process.HEADLESS, (elsewhere,))
     assert states() == {"elsewhere": State.NOT_APPLICABLE}
     assert LEDGER.named("elsewhere").reason == ("its slots are used in the server or stage process; this is a headless")
@@ -427,7 +436,7 @@ def test_trouble_that_passed_is_applied_the_next_time(upstream: Upstream) -> Non
     assert states() == {"a": State.APPLIED}
 
 
-@pytest.mark.parametrize("broken", [patch("e", MOVED), patch("e", RUN, wrappers="made_up_missing")])
+@pytest.mark.parametrize("broken", [patch("e", MOVED), patch("e", RUN, wrappers_module="made_up_missing")])
 def test_refusal_takes_everything_off(upstream: Upstream, broken: Patch) -> None:
     """Under ``on_unsupported: fail`` trouble is an error that names patch and reason, and no slot stays written."""
     before = upstream.slots()
@@ -489,17 +498,11 @@ def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -
     assert (version or "not installed") in LEDGER.named("a").reason
 
 
-def test_installed_release_is_read_from_metadata() -> None:
-    """The version comes from the distribution, without importing it; an unknown one gives None."""
-    assert installed_release("pytest") == pytest.__version__
-    assert installed_release("made-up-distribution") is None
-
-
 def test_verification_reports_everything(upstream: Upstream) -> None:
     """Every problem is listed, release and seams, and nothing is written."""
     upstream.release("0.31.0")
     before = upstream.slots()
-    bad = patch("bad", MOVED, RUN, Seam(MODULE, "listen", ("port",)))
+    bad = patch("bad", MOVED, RUN, Call(MODULE, "listen", ("port",)))
     assert [problem.split(" ")[0] for problem in verify_patch(bad)] == [
         "vllm-omni",
         "made_up_upstream:Loop.gone:",
@@ -512,12 +515,12 @@ def test_verification_reports_everything(upstream: Upstream) -> None:
 
 def test_modules_of_a_patch_are_those_of_its_seams() -> None:
     """What must be imported before the patch can be installed, what is only looked at included."""
-    assert modules_of(patch("x", RUN, MAKE, Seam("elsewhere", "f", kind=PIN))) == {MODULE, "elsewhere"}
+    assert modules_of(patch("x", RUN, MAKE, Call("elsewhere", "f", ()))) == {MODULE, "elsewhere"}
 
 
 def test_trouble_is_a_state_and_no_exception(upstream: Upstream) -> None:
     """Neither install nor apply raises for a patch's own trouble."""
-    for broken in (patch("m", MOVED), patch("w", RUN, wrappers="made_up_missing")):
+    for broken in (patch("m", MOVED), patch("w", RUN, wrappers_module="made_up_missing")):
         install(broken)
         apply(resolved(broken), Process.SERVER, (broken,))
         uninstall(broken)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field
 
 from omni_fastpath import ledger
-from omni_fastpath.declare import Options, State
+from omni_fastpath.declare import Counter, Options, State
 from omni_fastpath.ledger import Ledger, PatchRuntime
 from tests.fakes.upstream import patch
 
@@ -17,7 +17,7 @@ class _Values(Options):
     size: int = Field(default=3)
 
 
-DRUM = patch("drum", counters={"beats": "beats", "rests": "rests"}, options=_Values)
+DRUM = patch("drum", counters=(Counter("beats", "beats"), Counter("rests", "rests")), options=_Values)
 FLUTE = patch("flute")
 
 
@@ -65,6 +65,19 @@ def test_only_a_change_is_told(caplog: pytest.LogCaptureFixture) -> None:
             book.set(DRUM, State.APPLIED, reason)
     assert heard == [("drum", State.APPLIED, "one"), ("drum", State.APPLIED, "two")]
     assert len(caplog.records) == 2
+
+
+def test_who_keeps_a_patch_is_told_beside_the_cause() -> None:
+    """Who keeps it stands behind the cause, which stays as it was; the next change forgets it."""
+    book, heard = Ledger(), []
+    book.listen(lambda *what: heard.append(what[2]))
+    entry = book.entry(DRUM)
+    book.set(DRUM, State.APPLIED, "yes")
+    book.set(DRUM, State.APPLIED, entry.cause, kept_by="an engine")
+    assert (entry.cause, entry.reason) == ("yes", "yes; cannot be taken off: an engine")
+    book.set(DRUM, State.APPLIED, entry.cause)
+    assert entry.reason == "yes"
+    assert heard == ["yes", "yes; cannot be taken off: an engine", "yes"]
 
 
 def test_listener_that_raises_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Patch, Process, SeamKind, State
+from omni_fastpath.declare import Add, Function, Patch, Process, Replace, State, Wrap
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
 
@@ -51,7 +51,7 @@ def by_name(name: str) -> Patch:
 
 def written(patch: Patch) -> set[Key]:
     """The slots that hold something of ours when the patch is applied."""
-    return {(s.module, s.qualname) for s in patch.seams if s.kind is not SeamKind.PIN}
+    return {(s.module, s.qualname) for s in patch.seams if isinstance(s, (Wrap, Replace, Add))}
 
 
 def owner_of(key: Key) -> Any:
@@ -205,7 +205,7 @@ SEAMS = [
     pytest.param(patch.name, (seam.module, seam.qualname), id=f"{patch.name}-{seam.qualname}")
     for patch in PATCHES
     for seam in patch.seams
-    if seam.kind is not SeamKind.ADD
+    if isinstance(seam, Function)
 ]
 
 
@@ -251,7 +251,7 @@ PINNED = [
     pytest.param(patch.name, (seam.module, seam.qualname), id=f"{patch.name}-{seam.qualname}")
     for patch in PATCHES
     for seam in patch.seams
-    if seam.fingerprints
+    if isinstance(seam, Function) and seam.fingerprints
 ]
 
 

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from omni_fastpath import metrics, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger
 from omni_fastpath.metrics import Collector
 from tests.fakes.processes import ROOT
@@ -29,8 +29,7 @@ from tests.fakes.upstream import patch
 EVERYWHERE = frozenset(Process)
 DRUM = patch(
     "drum",
-    counters={"beats": "beats", "loudest": "the loudest"},
-    maxima=frozenset({"loudest"}),
+    counters=(Counter("beats", "beats"), Counter("loudest", "the loudest", is_maximum=True)),
     processes=EVERYWHERE,
 )
 SNAPSHOT = {"omni_fastpath": "0", "vllm": None, "vllm_omni": None, "source": None}

@@ -12,8 +12,9 @@ import yaml
 from pydantic import Field
 
 from omni_fastpath import overlay
-from omni_fastpath.config import ConfigError, read_blocks, resolve
+from omni_fastpath.config import ConfigError, resolve
 from omni_fastpath.declare import Options, Patch, Process
+from omni_fastpath.deployyaml import read_blocks
 from omni_fastpath.patches import PATCHES
 
 
@@ -30,11 +31,10 @@ def made_up(name: str, **extra: Any) -> Patch:
         name=name,
         summary="",
         processes=frozenset({Process.SERVER}),
-        wrappers="nowhere",
         seams=(),
         tested=(),
         docs="",
-        counters={},
+        counters=(),
         **extra,
     )
 

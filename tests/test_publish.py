@@ -6,7 +6,6 @@ import json
 import logging
 import multiprocessing
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -19,14 +18,14 @@ from typing import Any
 import pytest
 
 from omni_fastpath import __version__, publish, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
-from omni_fastpath.publish import Publisher, stage_and_replica, vllm_release
+from omni_fastpath.publish import Publisher, stage_and_replica
 from tests.fakes.processes import ROOT
 from tests.fakes.upstream import patch
 
-DRUM = patch("drum", counters={"beats": "beats"})
-FLUTE = patch("flute", counters={})
+DRUM = patch("drum", counters=(Counter("beats", "beats"),))
+FLUTE = patch("flute", counters=())
 KEEP_FRESH = publish.Publisher._keep_fresh
 
 
@@ -197,10 +196,10 @@ SCRIPT = """
 import os, shutil, sys, time
 from tests.fakes.upstream import patch
 from omni_fastpath import publish, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 publish.REFRESH_S = 0.01
-drum = patch("drum", counters={"beats": "beats"})
+drum = patch("drum", counters=(Counter("beats", "beats"),))
 LEDGER.set(drum, State.APPLIED, "yes")
 publish.Publisher(Process.SERVER, None).start()
 LEDGER.named("drum").counters["beats"] = 5
@@ -270,7 +269,7 @@ import os, shutil, sys, tempfile
 from pathlib import Path
 from tests.fakes.upstream import patch
 from omni_fastpath import publish, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 
 def no_folder(*_, **__):
@@ -352,21 +351,3 @@ def test_the_process_object_of_a_spawned_child_keeps_its_arguments() -> None:
 
 def _child(send: Any, omni_stage_id: int, omni_replica_id: int) -> None:
     send.send(stage_and_replica())
-
-
-# ---- vLLM's many names ----
-
-
-def test_vllm_build_is_found_under_any_of_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name and version of whichever build is installed; None when none is known."""
-    for name in publish.VLLM_DISTRIBUTIONS:
-        monkeypatch.setattr(publish, "installed_release", lambda asked, name=name: "0.30.0" if asked == name else None)
-        assert vllm_release() == f"{name} 0.30.0"
-    monkeypatch.setattr(publish, "installed_release", lambda asked: None)
-    assert vllm_release() is None
-
-
-@pytest.mark.upstream
-def test_installed_vllm_is_named() -> None:
-    """The build installed here is one that is known."""
-    assert re.fullmatch(r"vllm\S* \d+\.\d+.*", vllm_release() or "")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from wrapt import FunctionWrapper
 
-from omni_fastpath.declare import Seam, SeamKind
+from omni_fastpath.declare import Add, Call, Function, Pin, Seam
 from omni_fastpath.seams import MARK, SeamMovedError, SlotTakenError, find, fingerprint, verify
-from tests.fakes.upstream import CHECK, EVENTS, LISTEN, MAKE, MODULE, PIN, RUN, Upstream, load, passes, upstream
+from tests.fakes.upstream import ADDED, CHECK, EVENTS, LISTEN, MAKE, MODULE, RUN, Upstream, load, passes, upstream
 
 __all__ = ["upstream"]
 
@@ -33,27 +33,27 @@ def test_what_is_as_declared_passes(upstream: Upstream, seam: Seam) -> None:
 @pytest.mark.parametrize(
     ("seam", "message"),
     [
-        (Seam("made_up_missing", "Loop.run"), "the module cannot be imported"),
-        (Seam(f"{MODULE}.inner", "Loop.run"), "the module cannot be imported"),
-        (Seam(MODULE, "Gone.run"), "has no 'Gone'"),
-        (Seam(MODULE, "Loop.Inner.run"), "has no 'Inner'"),
-        (Seam(MODULE, "Loop.constant.run"), "itself has no 'run'"),
-        (Seam(MODULE, "nothing.inner.run"), "has no 'inner'"),
-        (Seam(MODULE, "Loop.gone"), "itself has no 'gone'"),
-        (Seam(MODULE, "Loop.inherited", ("self",)), "itself has no 'inherited'"),
-        (Seam(MODULE, "Loop.constant"), "is a int, expected a function"),
-        (Seam(MODULE, "Base"), "is a type, expected a function"),
-        (Seam(MODULE, "nothing"), "is a NoneType, expected a function"),
-        (Seam(MODULE, "Loop.make", ("cls", "size")), "is a classmethod, expected a function"),
-        (Seam(MODULE, "Loop.check", ("value",)), "is a staticmethod, expected a function"),
-        (Seam(MODULE, "Loop.run", ("self", "rounds"), descriptor="staticmethod"), "is a function, expected a static"),
+        (Call("made_up_missing", "Loop.run", ()), "the module cannot be imported"),
+        (Call(f"{MODULE}.inner", "Loop.run", ()), "the module cannot be imported"),
+        (Call(MODULE, "Gone.run", ()), "has no 'Gone'"),
+        (Call(MODULE, "Loop.Inner.run", ()), "has no 'Inner'"),
+        (Call(MODULE, "Loop.constant.run", ()), "itself has no 'run'"),
+        (Call(MODULE, "nothing.inner.run", ()), "has no 'inner'"),
+        (Call(MODULE, "Loop.gone", ()), "itself has no 'gone'"),
+        (Call(MODULE, "Loop.inherited", ("self",)), "itself has no 'inherited'"),
+        (Call(MODULE, "Loop.constant", ()), "is a int, expected a function"),
+        (Call(MODULE, "Base", ()), "is a type, expected a function"),
+        (Call(MODULE, "nothing", ()), "is a NoneType, expected a function"),
+        (Call(MODULE, "Loop.make", ("cls", "size")), "is a classmethod, expected a function"),
+        (Call(MODULE, "Loop.check", ("value",)), "is a staticmethod, expected a function"),
+        (Call(MODULE, "Loop.run", ("self", "rounds"), descriptor="staticmethod"), "is a function, expected a static"),
         (
-            Seam(MODULE, "Loop.run", ("self", "turns")),
+            Call(MODULE, "Loop.run", ("self", "turns")),
             r"parameters are \('self', 'rounds'\), expected \('self', 'turns'",
         ),
-        (Seam(MODULE, "Loop.run", ("self",)), "its parameters are"),
-        (Seam(MODULE, "listen", ("backlog", "port")), "its parameters are"),
-        (Seam(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)), "its body moved"),
+        (Call(MODULE, "Loop.run", ("self",)), "its parameters are"),
+        (Call(MODULE, "listen", ("backlog", "port")), "its parameters are"),
+        (Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)), "its body moved"),
     ],
 )
 def test_what_moved_is_refused(upstream: Upstream, seam: Seam, message: str) -> None:
@@ -66,25 +66,23 @@ def test_what_moved_is_refused(upstream: Upstream, seam: Seam, message: str) -> 
 def test_any_accepted_fingerprint_will_do(upstream: Upstream) -> None:
     """A seam may name the bodies of several releases."""
     found = fingerprint(upstream.module.Loop.run)
-    verify(Seam(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef", found)))
+    verify(Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef", found)))
 
 
 def test_added_slot_needs_its_owner_only(upstream: Upstream) -> None:
     """What is to be added may be absent; the class that gets it may not."""
-    assert not verify(Seam(MODULE, "Loop.added", kind=SeamKind.ADD)).present
+    assert not verify(ADDED).present
     with pytest.raises(SeamMovedError, match="has no 'Gone'"):
-        verify(Seam(MODULE, "Gone.added", kind=SeamKind.ADD))
+        verify(Add(MODULE, "Gone.added", function="added", probe="difference"))
 
 
 @pytest.mark.parametrize("name", ["run", "make", "check"])
 def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstream, name: str) -> None:
     """With a wrapper of ours in the slot descriptor, parameters and fingerprint are upstream's still."""
-    seam = {"run": RUN, "make": MAKE, "check": CHECK}[name]
+    seam: Function = {"run": RUN, "make": MAKE, "check": CHECK}[name]
     slot = verify(seam)
     bare = inspect.unwrap(getattr(upstream.module.Loop, name))
-    pinned = Seam(
-        MODULE, seam.qualname, seam.parameters, PIN, fingerprints=(fingerprint(bare),), descriptor=seam.descriptor
-    )
+    pinned = Pin(MODULE, seam.qualname, seam.parameters, fingerprints=(fingerprint(bare),), descriptor=seam.descriptor)
     wrapper = FunctionWrapper(slot.raw(), passes)
     setattr(wrapper, MARK, "another")
     slot.write(wrapper)
@@ -100,7 +98,7 @@ def test_body_without_source_cannot_be_pinned(upstream: Upstream) -> None:
     upstream.module.Loop.run = space["run"]
     verify(RUN)
     with pytest.raises(SeamMovedError, match="its source cannot be read"):
-        verify(Seam(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)))
+        verify(Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)))
 
 
 # ---- Putting back ----
@@ -123,7 +121,7 @@ def test_restored_slot_holds_the_raw_object(upstream: Upstream, seam: Seam) -> N
 @pytest.mark.parametrize("name", ["inherited", "added"])
 def test_slot_that_was_not_there_is_deleted(upstream: Upstream, name: str) -> None:
     """Restoring over an inherited or an absent attribute deletes ours instead of writing what it was inherited as."""
-    slot = find(Seam(MODULE, f"Loop.{name}", ("self",)))
+    slot = find(Call(MODULE, f"Loop.{name}", ("self",)))
     raw = slot.raw()
     assert not slot.present
     slot.write(passes)

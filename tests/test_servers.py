@@ -13,12 +13,13 @@ import pytest
 
 from omni_fastpath import cli, servers
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.status import status_report
 
 
 def test_a_client_is_no_server() -> None:
     """``vllm bench serve --omni`` measures one."""
     with _looks_like_a_server("bench", "serve", "--omni", "--model", "m") as pid:
-        assert pid not in {server["pid"] for server in servers.without_state((), "omni_fastpath")}
+        assert pid not in {server["pid"] for server in servers.without_state(())}
 
 
 def test_what_runs_a_server_or_was_forked_by_it_is_no_other() -> None:
@@ -31,7 +32,7 @@ def test_what_runs_a_server_or_was_forked_by_it_is_no_other() -> None:
         wrapper_and_below: list[psutil.Process] = []
         while len(wrapper_and_below) < 3:
             wrapper_and_below = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        found = {server["pid"] for server in servers.without_state((), "omni_fastpath")}
+        found = {server["pid"] for server in servers.without_state(())}
         assert found & {each.pid for each in wrapper_and_below} == {wrapper_and_below[1].pid}
         for each in wrapper_and_below[1:]:
             each.kill()
@@ -55,9 +56,9 @@ def _looks_like_a_server(*arguments: str, **variables: str) -> Iterator[int]:
 def test_a_server_without_a_state_file_is_named() -> None:
     """It is listed with its own allow-list, and not when its pid is known."""
     with _looks_like_a_server() as pid:
-        found = {server["pid"]: server for server in servers.without_state((), "omni_fastpath")}
+        found = {server["pid"]: server for server in servers.without_state(())}
         assert found[pid]["excluded"] is False
-        assert pid not in {server["pid"] for server in servers.without_state({pid}, "omni_fastpath")}
+        assert pid not in {server["pid"] for server in servers.without_state({pid})}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
 ) -> None:
     """Whatever else stands there, a key or a token, is in no output of ``status``."""
     with _looks_like_a_server(*arguments) as pid:
-        [found] = [each for each in servers.without_state((), "omni_fastpath") if each["pid"] == pid]
+        [found] = [each for each in servers.without_state(()) if each["pid"] == pid]
         for option in ([], ["--json"]):
             cli.main(["status", *option])
             assert str(pid) in (told := capsys.readouterr().out)
@@ -91,5 +92,5 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
 def test_a_server_that_leaves_us_out_is_a_problem(allowed: str, excluded: bool) -> None:
     """The server's own VLLM_PLUGINS counts, not this shell's, and makes the exit code 1."""
     with _looks_like_a_server(VLLM_PLUGINS=allowed) as pid:
-        problems = cli.status_report({}, PATCHES)["problems"]
+        problems = status_report({}, PATCHES)["problems"]
         assert any(f"the server {pid} was started with VLLM_PLUGINS" in problem for problem in problems) is excluded

@@ -4,5 +4,5 @@
 
 Stock at a light load, one server after another. A figure's logarithm is taken for the sum of a walk, which drifts from
 start to start, and of noise that each start has by itself; the two deviations are what the simulation in
-tests/compare/test_verdict.py assumes (DRIFT_SIGMA, START_SIGMA).
+tests/compare/test_verdict.py assumes (DRIFT_SIGMA, PRIMARY_SIGMA, WORST_SIGMA).
 """

@@ -14,9 +14,10 @@ from typing import Any
 from benchmarks.forward_gate.stages import OLD, STAGES, Stage, carriers
 from benchmarks.rigs.results import say
 from omni_fastpath.compare.arm import Arm, check, switch_on
-from omni_fastpath.declare import Process
-from omni_fastpath.install import install, installed_release
+from omni_fastpath.declare import Process, Wrap
+from omni_fastpath.install import install
 from omni_fastpath.patches.forward_gate import PATCH
+from omni_fastpath.releases import installed_release
 
 ARMS = {
     arm.name: arm for arm in (Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH_FORWARD_GATE": "1"}), Arm("stock again"))
@@ -39,7 +40,7 @@ def install_arm(release: str, arm: Arm) -> None:
     """
     if release == OLD and arm.on:
         # The functions that are pinned came with the split; of the slots none has moved but in its body.
-        slots = tuple(dataclasses.replace(s, fingerprints=()) for s in PATCH.seams if s.wrapper is not None)
+        slots = tuple(dataclasses.replace(s, fingerprints=()) for s in PATCH.seams if isinstance(s, Wrap))
         install(dataclasses.replace(PATCH, tested=(*PATCH.tested, OLD), seams=slots))
         check(arm, Process.STAGE)
     else:

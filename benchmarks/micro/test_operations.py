@@ -55,7 +55,7 @@ def test_pass_of_sixteen(benchmark: Any) -> None:
     loop = drain_loop(pipeline.orchestrator)
     loop._max_time_ns = 10**12  # the first, cold pass must not end on its time budget
     events = asyncio.new_event_loop()
-    events.run_until_complete(loop._look_at_replicas())
+    events.run_until_complete(loop._look_at_members(0))
 
     def fill() -> Any:
         pipeline.put(2, *(batch(silent("one")) for _ in range(16)))
@@ -90,16 +90,16 @@ def test_wakeup_of_the_front_end(benchmark: Any) -> None:
     """From a put on another thread to the awaiting drain, both ways: one put wakes, its answer wakes the other."""
     import janus
 
-    from omni_fastpath.patches.final_output_wakeup.wrappers import Bell
+    from omni_fastpath.patches.final_output_wakeup.wrappers import WakeOnPut
 
     there: janus.Queue[int] = janus.Queue()
     back = threading.Event()
     events = asyncio.new_event_loop()
 
     async def serve() -> None:
-        bell = Bell.of(there)
+        on_put = WakeOnPut.of(there)
         while True:
-            waiter = bell.arm()
+            waiter = on_put.arm()
             back.set()
             await waiter
             if there.sync_q.get_nowait() < 0:

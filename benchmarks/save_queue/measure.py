@@ -127,7 +127,7 @@ class _Slowness:
         return False
 
     def _others_wait(self) -> bool:
-        from omni_fastpath.patches.save_queue_cap.queue import stream_of
+        from omni_fastpath.patches.save_queue_cap.tasks import stream_of
 
         adapter = self._rig.adapter
         if any(SLOW not in name for name in self._rig.scheduler.requests):
@@ -165,7 +165,7 @@ class _Depth:
         now = time.monotonic()
         if now < self.next_s:
             return
-        from omni_fastpath.patches.save_queue_cap.queue import stream_of
+        from omni_fastpath.patches.save_queue_cap.tasks import stream_of
 
         self.next_s = now + SAMPLE_S
         tasks = queued(rig.adapter)

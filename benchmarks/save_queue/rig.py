@@ -382,8 +382,8 @@ def queued(adapter: Any) -> list[dict[str, Any]]:
             if isinstance(queue, deque):
                 return list(queue)
             if getattr(queue, "is_plain", False):  # one deque, as upstream's
-                return list(queue._inbox)
-            return [held.task for stream in list(queue.streams.values()) for held in list(stream.waiting)]
+                return list(queue.plain.inbox)
+            return [each.task for stream in list(queue.streams.values()) for each in list(stream.waiting)]
     raise RuntimeError("the save queue changes faster than it can be copied")
 
 

@@ -83,9 +83,10 @@ FASTPATH = Arm("fastpath", ALWAYS, slow=True)
 def switch_on(arm: Arm) -> None:
     """Install what the arm says in this process, before a stage is made."""
     if arm.fifo:
-        from omni_fastpath.patches.save_queue_cap import queue
+        from omni_fastpath.patches.save_queue_cap import attach
+        from omni_simulated_device.slow_sends import serve_in_order_of_arrival
 
-        queue.FIFO_FOR_BENCHMARKS = True
+        serve_in_order_of_arrival(attach)
     compare.switch_on(arm, Process.STAGE)
 
 
@@ -99,10 +100,11 @@ def check(arm: Arm, rig: Any) -> dict[str, Any]:
         assert type(queue) is deque, type(queue)
         assert type(vars(OmniARScheduler)["schedule"]).__name__ == "function"
         return {"queue": "collections.deque", "scheduler": type(rig.scheduler).__name__}
-    from omni_fastpath.patches.save_queue_cap.queue import FIFO_FOR_BENCHMARKS, SaveQueue
+    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
+    from omni_fastpath.patches.save_queue_cap.turns import Turns
 
     assert type(queue) is SaveQueue, type(queue)
-    assert arm.fifo == FIFO_FOR_BENCHMARKS
+    assert arm.fifo is (type(queue.fair.turns) is not Turns)
     assert not arm.fifo or len(queue.lanes) == 1, queue.lanes
     return {"queue": "SaveQueue", "reason": LEDGER.named(PATCH).reason, "scheduler": type(rig.scheduler).__name__}
 

@@ -190,7 +190,7 @@ def _check_arm(server: Server, arm: Arm) -> dict[str, Mapping[str, Any]]:
     found = arms.prove(server, arm, arms.roles(len(STEP_MS)))
     stages = {role: found[role].patches[PATCH] for role in sorted(arms.roles(len(STEP_MS) - 1) - {"api"})}
     for role, entry in stages.items():
-        is_helped = "with a helper" in entry.reason
+        is_helped = entry.counters.get("helpers", 0) > 0
         if arm.on and (is_helped is arm.fifo or not entry.counters.get("tasks")):
             raise WrongArmError(f"{arm.name}: {role}: {entry.reason}, {entry.counters}")
     return {role: entry.model_dump(mode="json") for role, entry in stages.items()}

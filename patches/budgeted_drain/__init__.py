@@ -3,8 +3,11 @@
 What:
     Replaces both of the orchestrator's loops, the poll loop and the event-driven one. It sleeps until an output, a
     diffusion poll or shutdown is due. Then, while something waits, it takes the stage that the order names, or one that
-    is due because it got less than its floor of processing time, and drains one of its replicas: a final-output stage
-    up to its first routable output, within an item and a time budget; a stage that nobody sees gives one item a pass.
+    is due because it got less than its floor of processing time, and makes a pass over one of its replicas: a
+    final-output stage gives what an item and a time budget allow, a stage that nobody sees one raw output. The first
+    output that brings somebody something (a routable one) ends a pass where that lets another stage in: under
+    ``stage_order``, and where a plugin chooses the stage. Under the default order, ``visible_first``, and
+    ``downstream_first`` nobody's turn would come by it, and no output is asked.
     Raw outputs go one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
     routing and terminal bookkeeping. They are never merged: merging changes audio. What
     ends a request (an entry, a diffusion stage's output, a replica's death) is dispatched after what came of that
@@ -45,7 +48,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Options, Patch, Process, Seam, SeamKind
+from omni_fastpath.declare import Call, Counter, Options, Patch, Pin, Process, Replace, Wrap
 
 FLOORS_TOGETHER = 0.5
 """Share of processing time that the floors of all stages may promise together."""
@@ -68,8 +71,8 @@ class DrainOptions(Options):
     )
     stop_at_first_routable: bool = Field(
         default=True,
-        description="end a replica's pass at the first raw output that brings somebody something; matters where the "
-        "stages take turns (stage_order)",
+        description="end a replica's pass at the first raw output that brings somebody something; only with "
+        "stage_order, or where a plugin chooses the stage: under the other orders no output is asked",
     )
     order: Literal["stage_order", "downstream_first", "visible_first"] = Field(
         default="visible_first",
@@ -92,125 +95,106 @@ class DrainOptions(Options):
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
+MONITOR = "vllm_omni.engine.orchestrator_monitor"
 
 PATCH = Patch(
     name="budgeted_drain",
     summary="the orchestrator wakes on arrival and drains within an item and a time budget",
     processes=frozenset({Process.SERVER}),
-    wrappers="omni_fastpath.patches.budgeted_drain.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
     options=DrainOptions,
     requires=("nonblocking_dequeue",),
-    counters={
-        "items": "raw outputs processed",
-        "passes": "passes over a replica that took at least one raw output",
-        "ended_empty": "passes that ended because the queue was empty",
-        "ended_routable": "passes that ended at a routable output with more queued",
-        "ended_items": "passes that ended on the item budget with more queued (NAPI's time_squeeze)",
-        "ended_time": "passes that ended on the time budget with more queued (NAPI's time_squeeze)",
-        "ended_floor": "passes of a stage that was due: one raw output ahead of the order",
-        "ended_outranked": "passes that ended because another stage goes first since the last yield",
-        "held": "ends of requests, and what followed them, held until what came before elsewhere was dispatched",
-        "judge_errors": "raw outputs that could not be judged; each ended its pass",
-        "wakeups": "times the idle loop woke",
-        "lent": "loans of the interpreter's lock to a front end that was far behind, during which it read",
-        "lent_in_vain": "the same, during which it read nothing",
-        "longest_stretch_us": "longest stretch between two yields to the event loop, microseconds (a maximum)",
-        "longest_away_us": "longest time that a yield took: socket readers and others, microseconds (a maximum)",
-    },
-    maxima=("longest_stretch_us", "longest_away_us"),
+    in_use="in_use",
+    counters=(
+        Counter("items", "raw outputs processed"),
+        Counter("passes", "passes over a replica that took at least one raw output"),
+        Counter("ended_empty", "passes that ended because the queue was empty"),
+        Counter("ended_routable", "passes that ended at a routable output with more queued"),
+        Counter("ended_items", "passes that ended on the item budget with more queued (NAPI's time_squeeze)"),
+        Counter("ended_time", "passes that ended on the time budget with more queued (NAPI's time_squeeze)"),
+        Counter("ended_floor", "passes of a stage that was due: one raw output ahead of the order"),
+        Counter("ended_outranked", "passes that ended because another stage goes first since the last yield"),
+        Counter(
+            "held", "ends of requests, and what followed them, held until what came before elsewhere was dispatched"
+        ),
+        Counter("judge_errors", "raw outputs that could not be judged; each ended its pass"),
+        Counter("wakeups", "times the idle loop woke"),
+        Counter("lent", "loans of the interpreter's lock to a front end that was far behind, during which it read"),
+        Counter("lent_in_vain", "the same, during which it read nothing"),
+        Counter(
+            "longest_stretch_us", "longest stretch between two yields to the event loop, microseconds", is_maximum=True
+        ),
+        Counter(
+            "longest_away_us",
+            "longest time that a yield took: socket readers and others, microseconds",
+            is_maximum=True,
+        ),
+    ),
     seams=(
-        Seam(
+        Replace(
             ORCHESTRATOR,
             "OrchestratorBase._orchestration_loop",
             ("self",),
             wrapper="wrapped_orchestration_loop",
-            replaces=True,
             fingerprints=("21526a0b0087ea6f",),
         ),
-        Seam(
+        Replace(
             ORCHESTRATOR,
             "OrchestratorBase._orchestration_loop_event_driven",
             ("self",),
             wrapper="wrapped_orchestration_loop_event_driven",
-            replaces=True,
             fingerprints=("9aaab0516c3a5edf",),
         ),
-        Seam(
+        Wrap(
             STAGE_POOL,
             "StagePool.add_client",
             ("self", "input_addr", "client", "replica_id"),
             wrapper="wrapped_add_client",
         ),
-        Seam(
+        Pin(
             STAGE_POOL,
             "StagePool.poll_llm_raw_output",
             ("self", "replica_id", "timeout_s"),
-            SeamKind.PIN,
             fingerprints=("1f64fcbbbc3460c3",),
         ),
-        Seam(
-            STAGE_POOL,
-            "StagePool._poll_stage_raw",
-            ("self", "client"),
-            SeamKind.PIN,
-            fingerprints=("835009208b1d6a59",),
-        ),
-        Seam(STAGE_POOL, "StagePool.available_replica_ids", ("self",), SeamKind.PIN),
-        Seam(STAGE_POOL, "StagePool.live_replica_ids", ("self",), SeamKind.PIN),
-        Seam(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id"), SeamKind.PIN),
-        Seam(
-            STAGE_POOL,
-            "StagePool.is_replica_available",
-            ("self", "replica_id"),
-            SeamKind.PIN,
-            fingerprints=("c90d83059b66cbce",),
-        ),
-        Seam(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id"), SeamKind.PIN),
-        Seam(
+        Pin(STAGE_POOL, "StagePool._poll_stage_raw", ("self", "client"), fingerprints=("835009208b1d6a59",)),
+        Call(STAGE_POOL, "StagePool.available_replica_ids", ("self",)),
+        Call(STAGE_POOL, "StagePool.live_replica_ids", ("self",)),
+        Call(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id")),
+        Pin(STAGE_POOL, "StagePool.is_replica_available", ("self", "replica_id"), fingerprints=("c90d83059b66cbce",)),
+        Call(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id")),
+        Call(STAGE_POOL, "StagePool.record_output_timestamps", ("self", "request_outputs", "output_ts")),
+        Call(
             ORCHESTRATOR,
             "OrchestratorBase._process_llm_stage_outputs",
             ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids"),
-            SeamKind.PIN,
         ),
-        Seam(
-            ORCHESTRATOR,
-            "OrchestratorBase._handle_processed_outputs",
-            ("self", "stage_id", "replica_id", "outputs"),
-            SeamKind.PIN,
-        ),
-        Seam(
+        Call(ORCHESTRATOR, "OrchestratorBase._handle_processed_outputs", ("self", "stage_id", "replica_id", "outputs")),
+        Pin(
             ORCHESTRATOR,
             "OrchestratorBase._finish_raw_terminal_requests",
             ("self", "stage_id", "replica_id", "request_ids"),
-            SeamKind.PIN,
             fingerprints=("f8a4ebe7d501312e",),
         ),
-        Seam(
+        Pin(
             ORCHESTRATOR,
             "OrchestratorBase._route_output",
             ("self", "stage_id", "replica_id", "output", "req_state", "stage_metrics"),
-            SeamKind.PIN,
             fingerprints=("8b69561b20eb72c0",),
         ),
-        Seam(
-            ORCHESTRATOR,
-            "OrchestratorBase._handle_dead_replica",
-            ("self", "stage_id", "replica_id", "error"),
-            SeamKind.PIN,
-        ),
-        Seam(
-            ORCHESTRATOR,
-            "OrchestratorBase._fail_request_dead_stage",
-            ("self", "req_id", "stage_id"),
-            SeamKind.PIN,
-        ),
-        Seam(
+        Call(ORCHESTRATOR, "OrchestratorBase._handle_dead_replica", ("self", "stage_id", "replica_id", "error")),
+        Call(ORCHESTRATOR, "OrchestratorBase._fail_request_dead_stage", ("self", "req_id", "stage_id")),
+        Call(
             ORCHESTRATOR,
             "OrchestratorBase._absorb_diffusion_metrics",
             ("self", "stage_id", "replica_id", "diffusion_output"),
-            SeamKind.PIN,
         ),
+        Call(MONITOR, "OrchestratorMonitor.note_loop", ("self", "idle")),
+        Call(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size", ("self", "size")),
+        Call(MONITOR, "_NullOrchestratorMonitor.note_loop", ("self", "idle")),
+        Call("vllm_omni.diffusion.data", "is_diffusion_request_started_output", ("output",)),
+        Call("vllm_omni.outputs.mm_outputs", "MultimodalPayload.get", ("self", "key", "default")),
+        Call("vllm.v1.engine.core_client", "MPClient.shutdown", ("self", "timeout")),
     ),
 )

@@ -10,13 +10,17 @@ floor alone makes it no more than that plus one. An idle stage saves nothing up 
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omni_fastpath.hooks.specs import BacklogView
-from omni_fastpath.patches.budgeted_drain.arrivals import Arrivals
+from omni_fastpath.ledger import logger
+
+from . import FLOORS_TOGETHER
+from .replicas import Stage
+
+FLOOR = 0.1
+"""Floor of a stage where none is set, with up to five stages; more stages share a half."""
 
 WINDOW_NS = 250e6
 """Longest that a stage with a backlog is not due, a quarter of a second of processing: it gets at least a raw output in
@@ -24,90 +28,25 @@ each such window, however dear the last one was. Without it the stage whose raw 
 in (half a second was seen under overload) pays for that with its floor for seconds."""
 
 AWAITED_FLOOR = 0.1
-"""Least floor of a stage that something held waits for (``overtaking.py``), whatever floor is set: without one, an end
+"""Least floor of a stage that a held end waits for (``overtaking.py``), whatever floor is set: without one, an end
 or a replica's death would wait for ever behind a backlog that goes first and does not run empty."""
 
 NextStage = Callable[[BacklogView], int | None]
 """A plugin's choice among the stages with a backlog; None leaves it to the built-in order."""
 
 
-class Lane:
-    """One replica whose queue is heard.
+def floor_of(floor: float | None, stages: int) -> float:
+    """The floor in force: the one that is set, by default ``min(0.1, 0.5 / stages)``.
 
-    Attributes:
-        stage: Its stage.
-        replica_id: Replica of that stage.
-        client: Upstream's client in that slot when it was heard.
-        queue: The client's output queue.
-        waiting: The raw outputs in that queue; read only, the queue is upstream's.
-        arrivals: When these came, and of which requests they are.
-        awaited: What is held until this lane has passed a number: a heap of number, tie breaker, and who waits.
+    A pipeline whose stages the deploy YAML does not name may have more of them than the set one allows; then, what they
+    can get.
     """
-
-    __slots__ = ("arrivals", "awaited", "client", "queue", "replica_id", "stage", "waiting")
-
-    def __init__(
-        self,
-        stage: Stage,
-        replica_id: int,
-        client: Any,
-        queue: asyncio.Queue[Any],
-        waiting: deque[Any],
-        clock: Iterator[int],
-    ) -> None:
-        self.stage = stage
-        self.replica_id = replica_id
-        self.client = client
-        self.queue = queue
-        self.waiting = waiting
-        self.arrivals = Arrivals(waiting, clock)
-        self.awaited: list[tuple[float, int, Any]] = []
-
-
-class Stage:
-    """One stage with the replicas that are heard.
-
-    Attributes:
-        stage_id: The stage.
-        pool: Upstream's ``StagePool``.
-        final_output: Whether its outputs go to the user.
-        lanes: Its replicas, the one whose turn it is first.
-        due_ns: When it is due, on the clock of processing time.
-        pause_ns: What must be spent for its floor to be worth a raw output such as its last one.
-    """
-
-    __slots__ = ("due_ns", "final_output", "lanes", "pause_ns", "pool", "stage_id")
-
-    def __init__(self, stage_id: int, pool: Any) -> None:
-        self.stage_id = stage_id
-        self.pool = pool
-        self.final_output = bool(pool.final_output)
-        self.lanes: deque[Lane] = deque()
-        self.due_ns = self.pause_ns = 0.0
-
-    def take_turn(self) -> Lane | None:
-        """The next replica in rotation that has a backlog; None when there is none."""
-        lanes = self.lanes
-        for _ in range(len(lanes)):
-            lane = lanes[0]
-            lanes.rotate(-1)
-            if lane.waiting:
-                return lane
-        return None
-
-    def has_backlog(self) -> bool:
-        """Whether a raw output waits at any of its replicas."""
-        for lane in self.lanes:  # noqa: SIM110 - a generator would cost more than the loop; this runs for each pass
-            if lane.waiting:
-                return True
-        return False
-
-    def is_awaited(self) -> bool:
-        """Whether something is held until one of its replicas has come further."""
-        for lane in self.lanes:  # noqa: SIM110 - as in has_backlog
-            if lane.awaited:
-                return True
-        return False
+    greatest = FLOORS_TOGETHER / max(stages, 1)
+    if floor is not None and floor > greatest:
+        logger.warning(
+            "omni-fastpath: budgeted_drain.floor is %s, %s stages can have %.3g; it is that", floor, stages, greatest
+        )
+    return min(FLOOR if floor is None else floor, greatest)
 
 
 def rank(order: str, stages: Sequence[Stage]) -> list[Stage]:
@@ -125,7 +64,7 @@ class Order:
 
     Args:
         order: ``stage_order`` (each in turn), ``downstream_first`` or ``visible_first``.
-        floor: Least share of processing time of a stage with a backlog; 0 for none. A stage that something held waits
+        floor: Least share of processing time of a stage with a backlog; 0 for none. A stage that a held end waits
             for has at least ``AWAITED_FLOOR``.
         ask: A plugin's choice, asked when more than one stage has a backlog and none is due; None when nobody has one.
         request_states: The orchestrator's live requests, for the plugin.
@@ -134,13 +73,13 @@ class Order:
     def __init__(self, order: str, floor: float, ask: NextStage | None, request_states: Mapping[str, Any]) -> None:
         self._order = order
         self._period = 1.0 / floor if floor else 0.0
-        self._raised = 0.0 if floor >= AWAITED_FLOOR else 1.0 / AWAITED_FLOOR
+        self._awaited_period = 0.0 if floor >= AWAITED_FLOOR else 1.0 / AWAITED_FLOOR
         self._ask = ask
         self._request_states = request_states
         self._spent_ns = 0.0
         self._ranked: list[Stage] = []
-        self._from: dict[int, list[Stage]] = {}
-        self._after: dict[int, list[Stage]] = {}
+        self._ranked_from: dict[int, list[Stage]] = {}
+        self._ranked_after: dict[int, list[Stage]] = {}
         self.in_turn = order == "stage_order" or ask is not None
         """Whether the end of a pass can let another stage in, other than one that is due."""
         self.contested = False
@@ -157,8 +96,12 @@ class Order:
         turns = self._order == "stage_order"
         count = len(ranked)
         self._ranked = ranked
-        self._from = {stage.stage_id: ranked[at:] + ranked[:at] if turns else ranked for at, stage in enumerate(ranked)}
-        self._after = {stage.stage_id: self._from[ranked[(at + 1) % count].stage_id] for at, stage in enumerate(ranked)}
+        self._ranked_from = {
+            stage.stage_id: ranked[at:] + ranked[:at] if turns else ranked for at, stage in enumerate(ranked)
+        }
+        self._ranked_after = {
+            stage.stage_id: self._ranked_from[ranked[(at + 1) % count].stage_id] for at, stage in enumerate(ranked)
+        }
 
     def next(self) -> Stage | None:
         """The stage that is served now; None when no stage has a backlog."""
@@ -185,22 +128,22 @@ class Order:
         if due is not None:
             return due
         if several and self._ask is not None:
-            return self._asked(first)
+            return self._ask_plugin(first)
         return first
 
-    def passed(self, stage: Stage) -> None:
+    def pass_ended(self, stage: Stage) -> None:
         """A pass over ``stage`` ended by the order's leave: in ``stage_order`` the next one's turn comes."""
-        self._ranked = self._after.get(stage.stage_id, self._ranked)
+        self._ranked = self._ranked_after.get(stage.stage_id, self._ranked)
 
-    def is_still(self, stage: Stage) -> bool:
+    def would_go_on(self, stage: Stage) -> bool:
         """Whether ``stage``, in the middle of its pass, would be chosen again after what has arrived."""
-        self._ranked = self._from.get(stage.stage_id, self._ranked)
+        self._ranked = self._ranked_from.get(stage.stage_id, self._ranked)
         return self.next() is stage and self.due is None
 
-    def spent(self, stage: Stage, nanoseconds: int) -> None:
+    def charge(self, stage: Stage, nanoseconds: int) -> None:
         """Note that processing a raw output of ``stage`` took so long."""
         self._spent_ns = now = self._spent_ns + nanoseconds
-        period = self._raised if self._raised and stage.is_awaited() else self._period
+        period = self._awaited_period if self._awaited_period and stage.is_awaited() else self._period
         stage.pause_ns = pause = min(nanoseconds * period, WINDOW_NS)
         if stage.due_ns <= now:
             stage.due_ns += pause
@@ -209,9 +152,11 @@ class Order:
             # stage that had the loop to itself for a while would starve afterwards.
             stage.due_ns = max(stage.due_ns, now + pause)
 
-    def _asked(self, first: Stage | None) -> Stage | None:
+    def _ask_plugin(self, first: Stage | None) -> Stage | None:
         waiting = {
-            stage.stage_id: tuple(lane.waiting for lane in stage.lanes) for stage in self._ranked if stage.has_backlog()
+            stage.stage_id: tuple(replica.waiting for replica in stage.replicas)
+            for stage in self._ranked
+            if stage.has_backlog()
         }
         assert self._ask is not None
         chosen = self._ask(BacklogView(waiting, self._request_states))

@@ -17,120 +17,121 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from omni_fastpath.ledger import logger
-from omni_fastpath.patches.budgeted_drain.order import Lane, Stage
 
-Needs = dict[Lane, float]
-"""For each lane, the number that it must have passed."""
+from .replicas import QueuedReplica, Stage
+
+Predecessors = dict[QueuedReplica, float]
+"""For each replica, the number that it must have passed."""
 
 
 @dataclass(eq=False)
-class Held:
-    """What ends requests, waiting for what came before it.
+class HeldEnd:
+    """What ends requests, or follows such an end, and waits for what came before it.
 
     Attributes:
         number: When it came.
         request_ids: The requests that it ends: one, or those of a replica that died.
-        go: Dispatches it.
+        dispatch: Dispatches it.
         source: The replica that it came from: nothing of a request overtakes what is held of it from there.
-        more: What it needs besides, asked when it could go.
-        waits: How many lanes have not passed what it needs of them.
-        gone: Whether it was let go.
+        more: What it waits for besides, asked when it could go.
+        waits: How many replicas have not passed what it waits for there.
+        released: Whether it was given out to be dispatched.
     """
 
     number: int
     request_ids: Collection[str]
-    go: Callable[[], Awaitable[None]]
+    dispatch: Callable[[], Awaitable[None]]
     source: Any = None
-    more: Callable[[], Needs] | None = None
+    more: Callable[[], Predecessors] | None = None
     waits: int = field(default=0, init=False)
-    gone: bool = field(default=False, init=False)
+    released: bool = field(default=False, init=False)
 
 
-class Holds:
+class HeldEnds:
     """What is held, by the requests that it ends; of each request the earliest goes first."""
 
     def __init__(self) -> None:
-        self._held: dict[str, list[Held]] = {}
+        self._by_request: dict[str, list[HeldEnd]] = {}
         self._ties = count()
 
     def __bool__(self) -> bool:
-        return bool(self._held)
+        return bool(self._by_request)
 
-    def before(self, number: int, request_ids: Iterable[str]) -> bool:
+    def any_before(self, number: int, request_ids: Iterable[str]) -> bool:
         """Whether something that came before is held of one of these requests, and does not wait for more itself."""
         return any(
             held.number < number and held.more is None
             for request_id in request_ids
-            for held in self._held.get(request_id, ())
+            for held in self._by_request.get(request_id, ())
         )
 
-    def of(self, source: Any, request_id: str) -> bool:
+    def any_from(self, source: Any, request_id: str) -> bool:
         """Whether something of a request that came from a replica is held."""
-        return any(held.source == source for held in self._held.get(request_id, ()))
+        return any(held.source == source for held in self._by_request.get(request_id, ()))
 
-    def add(self, held: Held, needs: Needs) -> None:
-        """Hold until every lane has passed what is needed of it, and what is held before it has gone."""
+    def add(self, held: HeldEnd, predecessors: Predecessors) -> None:
+        """Hold until every replica has passed what is waited for there, and what is held before it has gone."""
         for request_id in held.request_ids:
-            mine = self._held.setdefault(request_id, [])
-            mine.append(held)
-            mine.sort(key=_number)
-        self._await(held, needs)
+            of_request = self._by_request.setdefault(request_id, [])
+            of_request.append(held)
+            of_request.sort(key=_number)
+        self._await(held, predecessors)
 
-    def passed(self, lane: Lane) -> list[Held]:
-        """What may go now that ``lane`` has come so far, in the order of arrival."""
-        first = lane.arrivals.first()
+    def release_after(self, replica: QueuedReplica) -> list[HeldEnd]:
+        """Give out what may go now that ``replica`` has come so far, in the order of arrival."""
+        first = replica.arrivals.first_waiting()
         freed = []
-        while lane.awaited and lane.awaited[0][0] < first:
-            held = heapq.heappop(lane.awaited)[2]
+        while replica.awaited_by and replica.awaited_by[0][0] < first:
+            held = heapq.heappop(replica.awaited_by)[2]
             held.waits -= 1
             freed.append(held)
-        return self._ripe(freed)
+        return self._release(freed)
 
-    def left(self, lane: Lane) -> list[Held]:
-        """What may go now that ``lane`` is gone with all that waits in it."""
-        freed = [held for _, _, held in lane.awaited]
-        lane.awaited.clear()
+    def release_without(self, replica: QueuedReplica) -> list[HeldEnd]:
+        """Give out what may go now that ``replica`` is gone with all that waits in it."""
+        freed = [held for _, _, held in replica.awaited_by]
+        replica.awaited_by.clear()
         for held in freed:
             held.waits -= 1
-        return self._ripe(freed)
+        return self._release(freed)
 
-    def all(self) -> list[Held]:
-        """Everything, because nothing waits anywhere, whatever became of what it waited for."""
-        every = {held: None for mine in self._held.values() for held in mine}
-        self._held.clear()
+    def release_all(self) -> list[HeldEnd]:
+        """Give out everything, because nothing waits anywhere, whatever became of what it waited for."""
+        every = {held: None for of_request in self._by_request.values() for held in of_request}
+        self._by_request.clear()
         for held in every:
-            held.gone = True
+            held.released = True
         return sorted(every, key=_number)
 
-    def _await(self, held: Held, needs: Needs) -> None:
-        held.waits = len(needs)
-        for lane, number in needs.items():
-            heapq.heappush(lane.awaited, (number, next(self._ties), held))
+    def _await(self, held: HeldEnd, predecessors: Predecessors) -> None:
+        held.waits = len(predecessors)
+        for replica, number in predecessors.items():
+            heapq.heappush(replica.awaited_by, (number, next(self._ties), held))
 
-    def _ripe(self, freed: list[Held]) -> list[Held]:
-        ripe: list[Held] = []
+    def _release(self, freed: list[HeldEnd]) -> list[HeldEnd]:
+        released: list[HeldEnd] = []
         while freed:
             held = freed.pop()
-            if held.waits or held.gone or any(self._held[each][0] is not held for each in held.request_ids):
+            if held.waits or held.released or any(self._by_request[each][0] is not held for each in held.request_ids):
                 continue
-            if held.more is not None and (needs := held.more()):
-                self._await(held, needs)
+            if held.more is not None and (predecessors := held.more()):
+                self._await(held, predecessors)
                 continue
-            held.gone = True
-            ripe.append(held)
+            held.released = True
+            released.append(held)
             for request_id in held.request_ids:
-                mine = self._held[request_id]
-                mine.remove(held)
-                if mine:
-                    freed.append(mine[0])  # it may have waited for this one alone
+                of_request = self._by_request[request_id]
+                of_request.remove(held)
+                if of_request:
+                    freed.append(of_request[0])  # it may have waited for this one alone
                 else:
-                    del self._held[request_id]
-        return sorted(ripe, key=_number)
+                    del self._by_request[request_id]
+        return sorted(released, key=_number)
 
 
 def _alone(raw_outputs: Any, entry: Any) -> Any:
@@ -138,12 +139,28 @@ def _alone(raw_outputs: Any, entry: Any) -> Any:
     return msgspec.structs.replace(raw_outputs, outputs=[entry], scheduler_stats=None, finished_requests=None)
 
 
-def _number(held: Held) -> int:
+def _number(held: HeldEnd) -> int:
     return held.number
 
 
-class Ends:
-    """Says what ends a request, and what it must wait for.
+class Following(NamedTuple):
+    """An entry that was taken out of its raw output because it must wait.
+
+    Attributes:
+        request_id: Whose it is.
+        raw_outputs: A raw output with nothing but this entry.
+        predecessors: What it waits for, besides what is held of the request before it.
+        more: What it waits for when it has that.
+    """
+
+    request_id: str
+    raw_outputs: Any
+    predecessors: Predecessors
+    more: Callable[[], Predecessors] | None
+
+
+class Precedence:
+    """Says what ends a request, and what must be dispatched before that.
 
     Args:
         request_states: The orchestrator's live requests by id.
@@ -151,13 +168,13 @@ class Ends:
     """
 
     def __init__(self, request_states: Any, error: Any) -> None:
-        self._states = request_states
+        self._request_states = request_states
         self._error = error
-        self._said = False
+        self._reported = False
 
-    def needs(
+    def before_end(
         self, stages: Sequence[Stage], stage_id: int, request_id: str, number: float, *, aborts: bool, failed: bool
-    ) -> Needs:
+    ) -> Predecessors:
         """What came of a request before ``number`` and waits at the other stages.
 
         Args:
@@ -172,71 +189,67 @@ class Ends:
         try:
             return self._find(stages, stage_id, request_id, number, aborts=aborts, failed=failed)
         except Exception:
-            self.cannot_say()
+            self.report_unreadable()
             return {}
 
-    def cannot_say(self) -> None:
+    def report_unreadable(self) -> None:
         """Something unreadable waits, which must not end the orchestrator: what ends a request does not wait for it."""
-        if not self._said:
+        if not self._reported:
             logger.exception("omni-fastpath: what waits of a request cannot be read; its end does not wait for it")
-        self._said = True
+        self._reported = True
 
     def _find(
         self, stages: Sequence[Stage], stage_id: int, request_id: str, number: float, *, aborts: bool, failed: bool
-    ) -> Needs:
-        found: Needs = {}
+    ) -> Predecessors:
+        found: Predecessors = {}
         for stage in stages:
             if stage.stage_id == stage_id or (stage.stage_id > stage_id and not aborts):
                 continue
-            for lane in stage.lanes:
-                if lane.waiting and lane.arrivals.first() < number:
-                    last = lane.arrivals.last_of(request_id, ends=failed and not stage.final_output)
+            for replica in stage.replicas:
+                if replica.waiting and replica.arrivals.first_waiting() < number:
+                    last = replica.arrivals.last_of(request_id, ends=failed and not stage.final_output)
                     if last is not None:
-                        found[lane] = min(last, number)
+                        found[replica] = min(last, number)
         return found
 
     def split(
-        self, lane: Lane, raw_outputs: Any, stages: Sequence[Stage], holds: Holds
-    ) -> list[tuple[str, Any, Needs, Callable[[], Needs] | None]]:
-        """Take out of a raw output the entries that must wait.
-
-        Returns:
-            For each of them the request, a raw output with nothing but this entry, what it needs (besides what is held
-            of the request before it), and what it needs besides when it has that.
-        """
-        stage_id, number = lane.stage.stage_id, lane.arrivals.taken
-        found: list[tuple[Any, tuple[str, Any, Needs, Callable[[], Needs] | None]]] = []
+        self, replica: QueuedReplica, raw_outputs: Any, stages: Sequence[Stage], held_ends: HeldEnds
+    ) -> list[Following]:
+        """Take out of a raw output the entries that must wait."""
+        stage_id, number = replica.stage_id, replica.arrivals.taken
+        found: list[tuple[Any, Following]] = []
         for entry in raw_outputs.outputs:
-            follows = bool(holds) and holds.of(lane, entry.request_id)
+            follows = bool(held_ends) and held_ends.any_from(replica, entry.request_id)
             if entry.finish_reason is None or getattr(entry, "is_segment_finished", False):
                 if follows:
-                    found.append((entry, (entry.request_id, _alone(raw_outputs, entry), {}, None)))
+                    found.append((entry, Following(entry.request_id, _alone(raw_outputs, entry), {}, None)))
                 continue
-            state = self._states.get(entry.request_id)
+            state = self._request_states.get(entry.request_id)
             if state is None:  # it has ended: upstream drops what is left of it
                 continue
             failed = entry.finish_reason == self._error
             # A session is ended by whichever stage ends last, so that its stages' ends keep their order.
             aborts = failed or state.streaming.enabled
-            needs = self.needs(stages, stage_id, entry.request_id, number, aborts=aborts, failed=failed)
-            if needs or follows or holds.before(number, (entry.request_id,)):
-                more = None if aborts else self._later(stages, stage_id, entry.request_id)
-                found.append((entry, (entry.request_id, _alone(raw_outputs, entry), needs, more)))
+            predecessors = self.before_end(stages, stage_id, entry.request_id, number, aborts=aborts, failed=failed)
+            if predecessors or follows or held_ends.any_before(number, (entry.request_id,)):
+                more = None if aborts else self._later_text(stages, stage_id, entry.request_id)
+                alone = _alone(raw_outputs, entry)
+                found.append((entry, Following(entry.request_id, alone, predecessors, more)))
         if found:
-            taken = {id(entry) for entry, _ in found}
-            raw_outputs.outputs = [entry for entry in raw_outputs.outputs if id(entry) not in taken]
-        return [each for _, each in found]
+            taken_out = {id(entry) for entry, _ in found}
+            raw_outputs.outputs = [entry for entry in raw_outputs.outputs if id(entry) not in taken_out]
+        return [following for _, following in found]
 
-    def _later(self, stages: Sequence[Stage], stage_id: int, request_id: str) -> Callable[[], Needs] | None:
+    def _later_text(self, stages: Sequence[Stage], stage_id: int, request_id: str) -> Callable[[], Predecessors] | None:
         """For an end that later text would overwrite: what waits of it by then.
 
         Upstream keeps the last message of a request that is done but for the stages before in one place, and puts into
         it whatever ends at a stage that gives users something, also where this user did not ask for it. Nobody waits
         longer for that: upstream sends the message when the stages before have ended.
         """
-        state = self._states[request_id]
+        state = self._request_states[request_id]
         wanted = state.final_output_stage_ids or {state.final_stage_id}
         unasked = [s for s in stages if s.stage_id < stage_id and s.final_output and s.stage_id not in wanted]
         if not unasked:
             return None
-        return lambda: self.needs(unasked, stage_id, request_id, math.inf, aborts=False, failed=False)
+        return lambda: self.before_end(unasked, stage_id, request_id, math.inf, aborts=False, failed=False)

@@ -54,7 +54,7 @@ class Pace:
         sleep: Callable[[float], None] = time.sleep,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self._depth: Callable[[], int] = getattr(queue, "qsize", _nothing)
+        self._depth: Callable[[], int] = getattr(queue, "qsize", _no_depth)
         self._counters = counters
         self._sleep = sleep
         self._now_ns = now_ns
@@ -81,7 +81,7 @@ class Pace:
             return int(self._depth())
         except Exception:  # a queue of somebody else's: the orchestrator must not end by it
             logger.exception("omni-fastpath: the queue to the front end does not say how deep it is; nothing is lent")
-            self._depth = _nothing
+            self._depth = _no_depth
             return 0
 
     def _lend(self) -> None:
@@ -95,5 +95,5 @@ class Pace:
             self._not_before_ns = self._now_ns() + PAY_BACK * LOAN_NS
 
 
-def _nothing() -> int:
+def _no_depth() -> int:
     return 0

@@ -16,8 +16,10 @@ from vllm_omni.outputs.output_modality import DRAINABLE_MODALITIES
 from omni_fastpath.declare import State
 from omni_fastpath.hooks import HOOKS
 from omni_fastpath.ledger import logger, runtime
-from omni_fastpath.patches.budgeted_drain.drain import DrainLoop, Observers, Upstream
-from omni_fastpath.patches.budgeted_drain.routable import DefaultPolicy
+
+from .dispatch import Observers
+from .drain import DrainLoop, Upstream
+from .routable import DefaultPolicy
 
 _runtime = runtime("budgeted_drain")
 _DRAINABLE = tuple(sorted(str(modality) for modality in DRAINABLE_MODALITIES))

@@ -22,7 +22,8 @@ Fragility:
     Wraps ``OmniEngineBase.try_get_output_async``, whose contract is "a message, or None after a look at the
     orchestrator's liveness"; both looks remain upstream's. Replaces ``get_output_blocking_async``, which has the same
     contract and a timeout: None comes sooner than it allows, and its caller looks again. The arrival is seen in
-    ``janus.Queue._put``, which janus documents as the method to override.
+    ``janus.Queue._put``, which janus documents as the method to override. Read: ``output_queue`` of the engine, a
+    ``janus.Queue`` that takes attributes.
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed).
 Remove when:
@@ -31,37 +32,36 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Patch, Process, Seam, SeamKind
+from omni_fastpath.declare import Call, Counter, Patch, Pin, Process, Replace, Wrap
 
 PATCH = Patch(
     name="final_output_wakeup",
     summary="the front end's drain of the orchestrator's queue wakes on arrival",
     processes=frozenset({Process.SERVER}),
-    wrappers="omni_fastpath.patches.final_output_wakeup.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
-    counters={
-        "woken": "waits that ended because a message arrived",
-        "turns": "turns given to the event loop because messages were waiting all the time",
-        "liveness_checks": "waits that ended without a message and looked whether the orchestrator lives",
-    },
+    taken_off="taken_off",
+    counters=(
+        Counter("woken", "waits that ended because a message arrived"),
+        Counter("turns", "turns given to the event loop because messages were waiting all the time"),
+        Counter("liveness_checks", "waits that ended without a message and looked whether the orchestrator lives"),
+    ),
     seams=(
-        Seam(
+        Wrap(
             "vllm_omni.engine.omni_engine_base",
             "OmniEngineBase.try_get_output_async",
             ("self",),
             wrapper="wrapped_try_get_output_async",
             fingerprints=("90e4087a3b50d8fc",),
         ),
-        Seam(
+        Replace(
             "vllm_omni.engine.omni_engine_base",
             "OmniEngineBase.get_output_blocking_async",
             ("self", "timeout"),
             wrapper="wrapped_get_output_blocking_async",
-            replaces=True,
             fingerprints=("d2fd6084202ae38c",),
         ),
-        Seam("janus", "Queue._put", ("self", "item"), SeamKind.PIN),
-        Seam("janus", "Queue._put_internal", ("self", "item"), SeamKind.PIN, fingerprints=("b1a0c43bbe5cd793",)),
+        Call("janus", "Queue._put", ("self", "item")),
+        Pin("janus", "Queue._put_internal", ("self", "item"), fingerprints=("b1a0c43bbe5cd793",)),
     ),
 )

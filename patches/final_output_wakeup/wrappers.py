@@ -1,8 +1,8 @@
 """The slots of ``final_output_wakeup``: an empty look at the orchestrator's queue waits for the next message.
 
 Upstream's drain does not suspend while messages wait: it hands one after the other to its request's queue, and whoever
-reads there, and everybody else on that event loop, gets a turn only when none is left. ``Turns`` gives them one after
-each batch.
+reads there, and everybody else on that event loop, gets a turn only when none is left. ``EventLoopTurns`` gives them
+one after each batch.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ fifth of the throughput, after a millisecond none that could be measured."""
 _LARGEST_BATCH = 16
 """Messages of a batch, whatever they cost."""
 
-_hung: WeakSet[Any] = WeakSet()
-"""The janus queues that have a bell."""
+_queues: WeakSet[Any] = WeakSet()
+"""The janus queues that have a ``WakeOnPut`` in front of their put."""
 
 
-class Turns:
+class EventLoopTurns:
     """Counts what one drain takes from its queue, and gives the event loop a turn after each batch.
 
     A batch is as many messages as make ``_TURN_AFTER_NS`` of work, by what those of the batch before cost. What a
@@ -68,10 +68,10 @@ class Turns:
         _counters["turns"] += 1
 
 
-class Bell:
+class WakeOnPut:
     """Stands in front of one janus queue's ``_put`` and wakes one waiter on another thread's event loop.
 
-    The producer pays for a cross-thread wake-up only while somebody waits. It rings after the item is in and under
+    The producer pays for a cross-thread wake-up only while somebody waits. It wakes after the item is in and under
     the queue's lock, so a waiter that is woken finds it. ``_put`` is janus's documented override point.
 
     Attributes:
@@ -79,19 +79,19 @@ class Bell:
     """
 
     def __init__(self, put: Callable[[Any], None]) -> None:
-        self.turns = Turns()
+        self.turns = EventLoopTurns()
         self._put = put
         self._waiter: asyncio.Future[bool] | None = None
 
     @classmethod
-    def of(cls, queue: Any) -> Bell:
-        """The queue's bell, hung up at the first call."""
-        bell = vars(queue).get("_put")
-        if not isinstance(bell, cls):
-            bell = cls(queue._put)
-            queue._put = bell
-            _hung.add(queue)
-        return bell
+    def of(cls, queue: Any) -> WakeOnPut:
+        """The one in front of this queue's put; the first call puts it there."""
+        ours = vars(queue).get("_put")
+        if not isinstance(ours, cls):
+            ours = cls(queue._put)
+            queue._put = ours
+            _queues.add(queue)
+        return ours
 
     def __call__(self, item: Any) -> None:
         """Put as janus does, then wake whoever waits."""
@@ -115,9 +115,9 @@ class Bell:
             self._waiter = None
 
 
-def _resolve(waiter: asyncio.Future[bool], rung: bool) -> None:
+def _resolve(waiter: asyncio.Future[bool], arrived: bool) -> None:
     if not waiter.done():
-        waiter.set_result(rung)
+        waiter.set_result(arrived)
 
 
 async def wrapped_try_get_output_async(
@@ -128,26 +128,26 @@ async def wrapped_try_get_output_async(
     Raises:
         RuntimeError: Upstream's, when the orchestrator died.
     """
-    bell = Bell.of(instance.output_queue)
-    turns = bell.turns
+    on_put = WakeOnPut.of(instance.output_queue)
+    turns = on_put.turns
     if turns.left <= 0:  # before a message is taken: who is cancelled in it loses none
         await turns.give()
     turns.left -= 1
     message = await wrapped()
     if message is not None:
         return message
-    waiter = bell.arm()
+    waiter = on_put.arm()
     timer = waiter.get_loop().call_later(_LIVENESS_INTERVAL_S, _resolve, waiter, False)
     try:
         message = await wrapped()  # what came between the look and the arming
         if message is not None:
             return message
-        rung = await waiter
+        arrived = await waiter
     finally:
         timer.cancel()
-        bell.disarm(waiter)
+        on_put.disarm(waiter)
     turns.rested()
-    _counters["woken" if rung else "liveness_checks"] += 1
+    _counters["woken" if arrived else "liveness_checks"] += 1
     return await wrapped()
 
 
@@ -172,8 +172,8 @@ async def wrapped_get_output_blocking_async(
 
 
 def taken_off() -> None:
-    """Take the bells off the queues; who waits now is woken by the timer."""
-    for queue in list(_hung):
-        if isinstance(vars(queue).get("_put"), Bell):
+    """Give the queues their own put back; who waits now is woken by the timer."""
+    for queue in list(_queues):
+        if isinstance(vars(queue).get("_put"), WakeOnPut):
             del vars(queue)["_put"]
-    _hung.clear()
+    _queues.clear()

@@ -35,6 +35,12 @@ Fragility:
     hands on through the orchestrator there, and leaves the stage's chunks in shared memory; no pipeline of 0.30 is like
     that. Dicts in ``pooling_output`` are gated where a release has no split at all (0.22); 0.30 packs them into another
     field, which only model runner v2 uses.
+    Read: of the scheduler ``vllm_config``, ``requests`` and ``chunk_transfer_adapter``, of that
+    ``custom_process_next_stage_input_func``; of the model's configuration ``async_chunk``, ``use_v2_model_runner``,
+    ``worker_type``, ``final_output``, ``engine_output_type``, ``session_mode``, ``stage_id`` and ``model_stage``; of a
+    request ``pooling_params``, ``resumable``, ``streaming_queue`` and its two ids, in which companions have ``__cfg_``;
+    of a step ``num_scheduled_tokens``, ``multimodal_outputs``, ``pooler_output`` and ``inter_stage_outputs``, which are
+    compared by identity. Set: ``multimodal_output`` and ``pooling_output`` of an output.
 Upstream thread:
     vllm-omni issue #4469, PR #3690.
 Remove when:
@@ -43,56 +49,45 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Patch, Process, Seam, SeamKind
+from omni_fastpath.declare import Call, Counter, Patch, Pin, Process, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
+CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
 
 PATCH = Patch(
     name="forward_gate",
     summary="payloads that go to the next stage are not sent to the orchestrator as well",
     processes=frozenset({Process.STAGE}),
-    wrappers="omni_fastpath.patches.forward_gate.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
-    counters={
-        "multimodal_outputs": "outputs whose multimodal_output was gated",
-        "multimodal_bytes": "bytes of tensors taken out of multimodal_output",
-        "pooling_outputs": "outputs whose pooling_output was gated",
-        "pooling_bytes": "bytes of tensors taken out of pooling_output",
-    },
+    counters=(
+        Counter("multimodal_outputs", "outputs whose multimodal_output was gated"),
+        Counter("multimodal_bytes", "bytes of tensors taken out of multimodal_output"),
+        Counter("pooling_outputs", "outputs whose pooling_output was gated"),
+        Counter("pooling_bytes", "bytes of tensors taken out of pooling_output"),
+    ),
     seams=(
-        Seam(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
-        Seam(
+        Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
+        Wrap(
             AR_SCHEDULER,
             "OmniARScheduler.update_from_output",
             ("self", "scheduler_output", "model_runner_output"),
             wrapper="wrapped_update_from_output",
             fingerprints=("a26adda69a2c6ef8",),
         ),
-        Seam(
+        Wrap(
             "vllm_omni.core.sched.omni_generation_scheduler",
             "OmniGenerationScheduler.__init__",
             ("self", "args", "kwargs"),
             wrapper="wrapped_generation_init",
         ),
-        Seam(
-            "vllm_omni.utils.mm_outputs",
-            "partition_flat_payload",
-            ("payload",),
-            SeamKind.PIN,
-        ),
-        Seam(
-            "vllm_omni.distributed.omni_connectors.utils.config",
-            "stage_sends_async_output",
-            ("model_config",),
-            SeamKind.PIN,
-            fingerprints=("b689853693cedada",),
-        ),
-        Seam(
+        Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
+        Pin(CONNECTORS, "stage_sends_async_output", ("model_config",), fingerprints=("b689853693cedada",)),
+        Call(CONNECTORS, "get_stage_connector_role", ("model_config",)),
+        Pin(
             "vllm_omni.config.stage_config",
             "validate_stage_async_chunk_edges",
             ("pipeline", "deploy"),
-            SeamKind.PIN,
             fingerprints=("f9ab5cee7dc765e0",),
         ),
     ),

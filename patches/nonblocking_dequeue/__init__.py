@@ -16,7 +16,8 @@ Fragility:
     Relies on ``outputs_queue`` being an ``asyncio.Queue`` whose items are batches or exceptions, on
     ``_ensure_output_queue_task`` and on ``_format_exception``; the body of ``get_output_async`` is pinned because
     ours must stay its twin. If the class has a ``get_output_nowait`` of its own it is tried on a stand-in: one that
-    behaves as above supersedes ours, any other makes the patch unsupported.
+    behaves as above supersedes ours, any other makes the patch unsupported. The stand-in has what upstream's methods
+    read of a client: ``outputs_queue``, ``resources.engine_dead`` and ``resources.output_queue_task``.
 Upstream thread:
     vllm PR #46331 (open in September 2026), vllm-omni issue #4561.
 Remove when:
@@ -25,7 +26,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Patch, Process, Seam, SeamKind
+from omni_fastpath.declare import Add, Call, Counter, Patch, Pin, Process
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
@@ -33,29 +34,21 @@ PATCH = Patch(
     name="nonblocking_dequeue",
     summary="a dequeue on the stage-output client that never waits",
     processes=frozenset({Process.SERVER}),
-    wrappers="omni_fastpath.patches.nonblocking_dequeue.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
-    counters={
-        "dequeued": "raw outputs taken without waiting",
-        "empty": "calls that found the queue empty",
-    },
+    counters=(
+        Counter("dequeued", "raw outputs taken without waiting"),
+        Counter("empty", "calls that found the queue empty"),
+    ),
     seams=(
-        Seam(
+        Add(
             CORE_CLIENT,
             "AsyncMPClient.get_output_nowait",
-            kind=SeamKind.ADD,
-            wrapper="get_output_nowait",
+            function="get_output_nowait",
             probe="difference_of_upstreams_own",
         ),
-        Seam(
-            CORE_CLIENT,
-            "AsyncMPClient.get_output_async",
-            ("self",),
-            SeamKind.PIN,
-            fingerprints=("7c485f3c509463bd",),
-        ),
-        Seam(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",), SeamKind.PIN),
-        Seam(CORE_CLIENT, "MPClient._format_exception", ("self", "e"), SeamKind.PIN),
+        Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
+        Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
+        Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),
     ),
 )

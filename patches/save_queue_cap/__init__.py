@@ -42,6 +42,14 @@ Fragility:
     to skip by ``next_decode_eligible_step``; that body is pinned too. Unfetched chunks are looked up under the names
     that ``SharedMemoryConnector`` gives its segments and in its own list of them; ``put`` and ``reap_consumed`` are
     pinned. That a payload may wait as it is follows from how the runner makes it (`payload`): what it slices is pinned.
+    Read: of the scheduler ``chunk_transfer_adapter``, ``vllm_config``, ``use_v2_model_runner``, ``num_spec_tokens``,
+    ``running`` and ``current_step``; of a request ``request_id``, ``external_req_id``, ``num_output_placeholders``,
+    ``num_computed_tokens``, ``is_prefill_chunk`` and ``additional_information`` (``omni_final_stage_id``); of the
+    adapter ``save_thread``, ``_save_cond``, ``stop_event``, ``connector``, ``custom_process_next_stage_input_func``,
+    ``_sender_tokens`` and ``put_req_chunk``; of the connector ``stage_id``, ``_metrics``, ``_pending_keys`` and
+    ``_pending_keys_lock``; of a task ``request``, ``multimodal_output``, ``is_finished`` and ``cleanup_shm``. Set:
+    ``_pending_save_reqs`` of the adapter, ``next_decode_eligible_step`` of a request, an attribute of ours on the
+    scheduler.
 Upstream thread:
     vllm-omni PR #3690 (a global semaphore, closed), vllm-omni issue #3535 (credits per stream, proposed).
 Remove when:
@@ -54,7 +62,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field
 
-from omni_fastpath.declare import Options, Patch, Process, Seam, SeamKind
+from omni_fastpath.declare import Counter, Options, Patch, Pin, Process, Wrap
 
 
 class SaveQueueOptions(Options):
@@ -109,92 +117,81 @@ PATCH = Patch(
     name="save_queue_cap",
     summary="chunks on their way to the next stage are bounded, per stream first",
     processes=frozenset({Process.STAGE}),
-    wrappers="omni_fastpath.patches.save_queue_cap.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
     options=SaveQueueOptions,
     default_on=False,
-    counters={
-        "tasks": "save tasks that went through the queues",
-        "managed": "times that one plain queue no longer did, and streams got queues of their own",
-        "stepped_aside": "1 after an exception of ours: upstream's order from then on",
-        "holds": "holds that began: a stream left out of steps until it has drained",
-        "held_steps": "steps that held streams were left out of",
-        "holds_for_tasks": "of the holds, those for per_stream_tasks",
-        "holds_for_unfetched": "of the holds, those for unfetched_chunks",
-        "holds_for_total": "of the holds, those for total_tasks or total_bytes",
-        "expired_holds": "holds that max_hold_s ended, each for one step",
-        "given_up": "holds for unfetched chunks of which none was fetched meanwhile: held no more until one is",
-        "copied_tensors": "tensors that were copied because what they lay in is not the queue's",
-        "abandoned_chunks": "chunks of ended requests that nobody fetched for a minute; they count no longer",
-        "max_queued_tasks": "most save tasks queued and in flight (a maximum)",
-        "max_stream_tasks": "most save tasks of one stream queued and in flight (a maximum)",
-        "max_outstanding_bytes": "most bytes queued, in flight and, as far as was looked, not fetched (a maximum)",
-    },
-    maxima=("max_queued_tasks", "max_stream_tasks", "max_outstanding_bytes"),
+    in_use="in_use",
+    counters=(
+        Counter("tasks", "save tasks that went through the queues"),
+        Counter("managed", "times that one plain queue no longer did, and streams got queues of their own"),
+        Counter("helpers", "helper threads, each for the slow sends of one stage"),
+        Counter("stepped_aside", "1 after an exception of ours: upstream's order from then on"),
+        Counter("holds", "holds that began: a stream left out of steps until it has drained"),
+        Counter("held_steps", "steps that held streams were left out of"),
+        Counter("holds_for_tasks", "of the holds, those for per_stream_tasks"),
+        Counter("holds_for_unfetched", "of the holds, those for unfetched_chunks"),
+        Counter("holds_for_total", "of the holds, those for total_tasks or total_bytes"),
+        Counter("expired_holds", "holds that max_hold_s ended, each for one step"),
+        Counter(
+            "given_up", "holds for unfetched chunks of which none was fetched meanwhile: held no more until one is"
+        ),
+        Counter("copied_tensors", "tensors that were copied because what they lay in is not the queue's"),
+        Counter("abandoned_chunks", "chunks of ended requests that nobody fetched for a minute; they count no longer"),
+        Counter("max_queued_tasks", "most save tasks queued and in flight", is_maximum=True),
+        Counter("max_stream_tasks", "most save tasks of one stream queued and in flight", is_maximum=True),
+        Counter(
+            "max_outstanding_bytes",
+            "most bytes queued, in flight and, as far as was looked, not fetched",
+            is_maximum=True,
+        ),
+    ),
     seams=(
-        Seam(
+        Wrap(
             MIXIN,
             "OmniSchedulerMixin._init_omni_io_scheduling_state",
             ("self",),
             wrapper="wrapped_init_omni_io_scheduling_state",
         ),
-        Seam(SCHEDULER, "OmniARScheduler.schedule", ("self", "throttle_prefills"), wrapper="wrapped_schedule"),
-        Seam(
+        Wrap(SCHEDULER, "OmniARScheduler.schedule", ("self", "throttle_prefills"), wrapper="wrapped_schedule"),
+        Wrap(
             f"{ADAPTER}.chunk_transfer_adapter",
             "OmniChunkTransferAdapter._send_single_request",
             ("self", "task"),
             wrapper="wrapped_send_single_request",
         ),
-        Seam(
+        Pin(
             f"{ADAPTER}.base",
             "OmniTransferAdapterBase.__init__",
             ("self", "config"),
-            SeamKind.PIN,
             fingerprints=("e474ea36bed153c5",),
         ),
-        Seam(
-            f"{ADAPTER}.base",
-            "OmniTransferAdapterBase.save_loop",
-            ("self",),
-            SeamKind.PIN,
-            fingerprints=("95cc6e48db85a8c7",),
-        ),
-        Seam(
+        Pin(f"{ADAPTER}.base", "OmniTransferAdapterBase.save_loop", ("self",), fingerprints=("95cc6e48db85a8c7",)),
+        Pin(
             f"{ADAPTER}.chunk_transfer_adapter",
             "OmniChunkTransferAdapter._send_single_request_for_generation",
             ("self", "task", "sender_token"),
-            SeamKind.PIN,
             fingerprints=("5494f3e7eb7b0afd",),
         ),
-        Seam(
+        Pin(
             "vllm.v1.core.sched.scheduler",
             "Scheduler.schedule",
             ("self", "throttle_prefills"),
-            SeamKind.PIN,
             fingerprints=("16ba8988b815426e",),
         ),
-        Seam(
+        Pin(
             SHARED_MEMORY,
             "SharedMemoryConnector.put",
             ("self", "from_stage", "to_stage", "put_key", "data"),
-            SeamKind.PIN,
             fingerprints=("d2a7f9701675cc2a",),
         ),
-        Seam(
-            SHARED_MEMORY,
-            "SharedMemoryConnector.reap_consumed",
-            ("self",),
-            SeamKind.PIN,
-            fingerprints=("db338defcdf0b3de",),
-        ),
-        Seam(
+        Pin(SHARED_MEMORY, "SharedMemoryConnector.reap_consumed", ("self",), fingerprints=("db338defcdf0b3de",)),
+        Pin(
             "vllm_omni.utils.mm_outputs",
             "to_payload_element",
             ("element", "idx", "start", "end", "pass_lists_through", "seq_len", "scheduled_seq_len"),
-            SeamKind.PIN,
             fingerprints=("321071d1613e7f22",),
         ),
-        Seam("vllm_omni.utils.mm_outputs", "_to_cpu", ("value",), SeamKind.PIN, fingerprints=("2e8922bdaa3cbf98",)),
+        Pin("vllm_omni.utils.mm_outputs", "_to_cpu", ("value",), fingerprints=("2e8922bdaa3cbf98",)),
     ),
 )

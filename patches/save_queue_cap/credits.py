@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omni_fastpath.patches.save_queue_cap.unfetched import NEAR_LOOK_S, WANTED_LOOK_S
+from .unfetched import NEAR_LOOK_S, WANTED_LOOK_S
 
 if TYPE_CHECKING:
-    from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
-    from omni_fastpath.patches.save_queue_cap.fair import FairQueue, Stream
-    from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
+    from . import SaveQueueOptions
+    from .fair import FairQueue
+    from .tasks import Stream
+    from .unfetched import Chunks
 
 LEAST_WITH_ASYNC_SCHEDULING = 3
 """Two steps of a stream are in flight with async scheduling; a smaller credit holds streams that are not behind."""
@@ -28,14 +29,16 @@ where sends took a third more time than there was. It is a bound all the same: m
 
 
 @dataclass(slots=True)
-class _Over:
+class OverLimit:
+    """A running request whose stream is over a limit, and over which (``tasks``, ``unfetched``, ``total``)."""
+
     request: Any
     stream: Stream
     why: str
 
 
 @dataclass(slots=True)
-class _Hold:
+class Hold:
     """A hold that goes on from step to step. ``passing_at``: computed tokens when it expired, until they move."""
 
     why: str
@@ -76,13 +79,13 @@ class Credits:
         self._adapter = adapter
         self._options = options
         self._counters = counters
-        self._holds: dict[str, _Hold] = {}
+        self._holds: dict[str, Hold] = {}
         self._tokens_a_step = 1 + int(getattr(scheduler, "num_spec_tokens", 0) or 0)
         limits = limits_of(options)
         none = float("inf")  # a limit that is null, or holds nobody, is one that nothing reaches
         self._most_tasks = limits.get("per_stream_tasks", none)
         # What is sampled but not queued counts too: at most the steps in flight, which async scheduling keeps at two.
-        queue.near_at = max(1, self._most_tasks - LEAST_WITH_ASYNC_SCHEDULING)
+        queue.table.near_at = max(1, self._most_tasks - LEAST_WITH_ASYNC_SCHEDULING)
         self._most_unfetched = limits.get("unfetched_chunks", none)
         self._counts_unfetched = self._most_unfetched != none
         self._most_total = limits.get("total_tasks", none)
@@ -98,16 +101,16 @@ class Credits:
         queue = self.queue
         running: Sequence[Any] = self._scheduler.running
         queue.sort_in()
-        held: dict[str, _Over] = {}
+        held: dict[str, OverLimit] = {}
         now = time.monotonic()
         queue.look_at_lanes(now)
-        most_total = self._most_total if queue.is_anybody_slow else WIDE * self._most_total
-        if queue.near or self._holds or self._counts_unfetched:
+        most_total = self._most_total if queue.slow.is_anybody_slow else WIDE * self._most_total
+        if queue.table.near or self._holds or self._counts_unfetched:
             self._hold_those_over(held, now)
         # Each stream that is not held may add a task in this step, and those in flight are not queued yet.
         total, nbytes = queue.tasks, queue.nbytes_near(self._most_bytes)
-        if queue.chunks is not None:
-            nbytes -= queue.chunks.abandoned_nbytes  # they stay counted, and nobody is held for them
+        if queue.account.chunks is not None:
+            nbytes -= queue.account.chunks.abandoned_nbytes  # they stay counted, and nobody is held for them
         most_coming = len(running) * LEAST_WITH_ASYNC_SCHEDULING
         is_heavy = nbytes >= self._most_bytes / 2
         if is_heavy or total + most_coming > most_total:
@@ -116,10 +119,10 @@ class Credits:
                 self._hold_those_with_most(held, most_total - total - coming, nbytes)
         if held or self._holds:
             self._apply(held, now)
-        if queue.chunks is not None and (is_heavy or held):
-            self._want_look(queue.chunks, held, is_heavy)
+        if queue.account.chunks is not None and (is_heavy or held):
+            self._want_look(queue.account.chunks, held, is_heavy)
 
-    def _want_look(self, chunks: Chunks, held: Mapping[str, _Over], is_heavy: bool) -> None:
+    def _want_look(self, chunks: Chunks, held: Mapping[str, OverLimit], is_heavy: bool) -> None:
         """Let a lane look soon where what was fetched since the last look, and counts still, matters."""
         is_waited_for = any(over.why == "unfetched" or (is_heavy and over.why == "total") for over in held.values())
         if not (is_heavy or is_waited_for) or not chunks.want(WANTED_LOOK_S if is_waited_for else NEAR_LOOK_S):
@@ -133,7 +136,7 @@ class Credits:
         placeholders = int(request.num_output_placeholders)
         return placeholders if self._tokens_a_step == 1 else -(-placeholders // self._tokens_a_step)
 
-    def _hold_those_over(self, held: dict[str, _Over], now: float) -> None:
+    def _hold_those_over(self, held: dict[str, OverLimit], now: float) -> None:
         """Hold each stream that is over its own limits."""
         streams = self.queue.streams
         for request in self._scheduler.running:
@@ -142,17 +145,17 @@ class Credits:
                 continue
             hold = self._holds.get(request.request_id)
             least = self._most_tasks
-            if not self.queue.is_pressed and not self.queue.is_slow(stream):
+            if not self.queue.slow.is_pressed and not self.queue.slow.is_slow(stream):
                 least *= WIDE
             if hold is not None and hold.why == "tasks" and now - hold.began_s <= self._options.max_hold_s:
                 least = int(least * RESUME_AT) + 1 if least != float("inf") else least
             # Whatever its status: one that waits for a chunk of its own may get it, and run, in this very step.
             if stream.tasks + self._placeholders(request) >= least and not getattr(request, "is_prefill_chunk", False):
-                held[request.request_id] = _Over(request, stream, "tasks")
+                held[request.request_id] = OverLimit(request, stream, "tasks")
             elif stream.unfetched >= self._most_unfetched and stream.given_up_at != stream.fetches:
-                held[request.request_id] = _Over(request, stream, "unfetched")
+                held[request.request_id] = OverLimit(request, stream, "unfetched")
 
-    def _hold_those_with_most(self, held: dict[str, _Over], tasks_room: float, nbytes: int) -> None:
+    def _hold_those_with_most(self, held: dict[str, OverLimit], tasks_room: float, nbytes: int) -> None:
         """Let streams run, those with the least first, as long as what they may add fits under the totals.
 
         A stream that has nothing on its way may always take a step: holding it would help nobody.
@@ -172,7 +175,7 @@ class Credits:
         for weight, _, stream, request in candidates:
             step_bytes = 0 if stream is None else stream.last_nbytes
             if stream is not None and weight and (tasks_room < 1 or bytes_room <= 0 or bytes_room < step_bytes):
-                held[request.request_id] = _Over(request, stream, "total")
+                held[request.request_id] = OverLimit(request, stream, "total")
                 continue
             tasks_room -= 1
             bytes_room -= step_bytes
@@ -183,8 +186,8 @@ class Credits:
         found = (streams.get(request.external_req_id) for request in self._scheduler.running)
         return sum(stream.last_nbytes for stream in found if stream is not None)
 
-    def _apply(self, held: dict[str, _Over], now: float) -> None:
-        holds: dict[str, _Hold] = {}
+    def _apply(self, held: dict[str, OverLimit], now: float) -> None:
+        holds: dict[str, Hold] = {}
         counters = self._counters
         # schedule() counts its step first and then leaves out whoever is eligible only later than that.
         step = self._scheduler.current_step + 2
@@ -194,7 +197,7 @@ class Credits:
             if hold is not None and hold.passing_at not in (None, request.num_computed_tokens):
                 hold = None  # the step that it was let through was taken
             if hold is None:
-                hold = _Hold(over.why, now, stream.fetches)
+                hold = Hold(over.why, now, stream.fetches)
                 counters["holds"] += 1
                 counters[f"holds_for_{over.why}"] += 1
             hold.why = over.why

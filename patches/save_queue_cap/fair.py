@@ -9,102 +9,24 @@ stream's ``waiting``, a lane's hands. `SaveQueue` finds them there when it steps
 
 from __future__ import annotations
 
-import heapq
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from omni_fastpath.ledger import logger
-from omni_fastpath.patches.save_queue_cap import helper as helpers
-from omni_fastpath.patches.save_queue_cap.helper import Helper, Watch
-from omni_fastpath.patches.save_queue_cap.payload import NOTHING, Weight, keep, weigh
-from omni_fastpath.patches.save_queue_cap.storage import Storage
-from omni_fastpath.patches.save_queue_cap.unfetched import Chunks
-
-FLAT_S = 0.001
-"""What a send that is not slow costs its stream, so that streams without slow sends take turns."""
-
-CLEARLY_SLOW_S = 0.1
-"""A send that lasts so long is no accident of the processor: its stream is left to the helper after one."""
-
-WEIGH_S = 0.1
-"""Between two times that what waits is weighed while its bytes are far from their limit."""
-
-WAITED_S = 0.25
-"""Time after which a task has really waited, and is looked at for a batch that it alone keeps alive."""
-
-_AGAIN_S = 1.0
-_CROWD = 1024
-"""Streams from which on those that have nothing on its way are forgotten."""
-
-
-def stream_of(task: Mapping[str, Any]) -> str:
-    """The external request id that a save task belongs to; a clean-up task names it in its key prefix."""
-    request = task.get("request")
-    if request is not None:
-        external_req_id: str = request.external_req_id
-        return external_req_id
-    prefix: str = task["cleanup_shm"][0]
-    return prefix.rsplit("_", 1)[0]
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A queued task. ``weight`` is none until somebody has weighed it; most are sent before."""
-
-    task: dict[str, Any] | None
-    stream: Stream
-    number: int
-    since_s: float
-    weight: Weight | None = None
-    is_waiting: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """A thread that sends; only the thread itself and who has the queue's lock touch it.
-
-    Attributes:
-        reserved: What ``popleft`` will give it.
-        sending: What it gave last and has not been sent.
-    """
-
-    thread: threading.Thread
-    reserved: Held | None = None
-    sending: Held | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Stream:
-    """What one stream has on its way. ``tasks`` counts those queued and the one in flight."""
-
-    key: str
-    waiting: deque[Held] = field(default_factory=deque)
-    in_flight: Held | None = None
-    tasks: int = 0
-    last_nbytes: int = 0
-    virtual_s: float = 0.0
-    last_put_s: float | None = None
-    is_quick: bool = False
-    is_slow: bool = False
-    """Its last two puts were slow, or its last one clearly: left to the helper."""
-    unfetched: int = 0
-    fetches: int = 0
-    given_up_at: int | None = None
-    """Its ``fetches`` when a hold for unfetched chunks ended in which nobody had fetched any."""
+from .account import Account
+from .helper import Helper
+from .lanes import Lane, Lanes
+from .slow import SlowSends
+from .streams import StreamTable
+from .tasks import QueuedTask, Stream, stream_of
+from .turns import Turns
+from .unfetched import Chunks
 
 
 class FairQueue:
-    """The managed queue of one adapter.
-
-    Fairness is start-time fair queueing (Goyal, Vin and Cheng 1996) with the measured time of a send as its cost: the
-    stream that has had the least is next, and one that comes back starts where the others are. Sends that are not slow
-    all cost the same, and so does one that is slow by itself: charged is what two puts of a stream in a row took. A
-    pause of the whole process (a garbage collection) hits whoever is being sent, and would hold that one back until
-    each of the others has had as much.
+    """The managed queue of one adapter: takes tasks in, hands them to lanes, and says what is on its way.
 
     Where there is a helper lane, streams whose last two puts were slow are left to it. It may be in one send for ever:
     the first lane then takes the others of them when it has nothing else to do.
@@ -113,54 +35,26 @@ class FairQueue:
         counters: The patch's counters; written under the queue's lock.
         chunks: What shared memory still holds of each stream; None where it cannot be known.
         keep_all: Whether payloads are the runner's own memory, to be copied by `own_what_waits` before each step.
-        fifo: Serve in the order of arrival instead; only benchmarks do.
     """
 
-    def __init__(
-        self,
-        counters: dict[str, int],
-        *,
-        chunks: Chunks | None = None,
-        keep_all: bool = False,
-        fifo: bool = False,
-    ) -> None:
+    def __init__(self, counters: dict[str, int], *, chunks: Chunks | None = None, keep_all: bool = False) -> None:
         self.lock = threading.Lock()
         self.inbox: deque[dict[str, Any]] = deque()
         """What came since the last `sort_in`: appending needs no lock."""
-        self.chunks = chunks
-        self.helper = Helper()
-        self.near_at = float("inf")
-        """Tasks of a stream from which on it is among ``near``."""
-        self.near: dict[str, Stream] = {}
-        """Streams with that many tasks, as of the last ``sort_in``."""
         self.is_open = True
         """False while the inbox is one plain queue: a lane that waited for the lock takes nothing out of it."""
-        self.is_pressed = False
-        """Whether slow sends keep every lane, so that the streams behind them cannot help having tasks."""
-        self.is_anybody_slow = False
-        """Whether there is a slow send, or a stream that waits whose sends are slow."""
-        self.storage = Storage()
-        self._watches = Watch(), Watch()  # of the first lane and the helper
-        self._sent_slowly: tuple[Held | None, ...] = ()
-        self._streams: dict[str, Stream] = {}
-        self._tasks = 0
+        self.helper = Helper()
+        self.slow = SlowSends(self.helper)
+        self.account = Account(self.lock, counters, chunks)
+        self.table = StreamTable(self.lock)
+        self.turns = Turns()
+        self.lanes = Lanes()
+        self.waiting = 0
+        """Tasks that were sorted in and no lane has in hand."""
         self._counters = counters
         self._keep_all = keep_all
-        self._fifo = fifo
-        self.lane_of: dict[int, Lane] = {}  # by the thread's number
-        self.first_lane: Lane | None = None
-        self._queued = 0
-        self._numbers = 0
-        self._virtual_s = 0.0
-        # Heaps: each stream with waiting tasks and none in flight, and of those the ones that are left to the helper.
-        self._ready: list[tuple[float, int, Stream]] = []
-        self._ready_slow: list[tuple[float, int, Stream]] = []
-        self._fresh: list[Held] = []  # queued and not weighed, some of them sent since
-        self._aging: deque[tuple[float, Held]] = deque()  # weighed, to be looked at again by then
-        self._next_weighing_s = 0.0
-        self._task_nbytes = float("inf")  # of those that were weighed last, each
-        self._next_look_s = 0.0
-        self._crowd = _CROWD
+
+    # ---- What others read ----
 
     def add_lane(self, thread: threading.Thread, helper: threading.Condition | None = None) -> None:
         """Let a thread that runs reserve tasks; any other finds a plain queue.
@@ -169,158 +63,95 @@ class FairQueue:
             thread: The lane. The first is upstream's own save thread.
             helper: What a further lane sleeps on.
         """
-        assert thread.ident is not None, "a lane is known by its number, which it has once it runs"
-        lane = self.lane_of[thread.ident] = Lane(thread)
-        self.first_lane = self.first_lane or lane
+        self.lanes.add(thread)
         if helper is not None:
             self.helper.condition = helper
-
-    @property
-    def lanes(self) -> tuple[threading.Thread, ...]:
-        """The threads that send."""
-        return tuple(lane.thread for lane in self.lane_of.values())
 
     @property
     def streams(self) -> Mapping[str, Stream]:
         """Every stream that has something on its way, and some that had."""
         self.sort_in()
-        return self._streams
+        return self.table.found
 
     @property
     def tasks(self) -> int:
         """Queued and in flight."""
         self.sort_in()
-        return self._tasks
+        return self.table.tasks
 
     @property
     def nbytes(self) -> int:
         """Bytes queued and in flight (unique storage) and not fetched; all of it is weighed for this."""
         with self.lock:
-            self._sort_in()
-            self._weigh()
-        return self._all_bytes()
+            self.sort_in_locked()
+            self.account.weigh()
+        return self.account.nbytes
 
     def nbytes_near(self, limit: float) -> int:
         """The same for a limit: what came lately is weighed only where it may matter, or has not been for a while."""
         with self.lock:
-            self._sort_in()
-            fresh = len(self._fresh)
-            if fresh:
-                now = time.monotonic()
-                if now >= self._next_weighing_s or self._all_bytes() + fresh * self._task_nbytes >= limit / 2:
-                    self._next_weighing_s = now + WEIGH_S
-                    self._weigh()
-        return self._all_bytes()
+            self.sort_in_locked()
+            self.account.weigh_near(limit)
+        return self.account.nbytes
 
     def look_at_lanes(self, now: float) -> None:
         """See which lanes are in slow sends; the scheduler's thread does, once a step and more often at will."""
-        first, other = self._watches
-        helper = self.helper
-        self.look_at_first(helper.first_since_s, now)
-        if helper.condition is not None:
-            other.look(helper.own_since_s, now)
-        self.is_pressed = first.is_dominated(now) and (helper.condition is None or other.is_dominated(now))
-        self._sent_slowly = tuple(
-            lane.sending
-            for lane in tuple(self.lane_of.values())
-            if (first if lane is self.first_lane else other).is_slow and lane.sending is not None
-        )
-        self.is_anybody_slow = (
-            first.is_dominated(now)
-            or other.is_dominated(now)
-            or any(stream.is_slow and stream.tasks for stream in list(self._streams.values()))
-        )
-
-    def look_at_first(self, since_s: float | None, now: float) -> bool:
-        """Whether the first lane is in a slow send, by this look and those before."""
-        return self._watches[0].look(since_s, now)
-
-    def is_slow(self, stream: Stream) -> bool:
-        """Whether a stream's sends are slow, as of the last look: the one that goes on, or its last ones."""
-        return stream.is_slow or any(held is not None and held.stream is stream for held in self._sent_slowly)
-
-    def _all_bytes(self) -> int:
-        return self.storage.nbytes + (self.chunks.nbytes if self.chunks is not None else 0)
+        self.slow.look(now, self.lanes, self.table.found)
 
     # ---- The producer: the scheduler's thread ----
 
     def append(self, task: dict[str, Any]) -> None:
         """Queue a task behind its stream's others, without the queue's lock."""
         self.inbox.append(task)
-        self.help_if_stuck()
-
-    def help_if_stuck(self) -> None:
-        """Alert the helper if the first lane is in a slow send."""
-        helper = self.helper
-        if helper.condition is not None and not helper.is_alert and helper.is_first_stuck(time.monotonic()):
-            helper.alert()
+        self.helper.alert_if_first_is_stuck()
 
     def sort_in(self) -> None:
         """Count what was queued since the last time."""
         if self.inbox:
             with self.lock:
-                self._sort_in()
+                self.sort_in_locked()
             self._alert_for_slow()
 
-    def _sort_in(self) -> None:
+    def sort_in_locked(self) -> None:
         """Put what came since into its streams' queues; under the lock. It runs once a task: every line counts."""
-        inbox, streams, counters = self.inbox, self._streams, self._counters
+        inbox, table, counters = self.inbox, self.table, self._counters
         if not inbox or not self.is_open:
             return
+        streams, near_at, fresh = table.found, table.near_at, self.account.fresh
         now = time.monotonic()
         came = 0
         most = counters["max_stream_tasks"]
         while inbox:
             task = inbox[0]  # taken when it stands in its stream's queue: nothing that fails in between loses it
             key = stream_of(task)
-            stream = streams.get(key) or self._open(key)
-            held = Held(task, stream, self._numbers, now)
-            self._numbers += 1
+            stream = streams.get(key) or table.open(key)
+            queued = QueuedTask(task, stream, table.numbers, now)
+            table.numbers += 1
             if not stream.waiting and stream.in_flight is None:
-                stream.virtual_s = max(stream.virtual_s, self._virtual_s)
-                self._offer(stream, held.number)
-            stream.waiting.append(held)
+                self.turns.come(stream)
+                self._offer(stream, queued)
+            stream.waiting.append(queued)
             inbox.popleft()
-            self._fresh.append(held)
+            fresh.append(queued)
             stream.tasks = tasks = stream.tasks + 1
-            self._tasks += 1
-            self._queued += 1
+            table.tasks += 1
+            self.waiting += 1
             came += 1
             most = max(most, tasks)
-            if tasks >= self.near_at:
-                self.near[key] = stream
+            if tasks >= near_at:
+                table.near[key] = stream
         counters["tasks"] += came
         counters["max_stream_tasks"] = most
-        counters["max_queued_tasks"] = max(counters["max_queued_tasks"], self._tasks)
-        if len(self._fresh) > 2 * self._queued + _CROWD:
-            self._fresh = [held for held in self._fresh if held.is_waiting]
+        counters["max_queued_tasks"] = max(counters["max_queued_tasks"], table.tasks)
+        self.account.trim(self.waiting)
+
+    def _offer(self, stream: Stream, first: QueuedTask) -> None:
+        self.turns.offer(stream, first.number, has_helper=self.helper.condition is not None)
 
     def _alert_for_slow(self) -> None:
         """Wake the helper where something waits that only it takes. Not under the lock."""
-        if self._ready_slow:
+        if self.turns.ready_slow:
             self.helper.alert()
-
-    def _weigh(self) -> None:
-        """Weigh what came since the last time and still waits; under the lock."""
-        fresh, self._fresh = self._fresh, []
-        count, before = 0, self.storage.nbytes
-        for held in fresh:
-            if held.is_waiting and held.task is not None:
-                count += 1
-                self._weigh_one(held, held.task)
-                self._aging.append((held.since_s + WAITED_S, held))
-        if count:
-            self._task_nbytes = (self.storage.nbytes - before) / count
-        self._note_bytes()
-
-    def _weigh_one(self, held: Held, task: Mapping[str, Any]) -> None:
-        try:
-            weight = weigh(task.get("multimodal_output"))
-        except Exception:  # a kind of tensor that cannot be looked at: it is sent all the same
-            logger.exception("omni-fastpath: save_queue_cap could not weigh a payload of %s", held.stream.key)
-            weight = NOTHING
-        held.weight = weight
-        held.stream.last_nbytes = self.storage.add(weight) or held.stream.last_nbytes
 
     def own_what_waits(self) -> None:
         """Before the runner's next step, where payloads are its own memory: copy what waits and came since the last.
@@ -328,144 +159,72 @@ class FairQueue:
         Most was sent by then and need not be copied. What a lane has taken is upstream's to read, as it always was.
         """
         with self.lock:  # always: a lane may be about to sort in what it took from the inbox
-            self._sort_in()
+            self.sort_in_locked()
             if not self._keep_all:
                 return
-            self._weigh()
-            fresh = [held for _, held in self._aging if held.is_waiting]
-            self._aging.clear()
-        self._replace([(held, None) for held in fresh])
-
-    def _replace(self, wanted: list[tuple[Held, Any]]) -> None:
-        """Give tasks that wait a copy of their payloads, or of the parts that are wanted."""
-        kept = []
-        for held, which in wanted:
-            task = held.task
-            if held.is_waiting and task is not None:
-                payload, copies = keep(task.get("multimodal_output"), which)  # a clean-up has none
-                if copies:
-                    kept.append((held, task, payload, weigh(payload), copies))
-        if not kept:
-            return
-        with self.lock:  # once: each time may be a wait for a lane, and for the interpreter's lock after it
-            for held, task, payload, weight, copies in kept:
-                if held.is_waiting and held.weight is not None:
-                    self.storage.remove(held.weight)
-                    held.weight = weight
-                    task["multimodal_output"] = payload
-                    self.storage.add(weight)
-                    self._counters["copied_tensors"] += copies
-
-    def _let_batches_go(self, now: float) -> None:
-        """Copy what has waited while most of the batch that it is a part of has left; on a lane's thread."""
-        thin = []
-        with self.lock:
-            aging, is_thin = self._aging, self.storage.is_thin
-            for _ in range(len(aging)):
-                if aging[0][0] > now:
-                    break
-                _, held = aging.popleft()
-                if held.is_waiting and held.weight:
-                    if any(map(is_thin, held.weight)):
-                        thin.append((held, frozenset(filter(is_thin, held.weight)).__contains__))
-                    else:
-                        aging.append((now + _AGAIN_S, held))
-        self._replace(thin)
-
-    def _open(self, key: str) -> Stream:
-        if len(self._streams) >= self._crowd:
-            # Those that came first have ended most likely; one that comes back after all is new.
-            idle = [each.key for each in self._streams.values() if not each.tasks and not each.unfetched]
-            for each in idle[: len(idle) // 2 + 1]:
-                del self._streams[each]
-            self._crowd = len(self._streams) + _CROWD // 2
-        stream = self._streams[key] = Stream(key)
-        return stream
-
-    def _note_bytes(self) -> None:
-        nbytes = self._all_bytes()
-        self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], nbytes)
+            waiting = self.account.take_all_that_waits()
+        self.account.replace([(queued, None) for queued in waiting])
 
     # ---- The lanes ----
 
     def __len__(self) -> int:
         """Tasks that nobody has taken."""
-        return self._queued + len(self.inbox)
+        return self.waiting + len(self.inbox)
 
     def __bool__(self) -> bool:
         """Whether there is a task for the calling thread; in a lane, reserve it."""
-        lane = self.lane_of.get(threading.get_ident())
+        lane = self.lanes.of.get(threading.get_ident())
         if lane is None:
-            return bool(self._queued or self.inbox) and self._is_something_ready()
+            return bool(self.waiting or self.inbox) and self._is_something_ready()
         if lane.reserved is not None:
             return True
         now = time.monotonic()
-        is_first = lane is self.first_lane
+        is_first = lane is self.lanes.first
         takes_all = is_first or self.helper.may_take_all()
-        self._look(now)
-        if not takes_all and not self._ready_slow and not self.inbox:
+        self.account.look_between_sends(now)
+        if not takes_all and not self.turns.ready_slow and not self.inbox:
             return False
         with self.lock:
-            self._sort_in()
-            self._reserve(lane, now, takes_all=takes_all)
+            self.sort_in_locked()
+            self.reserve(lane, now, takes_all=takes_all)
         if is_first:
             self._begin(lane.reserved, now)
         return lane.reserved is not None
 
-    def _look(self, now: float) -> None:
-        """What a lane does between sends: look at shared memory, and let batches go that a task or two keep alive."""
-        if self.chunks is not None:
-            self.chunks.look(now)
-        if now >= self._next_look_s and (self._fresh or self._aging):
-            self._next_look_s = now + WEIGH_S
-            with self.lock:
-                self._weigh()
-            if self._aging and self._aging[0][0] <= now:
-                self._let_batches_go(now)
-
-    def _reserve(self, lane: Lane, now: float, *, takes_all: bool) -> None:
+    def reserve(self, lane: Lane, now: float, *, takes_all: bool) -> None:
         """The next task into the lane's hands, if there is one for it; under the lock."""
         if not self.is_open:
             return
-        is_first = lane is self.first_lane
-        heap = self._ready
-        if not is_first:
-            slow = self._ready_slow
-            if slow and (not takes_all or not heap or slow[0][:2] < heap[0][:2]):
-                heap = slow
-            elif not takes_all:
-                return
-        elif not heap and self._ready_slow and (self.helper.condition is None or self.helper.is_hung(now)):
-            heap = self._ready_slow
+        turns = self.turns
+        if lane is not self.lanes.first:
+            heap = turns.next_of_helper(takes_all=takes_all)
+        else:
+            heap = turns.ready
+            if not heap and turns.ready_slow and (self.helper.condition is None or self.helper.is_hung(now)):
+                heap = turns.ready_slow
         if not heap:
             return
         stream = heap[0][2]
-        held = stream.waiting[0]
-        stream.in_flight = lane.reserved = held
-        held.is_waiting = False
+        queued = stream.waiting[0]
+        stream.in_flight = lane.reserved = queued
+        queued.is_waiting = False
         stream.waiting.popleft()
-        heapq.heappop(heap)
-        self._virtual_s = max(self._virtual_s, stream.virtual_s)
-        self._queued -= 1
+        turns.taken(heap)
+        self.waiting -= 1
 
-    def _begin(self, held: Held | None, now: float) -> None:
+    def _begin(self, queued: QueuedTask | None, now: float) -> None:
         """The first lane goes into a send, or to sleep."""
-        helper = self.helper
-        if held is None:
-            helper.first_since_s = None
-        elif held.stream.is_quick:
-            helper.first_since_s = now
-        else:
-            helper.first_since_s = now - helpers.SLOW_S
-            if self._ready:
-                helper.alert()
+        if queued is None:
+            self.helper.first_since_s = None
+        elif self.helper.first_begins(now, is_quick=queued.stream.is_quick) and self.turns.ready:
+            self.helper.alert()
         self._alert_for_slow()
 
     def _is_something_ready(self) -> bool:
         """Whether ``popleft()`` would give something: not what stands behind a task in flight."""
         with self.lock:
-            self._sort_in()
-            return bool(self._ready or self._ready_slow)
+            self.sort_in_locked()
+            return bool(self.turns.ready or self.turns.ready_slow)
 
     def popleft(self) -> dict[str, Any]:
         """The reserved task; outside the lanes, the next one.
@@ -473,30 +232,22 @@ class FairQueue:
         Raises:
             IndexError: There is none, as a deque has it.
         """
-        lane = self.lane_of.get(threading.get_ident())
+        lane = self.lanes.of.get(threading.get_ident())
         outside = lane is None
         if lane is None:
             lane = Lane(threading.current_thread())
         if lane.reserved is None:
             with self.lock:
-                self._sort_in()
-                self._reserve(lane, time.monotonic(), takes_all=True)
-        held = lane.reserved
-        if held is None or held.task is None:
+                self.sort_in_locked()
+                self.reserve(lane, time.monotonic(), takes_all=True)
+        queued = lane.reserved
+        if queued is None or queued.task is None:
             raise IndexError("no save task is waiting")
         if not outside:
-            lane.sending = held
-            if lane is not self.first_lane:
-                self.helper.own_since_s = time.monotonic()
-            elif self.helper.first_since_s is None:  # what was reserved for it when the calm ended
-                self.helper.first_since_s = time.monotonic()
+            lane.sending = queued
+            self.helper.took(is_first=lane is self.lanes.first)
         lane.reserved = None
-        return held.task
-
-    def _offer(self, stream: Stream, number: int) -> None:
-        is_left = stream.is_slow and self.helper.condition is not None
-        heap = self._ready_slow if is_left else self._ready
-        heapq.heappush(heap, (0.0 if self._fifo else stream.virtual_s, number, stream))
+        return queued.task
 
     def sent(
         self, task: Mapping[str, Any], seconds: float, *, has_put: bool = True, is_unfetched: bool = False
@@ -507,130 +258,58 @@ class FairQueue:
             task: As ``popleft`` gave it.
             seconds: What it took.
             has_put: Whether the connector was given something; the talker's frames go in chunks of many tasks.
-            is_unfetched: Whether that is a chunk that counts until ``gone`` says otherwise.
+            is_unfetched: Whether that is a chunk that counts until `StreamTable.gone` says otherwise.
         """
-        lane = self.lane_of.get(threading.get_ident())
-        if lane is not None and lane is not self.first_lane:
+        lane = self.lanes.of.get(threading.get_ident())
+        if lane is not None and lane is not self.lanes.first:
             self.helper.own_since_s = None
         with self.lock:
             key = stream_of(task)
-            stream = self._streams.get(key)
+            stream = self.table.found.get(key)
             if is_unfetched:
-                stream = stream or self._open(key)
+                stream = stream or self.table.open(key)
                 stream.unfetched += 1
-                self._note_bytes()
-            held = None if stream is None else stream.in_flight
-            if stream is None or held is None or held.task is not task:
+                self.account.note_most()
+            queued = None if stream is None else stream.in_flight
+            if stream is None or queued is None or queued.task is not task:
                 return  # sent by somebody who did not take it from here
-            self._end(stream, held)
-            cost_s = FLAT_S
-            if has_put or seconds >= helpers.SLOW_S:
-                before_s, stream.last_put_s = stream.last_put_s, seconds
-                stream.is_quick = min(seconds, seconds if before_s is None else before_s) < helpers.SLOW_S
-                stream.is_slow = (before_s is not None and not stream.is_quick) or seconds >= CLEARLY_SLOW_S
-                if before_s is not None and not stream.is_quick:
-                    cost_s = min(seconds, before_s)
-            stream.virtual_s += cost_s
+            if queued.weight:
+                self.account.storage.remove(queued.weight)
+            self.table.end(stream, queued)
+            self.lanes.end(queued)
+            self.turns.charge(stream, seconds, has_put=has_put)
             if stream.waiting:
-                self._offer(stream, stream.waiting[0].number)
+                self._offer(stream, stream.waiting[0])
 
-    def _end(self, stream: Stream, held: Held) -> None:
-        """Take a task off the books; under the lock."""
-        if held.weight:
-            self.storage.remove(held.weight)
-        held.task = None  # its payload lives no longer than it must
-        held.is_waiting = False
-        stream.in_flight = None
-        stream.tasks = tasks = stream.tasks - 1
-        self._tasks -= 1
-        if tasks < self.near_at:
-            self.near.pop(stream.key, None)
-        for lane in self.lane_of.values():
-            if lane.sending is held:
-                lane.sending = None
+    # ---- To and from a plain queue; under the lock ----
 
-    def gone(self, key: str, count: int, *, fetched: bool) -> None:
-        """So many of a stream's chunks are in shared memory no longer, or are not waited for any more."""
-        with self.lock:
-            stream = self._streams.get(key)
-            if stream is None:
-                return
-            stream.unfetched -= count
-            if fetched:
-                stream.fetches += count
-            else:  # of a request that is over; the next one of this name has a receiver of its own
-                stream.given_up_at = None
-
-    def came_unfetched(self, key: str) -> None:
-        """A chunk of a stream that was put before anybody counted here."""
-        with self.lock:
-            (self._streams.get(key) or self._open(key)).unfetched += 1
-
-    # ---- To and from a plain queue; all under the lock ----
-
-    def adopt(self, task: dict[str, Any], lane: Lane) -> None:
-        """Take over a task that a lane is sending already; before anything is sorted in."""
-        stream = self._streams.get(stream_of(task)) or self._open(stream_of(task))
-        held = Held(task, stream, self._numbers, time.monotonic(), is_waiting=False)
-        self._numbers += 1
-        stream.in_flight = lane.sending = held
-        stream.tasks += 1
-        self._tasks += 1
-
-    def trust_all(self) -> None:
-        """Streams that have made no put here are quick until one says otherwise, but those that are being sent."""
-        for stream in self._streams.values():
-            if stream.last_put_s is None and stream.in_flight is None:
-                stream.is_quick = True
-
-    def deepest(self) -> int:
-        """Tasks of the stream that has the most."""
-        return max((each.tasks for each in self._streams.values()), default=0)
-
-    def reserve_any(self, lane: Lane) -> None:
-        """A task for a lane that was told that there is one, whosever turn it is."""
-        self._reserve(lane, time.monotonic(), takes_all=True)
-        if lane.reserved is None and self._ready_slow:
-            self._ready += self._ready_slow
-            heapq.heapify(self._ready)
-            self._ready_slow = []
-            self._reserve(lane, time.monotonic(), takes_all=True)
-
-    def in_order(self) -> list[dict[str, Any]]:
-        """Everything that is not being sent, in the order of its arrival; only the first lane may have it in hand."""
-        found = self.all_waiting()
-        if self.first_lane is not None and self.first_lane.reserved is not None:
-            found.append(self.first_lane.reserved)
-        found.sort(key=lambda held: held.number)
-        return [held.task for held in found if held.task is not None]
-
-    def close_books(self) -> None:
-        """Forget all tasks: they are somebody else's."""
-        if self.first_lane is not None:
-            self.first_lane.reserved = self.first_lane.sending = None
-        self.forget_what_waits()
-        for stream in self._streams.values():
-            stream.in_flight = None
-            stream.tasks = 0
-        self._tasks = self._queued = 0
-        self.storage = Storage()
-        self.near.clear()
+    def take_over(self, in_hand: dict[str, Any] | None) -> None:
+        """Manage what stands in the inbox, and what the first lane is sending already."""
+        first = self.lanes.first
+        self.is_open = True
+        if in_hand is not None and first is not None:
+            first.sending = self.table.adopt(in_hand)
+        self.sort_in_locked()
+        self.table.trust_all()  # nobody was slow so far but who is being sent
+        if in_hand is None and first is not None and first.thread.is_alive():
+            # The first lane may have been told that there is something, and is about to take it: whosever turn it is.
+            self.reserve(first, time.monotonic(), takes_all=True)
+            if first.reserved is None and self.turns.ready_slow:
+                self.turns.leave_none_to_helper()
+                self.reserve(first, time.monotonic(), takes_all=True)
 
     def forget_what_waits(self) -> None:
-        """Keep no payload alive; who is about to copy one finds that it waits here no longer."""
-        for stream in list(self._streams.values()):
-            for held in stream.waiting:
-                held.is_waiting = False
-            stream.waiting.clear()
-        self._ready.clear()
-        self._ready_slow.clear()
-        self._fresh.clear()
-        self._aging.clear()
+        """What waits is somebody else's; a lane keeps what it has in hand."""
+        self.table.forget_what_waits()
+        self.turns.forget()
+        self.account.forget()
 
-    def all_waiting(self) -> list[Held]:
-        """Everything that waits and no lane has in hand, in the order of its arrival; asks nothing of the books."""
-        in_hand = {id(lane.reserved) for lane in self.lane_of.values()}
-        in_hand |= {id(lane.sending) for lane in self.lane_of.values()}
-        found = [held for stream in list(self._streams.values()) for held in stream.waiting]
-        found = [held for held in found if id(held) not in in_hand and held.task is not None]
-        return sorted(found, key=lambda held: held.number)
+    def close(self) -> None:
+        """Forget all tasks: they are somebody else's."""
+        self.is_open = False
+        if self.lanes.first is not None:
+            self.lanes.first.reserved = self.lanes.first.sending = None
+        self.forget_what_waits()
+        self.table.forget_tasks()
+        self.waiting = 0
+        self.account.close()

@@ -11,50 +11,11 @@ from __future__ import annotations
 import threading
 import time
 
-SLOW_S = 0.02
-"""A send that lasts longer is slow. Shorter ones differ by who got the interpreter's lock more than by stream."""
+from . import slow
 
 HUNG_S = 1.0
 """The helper's send that lasts longer may last for ever: the first lane serves slow streams too, where it has nothing
 else to do."""
-
-
-LOOK_S = SLOW_S / 2
-"""What one look at a send counts at most: a pause of the whole process between two looks is no slow send."""
-
-
-class Watch:
-    """Whether a lane is in a slow send, judged from the scheduler's thread by looking at it before each step.
-
-    How long a send lasts says little by itself: the process may have been paused, or the lane may have had no turn on
-    the processor. So time counts only from look to look, `LOOK_S` each at most: that the scheduler's thread came round
-    again and again shows that the lane had its chances too, and no single pause makes a send slow.
-    """
-
-    def __init__(self) -> None:
-        self.is_slow = False
-        """Whether the send of the last look is."""
-        self._since_s: float | None = None
-        self._seen_s = 0.0
-        self._last_s = 0.0
-        self._until_s = float("-inf")
-
-    def look(self, since_s: float | None, now: float) -> bool:
-        """Look at the send that began at ``since_s`` (monotonic seconds; None: there is none); whether it is slow."""
-        if since_s != self._since_s:
-            if self.is_slow and self._since_s is not None:
-                self._until_s = now + self._last_s - self._since_s
-            self.is_slow = False
-            self._since_s, self._seen_s, self._last_s = since_s, 0.0, since_s or now
-        if since_s is not None:
-            self._seen_s += min(now - self._last_s, LOOK_S)
-            self._last_s = now
-            self.is_slow = self._seen_s >= SLOW_S
-        return self.is_slow
-
-    def is_dominated(self, now: float) -> bool:
-        """Whether the lane is in a slow send, or was for longer than it has been out of it."""
-        return self.is_slow or now < self._until_s
 
 
 class Helper:
@@ -75,7 +36,19 @@ class Helper:
     def is_first_stuck(self, now: float) -> bool:
         """Whether the first lane is in a slow send. Without a lock: a moment too early or late does no harm."""
         since_s = self.first_since_s
-        return since_s is not None and now - since_s >= SLOW_S
+        return since_s is not None and now - since_s >= slow.SLOW_S
+
+    def first_begins(self, now: float, *, is_quick: bool) -> bool:
+        """The first lane begins a send; whether it may be slow, and what else is ready should not wait for it."""
+        self.first_since_s = now if is_quick else now - slow.SLOW_S
+        return not is_quick
+
+    def took(self, *, is_first: bool) -> None:
+        """A lane has taken its task."""
+        if not is_first:
+            self.own_since_s = time.monotonic()
+        elif self.first_since_s is None:  # what was reserved for it when the calm ended
+            self.first_since_s = time.monotonic()
 
     def is_hung(self, now: float) -> bool:
         """Whether the helper itself is in a send that may last for ever."""
@@ -97,6 +70,11 @@ class Helper:
         self.is_alert = True
         with self.condition:
             self.condition.notify()
+
+    def alert_if_first_is_stuck(self) -> None:
+        """On the scheduler's thread, where tasks come: alert the helper if the first lane is in a slow send."""
+        if self.condition is not None and not self.is_alert and self.is_first_stuck(time.monotonic()):
+            self.alert()
 
     def wake(self) -> bool:
         """Alert the helper if the first lane is stuck, and say whether it was."""

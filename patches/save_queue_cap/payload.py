@@ -25,7 +25,7 @@ import torch
 Weight = Mapping[int, tuple[int, int]]
 """Of each storage that a payload keeps alive, by address: its bytes, and how many of them the payload's tensors are."""
 
-NOTHING: Weight = MappingProxyType({})
+NO_BYTES: Weight = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class KeptPayload(dict[str, Any]):
 def weigh(payload: Any) -> Weight:
     """The memory that a payload keeps alive; views of one storage are one."""
     if payload is None:
-        return NOTHING
+        return NO_BYTES
     found: dict[int, tuple[int, int]] = {}
     left = [payload]  # no recursion: this runs once a task
     for value in left:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_fastpath.patches.save_queue_cap.payload import Weight
+from .payload import Weight
 
 THIN = 0.5
 """Share of a storage that queued tasks still have of it below which copying them out lets most of it go."""

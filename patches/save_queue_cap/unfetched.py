@@ -11,7 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,6 +125,26 @@ class Chunks:
             if segments is not None:
                 segments.ended_s = time.monotonic()
                 self._drop_fetched(stream, segments)
+
+    def adopt(self, names: Iterable[str], is_live: Callable[[str], bool], came: Callable[[str], None]) -> None:
+        """Count segments that were put before anybody counted them here.
+
+        Args:
+            names: Of the segments; some may be gone, some are counted.
+            is_live: Whether more may be sent of a stream.
+            came: Told the stream of each that is counted from now on.
+        """
+        self.look_now()
+        self.end_those_without(is_live)
+        found = [(*name.rsplit("_", 2), name) for name in names]
+        for stream, _, _, name in sorted(found, key=lambda each: (each[0], int(each[2]))):
+            if self.knows(stream, name):
+                continue
+            size = size_of(name)
+            if size and self.put(stream, name, size):
+                came(stream)
+                if not is_live(stream):
+                    self.ended(stream)
 
     def knows(self, stream: str, name: str) -> bool:
         """Whether a segment is counted."""

@@ -33,7 +33,7 @@ def test_an_installation_without_git_has_no_commit(tmp_path: Path) -> None:
 def test_no_serving_module_imports_the_comparison() -> None:
     """What a serving process imports never brings omni_fastpath.compare with it."""
     code = (
-        "import sys, omni_fastpath.bootstrap, omni_fastpath.config, omni_fastpath.install, omni_fastpath.publish,"
+        "import sys, omni_fastpath.bootstrap, omni_fastpath.admission, omni_fastpath.install, omni_fastpath.publish,"
         " omni_fastpath.hooks, omni_fastpath.patches, omni_fastpath.handoff;"
         "print([name for name in sys.modules if name.startswith('omni_fastpath.compare')])"
     )

@@ -15,10 +15,11 @@ TTFP = Measure("TTFP p50", "ms", "lower")
 OTHERS = tuple(Measure(f"other {number}", "ms", "lower") for number in range(8))
 
 RUNS = 10_000
-START_SIGMA = 0.08
-"""Standard deviation of the logarithm of a figure from start to start; assumed, ``benchmarks.drift`` measures it."""
-DRIFT_SIGMA = 0.05
-"""The same of what drifts: a walk whose step this is, from one start to the next. Assumed too."""
+PRIMARY_SIGMA, WORST_SIGMA = 0.045, 0.10
+"""Standard deviation of the logarithm of a figure from start to start: TTFP's, which is the primary measure, and the
+largest, that of the first text. Measured by ``python -m benchmarks.drift --starts 10`` (benchmarks/RESULTS.md)."""
+DRIFT_SIGMA = 0.055
+"""The same of what drifts: a walk whose step this is, from one start to the next. The largest that was measured."""
 
 
 def test_four_starts_an_arm_can_reach_the_primary_threshold_and_no_other() -> None:
@@ -119,19 +120,18 @@ def test_a_start_without_a_figure_is_refused(a: list[float], b: list[float], pro
 
 def test_an_arm_against_itself_is_told_apart_in_at_most_a_twentieth_of_runs() -> None:
     """Of 10,000 simulated runs of six starts an arm with drift, nine measures each, at most 5 % have any verdict."""
-    wrong = sum(
-        any(found in ("better", "worse") for found in words) for words in _simulated(1.0, (TTFP, *OTHERS), RUNS, seed=3)
-    )
+    runs = _simulated(1.0, WORST_SIGMA, (TTFP, *OTHERS), RUNS, seed=3)
+    wrong = sum(any(found in ("better", "worse") for found in words) for words in runs)
     assert wrong <= 0.05 * RUNS, wrong
 
 
 def test_a_ratio_of_1_3_is_found_in_four_fifths_of_runs() -> None:
     """Of 10,000 simulated runs in which B is 1.3 times A, the primary measure says so in at least 80 %."""
-    found = sum(words[0] == "worse" for words in _simulated(1.3, (TTFP,), RUNS, seed=4))
+    found = sum(words[0] == "worse" for words in _simulated(1.3, PRIMARY_SIGMA, (TTFP,), RUNS, seed=4))
     assert found >= 0.8 * RUNS, found
 
 
-def _simulated(ratio: float, measures: tuple[Measure, ...], runs: int, seed: int) -> list[list[str]]:
+def _simulated(ratio: float, sigma: float, measures: tuple[Measure, ...], runs: int, seed: int) -> list[list[str]]:
     """The words of simulated runs: six starts an arm in turns A B B A, each measure with start noise and drift."""
     from omni_fastpath.compare.turns import turns
 
@@ -144,7 +144,7 @@ def _simulated(ratio: float, measures: tuple[Measure, ...], runs: int, seed: int
         for _, arm in turns("AB", 6):
             drift += draws.gauss(0, DRIFT_SIGMA)
             for measure in measures:
-                value = math.exp(drift + draws.gauss(0, START_SIGMA)) * (ratio if arm == "B" else 1.0)
+                value = math.exp(drift + draws.gauss(0, sigma)) * (ratio if arm == "B" else 1.0)
                 samples[arm][measure.name].append(value)
         found.append(_words(samples, measures, p))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,10 @@ import pytest
 
 from omni_fastpath import install
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Options, Patch, Process, Seam, SeamKind, State
+from omni_fastpath.declare import Add, Call, Counter, Options, Patch, Process, Seam, State, Wrap
 from omni_fastpath.ledger import LEDGER
 
 TESTED = "0.30.0"
-PIN = SeamKind.PIN
 
 MODULE = "made_up_upstream"
 SOURCE = '''
@@ -95,13 +95,29 @@ class Upstream:
         return {name: dict(vars(owner)) for name, owner in owners.items()}
 
 
-RUN = Seam(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes")
-MAKE = Seam(MODULE, "Loop.make", ("cls", "size"), wrapper="passes", descriptor="classmethod")
-CHECK = Seam(MODULE, "Loop.check", ("value",), wrapper="passes", descriptor="staticmethod")
-LISTEN = Seam(MODULE, "listen", ("port", "backlog"), wrapper="passes")
-EVENTS = Seam(MODULE, "Loop.events", ("self",))
-ADDED = Seam(MODULE, "Loop.added", kind=SeamKind.ADD, wrapper="added", probe="difference")
-MOVED = Seam(MODULE, "Loop.gone", ("self",), wrapper="passes")
+RUN = Wrap(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes")
+MAKE = Wrap(MODULE, "Loop.make", ("cls", "size"), wrapper="passes", descriptor="classmethod")
+CHECK = Wrap(MODULE, "Loop.check", ("value",), wrapper="passes", descriptor="staticmethod")
+LISTEN = Wrap(MODULE, "listen", ("port", "backlog"), wrapper="passes")
+EVENTS = Call(MODULE, "Loop.events", ("self",))
+ADDED = Add(MODULE, "Loop.added", function="added", probe="difference")
+MOVED = Wrap(MODULE, "Loop.gone", ("self",), wrapper="passes")
+
+
+RUN_BODY = "a90bdadf697f4ab7"
+"""The fingerprint of ``Loop.run``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeUpPatch(Patch):
+    """A patch that has no folder: its wrappers are in a module that the test makes."""
+
+    wrappers_module: str = "made_up_wrappers"
+
+    @property
+    def wrappers(self) -> str:
+        """Its wrappers module."""
+        return self.wrappers_module
 
 
 def patch(name: str, *seams: Seam, **fields: Any) -> Patch:
@@ -109,12 +125,11 @@ def patch(name: str, *seams: Seam, **fields: Any) -> Patch:
     given: dict[str, Any] = {
         "summary": "",
         "processes": frozenset({Process.SERVER}),
-        "wrappers": "made_up_wrappers",
         "tested": (TESTED,),
         "docs": "",
-        "counters": {"done": "times"},
+        "counters": (Counter("done", "times"),),
     }
-    return Patch(name=name, seams=seams, **{**given, **fields})
+    return MadeUpPatch(name=name, **{**given, "seams": seams, **fields})
 
 
 def resolved(

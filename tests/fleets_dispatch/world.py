@@ -647,7 +647,7 @@ def _attributes(thing: Any) -> list[tuple[str, Any]]:
         for slot in getattr(kind, "__slots__", ()):
             if hasattr(thing, slot):
                 named[slot] = getattr(thing, slot)
-    upstreams = ("_orch", "request_states", "_states", "_request_states", "pool", "client", "queue", "_upstream")
+    upstreams = ("_orchestrator", "request_states", "_request_states", "pool", "client", "queue", "_monitor")
     return [(key, value) for key, value in named.items() if key not in upstreams]
 
 

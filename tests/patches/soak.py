@@ -80,7 +80,7 @@ class Round:
         self._rng = random.Random(seed)
         self._chunks, self._stop, self._report = chunks, stop, report
         self._shared = shared
-        from omni_fastpath.patches.save_queue_cap.queue import Calm
+        from omni_fastpath.patches.save_queue_cap.calm import Calm
 
         # Calm and managed in turns, a few steps each; one round in four managed always.
         calm = Calm(steps=self._rng.choice((0, 2, 4, 12)), tasks=40, nbytes=2**16, quiet_s=0.002)
@@ -310,7 +310,7 @@ class Round:
         self._check_streams(complete=True)
         queue = self._stage.queue
         assert (queue.tasks, len(queue)) == (0, 0)
-        assert queue.is_plain or not queue.fair.storage
+        assert queue.is_plain or not queue.fair.account.storage
         assert not self._stage.gate.overlaps
         assert not any(stream.tasks for stream in queue.streams.values())
         if self._shared:

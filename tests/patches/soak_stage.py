@@ -218,7 +218,7 @@ class Stage:
         )
 
         from omni_fastpath.patches.save_queue_cap import wrappers
-        from omni_fastpath.patches.save_queue_cap.queue import Calm
+        from omni_fastpath.patches.save_queue_cap.calm import Calm
 
         model = SimpleNamespace(
             stage_id=0,

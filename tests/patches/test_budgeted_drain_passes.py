@@ -45,6 +45,15 @@ def _drain(
         return run(pipeline)
 
 
+def every_look_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
+    """Every look of the loop at the clock is so much after the last."""
+    from omni_fastpath.patches.budgeted_drain import drain, pauses
+
+    clock = iter(range(0, 10**12, nanoseconds))
+    for module in (drain, pauses):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
+
+
 def _contested(recorder: Any, kind: str, *entries: Any, stage: int = 2, **values: Any) -> Any:
     """The same where a routable output ends a pass: the stages take turns, and another one has a backlog."""
     return _drain(recorder, kind, *entries, values=IN_TURN | values, stage=stage, beside=len(entries) + 1)
@@ -147,10 +156,8 @@ def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pyte
     """Dear processing: the pass ends on the time budget, counted as that, not on the item budget."""
     from benchmarks.rigs.inprocess import silent
     from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.budgeted_drain import drain
 
-    clock = iter(range(0, 10**12, 40_000))  # every look at the clock is 40 microseconds after the last
-    monkeypatch.setattr(drain, "perf_counter_ns", lambda: next(clock))
+    every_look_takes(monkeypatch, 40_000)
     _drain(recorder, "DELTA", *[silent("one")] * 9, values={"max_time_us": 100})
     counters = LEDGER.named("budgeted_drain").counters
     assert counters["ended_time"] == 2
@@ -225,7 +232,7 @@ def test_replica_attached_at_run_time_is_served(recorder: Any) -> None:
     assert "put_nowait" not in vars(replica.outputs_queue)
 
 
-def test_removed_replica_leaves_no_bell_and_no_spin(recorder: Any) -> None:
+def test_removed_replica_leaves_no_notifier_and_no_spin(recorder: Any) -> None:
     """A replica that is taken out with items queued does not keep the loop awake, and its queue is upstream's again."""
     from benchmarks.rigs.inprocess import Pipeline, batch, silent
     from omni_fastpath.ledger import LEDGER
@@ -249,7 +256,7 @@ def test_removed_replica_leaves_no_bell_and_no_spin(recorder: Any) -> None:
 
 
 def test_queues_are_upstreams_again_after_shutdown(recorder: Any) -> None:
-    """The bells are taken off the clients' queues when the loop ends."""
+    """The notifiers are taken off the clients' queues when the loop ends."""
     from benchmarks.rigs.inprocess import Pipeline
 
     with Pipeline() as pipeline:
@@ -383,62 +390,11 @@ def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: p
     assert entry.counters["longest_stretch_us"] > 0
 
 
-@pytest.mark.parametrize("socket_has_something", [False, True])
-def test_yield_takes_the_turns_that_it_needs(socket_has_something: bool) -> None:
-    """One turn when nothing has come; what stands in a socket is in its queue after one yield, reader task and all."""
-    import asyncio
-    import socket
-
-    from benchmarks.rigs.inprocess import Pipeline
-    from omni_fastpath.patches.budgeted_drain.wrappers import drain_loop
-
-    drain = drain_loop(Pipeline().orchestrator)
-    turns, read = 0, []
-
-    async def run() -> None:
-        nonlocal turns
-        loop = asyncio.get_running_loop()
-        drain._scheduled = vars(loop)["_ready"]
-        arrived, (ours, theirs) = loop.create_future(), socket.socketpair()
-        with ours, theirs:
-
-            def take() -> None:
-                if not arrived.done():
-                    arrived.set_result(ours.recv(9))
-
-            loop.add_reader(ours, take)
-
-            async def reader() -> None:
-                read.append(await arrived)
-
-            task = asyncio.create_task(reader())
-            await asyncio.sleep(0)  # now it waits for the socket
-            if socket_has_something:
-                theirs.send(b"something")
-            sleep = asyncio.sleep
-
-            async def counting(delay: float) -> None:
-                nonlocal turns
-                turns += 1
-                await sleep(delay)
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(asyncio, "sleep", counting)
-                await drain._yield()
-            loop.remove_reader(ours)
-            task.cancel()
-
-    asyncio.run(run())
-    assert (turns, read) == ((3, [b"something"]) if socket_has_something else (1, []))
-
-
 def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle loop that is woken for one raw output handles it and sleeps again, without a look at who is there."""
     from benchmarks.rigs.inprocess import Pipeline, audio, batch
-    from omni_fastpath.patches.budgeted_drain import drain
 
-    clock = iter(range(0, 10**12, 40_000))  # every look at the clock is 40 microseconds after the last
-    monkeypatch.setattr(drain, "perf_counter_ns", lambda: next(clock))
+    every_look_takes(monkeypatch, 40_000)
     with Pipeline() as pipeline:
         pipeline.add_request("one")
         pipeline.settle()

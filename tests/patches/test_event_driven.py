@@ -92,7 +92,7 @@ def test_fallback_to_upstreams_loop(on: None, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_queues_are_upstreams_again_after_shutdown(on: None) -> None:
-    """The bells are taken off the clients' queues when the loop ends, and no loop counts as running."""
+    """The notifiers are taken off the clients' queues when the loop ends, and no loop counts as running."""
     from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 
     with pipeline() as running:

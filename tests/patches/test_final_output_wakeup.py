@@ -109,17 +109,17 @@ async def test_a_dead_orchestrator_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_message_between_the_look_and_the_arming_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is put after the first look and before the bell is armed is found by the second look."""
+    """What is put after the first look and before the waiter is armed is found by the second look."""
     from omni_fastpath.patches.final_output_wakeup import wrappers
 
     engine, _ = _engine()
-    arm = wrappers.Bell.arm
+    arm = wrappers.WakeOnPut.arm
 
     def late(self: Any) -> Any:
         engine.output_queue.sync_q.put_nowait("just now")
         return arm(self)
 
-    monkeypatch.setattr(wrappers.Bell, "arm", late)
+    monkeypatch.setattr(wrappers.WakeOnPut, "arm", late)
     assert await engine.try_get_output_async() == "just now"
 
 
@@ -141,12 +141,12 @@ def test_a_closed_front_end_does_not_disturb_the_orchestrator() -> None:
     loop = asyncio.new_event_loop()
     task = loop.create_task(engine.try_get_output_async())
     loop.run_until_complete(asyncio.sleep(0.01))
-    bell = vars(engine.output_queue)["_put"]
-    assert bell._waiter is not None
+    on_put = vars(engine.output_queue)["_put"]
+    assert on_put._waiter is not None
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(task)
-    bell._waiter = loop.create_future()
+    on_put._waiter = loop.create_future()
     loop.close()
     engine.output_queue.sync_q.put_nowait("late")
     assert engine.output_queue.sync_q.get_nowait() == "late"
@@ -203,11 +203,11 @@ async def test_upstreams_drain_stops_polling() -> None:
 async def test_a_second_waiter_that_gives_up_leaves_the_first_armed() -> None:
     """Disarming clears the own waiter only."""
     engine, _ = _engine()
-    from omni_fastpath.patches.final_output_wakeup.wrappers import Bell
+    from omni_fastpath.patches.final_output_wakeup.wrappers import WakeOnPut
 
-    bell = Bell.of(engine.output_queue)
-    first = bell.arm()
-    bell.disarm(asyncio.get_running_loop().create_future())
+    on_put = WakeOnPut.of(engine.output_queue)
+    first = on_put.arm()
+    on_put.disarm(asyncio.get_running_loop().create_future())
     engine.output_queue.sync_q.put_nowait("for the first")
     assert await first is True
 
@@ -366,10 +366,10 @@ def test_taking_the_patch_off_gives_the_queue_back() -> None:
     """After an uninstall the janus queue has its own put again."""
     from omni_fastpath.install import uninstall
     from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.final_output_wakeup.wrappers import Bell
+    from omni_fastpath.patches.final_output_wakeup.wrappers import WakeOnPut
 
     engine, _ = _engine()
-    Bell.of(engine.output_queue)
+    WakeOnPut.of(engine.output_queue)
     assert "_put" in vars(engine.output_queue)
     uninstall(LEDGER.named("final_output_wakeup").patch)
     assert "_put" not in vars(engine.output_queue)
@@ -471,11 +471,11 @@ async def test_a_message_that_is_waited_for_costs_no_turn() -> None:
 
 async def test_a_drain_that_is_cancelled_in_a_turn_has_taken_nothing() -> None:
     """The turn comes before the message is taken."""
-    from omni_fastpath.patches.final_output_wakeup.wrappers import Bell
+    from omni_fastpath.patches.final_output_wakeup.wrappers import WakeOnPut
 
     engine, _ = _engine()
     engine.output_queue.sync_q.put_nowait("kept")
-    Bell.of(engine.output_queue).turns.left = 0
+    WakeOnPut.of(engine.output_queue).turns.left = 0
     task = asyncio.create_task(engine.try_get_output_async())
     await asyncio.sleep(0)
     task.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.config import Block, ConfigError, resolve
+from omni_fastpath.config import ConfigError, resolve
+from omni_fastpath.deployyaml import Block
 from omni_fastpath.hooks import HOOKS, BacklogView, hookimpl
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, Lane, Order, Stage, rank
+from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, Order, floor_of, rank
+from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica, Stage
 from tests.patches.content import endings, sequences
 from tests.patches.drive import recording, run, stages, switched_on
 
@@ -29,7 +30,7 @@ def stage(stage_id: int, waiting: int = 0, *, seen: bool = True, replicas: int =
     made = Stage(stage_id, SimpleNamespace(final_output=seen))
     for replica_id in range(replicas):
         items: deque[Any] = deque(f"{stage_id}.{replica_id}.{n}" for n in range(waiting))
-        made.lanes.append(Lane(made, replica_id, None, asyncio.Queue(), items, count()))
+        made.replicas.append(QueuedReplica(made, replica_id, None, items, count()))
     return made
 
 
@@ -47,10 +48,10 @@ def choices(order: Order, count: int) -> list[int]:
         chosen = order.next()
         if chosen is None:
             break
-        lane = chosen.take_turn()
-        assert lane is not None
-        lane.waiting.popleft()
-        order.passed(chosen)
+        replica = chosen.take_turn()
+        assert replica is not None
+        replica.waiting.popleft()
+        order.pass_ended(chosen)
         found.append(chosen.stage_id)
     return found
 
@@ -85,18 +86,18 @@ def test_turn_ends_only_when_the_pass_does() -> None:
     for order, expected in (("stage_order", True), ("downstream_first", False)):
         made = ordered(order, low, high)
         assert made.next() is low
-        high.lanes[0].waiting.append("new")
-        assert made.is_still(low) is expected
-        high.lanes[0].waiting.clear()
+        high.replicas[0].waiting.append("new")
+        assert made.would_go_on(low) is expected
+        high.replicas[0].waiting.clear()
 
 
 def test_replicas_take_turns() -> None:
     """The replicas of a stage are served one after the other, past those that have nothing."""
     member = stage(0, 2, replicas=3)
-    member.lanes[1].waiting.clear()
+    member.replicas[1].waiting.clear()
     taken = []
-    while (lane := member.take_turn()) is not None:
-        taken.append(lane.waiting.popleft())
+    while (replica := member.take_turn()) is not None:
+        taken.append(replica.waiting.popleft())
     assert taken == ["0.0.0", "0.2.0", "0.0.1", "0.2.1"]
 
 
@@ -106,7 +107,7 @@ def test_contested_means_another_stage_waits() -> None:
     made = ordered("stage_order", low, high)
     made.next()
     assert not made.contested
-    high.lanes[0].waiting.append("new")
+    high.replicas[0].waiting.append("new")
     made.next()
     assert made.contested
     assert choices(ordered("stage_order", stage(0), stage(1)), 1) == []
@@ -116,8 +117,8 @@ def test_stages_that_come_and_go() -> None:
     """New stages enter the order, those that left are not chosen, and what somebody is owed stays with him."""
     members = [stage(n, 2) for n in range(3)]
     made = ordered("downstream_first", *members[:2], floor=0.1)
-    made.spent(members[0], 1000)
-    made.spent(members[1], 1000)
+    made.charge(members[0], 1000)
+    made.charge(members[1], 1000)
     owed = [each.due_ns for each in members[:2]]
     made.arrange(members)
     assert [each.due_ns for each in members[:2]] == owed
@@ -141,7 +142,7 @@ def test_plugin_is_asked_only_when_contested() -> None:
     made = ordered("downstream_first", low, high, ask=ask)
     assert made.next() is low
     assert asked == []
-    high.lanes[0].waiting.append("new")
+    high.replicas[0].waiting.append("new")
     assert made.next() is low
     assert [{key: [list(each) for each in value] for key, value in view.waiting.items()} for view in asked] == [
         {0: [["0.0.0"], ["0.1.0"]], 1: [["new"]]}
@@ -168,7 +169,7 @@ def test_plugin_is_not_asked_about_who_is_due() -> None:
     low, high = stage(0, 5), stage(1, 5)
     made = ordered("downstream_first", low, high, floor=0.1, ask=ask)
     assert made.next() is high
-    made.spent(high, 1000)
+    made.charge(high, 1000)
     assert made.next() is low
     assert made.due is low
     assert len(asked) == 1
@@ -193,12 +194,12 @@ def serve(
             break
         cost = costs[chosen.stage_id]()
         now += cost
-        lane = chosen.take_turn()
-        assert lane is not None
-        lane.waiting.popleft()
-        order.spent(chosen, int(cost))
+        replica = chosen.take_turn()
+        assert replica is not None
+        replica.waiting.popleft()
+        order.charge(chosen, int(cost))
         if order.due is not chosen:
-            order.passed(chosen)
+            order.pass_ended(chosen)
         served.append((now, chosen.stage_id, cost))
     return served
 
@@ -214,7 +215,7 @@ def endless(*members: Stage) -> Callable[[float], None]:
     def arrive(_now: float) -> None:
         for member in members:
             if not member.has_backlog():
-                member.lanes[0].waiting.append("more")
+                member.replicas[0].waiting.append("more")
 
     return arrive
 
@@ -285,7 +286,7 @@ def test_oscillating_stage_does_not_save_up() -> None:
         nonlocal next_arrival
         endless(high)(now)
         if not low.has_backlog() and now >= next_arrival:
-            low.lanes[0].waiting.append("dear")
+            low.replicas[0].waiting.append("dear")
             next_arrival = now + rng.choice((0.0, 50e6, 1e9))
 
     served = serve(
@@ -347,8 +348,6 @@ def test_no_floor_means_none(order: str) -> None:
 )
 def test_floor_in_force(floor: float | None, count: int, expected: float) -> None:
     """What is set, capped at what all stages can have together; by default min(0.1, 0.5 / stages)."""
-    from omni_fastpath.patches.budgeted_drain.drain import floor_of
-
     assert floor_of(floor, count) == pytest.approx(expected)
 
 
@@ -594,13 +593,13 @@ def test_stage_that_is_awaited_has_a_floor(floor: float, share: float) -> None:
             chosen = made.next()
             assert chosen is not None
             found += chosen is low
-            made.spent(chosen, 1_000_000)
+            made.charge(chosen, 1_000_000)
             made.passed(chosen)
         return found / count
 
     assert abs(served(1000) - floor) <= 0.01
-    low.lanes[0].awaited.append((0, 0, None))
+    low.replicas[0].awaited.append((0, 0, None))
     assert abs(served(1000) - share) <= 0.01
-    low.lanes[0].awaited.clear()
+    low.replicas[0].awaited.clear()
     served(300)  # what it is due by then
     assert abs(served(1000) - floor) <= 0.01

@@ -671,47 +671,17 @@ def test_nothing_of_a_request_overtakes_its_held_end(recorder: Any, event_driven
 
 def test_what_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """If looking for what waits of a request fails, its end does not wait, and nothing else happens."""
-    from omni_fastpath.patches.budgeted_drain.overtaking import Ends
+    from omni_fastpath.patches.budgeted_drain.overtaking import Precedence
 
     def fails(*_args: Any, **_kwargs: Any) -> Any:
         raise ValueError("somebody else's output")
 
     for name in ("_find", "split"):
         with monkeypatch.context() as patched, switched_on(floor=0.0):
-            patched.setattr(Ends, name, fails)
+            patched.setattr(Precedence, name, fails)
             messages = run(filled())
         assert endings(messages)["R"] == (1, "end")
         assert len(of("S", messages)) == 7
-
-
-def test_what_is_remembered_of_requests_is_bounded() -> None:
-    """In a queue that never runs empty, requests that are past are forgotten; an empty one is never read."""
-    from collections import deque
-    from itertools import count
-    from types import SimpleNamespace
-
-    from omni_fastpath.patches.budgeted_drain.arrivals import Arrivals
-
-    waiting: deque[Any] = deque()
-    arrivals = Arrivals(waiting, count())
-    for number in range(5000):
-        waiting.append(
-            SimpleNamespace(outputs=[SimpleNamespace(request_id=f"r{number}", finish_reason=number % 2 or None)])
-        )
-        arrivals.came()
-        if number >= 10:
-            waiting.popleft()
-            arrivals.went()
-            assert arrivals.taken == number - 10
-        assert arrivals.last_of(f"r{number}") == number
-        assert arrivals.last_of(f"r{number}", ends=True) == (number if number % 2 else None)
-        assert arrivals.last_of(f"r{number - 10}") is None or number < 20
-    assert len(arrivals._last) + len(arrivals._ends) < 400
-    waiting.clear()
-    waiting.append(object())  # no raw output: whoever read it would break
-    arrivals.came()
-    waiting.clear()
-    assert arrivals.last_of("r4999") is None
 
 
 def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:

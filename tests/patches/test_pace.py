@@ -116,7 +116,7 @@ def test_the_orchestrator_gets_no_further_ahead_than_the_mark_and_one_raw_output
 ) -> None:
     """With a reader that reads in the loans and at no other time, its queue never holds more."""
     from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.budgeted_drain import drain
+    from omni_fastpath.patches.budgeted_drain import drain, pauses
 
     pipeline = _pipeline(event_driven, raw_outputs=100, entries=16)
     read: list[Any] = []
@@ -127,7 +127,7 @@ def test_the_orchestrator_gets_no_further_ahead_than_the_mark_and_one_raw_output
         deepest = max(deepest, pipeline.outputs.sync_q.qsize())
         read.extend(pipeline.messages())
 
-    monkeypatch.setattr(drain, "Pace", partial(Pace, sleep=reader))
+    monkeypatch.setattr(pauses, "Pace", partial(Pace, sleep=reader))
     monkeypatch.setattr(drain, "_YIELD_AFTER_NS", 0)  # after each raw output, on the fastest machine too
     with pipeline:
         pipeline.settle()

@@ -54,12 +54,12 @@ def test_every_chunk_once_and_in_order(memory: bool, lanes: int) -> None:
 
 def test_lanes_run_upstreams_own_loop() -> None:
     """With shared memory and an audited input processor two threads run ``save_loop``; else upstream's one alone."""
-    from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap import attach
 
     with Stage(memory=True, lanes=1) as stage:
         assert stage.lanes == [stage.adapter.save_thread]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wrappers, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
+        patch.setattr(attach, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
         with Stage(lanes=1) as stage:
             assert len(stage.lanes) == 2
             assert stage.adapter.save_thread in stage.lanes
@@ -105,13 +105,13 @@ def test_two_slow_streams_and_two_lanes() -> None:
 
 def test_send_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """What slow sends took, failed or not, is charged, after a first: 1 each, by a clock that counts its calls."""
-    from omni_fastpath.patches.save_queue_cap import wrappers
-    from omni_fastpath.patches.save_queue_cap.fair import FLAT_S
+    from omni_fastpath.patches.save_queue_cap import sending
+    from omni_fastpath.patches.save_queue_cap.turns import FLAT_S
 
     request = Request(unique("s"))
     with Stage(memory=True, lanes=1) as stage:
         clock = itertools.count()
-        monkeypatch.setattr(wrappers, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+        monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
         stage.gate.fails[request.external_req_id] = RuntimeError("connector")
         queue_values(stage, request, range(4))
         stage.drain()
@@ -120,10 +120,10 @@ def test_send_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_the_first_lane_reaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's loop reaps each time that it runs dry, 64 system calls; the helper, which is mostly dry, does not."""
-    from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap import attach
     from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
 
-    monkeypatch.setattr(wrappers, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
+    monkeypatch.setattr(attach, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
     reaping: set[threading.Thread] = set()
     request = Request(unique("s"))
     with Stage(lanes=1) as stage:
@@ -349,7 +349,7 @@ def test_upstreams_deque_is_served_as_before() -> None:
 
 def audited() -> list[str]:
     """Input processors that two lanes run."""
-    from omni_fastpath.patches.save_queue_cap.wrappers import AUDITED_PROCESSORS
+    from omni_fastpath.patches.save_queue_cap.attach import AUDITED_PROCESSORS
 
     return sorted(AUDITED_PROCESSORS)
 

@@ -29,32 +29,64 @@ def _patched() -> Iterator[None]:
 
 def ours() -> dict[str, tuple[Any, str]]:
     """Every function of the patch that runs in a stage's threads, but those that step aside."""
+    from omni_fastpath.patches.save_queue_cap import (
+        account,
+        calm,
+        fair,
+        helper,
+        judge,
+        lanes,
+        payload,
+        plain,
+        queue,
+        receivers,
+        sending,
+        slow,
+        storage,
+        streams,
+        turns,
+        unfetched,
+        wrappers,
+    )
     from omni_fastpath.patches.save_queue_cap import credits as holds
-    from omni_fastpath.patches.save_queue_cap import fair, helper, payload, queue, storage, unfetched, wrappers
 
     found: dict[str, tuple[Any, str]] = {}
     classes = (
+        account.Account,
+        calm.CalmBytes,
         fair.FairQueue,
-        queue.SaveQueue,
         helper.Helper,
-        helper.Watch,
-        storage.Storage,
-        unfetched.Chunks,
-        unfetched.Book,
         holds.Credits,
+        judge.Judge,
+        lanes.Lanes,
+        plain.PlainQueue,
+        queue.SaveQueue,
+        receivers.Receivers,
+        slow.SlowSends,
+        slow.Watch,
+        storage.Storage,
+        streams.StreamTable,
+        turns.Turns,
+        unfetched.Book,
+        unfetched.Chunks,
     )
-    skipped = {"step_aside", "_ask_aside", "_pop_aside", "all_waiting", "add_lane", "append", "__bool__", "popleft"}
+    # What stepping aside itself uses, and what upstream calls.
+    skipped = {"step_aside", "waiting", "in_hand", "forget_what_waits", "forget", "add_lane", "add", "append"}
+    skipped |= {"__bool__", "popleft", "__init__"}
     for each in classes:
         for name, function in vars(each).items():
-            if inspect.isfunction(function) and name not in skipped and name != "__init__":
+            if inspect.isfunction(function) and name not in skipped:
                 found[f"{each.__name__}.{name}"] = (each, name)
     found["FairQueue.__bool__"] = (fair.FairQueue, "__bool__")
     found["FairQueue.popleft"] = (fair.FairQueue, "popleft")
     for module, names in (
-        (fair, ("stream_of", "weigh", "keep")),
-        (queue, ("weigh", "size_of")),
+        (account, ("weigh", "keep")),
+        (calm, ("estimate", "weigh", "size_of")),
+        (fair, ("stream_of",)),
+        (plain, ("keep",)),
+        (sending, ("give", "stream_of", "_count", "_so_far", "has_receiver")),
         (unfetched, ("_is_there",)),
-        (wrappers, ("give", "stream_of", "_count", "_so_far", "_before_step", "has_receiver")),
+        (wrappers, ("_before_step", "send_managed", "make_again")),
         (payload, ("_keep",)),
     ):
         for name in names:
@@ -63,29 +95,35 @@ def ours() -> dict[str, tuple[Any, str]]:
 
 
 NAMES = (
-    "FairQueue._sort_in", "FairQueue.sort_in", "FairQueue._weigh", "FairQueue._weigh_one", "FairQueue._replace",
-    "FairQueue._let_batches_go", "FairQueue._open", "FairQueue._note_bytes", "FairQueue._look", "FairQueue._reserve",
-    "FairQueue._begin", "FairQueue._offer", "FairQueue.sent", "FairQueue._end", "FairQueue.gone", "FairQueue.adopt",
-    "FairQueue.deepest", "FairQueue.reserve_any", "FairQueue.in_order", "FairQueue.close_books",
-    "FairQueue._all_bytes", "FairQueue.nbytes_near", "FairQueue.help_if_stuck", "FairQueue.own_what_waits",
-    "FairQueue._alert_for_slow", "FairQueue.came_unfetched", "FairQueue.__bool__", "FairQueue.popleft",
-    "SaveQueue.before_step", "SaveQueue._is_still_calm", "SaveQueue.manage", "SaveQueue.calm_down",
-    "SaveQueue._be_calm", "SaveQueue._note_come", "SaveQueue._own_what_waits", "SaveQueue._ask",
-    "SaveQueue.calm_sent", "SaveQueue.sent", "SaveQueue._look", "SaveQueue._weigh", "SaveQueue._unfetched",
-    "SaveQueue._make_chunks_known", "SaveQueue._is_a_lane_busy", "SaveQueue._is_heavy", "SaveQueue.note_deaf",
-    "SaveQueue.has_chunks_unknown", "SaveQueue._hear", "SaveQueue._end_plain_send", "FairQueue.look_at_lanes",
-    "FairQueue.look_at_first", "FairQueue.is_slow", "Watch.look",
-    "Watch.is_dominated", "wrappers.give", "SaveQueue._estimate", "FairQueue.trust_all",
-    "Helper.is_first_stuck", "Helper.is_hung", "Helper.may_take_all", "Helper.alert",
-    "Storage.add", "Storage.remove", "Storage.is_thin",
-    "Chunks.put", "Chunks.ended", "Chunks.look", "Chunks._drop_fetched", "Chunks._count", "Chunks.knows",
-    "Chunks.look_now",
-    "Chunks.end_those_without", "Chunks.want",
+    "Account.weigh", "Account._weigh_one", "Account.weigh_near", "Account.trim", "Account.take_all_that_waits",
+    "Account.replace", "Account.look_between_sends", "Account.let_batches_go", "Account.note_most", "Account.close",
     "Book.names",
+    "CalmBytes.begin", "CalmBytes.is_light", "CalmBytes.is_too_much_to_begin", "CalmBytes.look",
+    "CalmBytes.count_unfetched",
+    "Chunks.put", "Chunks.ended", "Chunks.look", "Chunks._drop_fetched", "Chunks._count", "Chunks.knows",
+    "Chunks.look_now", "Chunks.end_those_without", "Chunks.want", "Chunks.adopt",
     "Credits.hold", "Credits._hold_those_over", "Credits._hold_those_with_most", "Credits._apply",
     "Credits._placeholders",
-    "fair.stream_of", "fair.weigh", "fair.keep", "queue.weigh", "queue.size_of", "unfetched._is_there",
-    "wrappers.stream_of", "wrappers._count", "wrappers._so_far", "wrappers._before_step", "wrappers.has_receiver",
+    "FairQueue.sort_in", "FairQueue.sort_in_locked", "FairQueue.reserve", "FairQueue._begin", "FairQueue._offer",
+    "FairQueue.sent", "FairQueue.nbytes_near", "FairQueue.own_what_waits", "FairQueue._alert_for_slow",
+    "FairQueue.look_at_lanes", "FairQueue.take_over", "FairQueue.close", "FairQueue.__bool__", "FairQueue.popleft",
+    "Helper.is_first_stuck", "Helper.is_hung", "Helper.may_take_all", "Helper.alert", "Helper.alert_if_first_is_stuck",
+    "Helper.first_begins", "Helper.took",
+    "Judge.is_still_calm", "Judge.is_due", "Judge.is_anybody_slow", "Judge.may_be_calm",
+    "Lanes.end", "Lanes.is_busy",
+    "PlainQueue.step", "PlainQueue.note_come", "PlainQueue.begin", "PlainQueue.own_what_waits",
+    "Receivers.ask", "Receivers.note_without", "Receivers.wanted",
+    "SaveQueue.before_step", "SaveQueue.manage", "SaveQueue.calm_down", "SaveQueue._be_calm", "SaveQueue._has_task",
+    "SaveQueue.sent", "SaveQueue._look_at_bytes", "SaveQueue._make_chunks_known", "SaveQueue._end_plain_send",
+    "SlowSends.look", "SlowSends.is_slow",
+    "Storage.add", "Storage.remove", "Storage.is_thin",
+    "StreamTable.open", "StreamTable.adopt", "StreamTable.end", "StreamTable.came_unfetched", "StreamTable.gone",
+    "StreamTable.deepest", "StreamTable.trust_all", "StreamTable.forget_tasks",
+    "Turns.come", "Turns.offer", "Turns.next_of_helper", "Turns.taken", "Turns.charge", "Turns.leave_none_to_helper",
+    "Watch.look", "Watch.is_dominated",
+    "account.weigh", "account.keep", "calm.estimate", "calm.weigh", "calm.size_of", "fair.stream_of", "plain.keep",
+    "sending.give", "sending.stream_of", "sending._count", "sending._so_far", "sending.has_receiver",
+    "unfetched._is_there", "wrappers._before_step",
 )  # fmt: skip
 
 
@@ -134,8 +172,8 @@ def run(device: str, audited: bool) -> tuple[Stage, list[Request]]:
 
     import torch
 
-    from omni_fastpath.patches.save_queue_cap import wrappers
-    from omni_fastpath.patches.save_queue_cap.queue import Calm
+    from omni_fastpath.patches.save_queue_cap import attach, wrappers
+    from omni_fastpath.patches.save_queue_cap.calm import Calm
 
     requests = [Request(unique(f"s{number}")) for number in range(REQUESTS)]
     for request in requests:
@@ -143,7 +181,7 @@ def run(device: str, audited: bool) -> tuple[Stage, list[Request]]:
         request.additional_information = {"omni_final_stage_id": 2}
     with pytest.MonkeyPatch.context() as patch:
         if audited:
-            patch.setattr(wrappers, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
+            patch.setattr(attach, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
         stage = Stage(lanes=1, device=device, calm=Calm(steps=2, nbytes=50_000, quiet_s=0.001))
     put, count = stage.connector.put, [0]
 
@@ -200,11 +238,11 @@ def test_exception_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch, cap
 
 def test_stepped_aside_is_upstreams_queue() -> None:
     """With a send of the helper under way the first lane waits for it, as upstream's only lane would."""
-    from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap import attach
 
     slow, quick = Request(unique("slow")), Request(unique("quick"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wrappers, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
+        patch.setattr(attach, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
         stage = Stage(lanes=1)
     with stage:
         stage.gate.shut(slow.external_req_id, quick.external_req_id)
@@ -268,7 +306,7 @@ def test_payload_that_cannot_be_made_again_at_once_is_made_again(
     is_calm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No memory for it at the first time: the queue steps aside, and the chunk goes out whole."""
-    from omni_fastpath.patches.save_queue_cap import wrappers
+    from omni_fastpath.patches.save_queue_cap import sending
     from omni_fastpath.patches.save_queue_cap.payload import give
 
     first, other = Request(unique("first")), Request(unique("other"))
@@ -281,7 +319,7 @@ def test_payload_that_cannot_be_made_again_at_once_is_made_again(
         stage.save(other, 7, finished=True)
         stage.queue.before_step()  # copies what waits
         fault = Fault(1)
-        monkeypatch.setattr(wrappers, "give", fault.around(give))
+        monkeypatch.setattr(sending, "give", fault.around(give))
         stage.gate.open()
         until(lambda: stage.queue.tasks == 0)
         assert stage.fetch(other.external_req_id) == [7]

@@ -28,7 +28,7 @@ def _patched() -> Iterator[None]:
 
 def calm(**values: Any) -> Any:
     """The thresholds."""
-    from omni_fastpath.patches.save_queue_cap.queue import Calm
+    from omni_fastpath.patches.save_queue_cap.calm import Calm
 
     return Calm(**values)
 
@@ -116,13 +116,13 @@ def test_no_stream_has_more_than_its_age_allows() -> None:
 
 def test_slow_send_ends_the_calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A send that lasts too long: what waits is sorted in, and the stream that is being sent is known to be."""
-    from omni_fastpath.patches.save_queue_cap import helper
+    from omni_fastpath.patches.save_queue_cap import slow
 
     with Rig() as rig:
         rig.step("a", "a", "b")
         taken = rig.take()
         assert not rig.step()
-        monkeypatch.setattr(helper, "SLOW_S", 0.0)
+        monkeypatch.setattr(slow, "SLOW_S", 0.0)
         assert rig.step()
         assert rig.queue.streams["a"].in_flight is not None
         assert rig.queue.fair.helper.first_since_s is not None
@@ -159,7 +159,7 @@ def test_pause_of_the_whole_process_is_no_slow_send(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("step_s", [0.001, 0.005, 0.015, 0.05, 0.5])
 def test_send_that_goes_on_from_step_to_step_is_slow(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
     """After 20 ms of steps, or the second whole one: however short or long they are."""
-    from omni_fastpath.patches.save_queue_cap.helper import LOOK_S, SLOW_S
+    from omni_fastpath.patches.save_queue_cap.slow import LOOK_S, SLOW_S
 
     clock = Clock(monkeypatch)
     with Rig() as rig:
@@ -187,7 +187,7 @@ def test_each_of_many_quick_sends_counts_by_itself(monkeypatch: pytest.MonkeyPat
 
 def test_lane_is_dominated_for_as_long_as_its_slow_send_lasted() -> None:
     """So that who waits for a slow stream's turns is held between these too, and soon no more after an accident."""
-    from omni_fastpath.patches.save_queue_cap.helper import Watch
+    from omni_fastpath.patches.save_queue_cap.slow import Watch
 
     watch = Watch()
     for now in (0.0, 0.01, 0.02, 0.1, 0.2):
@@ -214,13 +214,13 @@ def test_stream_whose_send_ended_the_calm_is_known_to_be_slow(monkeypatch: pytes
 
 def test_idle_lane_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane that found nothing to send sleeps; that is no slow send."""
-    from omni_fastpath.patches.save_queue_cap import helper
+    from omni_fastpath.patches.save_queue_cap import slow
 
     with Rig() as rig:
         rig.step("a")
         rig.send(1)
         assert not rig.ask()
-        monkeypatch.setattr(helper, "SLOW_S", 0.0)
+        monkeypatch.setattr(slow, "SLOW_S", 0.0)
         assert not rig.step("a")
 
 
@@ -242,9 +242,9 @@ def test_bytes_end_the_calm() -> None:
         rig.step("a", "b", payload={"x": batch[:10]})
         rig.step("a", payload={"x": batch[10:20]})
         rig.send(1)
-        rig.queue._look(time.monotonic() + 1.0)
+        rig.queue._look_at_bytes(time.monotonic() + 1.0)
         assert not rig.step("a", payload={"x": torch.zeros(500, dtype=torch.uint8)[:5]})
-        rig.queue._look(time.monotonic() + 2.0)
+        rig.queue._look_at_bytes(time.monotonic() + 2.0)
         assert rig.step()
         assert rig.queue.nbytes == 1100
 
@@ -252,7 +252,7 @@ def test_bytes_end_the_calm() -> None:
 def test_bytes_that_were_put_are_counted_until_they_were_fetched() -> None:
     """Half of ``total_bytes`` in shared memory, unfetched: a look first, and the calm ends if it finds them there."""
     request = Request(unique("s"))
-    with Stage(calm=calm(nbytes=10_000), lanes=1) as stage:
+    with Stage(calm=calm(nbytes=12_000), lanes=1) as stage:
         for number in range(4):
             stage.save(request, number, size=300)
             until(lambda: stage.queue.tasks == 0)
@@ -264,7 +264,7 @@ def test_bytes_that_were_put_are_counted_until_they_were_fetched() -> None:
         until(lambda: stage.queue.tasks == 0)
         stage.queue.before_step()
         assert stage.queue.is_calm  # it may be fetched, and a look is asked for
-        until(lambda: (stage.queue.before_step(), stage.queue._seen_nbytes)[1] < 6000, "the look")
+        until(lambda: (stage.queue.before_step(), stage.queue._bytes.seen_nbytes)[1] < 6000, "the look")
         for number in range(8):
             stage.save(request, 20 + number, size=300)
         until(stage.queue.before_step, "the end of the calm")
@@ -277,7 +277,7 @@ def test_bytes_that_were_put_are_counted_until_they_were_fetched() -> None:
 def test_unfetched_limit_and_small_credits_are_never_calm() -> None:
     """What is counted by stream needs streams: with ``unfetched_chunks``, or a credit that leaves no step."""
     from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
-    from omni_fastpath.patches.save_queue_cap.wrappers import calm_of
+    from omni_fastpath.patches.save_queue_cap.attach import calm_of
 
     assert calm_of(SaveQueueOptions(unfetched_chunks=3)).steps == 0
     assert calm_of(SaveQueueOptions(per_stream_tasks=1, holds="always")).steps == 0
@@ -317,8 +317,8 @@ def test_lane_that_was_told_of_a_task_gets_one() -> None:
         rig.step("a", "b")
         assert rig.ask()
         rig.queue.manage()
-        assert rig.queue.fair.first_lane is not None
-        assert rig.queue.fair.first_lane.reserved is not None
+        assert rig.queue.fair.lanes.first is not None
+        assert rig.queue.fair.lanes.first.reserved is not None
         assert len(rig.send(2)) == 2
         assert rig.take() is None
 
@@ -348,7 +348,7 @@ def test_order_within_a_stream_is_that_of_arrival_through_all_changes() -> None:
             elif what < 0.9:
                 rig.queue.manage()
             else:
-                rig.queue._next_judging_s = 0.0
+                rig.queue.judge.next_s = 0.0
                 changes += not rig.queue.is_calm
                 rig.queue.calm_down(is_holding=False)
         if flying is not None:
@@ -369,13 +369,13 @@ def test_lane_that_asks_while_the_queue_becomes_plain_takes_nothing_out_of_it(en
         rig.step("a", "b", "a")
 
         def become_plain(_now: float) -> None:
-            del vars(rig.queue.fair)["_look"]
+            del vars(rig.queue.fair.account)["look_between_sends"]
             if end == "aside":
                 rig.queue.step_aside(RuntimeError("told to"))
             else:
                 rig.queue.calm_down(is_holding=False)
 
-        vars(rig.queue.fair)["_look"] = become_plain
+        vars(rig.queue.fair.account)["look_between_sends"] = become_plain
         rig.ask()
         assert rig.queue.is_plain
         rig.queue.append(task("b"))
@@ -393,7 +393,7 @@ def test_calm_comes_back_when_it_has_been_quiet() -> None:
         rig.step("a", "b", "a")
         rig.queue.calm_down(is_holding=True)
         assert not rig.queue.is_calm
-        rig.queue._next_judging_s = 0.0
+        rig.queue.judge.next_s = 0.0
         rig.queue.calm_down(is_holding=False)
         assert rig.queue.is_calm
         assert rig.send(3) == ["a", "b", "a"]
@@ -413,7 +413,7 @@ def test_calm_does_not_come_back_while_a_lane_is_about_to_take_its_task() -> Non
         rig.queue.manage()
         rig.step("a", "b")
         assert rig.ask()
-        rig.queue._next_judging_s = 0.0
+        rig.queue.judge.next_s = 0.0
         rig.queue.calm_down(is_holding=False)
         assert not rig.queue.is_calm
         assert rig.send(2) == ["a", "b"]
@@ -426,7 +426,7 @@ def test_stepping_aside_keeps_no_payload_alive() -> None:
         rig.step("a", "b", "a")
         assert any(stream.waiting for stream in rig.queue.fair.streams.values())
         rig.queue.step_aside(RuntimeError("told to"))
-        assert not any(stream.waiting for stream in rig.queue.fair._streams.values())
+        assert not any(stream.waiting for stream in rig.queue.fair.table.found.values())
         assert rig.send(3) == ["a", "b", "a"]
 
 
@@ -441,11 +441,11 @@ def test_calm_does_not_come_back_beside_a_busy_helper() -> None:
         assert taken is not None
         rig.queue.fair.helper.first_since_s = None
         for _ in range(2):
-            rig.queue._next_judging_s = 0.0
+            rig.queue.judge.next_s = 0.0
             rig.queue.calm_down(is_holding=False)
             assert not rig.queue.is_calm
         other.submit(rig.queue.sent, taken, 0.0).result()
-        rig.queue._next_judging_s = 0.0
+        rig.queue.judge.next_s = 0.0
         rig.queue.calm_down(is_holding=False)
         assert rig.queue.is_calm
 

@@ -77,7 +77,7 @@ class Rig:
         from omni_fastpath.patches.save_queue_cap.fair import FairQueue
 
         self.queue = FairQueue(counters(), chunks=chunks)
-        self.queue.is_pressed = self.queue.is_anybody_slow = is_stuck
+        self.queue.slow.is_pressed = self.queue.slow.is_anybody_slow = is_stuck
         vars(self.queue)["look_at_lanes"] = lambda _now: None
         options = {"holds": "always", **options}
         self.scheduler = Scheduler(num_spec_tokens=spec)
@@ -431,7 +431,7 @@ def test_unfetched_chunks_hold_their_stream_and_ask_for_a_look() -> None:
     put(rig, "s0", 1)
     assert rig.schedule() == ["s1"]
     assert chunks.wanted
-    rig.queue.gone("s0", 1, fetched=True)
+    rig.queue.table.gone("s0", 1, fetched=True)
     assert rig.schedule() == ["s0", "s1"]
     assert counters()["holds_for_unfetched"] == 1
 
@@ -444,7 +444,7 @@ def test_receiver_that_fetches_no_more_is_given_up(monkeypatch: pytest.MonkeyPat
     expire(rig, monkeypatch)
     assert [rig.schedule() for _ in range(5)] == [["s0"]] * 5
     assert (counters()["given_up"], counters()["expired_holds"]) == (1, 1)
-    rig.queue.gone("s0", 1, fetched=True)  # it fetches after all
+    rig.queue.table.gone("s0", 1, fetched=True)  # it fetches after all
     assert rig.schedule() == []
 
 
@@ -453,7 +453,7 @@ def test_slow_receiver_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(chunks=Chunks(), unfetched_chunks=3)
     put(rig, "s0", 5)
     rig.schedule()
-    rig.queue.gone("s0", 1, fetched=True)
+    rig.queue.table.gone("s0", 1, fetched=True)
     expire(rig, monkeypatch)
     assert [rig.schedule() for _ in range(3)] == [["s0"], [], []]
     assert counters()["given_up"] == 0
@@ -467,7 +467,7 @@ def test_next_request_of_a_name_is_not_given_up(monkeypatch: pytest.MonkeyPatch)
     expire(rig, monkeypatch)
     rig.schedule()
     assert counters()["given_up"] == 1
-    rig.queue.gone("s0", 3, fetched=False)  # the old one's chunks are forgotten
+    rig.queue.table.gone("s0", 3, fetched=False)  # the old one's chunks are forgotten
     put(rig, "s0", 3)
     assert rig.schedule() == []
 

@@ -161,9 +161,10 @@ def scheduler(kind: str = "OmniARScheduler", **config: Any) -> Any:
 )
 def test_only_what_was_read_is_held(kind: str, config: dict[str, Any], says: str | None) -> None:
     """Limits are for schedulers and features that were read for them, by exact class."""
-    from omni_fastpath.patches.save_queue_cap.wrappers import obstacle_to_holds
+    from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
+    from omni_fastpath.patches.save_queue_cap.holdable import obstacle_to_holds
 
-    found = obstacle_to_holds(scheduler(kind, **config))
+    found = obstacle_to_holds(scheduler(kind, **config), SaveQueueOptions())
     assert (found is None) if says is None else (found is not None and says in found)
 
 
@@ -171,14 +172,15 @@ def test_pairs_that_a_patched_scheduler_keeps_together_are_not_held(monkeypatch:
     """Upstream's pairing of requests wraps vLLM's scheduler before it is made; who is held would leave its partner."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from omni_fastpath.patches.save_queue_cap.wrappers import obstacle_to_holds
+    from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
+    from omni_fastpath.patches.save_queue_cap.holdable import obstacle_to_holds
 
     def paired(self: Any, throttle_prefills: bool = False) -> Any:
         raise NotImplementedError
 
     paired._cfg_pairing_patched = True  # type: ignore[attr-defined]  # upstream's mark
     monkeypatch.setattr(Scheduler, "schedule", paired)
-    assert "pairs" in (obstacle_to_holds(scheduler()) or "")
+    assert "pairs" in (obstacle_to_holds(scheduler(), SaveQueueOptions()) or "")
 
 
 @pytest.mark.parametrize(

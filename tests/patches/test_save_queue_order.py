@@ -306,7 +306,7 @@ def test_quick_sends_without_a_put_do_not_hide_slow_puts(lanes: Any) -> None:
         each = lane.take()
         assert each is not None
         made.sent(each, 0.3 if number % 5 == 4 else 0.0, has_put=number % 5 == 4)
-    assert made._virtual_s >= 0.3  # the second of two slow puts was charged
+    assert made.turns.now_s >= 0.3  # the second of two slow puts was charged
 
 
 def test_new_stream_waits_for_nobodys_backlog(lanes: Any) -> None:
@@ -349,11 +349,16 @@ def test_stream_that_pauses_after_each_task_keeps_its_debt(lanes: Any) -> None:
     assert order.count("a") >= 300  # four times the second that "slow" was ahead
 
 
-def test_fifo_is_the_order_of_arrival(lanes: Any) -> None:
-    """What only benchmarks set: one lane sends in the order of arrival, as upstream."""
-    from omni_fastpath.patches.save_queue_cap.fair import FairQueue
+def test_benchmarks_order_of_arrival_is_that(lanes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only a benchmark sets: one lane sends in the order of arrival, as upstream."""
+    from omni_fastpath.patches.save_queue_cap import attach, fair
+    from omni_simulated_device.slow_sends import serve_in_order_of_arrival
 
-    made = FairQueue(entry().counters, fifo=True)
+    monkeypatch.setattr(fair, "Turns", vars(fair)["Turns"])  # given back afterwards
+    monkeypatch.setattr(attach, "AUDITED_PROCESSORS", attach.AUDITED_PROCESSORS)
+    serve_in_order_of_arrival(attach)
+    assert not attach.AUDITED_PROCESSORS
+    made = queue()
     lane = lanes(made)
     rng = random.Random(2)
     expected = [task(rng.choice("abc"), number) for number in range(60)]
@@ -425,7 +430,7 @@ def test_streams_that_are_gone_are_forgotten(busy: int) -> None:
 @pytest.mark.parametrize("stream", ["plain", "with_underscores_1", "_", "7_0"])
 def test_cleanup_belongs_to_its_stream(stream: str) -> None:
     """A clean-up task is found to be its stream's whatever the id looks like."""
-    from omni_fastpath.patches.save_queue_cap.fair import stream_of
+    from omni_fastpath.patches.save_queue_cap.tasks import stream_of
 
     assert stream_of(cleanup(stream)) == stream == stream_of(task(stream))
 
@@ -453,9 +458,9 @@ def test_helper_works_only_while_the_first_lane_is_stuck(
     monkeypatch: pytest.MonkeyPatch, patience_s: float, helps: bool
 ) -> None:
     """The second lane leaves everything to the first until one send of that lasts too long, and again afterwards."""
-    from omni_fastpath.patches.save_queue_cap import helper as module
+    from omni_fastpath.patches.save_queue_cap import slow
 
-    monkeypatch.setattr(module, "SLOW_S", patience_s)
+    monkeypatch.setattr(slow, "SLOW_S", patience_s)
     made = queue()
     first, helper = Lane(made), Lane(made)
     try:
@@ -479,7 +484,7 @@ def test_helper_works_only_while_the_first_lane_is_stuck(
 
 def test_append_alerts_the_helper_of_a_first_lane_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task behind a slow send wakes the helper once, until it asks for work; one behind a quick send does not."""
-    from omni_fastpath.patches.save_queue_cap import helper as module
+    from omni_fastpath.patches.save_queue_cap import slow
 
     class Condition(threading.Condition):
         def notify(self, n: int = 1) -> None:
@@ -497,7 +502,7 @@ def test_append_alerts_the_helper_of_a_first_lane_that_is_stuck(monkeypatch: pyt
         assert first.take() is not None
         made.append(task("b"))
         assert alerts == []  # the stream was quick, and so is this send so far
-        monkeypatch.setattr(module, "SLOW_S", 0.0)
+        monkeypatch.setattr(slow, "SLOW_S", 0.0)
         made.append(task("c"))
         made.append(task("d"))
         assert len(alerts) == 1
@@ -658,7 +663,7 @@ def test_bytes_do_not_drift() -> None:
             made.append(cleanup("a") if rng.random() < 0.1 else each)
         elif rng.random() < 0.2:
             assert made.nbytes >= 0  # weighed
-            made._let_batches_go(float("inf"))
+            made.account.let_batches_go(float("inf"))
         elif made and rng.random() < 0.6:
             flying.append(made.popleft())
         elif flying:
@@ -667,6 +672,6 @@ def test_bytes_do_not_drift() -> None:
         if made:
             flying.append(made.popleft())
         made.sent(flying.pop(), 0.0)
-    assert (made.tasks, made.nbytes, len(made), bool(made.storage)) == (0, 0, 0, False)
+    assert (made.tasks, made.nbytes, len(made), bool(made.account.storage)) == (0, 0, 0, False)
     assert not any(stream.tasks for stream in made.streams.values())
     assert made._counters["copied_tensors"]

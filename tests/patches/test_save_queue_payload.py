@@ -128,11 +128,11 @@ def test_tensor_without_a_storage_passes(torch: Any) -> None:
 @pytest.mark.parametrize("steps", [0, 20], ids=["managed", "calm"])
 def test_what_is_sent_is_what_was_queued(torch: Any, steps: int) -> None:
     """On a CPU the runner's buffer is overwritten by the next step while the chunk waits; the old content is sent."""
-    from omni_fastpath.patches.save_queue_cap import helper
-    from omni_fastpath.patches.save_queue_cap.queue import Calm
+    from omni_fastpath.patches.save_queue_cap import slow
+    from omni_fastpath.patches.save_queue_cap.calm import Calm
 
     with patched() as counters, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(helper, "SLOW_S", 3600.0)  # the blocker does not end the calm
+        patch.setattr(slow, "SLOW_S", 3600.0)  # the blocker does not end the calm
         request, blocker = Request(unique("s")), Request(unique("blocker"))
         buffer = torch.zeros(4, dtype=torch.int64)
         with Stage(device="cpu", lanes=1, calm=Calm(steps=steps)) as stage:
@@ -172,12 +172,12 @@ def test_upstreams_runner_makes_new_memory_for_every_step(torch: Any) -> None:
 
 def test_what_has_really_waited_lets_its_batch_go(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a batch whose others have left is copied, small as it is; a part that is most of one is not."""
-    from omni_fastpath.patches.save_queue_cap import fair
+    from omni_fastpath.patches.save_queue_cap import account
     from omni_fastpath.patches.save_queue_cap.fair import FairQueue
     from omni_fastpath.patches.save_queue_cap.payload import give
     from tests.patches.soak_stage import entry
 
-    monkeypatch.setattr(fair, "WAITED_S", 0.0)
+    monkeypatch.setattr(account, "WAITED_S", 0.0)
     made = FairQueue(entry().counters)
     batch, prompt = torch.arange(64).reshape(64, 1), torch.arange(100)
 
@@ -188,7 +188,7 @@ def test_what_has_really_waited_lets_its_batch_go(torch: Any, monkeypatch: pytes
         queue(f"s{row}", batch[row : row + 1])
     queue("prompt", prompt[:90])
     assert made.nbytes == 64 * 8 + 800  # the batch once, however many tasks have a part of it
-    made._let_batches_go(float("inf"))
+    made.account.let_batches_go(float("inf"))
     assert entry().counters["copied_tensors"] == 0  # all of it waits: nothing would be gained
     left = []
     for _ in range(60):
@@ -196,7 +196,7 @@ def test_what_has_really_waited_lets_its_batch_go(torch: Any, monkeypatch: pytes
         left.append(task)
         made.sent(task, 0.0)
     assert made.nbytes == 64 * 8 + 800
-    made._let_batches_go(float("inf"))
+    made.account.let_batches_go(float("inf"))
     assert entry().counters["copied_tensors"] == 4
     assert made.nbytes == 4 * 8 + 800
     batch.fill_(POISON)

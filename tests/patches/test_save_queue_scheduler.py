@@ -140,12 +140,12 @@ class Stage:
 
 @contextmanager
 def _narrow_limits() -> Iterator[None]:
+    from omni_fastpath.patches.save_queue_cap import attach
     from omni_fastpath.patches.save_queue_cap import credits as holds
-    from omni_fastpath.patches.save_queue_cap import wrappers
 
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(holds, "WIDE", 1)
-        changed.setattr(wrappers, "WIDE", 1)
+        changed.setattr(attach, "WIDE", 1)
         yield
 
 

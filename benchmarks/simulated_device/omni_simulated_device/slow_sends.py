@@ -13,6 +13,7 @@ segment is not there yet. ``put`` itself stays upstream's object: a patch that p
 """
 
 import functools
+import heapq
 import importlib
 import json
 import multiprocessing
@@ -24,7 +25,7 @@ from typing import Any
 from omni_simulated_device import SLOW_SENDS_VARIABLE
 
 CONNECTOR_MODULE = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
-QUEUE_MODULE = "omni_fastpath.patches.save_queue_cap.queue"
+PATCH = "omni_fastpath.patches.save_queue_cap"
 
 _STAGE_PROCESS = "StageEngineCoreProc_stage"
 _KEYS = frozenset({"stage", "match", "ms", "fifo"})
@@ -50,7 +51,7 @@ def arm() -> None:
 
     for each in _settings(raw):
         if each.get("fifo"):
-            register_post_import_hook(_serve_in_order_of_arrival, QUEUE_MODULE)
+            register_post_import_hook(serve_in_order_of_arrival, f"{PATCH}.attach")
         if each.get("ms"):
             delay = for_streams(str(each["match"]), float(each["ms"]) * 1e-3, stage=int(each["stage"]))
             register_post_import_hook(functools.partial(slow_down, delay), CONNECTOR_MODULE)
@@ -69,8 +70,22 @@ def _settings(raw: str) -> list[dict[str, Any]]:
     return settings
 
 
-def _serve_in_order_of_arrival(module: Any) -> None:
-    module.FIFO_FOR_BENCHMARKS = True
+def serve_in_order_of_arrival(attach: Any) -> None:
+    """Let the save queues that are made from now on have one lane and the order of arrival instead of fair turns.
+
+    Args:
+        attach: The patch's module that puts them in place.
+    """
+    turns: Any = importlib.import_module(f"{PATCH}.turns")
+
+    class OrderOfArrival(turns.Turns):  # type: ignore[misc]  # the patch is imported only where it is measured
+        """Nobody is ahead or behind: what came first is next."""
+
+        def offer(self, stream: Any, number: int, *, has_helper: bool) -> None:  # noqa: ARG002 - there is none
+            heapq.heappush(self.ready, (0.0, number, stream))
+
+    vars(importlib.import_module(f"{PATCH}.fair"))["Turns"] = OrderOfArrival
+    attach.AUDITED_PROCESSORS = frozenset()
 
 
 def for_streams(match: str, seconds: float, *, stage: int) -> Delay:

@@ -1,0 +1,206 @@
+"""What the commands show, as tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from omni_fastpath import envs, values
+from omni_fastpath.declare import Function, Patch, State
+
+# Piped output is read by grep and by people later: no cell may be cut or wrapped there.
+_PIPED_WIDTH = 10_000
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line: rich would exit with 1, which means trouble here."""
+        raise BrokenPipeError
+
+
+def standard_output() -> Console:
+    """A console; a reader that has left is a ``BrokenPipeError`` of whoever prints."""
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    # Reasons and reprs hold square brackets, which rich would take for markup.
+    return _Console(file=sys.stdout, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        name = column in {"patch", "pid", "role", "state"}  # a name that is broken over two lines cannot be copied
+        table.add_column(column, overflow="fold", no_wrap=name, header_style="underline")
+    return table
+
+
+def show_status(report: Mapping[str, Any], console: Console) -> None:
+    """What ``status_report`` found, problems last."""
+    _show_installation(report["installation"], console)
+    if report["verify"] is not None:
+        _show_verify(report["verify"], console)
+    if report["resolved"] is not None:
+        _show_resolved(report["resolved"], console)
+    _show_processes(report["processes"], console)
+    if report["state_files_from_elsewhere"]:
+        console.print(
+            f"{report['state_files_from_elsewhere']} state files in {report['installation']['state_folder']} are of "
+            "another container's process namespace or of another boot: look from there."
+        )
+    for server in report["servers_without_state"]:
+        if not server["excluded"]:
+            what = f"{server['model'] or 'model not named'}, port {server['port'] or 'not named'}"
+            console.print(
+                f"The server {server['pid']} ({what}) has no state file in {report['installation']['state_folder']}: "
+                "nothing was asked for there, or it runs under another XDG_RUNTIME_DIR."
+            )
+    if report["configuration_error"] is None:
+        for line in report["installation"]["unknown_variables"]:
+            console.print(f"a server with something on would refuse this variable, any other one warns of it: {line}")
+    for problem in report["problems"]:
+        console.print(f"problem: {problem}", style="bold red")
+    if report["configuration_error"] is not None:
+        console.print(f"the server would refuse to start: {report['configuration_error']}", style="bold red")
+
+
+def _show_installation(installation: Mapping[str, Any], console: Console) -> None:
+    table = _table("This installation", "what", "found")
+    table.add_row("omni-fastpath", installation["omni_fastpath"])
+    for name in ("vllm_omni", "vllm"):
+        found = installation[name]
+        table.add_row(
+            name.replace("_", "-"), f"{found['distribution']} {found['version']}" if found else "not installed"
+        )
+    table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
+    excluded = " (excludes omni_fastpath)" if installation["excluded_by_vllm_plugins"] else ""
+    plugins = installation["vllm_plugins"]
+    table.add_row("VLLM_PLUGINS", "not set: every plugin loads" if plugins is None else f"{plugins!r}{excluded}")
+    for name, text in installation["environment"].items():
+        table.add_row(name, repr(text))
+    table.add_row("state files", installation["state_folder"] or "no trustworthy folder")
+    console.print(table)
+    console.print()
+
+    table = _table("Patches", "patch", "default", "tested releases", "this release", "environment", "summary")
+    for name, patch in installation["patches"].items():
+        table.add_row(
+            name,
+            "on" if patch["default_on"] else "opt-in",
+            ", ".join(patch["tested"]),
+            "tested" if patch["release_tested"] else "not tested",
+            _environment(patch["environment"]),
+            patch["summary"],
+        )
+    console.print(table)
+    console.print()
+
+
+def _environment(said: Mapping[str, Any]) -> str:
+    switch = {True: ["on"], False: ["off"], None: []}[said["switch"]]
+    return ", ".join([*switch, *(f"{key}={json.dumps(value)}" for key, value in said["values"].items())]) or "-"
+
+
+def _show_verify(found: Mapping[str, Sequence[str]], console: Console) -> None:
+    table = _table("Seams against the installed vllm and vllm-omni", "patch", "verdict")
+    for name, problems in found.items():
+        for line in problems or ["as declared"]:
+            table.add_row(name, line)
+    console.print(table)
+    console.print()
+
+
+def _show_resolved(resolved: Mapping[str, Any], console: Console) -> None:
+    source = resolved["source"] or "no YAML"
+    title = f"{source} with this environment (on_unsupported: {resolved['on_unsupported']})"
+    table = _table(title, "patch", "on", "because", "values")
+    for name, origin in resolved["origins"].items():
+        on = name in resolved["enabled"]
+        because = origin if on else resolved["off"][name]
+        table.add_row(name, "on" if on else "off", because, _listed(resolved["enabled"].get(name, {})))
+    console.print(table)
+    console.print()
+
+
+def _listed(values_: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={json.dumps(value)}" for key, value in values_.items()) or "-"
+
+
+def _show_processes(processes: Sequence[Mapping[str, Any]], console: Console) -> None:
+    if not processes:
+        console.print("No live process of this user has omni-fastpath loaded.")
+        return
+    table = _table("Live processes", "pid", "role", "process", "patch", "state", "took effect", "reason")
+    for process in processes:
+        for name, record in process["patches"].items():
+            table.add_row(
+                str(process["pid"]),
+                process["role"],
+                process["process_name"],
+                name,
+                "applied but idle" if record["idle"] else record["state"],
+                _took_effect(record),
+                record["reason"] or "-",
+            )
+    console.print(table)
+    console.print()
+
+
+def _took_effect(record: Mapping[str, Any]) -> str:
+    counter, count = record["took_effect"]["counter"], record["took_effect"]["count"]
+    return "-" if count is None or record["state"] != State.APPLIED.value else f"{count} {counter}"
+
+
+def show_patches(patches: Sequence[Patch], console: Console) -> None:
+    """A line for each patch."""
+    table = _table("Patches", "patch", "default", "summary")
+    for patch in patches:
+        table.add_row(patch.name, "on" if patch.default_on else "opt-in", patch.summary)
+    console.print(table)
+
+
+def show_patch(patch: Patch, console: Console) -> None:
+    """All of a declaration."""
+    console.print(patch.name, style="bold")
+    console.print(patch.docs.strip())
+    console.print()
+    facts = _table("Facts", "what", "value")
+    facts.add_row("default", "on under `fastpath: true`" if patch.default_on else "opt-in: not under `fastpath: true`")
+    facts.add_row("requires", ", ".join(patch.requires) or "nothing")
+    facts.add_row("processes", ", ".join(sorted(process.value for process in patch.processes)))
+    facts.add_row("tested releases", ", ".join(patch.tested))
+    facts.add_row("switch", f"fastpath.{patch.name}, {patch.env}")
+    console.print(facts)
+    console.print()
+    _show_options(patch, console)
+    seams = _table("Seams", "slot", "use", "parameters", "body")
+    for seam in patch.seams:
+        body = "pinned" if isinstance(seam, Function) and seam.fingerprints else "-"
+        parameters = ", ".join(seam.parameters) if isinstance(seam, Function) else ""
+        seams.add_row(seam.path, seam.use, parameters or "-", body)
+    console.print(seams)
+    console.print()
+    counters = _table("Counters (the first says how often it took effect)", "counter", "meaning")
+    for counter in patch.counters:
+        counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
+    console.print(counters)
+
+
+def _show_options(patch: Patch, console: Console) -> None:
+    if not patch.options.model_fields:
+        return
+    options = _table("Values", "key", "default", "allowed", "meaning", "variable")
+    defaults = patch.options().model_dump(mode="json")
+    for key, field in patch.options.model_fields.items():
+        options.add_row(
+            key,
+            json.dumps(defaults[key]),
+            values.type_and_limits(patch.options, key),
+            field.description or "-",
+            envs.value_variable(patch, key),
+        )
+    console.print(options)
+    console.print()

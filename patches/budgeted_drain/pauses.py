@@ -1,0 +1,87 @@
+"""When the orchestrator's thread is everybody else's: the loop sleeps until it is woken, or yields after work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sized
+from time import perf_counter_ns
+from typing import Any
+
+from .pace import Pace
+
+YIELD_TURNS = 3
+"""Most turns of the event loop in a yield. What stands in a socket is in the client's queue after three: in the first
+the selector finds it, in the second its handler runs, in the third vLLM's reader. When nothing else is about to run
+after the first, the selector has found nothing, and the other two would do so too."""
+
+
+class Pauses:
+    """Sleeps and yields of one loop.
+
+    Args:
+        output_queue: The queue to the front end, which is lent the interpreter's lock in a yield if it is far behind.
+        counters: The patch's counters.
+
+    Attributes:
+        ended_ns: When the last one ended.
+    """
+
+    def __init__(self, output_queue: Any, counters: dict[str, int]) -> None:
+        self._pace = Pace(output_queue, counters)
+        self._counters = counters
+        self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._scheduled: Sized | None = None
+        self.ended_ns = 0
+
+    def begin(self) -> None:
+        """The loop runs from now on, on this event loop."""
+        self._loop = asyncio.get_running_loop()
+        # asyncio's own list of what is about to run; other event loops have none.
+        self._scheduled = getattr(self._loop, "_ready", None)
+        self.ended_ns = perf_counter_ns()
+
+    async def sleep(self, seconds: float) -> int:
+        """Sleep until ``wake``, or for so long; when that was, on the clock of ``perf_counter_ns``."""
+        self._note_stretch(perf_counter_ns())
+        self._waiter = asyncio.get_running_loop().create_future()
+        timer = self._waiter.get_loop().call_later(seconds, self.wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+        self._counters["wakeups"] += 1
+        self.ended_ns = now_ns = perf_counter_ns()
+        return now_ns
+
+    def wake(self) -> None:
+        """End the sleep, if there is one. On the event loop's thread."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def wake_from_any_thread(self) -> None:
+        """The same on whatever thread; nothing before the loop has begun."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile, on another thread: nobody is served any more
+                self._loop.call_soon_threadsafe(self.wake)
+
+    async def give_way(self) -> None:
+        """Yield: let everybody else on the event loop run, and what stands in the sockets come in."""
+        began_ns = perf_counter_ns()
+        self._note_stretch(began_ns)
+        scheduled = self._scheduled
+        for _ in range(YIELD_TURNS):
+            await asyncio.sleep(0)
+            if scheduled is not None and not scheduled:
+                break
+        if self._pace.is_far_ahead():
+            await self._pace.let_catch_up()
+        self.ended_ns = ended_ns = perf_counter_ns()
+        away_us = (ended_ns - began_ns) // 1000
+        self._counters["longest_away_us"] = max(self._counters["longest_away_us"], away_us)
+
+    def _note_stretch(self, now_ns: int) -> None:
+        stretch_us = (now_ns - self.ended_ns) // 1000
+        self._counters["longest_stretch_us"] = max(self._counters["longest_stretch_us"], stretch_us)

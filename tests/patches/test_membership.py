@@ -1,0 +1,192 @@
+"""Who is there: which replicas are found, with which put in front of their queues, and when to look. On stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+from omni_fastpath.patches.budgeted_drain.membership import LOOK_AFTER_NS, LOOK_AT_LEAST_NS, Membership
+
+
+class _Pool:
+    """Stands for upstream's pool."""
+
+    def __init__(self, *clients: Any, stage_type: str = "llm") -> None:
+        self.clients = list(clients)
+        self.stage_type = stage_type
+        self.final_output = True
+        self.unavailable: set[int] = set()
+
+    def is_replica_available(self, replica_id: int) -> bool:
+        return self.clients[replica_id] is not None and replica_id not in self.unavailable
+
+    def available_replica_ids(self) -> list[int]:
+        return [replica_id for replica_id in range(len(self.clients)) if self.is_replica_available(replica_id)]
+
+
+def client(*waiting: Any) -> Any:
+    """A client with an output queue in which so much waits."""
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    for each in waiting:
+        queue.put_nowait(each)
+    return SimpleNamespace(outputs_queue=queue)
+
+
+def has_notifier(found: Any) -> bool:
+    """Whether there is something of ours in front of this client's put."""
+    return "put_nowait" in vars(found.outputs_queue)
+
+
+class _Puts:
+    """Counts the calls after a put."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+
+
+def members(*pools: _Pool, can_dequeue: bool = True, on_put: Any = lambda: None) -> Membership:
+    """The membership of an orchestrator with these pools."""
+    orchestrator = SimpleNamespace(num_stages=len(pools), stage_pools=pools)
+    return Membership(orchestrator, lambda _client: can_dequeue, count(), on_put)
+
+
+def slots(replicas: Any) -> list[tuple[int, int]]:
+    """Stage and slot of each."""
+    return [(replica.stage_id, replica.replica_id) for replica in replicas]
+
+
+def test_first_look_finds_all() -> None:
+    """Every available replica with a queue joins, grouped by stage; what waits is seen, later puts are told."""
+    puts = _Puts()
+    pools = _Pool(client("a"), client()), _Pool(client())
+    found = members(*pools, on_put=puts)
+    assert found.stale
+    joined, left = found.look(0)
+    assert (slots(joined), left, found.polled) == ([(0, 0), (0, 1), (1, 0)], [], [])
+    assert [(stage.stage_id, slots(stage.replicas)) for stage in found.stages] == [
+        (0, [(0, 0), (0, 1)]),
+        (1, [(1, 0)]),
+    ]
+    assert found.has_backlog()
+    pools[1].clients[0].outputs_queue.put_nowait("b")
+    assert puts.calls == 1
+    assert [list(replica.waiting) for replica in joined] == [["a"], [], ["b"]]
+    assert joined[2].arrivals.first_waiting() > joined[0].arrivals.first_waiting()
+
+
+def test_look_without_a_change_changes_nothing() -> None:
+    """The same replicas, stages and rotation as before."""
+    found = members(_Pool(client(), client()))
+    found.look(0)
+    stages, queued = found.stages, dict(found.queued)
+    stages[0].replicas.rotate()
+    turns = list(stages[0].replicas)
+    assert found.look(1) == ([], [])
+    assert found.stages is stages
+    assert found.queued == queued
+    assert list(stages[0].replicas) == turns
+
+
+def test_replica_that_left_gets_its_queue_back() -> None:
+    """One that was evicted or marked unavailable leaves, and nothing stands in front of its put any more."""
+    pool = _Pool(client("a"), client("b"))
+    gone = pool.clients[0]
+    found = members(pool)
+    found.look(0)
+    pool.clients[0] = None
+    _, left = found.look(1)
+    assert slots(left) == [(0, 0)]
+    assert left[0].is_gone()
+    assert not has_notifier(gone)
+    pool.unavailable.add(1)
+    assert slots(found.look(2)[1]) == [(0, 1)]
+    assert not has_notifier(pool.clients[1])
+    assert found.stages == []
+
+
+def test_other_client_in_a_slot_is_another_replica() -> None:
+    """The old one leaves and the new one joins; the put in front is the new one's, the stage keeps what it is owed."""
+    pool = _Pool(client("a"))
+    old, new = pool.clients[0], client()
+    found = members(pool)
+    found.look(0)
+    stage = found.stages[0]
+    pool.clients[0] = new
+    joined, left = found.look(1)
+    assert [each.client for each in joined] == [new]
+    assert [each.client for each in left] == [old]
+    assert (has_notifier(old), has_notifier(new)) == (False, True)
+    assert found.stages == [stage]
+    assert list(stage.replicas) == joined
+
+
+def test_what_can_only_be_polled() -> None:
+    """A diffusion stage, a client without such a queue, and one whose dequeue is not the verified one are polled."""
+    found = members(_Pool(client(), stage_type="diffusion"), _Pool(SimpleNamespace()), _Pool(None))
+    assert found.look(0) == ([], [])
+    assert slots(found.polled) == [(0, 0), (1, 0)]
+    pool = _Pool(client("a"))
+    found = members(pool, can_dequeue=False)
+    assert found.look(0) == ([], [])
+    assert slots(found.polled) == [(0, 0)]
+    assert not has_notifier(pool.clients[0])
+
+
+def test_queued_client_that_is_followed_by_one_to_poll() -> None:
+    """The slot is polled, and the old client's queue is upstream's again."""
+    pool = _Pool(client())
+    old = pool.clients[0]
+    found = members(pool)
+    found.look(0)
+    pool.clients[0] = SimpleNamespace()
+    joined, left = found.look(1)
+    assert (joined, slots(left), slots(found.polled)) == ([], [(0, 0)], [(0, 0)])
+    assert not has_notifier(old)
+
+
+def test_attach_during_a_look_asks_for_another_one() -> None:
+    """Who says meanwhile, on another thread, that membership has changed is not forgotten."""
+    pool = _Pool(client())
+    found = members(pool)
+    ids = pool.available_replica_ids
+
+    def attached_meanwhile() -> list[int]:
+        found.stale = True
+        return ids()
+
+    pool.available_replica_ids = attached_meanwhile  # type: ignore[method-assign]
+    found.look(0)
+    assert found.stale
+
+
+def test_look_is_put_off_while_there_is_work_but_not_for_ever() -> None:
+    """A loop that is woken works first; one that is woken all the time looks twice a second all the same."""
+    found = members(_Pool(client()))
+    found.look(0)
+    assert found.look_ns == LOOK_AFTER_NS
+    found.put_off(10 * LOOK_AFTER_NS)
+    assert found.look_ns == 11 * LOOK_AFTER_NS
+    found.put_off(2 * LOOK_AT_LEAST_NS)
+    assert found.look_ns == LOOK_AT_LEAST_NS
+
+
+def test_close_gives_all_queues_back() -> None:
+    """Unless somebody else has put something in front of ours meanwhile: that stays."""
+    pool = _Pool(client(), client())
+    found = members(pool)
+    found.look(0)
+    theirs = pool.clients[1].outputs_queue
+
+    def foreign(_item: Any) -> None:
+        """Somebody else's."""
+
+    theirs.put_nowait = foreign
+    found.close()
+    assert not has_notifier(pool.clients[0])
+    assert theirs.put_nowait is foreign
+    assert not found.queued

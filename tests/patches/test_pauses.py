@@ -1,0 +1,120 @@
+"""Sleeps and yields: who ends them, and how many turns of the event loop they give. On a real event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from omni_fastpath.patches.budgeted_drain.pauses import Pauses
+
+SECONDS = 30.0
+"""Longer than any test: who sleeps so long was not woken."""
+
+
+def counters() -> dict[str, int]:
+    """Those that pauses count."""
+    return dict.fromkeys(("wakeups", "longest_stretch_us", "longest_away_us", "lent", "lent_in_vain"), 0)
+
+
+async def test_sleep_ends_when_it_is_woken() -> None:
+    """By a call on its own thread, or from another one; each sleep is counted."""
+    counted = counters()
+    pauses = Pauses(None, counted)
+    pauses.begin()
+    asyncio.get_running_loop().call_soon(pauses.wake)
+    ended_ns = await asyncio.wait_for(pauses.sleep(SECONDS), SECONDS / 3)
+    assert pauses.ended_ns == ended_ns
+    thread = threading.Thread(target=pauses.wake_from_any_thread)
+    asyncio.get_running_loop().call_soon(thread.start)
+    await asyncio.wait_for(pauses.sleep(SECONDS), SECONDS / 3)
+    thread.join()
+    assert counted["wakeups"] == 2
+
+
+async def test_sleep_ends_by_itself() -> None:
+    """After the time that was given."""
+    counted = counters()
+    pauses = Pauses(None, counted)
+    pauses.begin()
+    await asyncio.wait_for(pauses.sleep(0.001), SECONDS)
+    assert counted["wakeups"] == 1
+
+
+async def test_wake_without_a_sleeper_is_nothing() -> None:
+    """Before it began, between two sleeps, and after the event loop was closed."""
+    pauses = Pauses(None, counters())
+    pauses.wake()
+    pauses.wake_from_any_thread()
+    pauses.begin()
+    pauses.wake()
+    closed = Pauses(None, counters())
+
+    def ran() -> None:
+        async def begin() -> None:
+            closed.begin()
+
+        asyncio.run(begin())
+
+    thread = threading.Thread(target=ran)
+    thread.start()
+    thread.join()
+    closed.wake_from_any_thread()
+
+
+async def test_cancelled_sleep_leaves_no_waiter() -> None:
+    """Who is woken afterwards is nobody, and the next sleep is a new one."""
+    pauses = Pauses(None, counters())
+    pauses.begin()
+    task = asyncio.create_task(pauses.sleep(SECONDS))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    pauses.wake()
+    await asyncio.wait_for(pauses.sleep(0.001), SECONDS)
+
+
+@pytest.mark.parametrize("socket_has_something", [False, True])
+def test_yield_takes_the_turns_that_it_needs(socket_has_something: bool) -> None:
+    """One turn when nothing has come; what stands in a socket is in its queue after one yield, reader task and all."""
+    pauses = Pauses(None, counters())
+    turns, read = 0, []
+
+    async def run() -> None:
+        nonlocal turns
+        loop = asyncio.get_running_loop()
+        pauses.begin()
+        arrived, (ours, theirs) = loop.create_future(), socket.socketpair()
+        with ours, theirs:
+
+            def take() -> None:
+                if not arrived.done():
+                    arrived.set_result(ours.recv(9))
+
+            loop.add_reader(ours, take)
+
+            async def reader() -> None:
+                read.append(await arrived)
+
+            task = asyncio.create_task(reader())
+            await asyncio.sleep(0)  # now it waits for the socket
+            if socket_has_something:
+                theirs.send(b"something")
+            sleep = asyncio.sleep
+
+            async def counting(delay: float) -> None:
+                nonlocal turns
+                turns += 1
+                await sleep(delay)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(asyncio, "sleep", counting)
+                await pauses.give_way()
+            loop.remove_reader(ours)
+            task.cancel()
+
+    asyncio.run(run())
+    assert (turns, read) == ((3, [b"something"]) if socket_has_something else (1, []))
