@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo test lint unit fleets floors bench replay concurrency save-queue forward-gate micro clean
+.PHONY: setup demo test lint unit fleets floors pythons bench dispatch replay concurrency save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 SHELL := /bin/bash
@@ -24,14 +24,18 @@ unit: setup ## the tests that start no server
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
 	@bash scripts/floors.sh
 
+pythons: ## the same with the newest dependencies, on every Python that pyproject.toml declares and this machine has
+	@bash scripts/pythons.sh
+
 fleets: setup ## 1,000 random fleets of the orchestrator and 1,000 of a stage against stock; half an hour
 	$(VENV_PYTHON) -W ignore -m tests.fleets_dispatch --seeds 1000
 	$(VENV_PYTHON) -W ignore -m tests.fleets.stage --seeds 1000 --jobs 2
 
-bench: setup ## the figures of the README
-	@$(VENV_PYTHON) -W ignore -m benchmarks.dispatch
-	@$(VENV_PYTHON) -W ignore -m benchmarks.latency
-	@$(VENV_PYTHON) -W ignore -m benchmarks.backlog
+bench: setup ## the table at the top of the README; some 15 minutes, ARGS="--rows calm" for one row
+	@$(VENV_PYTHON) -W ignore -m benchmarks.table $(ARGS)
+
+dispatch: setup ## what the dispatch of a raw output costs, its latency at low load, and a backlog
+	@for part in dispatch latency backlog; do $(VENV_PYTHON) -W ignore -m benchmarks.$$part || exit 1; done
 
 replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells dear-0.95 ..." for less
 	@$(VENV_PYTHON) -W ignore -m benchmarks.replay $(ARGS)

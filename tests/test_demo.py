@@ -24,7 +24,7 @@ from benchmarks.demo.figures import Measure, Row, Sample, Start
 from benchmarks.demo.load import QUICK, Load
 from benchmarks.demo.measure import CpuMeter, MeasureError, Outcome
 from benchmarks.demo.progress import Phases
-from benchmarks.demo.words import compare, describe, heading, parity_line
+from benchmarks.demo.words import compare, describe, heading, parity_line, plan
 from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs.capture import Capture, Event
 from omni_fastpath.compare.arm import WrongArmError
@@ -392,3 +392,11 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
         main(arguments)
     assert caught.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("starts", "decides"), [(1, False), (2, False), (4, True), (6, True)])
+def test_the_demo_says_beforehand_whether_it_can_decide(starts: int, decides: bool) -> None:
+    """With too few starts for any verdict it says so before it begins, and how many would do."""
+    said = plan(["stock", "fastpath"] * starts)
+    assert f"starts {2 * starts} servers" in said[0]
+    assert ("--starts 6" in " ".join(said)) == (not decides)

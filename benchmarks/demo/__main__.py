@@ -22,7 +22,7 @@ from benchmarks.demo.figures import Row
 from benchmarks.demo.load import QUICK, Load
 from benchmarks.demo.measure import MeasureError, Outcome, run_start
 from benchmarks.demo.progress import Phases
-from benchmarks.demo.words import compare, describe, heading, parity_line
+from benchmarks.demo.words import compare, describe, heading, parity_line, plan
 from benchmarks.rigs.bench import BenchError
 from benchmarks.rigs.server import ServerError
 from omni_fastpath.compare.about import commit
@@ -94,11 +94,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     phases = Phases(console, len(starts) * _PHASES_A_START + 2)
-    console.print(
-        f"The demo starts {len(starts)} servers, one after another: {', '.join(names)}. On two cores it takes about "
-        f"{1.7 * len(starts):.0f} minutes.",
-        highlight=False,
-    )
+    for line in plan(names):
+        console.print(line, highlight=False)
     with phases.running():
         outcomes = _measure(starts, load, output, phases)
         with phases.phase("report"):

@@ -260,15 +260,20 @@ def _count(starts: Sequence[Start], arm: str) -> int:
     return sum(start.arm == arm for start in starts)
 
 
+def _counted(words: Sequence[str]) -> str:
+    if set(words) == {"too few starts"}:
+        return "too few starts for a verdict on any of them, so that the table describes these starts and no others"
+    return ", ".join(f"{word} in {words.count(word)}" for word in dict.fromkeys(words))
+
+
 def summary(table: Sequence[Row]) -> list[str]:
     """What the table says, in sentences: the verdicts, what they rest on, and the spreads."""
     words = [row.verdict.word for row in table if row.verdict is not None]
     lines = []
     if words:
         starts = min(len(values) for values in table[0].values.values())
-        counts = ", ".join(f"{word} in {words.count(word)}" for word in dict.fromkeys(words))
         primary = verdict.Measure(f"{PRIMARY} of the open loop", "ms", "lower")
-        lines += [f"Fastpath against stock, {len(words)} rows that were named beforehand: {counts}."]
+        lines += [f"Fastpath against stock, {len(words)} rows that were named beforehand: {_counted(words)}."]
         lines += [verdict.legend(primary, len(words) - 1, starts)]
     else:
         lines += [f"There is no verdict: {PRIMARY} of the open loop has no value in some start."]

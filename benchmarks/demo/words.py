@@ -10,7 +10,30 @@ from benchmarks.demo import arms
 from benchmarks.demo.load import Load
 from benchmarks.demo.measure import Outcome
 from benchmarks.rigs.capture import differences
+from omni_fastpath.compare import verdict
 from omni_fastpath.compare.about import about
+
+_MINUTES_A_START = 1.7
+"""On two cores."""
+
+
+def plan(starts: Sequence[str]) -> list[str]:
+    """What is about to run, how long it takes, and whether it can decide anything.
+
+    Args:
+        starts: The arm of each start, in order.
+    """
+    minutes = _MINUTES_A_START * len(starts)
+    said = f"The demo starts {len(starts)} servers, one after another: {', '.join(starts)}."
+    lines = [f"{said} On two cores it takes about {minutes:.0f} minutes."]
+    fewest, enough = min(starts.count(arm) for arm in set(starts)), verdict.STARTS
+    if fewest < verdict.starts_for(0):
+        command, minutes = f"python -m benchmarks.demo --starts {enough}", _MINUTES_A_START * 2 * enough
+        lines.append(
+            f"It shows both arms side by side; so few starts cannot tell a difference from luck. "
+            f"`{command}` can, in some {minutes:.0f} minutes."
+        )
+    return lines
 
 
 def compare(outcomes: Sequence[Outcome]) -> dict[str, Any]:

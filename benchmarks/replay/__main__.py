@@ -17,10 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.replay import subjects
+from benchmarks.replay import report, subjects
 from benchmarks.replay.load import CELLS, MIXES, NOMINAL, Load
 from benchmarks.rigs import results
 from benchmarks.rigs.driver import announced, run_arm
@@ -38,7 +39,8 @@ WALL_MARGIN = 1.05
 """Wall time a raw output that exceeds processor time by more than this is what utilisation is defined on."""
 
 
-def _options() -> argparse.Namespace:
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's values."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {', '.join(CELLS)}")
     parser.add_argument("--arms", help=f"of {' '.join(subjects.ARMS)}, and ORDER,KEY=VALUE; spaces between")
@@ -61,10 +63,10 @@ def _options() -> argparse.Namespace:
     inside.add_argument("--capacity", type=float, help="raw outputs a second at saturation")
     inside.add_argument("--beside-us", type=float, default=0.0, help="cost of a raw output besides processing")
     inside.add_argument("--calibrate", metavar="MIX:REPLICAS")
-    options = parser.parse_args()
-    if options.seconds is None:
-        options.seconds = QUICK_SECONDS if options.quick else SECONDS
-    return options
+    found = parser.parse_args(argv)
+    if found.seconds is None:
+        found.seconds = QUICK_SECONDS if found.quick else SECONDS
+    return found
 
 
 # ---- In the arm's process ----
@@ -170,52 +172,56 @@ def _say_calibration(found: dict[str, Any]) -> None:
     )
 
 
+def run_cell(name: str, arms: Sequence[Arm], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every arm of a cell in turn, in processes of their own; a line for each run, saved too."""
+    cell = CELLS[name]
+    run_id = time.strftime("%Y-%m-%dT%H:%M:%S")
+    found: list[dict[str, Any]] = []
+    calibration: dict[str, Any] = {}
+    calibrated: int | None = None
+    for number, arm in announced(arms, given.rounds):
+        if number != calibrated:
+            # Anew for each round: a shared machine's speed drifts by tens of percent within minutes, and all arms
+            # of a round must have one rate.
+            calibration, calibrated = _calibration(cell.mix.name, cell.replicas, given), number
+            _say_calibration(calibration)
+        arguments = {
+            "--cell": name,
+            "--seconds": given.seconds,
+            "--capacity": calibration["capacity"],
+            "--beside-us": calibration["beside_us"],
+            "--seed": given.seed + number,
+        }
+        line = run_arm(
+            "benchmarks.replay",
+            arm,
+            *_passed_on(given),
+            *(str(part) for pair in arguments.items() for part in pair),
+        )
+        line |= {"run": run_id, "round": number, "calibration": calibration}
+        results.save("replay", line)
+        found.append(line)
+        results.progress(report.brief(line))
+    return found
+
+
 def main() -> None:
     """Run one arm here (``--arm``), or every arm of every cell in processes of their own, and report."""
-    options = _options()
-    if options.overhead:
+    given = options()
+    if given.overhead:
         from benchmarks.replay.measure import cost_of_stamps_us
 
         print(json.dumps(cost_of_stamps_us()))
         return
-    if options.arm:
-        results.say(_calibrate(options) if options.calibrate else _run_cell(options))
+    if given.arm:
+        results.say(_calibrate(given) if given.calibrate else _run_cell(given))
         return
-    from benchmarks.replay import report
-
-    names = options.arms.split() if options.arms else subjects.defaults()
-    arms = [subjects.named(name) for name in (*names, *(subjects.SWEEP if options.sweep else ()))]
+    names = given.arms.split() if given.arms else subjects.defaults()
+    arms = [subjects.named(name) for name in (*names, *(subjects.SWEEP if given.sweep else ()))]
     results.FOLDER.mkdir(exist_ok=True)
-    run_id = time.strftime("%Y-%m-%dT%H:%M:%S")
-    for name in options.cells.split(","):
-        cell = CELLS[name]
+    for name in given.cells.split(","):
         results.progress(f"cell {name}")
-        found: list[dict[str, Any]] = []
-        calibration: dict[str, Any] = {}
-        calibrated: int | None = None
-        for number, arm in announced(arms, options.rounds):
-            if number != calibrated:
-                # Anew for each round: a shared machine's speed drifts by tens of percent within minutes, and all arms
-                # of a round must have one rate.
-                calibration, calibrated = _calibration(cell.mix.name, cell.replicas, options), number
-                _say_calibration(calibration)
-            arguments = {
-                "--cell": name,
-                "--seconds": options.seconds,
-                "--capacity": calibration["capacity"],
-                "--beside-us": calibration["beside_us"],
-                "--seed": options.seed + number,
-            }
-            line = run_arm(
-                "benchmarks.replay",
-                arm,
-                *_passed_on(options),
-                *(str(part) for pair in arguments.items() for part in pair),
-            )
-            line |= {"run": run_id, "round": number, "calibration": calibration}
-            results.save("replay", line)
-            found.append(line)
-            results.progress(report.brief(line))
+        found = run_cell(name, arms, given)
         report.show(name, found)
         report.plot(name, found, results.FOLDER / "replay")
     print(about.line())

@@ -11,7 +11,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Plan:
 
     runs: int = 5
     levels: Sequence[int] = LEVELS
+    kinds: Sequence[str] = tuple(KINDS)
 
 
 QUICK = Plan(runs=1, levels=(1, 8))
@@ -71,7 +72,7 @@ def run(plan: Plan) -> None:
             progress(f"server {number + 1} of {len(ARMS)}: {arm.name}")
             found[arm.name] = measure(arm, plan, model, Path(folder) / f"{number}.log")
             save("server", arm=arm.name, **found[arm.name])
-    _check_content(found)
+    check_content(found.values())
     for kind, stage in KINDS.items():
         if stage is not None:
             show_slow(kind, plan, found)
@@ -99,7 +100,7 @@ def measure(arm: Arm, plan: Plan, model: Path, log: Path) -> dict[str, Any]:
         ),
         omni_simulated_device.SLOW_SENDS_VARIABLE: json.dumps(injections),
     }
-    kinds: dict[str, list[Run]] = {kind: [] for kind in KINDS}
+    kinds: dict[str, list[Run]] = {kind: [] for kind in plan.kinds}
     levels: dict[str, list[Run]] = {}
     with Server(model, deploy, environment=environment, log_path=log) as server:
         _checked(asyncio.run(_batch(server.url, None, RATE)))
@@ -108,7 +109,7 @@ def measure(arm: Arm, plan: Plan, model: Path, log: Path) -> dict[str, Any]:
             levels[str(level)] = [_measured(server, _level(server.url, level))]
         time.sleep(STATE_S)
         idle = _check_arm(server, arm)
-        for number, kind in itertools.product(range(plan.runs), KINDS):
+        for number, kind in itertools.product(range(plan.runs), plan.kinds):
             progress(f"{arm.name}: run {number + 1} of {plan.runs}, {kind}")
             kinds[kind].append(_measured(server, _batch(server.url, KINDS[kind], RATE)))
         time.sleep(STATE_S)
@@ -195,14 +196,14 @@ def _check_arm(server: Server, arm: Arm) -> dict[str, Mapping[str, Any]]:
     return {role: entry.model_dump(mode="json") for role, entry in stages.items()}
 
 
-def _check_content(found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Each question has the same answer in every run and arm.
+def check_content(starts: Iterable[Mapping[str, Any]]) -> None:
+    """Each question has the same answer in every run of every start.
 
     Raises:
         RuntimeError: It has not.
     """
     answers: dict[int, set[str]] = {}
-    for start in found.values():
+    for start in starts:
         for measured in itertools.chain(*start["kinds"].values(), *start["levels"].values()):
             for number, stream in enumerate(measured["streams"]):
                 answers.setdefault(number, set()).add(stream["digest"])
