@@ -18,7 +18,7 @@ import janus
 import pytest
 import wrapt
 
-from omni_fastpath.declare import Patch, SeamKind
+from omni_fastpath.declare import Patch, Wrap
 from omni_fastpath.patches import PATCHES
 from tests.patches.upstream_calls import UPSTREAM, UpstreamCalls, declared_by, functions_named, tasks_made
 
@@ -133,7 +133,7 @@ def test_functions_called_are_seams(calls: UpstreamCalls, patch: Patch) -> None:
 @each_patch
 def test_the_content_reached_every_wrapper(calls: UpstreamCalls, patch: Patch) -> None:
     """The run above is worth something: each method that a patch wraps was called through its wrapper."""
-    wrapped = {seam.path for seam in patch.seams if seam.kind is SeamKind.WRAP and not seam.replaces}
+    wrapped = {seam.path for seam in patch.seams if isinstance(seam, Wrap)}
     assert {path for path in wrapped if not path.endswith(".__init__")} <= calls.found[patch.name].keys()
     assert calls.found[patch.name]
 
