@@ -260,6 +260,8 @@ def test_a_chain_of_requirements_goes_off_together() -> None:
     patches = (PIPE, PUMP, made_up("mill", requires=("pump",)))
     resolved = resolve(chain(True), {"OMNI_FASTPATH_PIPE": "0"}, patches)
     assert not resolved.asked
+    assert resolved.lacking == {"pump", "mill"}
+    assert Resolved.from_json(resolved.to_json(), patches).lacking == {"pump", "mill"}
     assert resolved.off["pump"] == "requires pipe, which is off: OMNI_FASTPATH_PIPE=0"
     assert resolved.off["mill"].startswith("requires pump, which is off: requires pipe")
     assert resolved.origins["mill"] == "OMNI_FASTPATH_PIPE=0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from typing import Any
@@ -375,6 +376,14 @@ def test_dependant_of_what_is_off_is_off(upstream: Upstream) -> None:
     apply(resolved(B, off=(A, C, D)), Process.SERVER, ALL)
     assert states()["b"] is State.OFF
     assert LEDGER.named("b").reason == "requires a, which is off: made off"
+
+
+def test_only_what_was_asked_for_is_missed(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
+    """A patch that is off for want of another is a warning, whatever the words; one that nobody wants is none."""
+    given = dataclasses.replace(resolved(off=(A, B, C, D)), lacking=frozenset({"b"}))
+    apply(given, Process.SERVER, ALL)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == ["omni-fastpath: b stays off: it made off"]
 
 
 def test_superseded_requirement_serves(upstream: Upstream) -> None:

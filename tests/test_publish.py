@@ -219,8 +219,9 @@ print(len(statefile.read_live()), flush=True)
 
 
 def test_counters_follow_and_the_file_goes_with_its_process() -> None:
-    """Counters reach the file by themselves, and it is back when it or the folder was deleted; a forked child's end
-    leaves it; the process's own end removes it.
+    """Counters reach the file by themselves, and it is back when it or the folder was deleted.
+
+    A forked child's end leaves it; the process's own end removes it.
     """
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60

@@ -313,8 +313,9 @@ def test_a_prepared_fallback_is_refused(temporary: Path, runtime: Path, monkeypa
 def test_what_was_looked_at_is_what_is_used(
     temporary: Path, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod's ``emptyDir`` is open to all without the sticky bit: a link put in place of our folder, after it was found
-    good, gets and loses nothing.
+    """A link put in place of our folder, after it was found good, gets and loses nothing.
+
+    A pod's ``emptyDir`` is open to all without the sticky bit.
     """
     runtime.chmod(0o777)  # so that nobody may trust it
     temporary.chmod(0o777)

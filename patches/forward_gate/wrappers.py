@@ -119,9 +119,9 @@ def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args:
     carriers: tuple[str, ...] = ()
     kept: frozenset[str] = frozenset()
     try:
-        carriers, kept = _plan(instance, *args, **kwargs)
+        carriers, kept = _plan_of_step(instance, *args, **kwargs)
     except Exception as error:  # the step is worked off all the same
-        _stop(instance, error)
+        _stop_gating(instance, error)
     outputs = wrapped(*args, **kwargs)
     if carriers:
         try:
@@ -129,20 +129,22 @@ def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args:
                 for output in batch.outputs:
                     if output.request_id not in kept:
                         for carrier in carriers:
-                            _gate(output, carrier)
+                            _gate_output(output, carrier)
         except Exception as error:  # the outputs are whole, gated or not: a stage must not die of it
-            _stop(instance, error)
+            _stop_gating(instance, error)
     return outputs
 
 
-def _stop(scheduler: Any, error: Exception) -> None:
+def _stop_gating(scheduler: Any, error: Exception) -> None:
     """Gate no more, and say so."""
     _gating.discard(scheduler)
     logger.error("omni-fastpath: forward_gate failed and stops", exc_info=error)
     _runtime.report(State.FAILED, f"gating failed: {error!r}; outputs stay as they are from here on")
 
 
-def _plan(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> tuple[tuple[str, ...], frozenset[str]]:
+def _plan_of_step(
+    scheduler: Any, scheduler_output: Any, model_runner_output: Any
+) -> tuple[tuple[str, ...], frozenset[str]]:
     """The carriers of this step that hold what the connector gets, and the requests that keep theirs.
 
     Read before the step is worked off: a request that ends in it is gone afterwards.
@@ -173,20 +175,20 @@ def _needs_payload(request: Any) -> bool:
     )
 
 
-def _gate(output: Any, carrier: str) -> None:
+def _gate_output(output: Any, carrier: str) -> None:
     name = f"{carrier}_output"
     payload = getattr(output, name, None)
     if not isinstance(payload, dict):  # none, or the tensor of a pooling task
         return
-    visible = _visible(payload)
+    visible = _visible_to_client(payload)
     if len(visible) == len(payload):
         return
     setattr(output, name, visible or None)
     _counters[f"{carrier}_outputs"] += 1
-    _counters[f"{carrier}_bytes"] += sum(_bytes(value) for key, value in payload.items() if key not in visible)
+    _counters[f"{carrier}_bytes"] += sum(_nbytes_of(value) for key, value in payload.items() if key not in visible)
 
 
-def _visible(payload: dict[str, Any]) -> dict[str, Any]:
+def _visible_to_client(payload: dict[str, Any]) -> dict[str, Any]:
     """What of a flat payload goes to the client."""
     if partition_flat_payload is not None:
         client: dict[str, Any] = partition_flat_payload(payload)[1]
@@ -194,11 +196,11 @@ def _visible(payload: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in payload.items() if key.partition(".")[0] in _CLIENT_ROOTS}
 
 
-def _bytes(value: Any) -> int:
+def _nbytes_of(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return int(value.nbytes)
     if isinstance(value, dict):
-        return sum(_bytes(each) for each in value.values())
+        return sum(_nbytes_of(each) for each in value.values())
     if isinstance(value, (list, tuple)):
-        return sum(_bytes(each) for each in value)
+        return sum(_nbytes_of(each) for each in value)
     return 0

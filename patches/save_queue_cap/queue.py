@@ -29,6 +29,7 @@ from .plain import PlainQueue
 from .receivers import Receivers
 from .slow import Watch
 from .tasks import Stream, stream_of
+from .uncounted import UncountedChunks
 from .unfetched import Book, Chunks
 
 
@@ -69,9 +70,8 @@ class SaveQueue:
         self.judge = Judge(calm, self._bytes, fair)
         self._aside = Aside(fair.inbox, fair)
         self._counters = counters
-        self._book = book
         self._keep_all = keep_all
-        self._is_live = is_live
+        self._uncounted = UncountedChunks(fair, book, self.receivers, is_live)
         self._helpers_watch = Watch()  # of the first lane
         self._stepped_aside = stepped_aside
         self._lock = fair.lock
@@ -79,7 +79,6 @@ class SaveQueue:
         vars(self)["append"] = self._inbox.append  # no call of ours stands between: it runs once a task
         fair.is_open = not self.is_calm
         self._first = -1  # the first lane's thread
-        self._has_unknown_chunks = False
 
     # ---- What others read ----
 
@@ -167,7 +166,7 @@ class SaveQueue:
             self._counters["managed"] += 1
             self._counters["tasks"] -= plain.note_come()  # sorting in counts those that wait
             self.judge.unrest_s = time.monotonic()
-            self._has_unknown_chunks = self._book is not None
+            self._uncounted.come()
             self.fair.take_over(in_hand)
             plain.in_hand = None
             self.fair.helper.first_since_s = plain.since_s
@@ -236,8 +235,8 @@ class SaveQueue:
             self.manage()
         if is_first:
             self._end_plain_send()
-        if self._has_unknown_chunks and ident in self.fair.lanes.of:
-            self._make_chunks_known()
+        if self._uncounted.may_be and ident in self.fair.lanes.of:
+            self._uncounted.count()
         return bool(self.fair)
 
     def _end_plain_send(self) -> None:
@@ -248,7 +247,7 @@ class SaveQueue:
         if task is None:
             return
         since_s = self.plain.since_s
-        self._has_unknown_chunks = self._book is not None  # its chunk is not counted yet
+        self._uncounted.come()
         self.fair.sent(task, 0.0 if since_s is None else max(0.0, time.monotonic() - since_s), has_put=False)
 
     def popleft(self) -> dict[str, Any]:
@@ -316,13 +315,6 @@ class SaveQueue:
         self._bytes.look(now, tasks)
         seen = self._bytes.seen_nbytes
         self._counters["max_outstanding_bytes"] = max(self._counters["max_outstanding_bytes"], seen)
-
-    def _make_chunks_known(self) -> None:
-        """Count by stream what was put while all was calm."""
-        self._has_unknown_chunks = False
-        if self.chunks is not None and self._book is not None:
-            names = self.receivers.wanted(self._book.names())
-            self.chunks.adopt(names, self._is_live, self.fair.table.came_unfetched)
 
     # ---- Stepping aside ----
 

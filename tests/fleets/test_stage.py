@@ -16,8 +16,9 @@ SEEDS = int(os.environ.get("STAGE_FLEETS", "24"))
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore")  # upstream's, of sparse and complex tensors
 def test_random_fleets_give_what_stock_gives(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Adapters, coupled streams, sessions, aborts, preemption, slow, failing and hung sends, exceptions of ours: no
-    engine step raises, and every stream that completes has the chunks, tokens and outputs that it has in stock.
+    """No engine step raises, and every stream that completes has the chunks, tokens and outputs that it has in stock.
+
+    With adapters, coupled streams, sessions, aborts, preemption, slow, failing and hung sends, and exceptions of ours.
     """
     from benchmarks.save_queue.rig import stage_configs
     from tests.fleets.stage import runs

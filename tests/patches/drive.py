@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 IN_TURN: dict[str, Any] = {"order": "stage_order", "floor": 0.0}
 """Options under which the end of a pass lets another stage in, and nothing else does."""
 
@@ -54,6 +56,15 @@ def recording() -> Iterator[Any]:
         yield recorder
     finally:
         HOOKS.unregister(recorder)
+
+
+def every_look_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
+    """Every look of ``budgeted_drain`` at the clock is so much after the last: how busy the machine is says nothing."""
+    from omni_fastpath.patches.budgeted_drain import dispatch, drain, pauses
+
+    clock = iter(range(0, 10**12, nanoseconds))
+    for module in (dispatch, drain, pauses):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
 
 
 def stages(replicas: int, visible: tuple[bool, ...] = (True, False, True)) -> list[Any]:

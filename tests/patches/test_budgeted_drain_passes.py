@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.patches.drive import IN_TURN, options, recording, run
+from tests.patches.drive import IN_TURN, every_look_takes, options, recording, run
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
 
@@ -43,15 +43,6 @@ def _drain(
         pipeline.put(1, *(batch(codes("beside")) for _ in range(beside)))
         pipeline.put(stage, *(batch(each) for each in entries))
         return run(pipeline)
-
-
-def every_look_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
-    """Every look of the loop at the clock is so much after the last."""
-    from omni_fastpath.patches.budgeted_drain import drain, pauses
-
-    clock = iter(range(0, 10**12, nanoseconds))
-    for module in (drain, pauses):
-        monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
 
 
 def _contested(recorder: Any, kind: str, *entries: Any, stage: int = 2, **values: Any) -> Any:

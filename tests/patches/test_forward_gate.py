@@ -296,7 +296,7 @@ def test_list_is_recognised_after_pickling() -> None:
     )
     scheduler, step = SimpleNamespace(requests={}), SimpleNamespace(num_scheduled_tokens={"a": 1})
     for each in (output, pickle.loads(pickle.dumps(output, pickle.HIGHEST_PROTOCOL))):  # noqa: S301
-        assert wrappers._plan(scheduler, step, each) == (("multimodal",), frozenset())
+        assert wrappers._plan_of_step(scheduler, step, each) == (("multimodal",), frozenset())
 
 
 # ---- Left alone: each with whom it would be missed by ----
@@ -625,7 +625,7 @@ def test_stage_that_cannot_be_judged_runs_as_stock(
         assert any(output.multimodal_output for output in by_request(play(rig))["a"])
 
 
-@pytest.mark.parametrize("function", ["_visible", "_plan", "_needs_payload", "_gate"])
+@pytest.mark.parametrize("function", ["_visible_to_client", "_plan_of_step", "_needs_payload", "_gate_output"])
 def test_error_while_gating_stops_the_gate_and_not_the_stage(
     function: str, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -650,8 +650,8 @@ def test_payload_bytes() -> None:
     from omni_fastpath.patches.forward_gate import wrappers
 
     rows = torch.zeros(1, 2048, dtype=torch.bfloat16)
-    assert wrappers._bytes(rows) == 4096
-    assert wrappers._bytes({"a": [rows, {"b": (rows[:, :8],)}], "c": "text", "d": 7}) == 4096 + 16
+    assert wrappers._nbytes_of(rows) == 4096
+    assert wrappers._nbytes_of({"a": [rows, {"b": (rows[:, :8],)}], "c": "text", "d": 7}) == 4096 + 16
 
 
 def test_releases_without_a_split_have_our_roots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,11 +661,11 @@ def test_releases_without_a_split_have_our_roots(monkeypatch: pytest.MonkeyPatch
     for name in ("partition_flat_payload", "stage_sends_async_output", "get_stage_connector_role"):
         monkeypatch.setattr(wrappers, name, None)
     payload = {"hidden": 1, "hidden_states.layer_0": 2, "sr": 3, "audio.pcm": 4, "model_outputs": 5}
-    assert set(wrappers._visible(payload)) == {"sr", "audio.pcm", "model_outputs"}
+    assert set(wrappers._visible_to_client(payload)) == {"sr", "audio.pcm", "model_outputs"}
     assert wrappers.verdict(scheduler(role=None, stage_id=0, processor=old_chunks))[0] is State.APPLIED
     output = SimpleNamespace(pooler_output=[payload])  # no field for the next stage
     step = SimpleNamespace(num_scheduled_tokens={"a": 1})
-    assert wrappers._plan(SimpleNamespace(requests={}), step, output) == (("pooling",), frozenset())
+    assert wrappers._plan_of_step(SimpleNamespace(requests={}), step, output) == (("pooling",), frozenset())
 
 
 def test_our_roots_are_upstreams() -> None:

@@ -594,12 +594,12 @@ def test_stage_that_is_awaited_has_a_floor(floor: float, share: float) -> None:
             assert chosen is not None
             found += chosen is low
             made.charge(chosen, 1_000_000)
-            made.passed(chosen)
+            made.pass_ended(chosen)
         return found / count
 
     assert abs(served(1000) - floor) <= 0.01
-    low.replicas[0].awaited.append((0, 0, None))
+    low.replicas[0].awaited_by.append((0, 0, None))
     assert abs(served(1000) - share) <= 0.01
-    low.replicas[0].awaited.clear()
+    low.replicas[0].awaited_by.clear()
     served(300)  # what it is due by then
     assert abs(served(1000) - floor) <= 0.01

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.patches.content import endings, sequences
-from tests.patches.drive import recording, run, stages, switched_on
+from tests.patches.drive import every_look_takes, recording, run, stages, switched_on
 
 pytestmark = pytest.mark.upstream
 
@@ -598,12 +598,15 @@ def test_death_outlives_its_slot(slot: str, event_driven: bool) -> None:
 @ORDERS
 @MODES
 @pytest.mark.parametrize("end", ["STOP", "ERROR"])
-def test_hold_ends_behind_a_backlog_that_never_does(end: str, event_driven: bool, order: str) -> None:
+def test_hold_ends_behind_a_backlog_that_never_does(
+    end: str, event_driven: bool, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a floor too, what an end waits for gets its share beside a backlog that goes first and never ends."""
     from vllm.v1.engine import FinishReason
 
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes
 
+    every_look_takes(monkeypatch, 40_000)
     with switched_on(order=order, floor=0.0):
         pipeline = Pipeline(event_driven=event_driven)
         for request in ("R", "S"):

@@ -45,6 +45,7 @@ def ours() -> dict[str, tuple[Any, str]]:
         storage,
         streams,
         turns,
+        uncounted,
         unfetched,
         wrappers,
     )
@@ -67,11 +68,12 @@ def ours() -> dict[str, tuple[Any, str]]:
         storage.Storage,
         streams.StreamTable,
         turns.Turns,
+        uncounted.UncountedChunks,
         unfetched.Book,
         unfetched.Chunks,
     )
     # What stepping aside itself uses, and what upstream calls.
-    skipped = {"step_aside", "waiting", "in_hand", "forget_what_waits", "forget", "add_lane", "add", "append"}
+    skipped = {"step_aside", "waiting", "in_hand", "forget_what_waits", "forget", "add_lane", "append"}
     skipped |= {"__bool__", "popleft", "__init__"}
     for each in classes:
         for name, function in vars(each).items():
@@ -114,12 +116,13 @@ NAMES = (
     "PlainQueue.step", "PlainQueue.note_come", "PlainQueue.begin", "PlainQueue.own_what_waits",
     "Receivers.ask", "Receivers.note_without", "Receivers.wanted",
     "SaveQueue.before_step", "SaveQueue.manage", "SaveQueue.calm_down", "SaveQueue._be_calm", "SaveQueue._has_task",
-    "SaveQueue.sent", "SaveQueue._look_at_bytes", "SaveQueue._make_chunks_known", "SaveQueue._end_plain_send",
+    "SaveQueue.sent", "SaveQueue._look_at_bytes", "SaveQueue._end_plain_send",
     "SlowSends.look", "SlowSends.is_slow",
     "Storage.add", "Storage.remove", "Storage.is_thin",
     "StreamTable.open", "StreamTable.adopt", "StreamTable.end", "StreamTable.came_unfetched", "StreamTable.gone",
     "StreamTable.deepest", "StreamTable.trust_all", "StreamTable.forget_tasks",
     "Turns.come", "Turns.offer", "Turns.next_of_helper", "Turns.taken", "Turns.charge", "Turns.leave_none_to_helper",
+    "UncountedChunks.come", "UncountedChunks.count",
     "Watch.look", "Watch.is_dominated",
     "account.weigh", "account.keep", "calm.estimate", "calm.weigh", "calm.size_of", "fair.stream_of", "plain.keep",
     "sending.give", "sending.stream_of", "sending._count", "sending._so_far", "sending.has_receiver",

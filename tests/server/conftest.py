@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath.declare import Process, State
+from omni_fastpath.patches import PATCHES
+
 DEPLOY = Path(__file__).resolve().parents[2] / "benchmarks/simulated_device/omni_simulated_device/deploy"
 
 FAST_STEPS = {"stages": {name: {"base_ms": ms} for name, ms in (("thinker", 4), ("talker", 3), ("code2wav", 3))}}
@@ -41,6 +44,15 @@ def server(models: Callable[[str], Path]) -> Callable[..., Any]:
         return Server(models(model), path, environment=variables, **kwargs)
 
     return make
+
+
+def as_declared(*, every: bool = False) -> dict[str, str]:
+    """The patches' states in the API server's process, by their declarations: the default set is on, or every patch."""
+    found: dict[str, str] = {}
+    for patch in PATCHES:
+        here = State.APPLIED if Process.SERVER in patch.processes else State.NOT_APPLICABLE
+        found[patch.name] = (here if every or patch.default_on else State.OFF).value
+    return found
 
 
 def states(server: Any, role: str = "server") -> dict[str, dict[str, Any]]:

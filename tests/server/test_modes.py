@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import DEPLOY, all_states, states
+from tests.server.conftest import DEPLOY, all_states, as_declared, states
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-APPLIED = {
-    **dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"), "applied"),
-    "forward_gate": "not_applicable",  # it is the stages'
-    "save_queue_cap": "off",  # not in the default set
-}
+APPLIED = as_declared()
 
 
 def _speech() -> list[Any]:
