@@ -73,18 +73,13 @@ def test_an_import_of_a_function_is_found() -> None:
 # ---- What is called, while content runs ----
 
 
-def _fleets_of_the_orchestrator() -> None:
-    from tests.fleets_dispatch.compare import verdicts
-
-    assert not [line for verdict in verdicts(range(8)) for line in verdict.ours]
-
-
-def _fleets_of_a_stage(folder: Path) -> None:
+def _fleets(folder: Path) -> None:
+    """Of the orchestrator and of a stage; what they say is judged by their own tests."""
     from benchmarks.save_queue.rig import stage_configs
     from tests.fleets.stage import runs
+    from tests.fleets_dispatch.compare import verdicts
 
-    for verdict in runs(range(6), stage_configs(folder), faults="none"):
-        assert not verdict.defects, verdict.words()
+    assert len([*verdicts(range(8)), *runs(range(6), stage_configs(folder), faults="none")]) == 14
 
 
 async def _front_end(*, event_driven: bool) -> None:
@@ -112,11 +107,10 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> UpstreamCalls:
     from tests.patches.drive import switched_on
 
     with UpstreamCalls(PATCHES) as found:
-        _fleets_of_the_orchestrator()
+        _fleets(tmp_path_factory.mktemp("stages"))
         with switched_on():
             for event_driven in (False, True):
                 asyncio.run(asyncio.wait_for(_front_end(event_driven=event_driven), 30))
-        _fleets_of_a_stage(tmp_path_factory.mktemp("stages"))
     return found
 
 
@@ -202,7 +196,10 @@ def wrapped_method(wrapped, instance, args, kwargs):
 )
 
 
-class _Double(_UPSTREAM["Pool"]):  # type: ignore[misc]
+_Pool: Any = _UPSTREAM["Pool"]
+
+
+class _Double(_Pool):  # type: ignore[misc]
     """As a rig's, which overrides what it does not want."""
 
     def method(self) -> int:
@@ -212,7 +209,7 @@ class _Double(_UPSTREAM["Pool"]):  # type: ignore[misc]
 def _wrapped() -> Any:
     """A pool whose method another patch has wrapped."""
 
-    class Wrapped(_UPSTREAM["Pool"]):  # type: ignore[misc]
+    class Wrapped(_Pool):  # type: ignore[misc]
         method = wrapt.FunctionWrapper(_UPSTREAM["Base"].method, _OTHERS["wrapped_method"])
 
     return Wrapped()
@@ -248,7 +245,7 @@ def _on_a_thread(what: Any) -> None:
 def test_what_the_tracer_sees(does: Any, expected: str | None) -> None:
     """The function that a patch's line calls, by where upstream defines it, and not what that function calls."""
     with UpstreamCalls(PATCHES) as seen:
-        does(_UPSTREAM["Pool"]())
+        does(_Pool())
     undeclared = seen.undeclared()
     if expected is None:
         assert undeclared == []

@@ -70,7 +70,7 @@ class UpstreamCalls:
     def __exit__(self, *_: object) -> None:
         self._is_on = False
         sys.setprofile(self._before)
-        threading.setprofile(None)  # type: ignore[arg-type]  # what it is before anybody sets it
+        threading.setprofile(None)
 
     def undeclared(self) -> list[str]:
         """The calls of functions that are no seam of the calling patch, in words."""
@@ -118,7 +118,7 @@ def _own(owner: type, name: str) -> Any:
 
 
 def _code_of(attribute: Any) -> Any:
-    function = attribute.fget if isinstance(attribute, property) else attribute.func
+    function: Any = attribute.fget if isinstance(attribute, property) else attribute.func
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
