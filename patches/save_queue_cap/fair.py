@@ -118,6 +118,7 @@ class FairQueue:
         if not inbox or not self.is_open:
             return
         streams, near_at, fresh = table.found, table.near_at, self.account.fresh
+        has_helper = self.helper.condition is not None
         now = time.monotonic()
         came = 0
         most = counters["max_stream_tasks"]
@@ -129,7 +130,7 @@ class FairQueue:
             table.numbers += 1
             if not stream.waiting and stream.in_flight is None:
                 self.turns.come(stream)
-                self._offer(stream, queued)
+                self.turns.offer(stream, queued.number, has_helper=has_helper)
             stream.waiting.append(queued)
             inbox.popleft()
             fresh.append(queued)
@@ -144,9 +145,6 @@ class FairQueue:
         counters["max_stream_tasks"] = most
         counters["max_queued_tasks"] = max(counters["max_queued_tasks"], table.tasks)
         self.account.trim(self.waiting)
-
-    def _offer(self, stream: Stream, first: QueuedTask) -> None:
-        self.turns.offer(stream, first.number, has_helper=self.helper.condition is not None)
 
     def _alert_for_slow(self) -> None:
         """Wake the helper where something waits that only it takes. Not under the lock."""
@@ -276,10 +274,13 @@ class FairQueue:
             if queued.weight:
                 self.account.storage.remove(queued.weight)
             self.table.end(stream, queued)
-            self.lanes.end(queued)
+            if lane is not None and lane.sending is queued:
+                lane.sending = None
+            else:
+                self.lanes.end(queued)
             self.turns.charge(stream, seconds, has_put=has_put)
             if stream.waiting:
-                self._offer(stream, stream.waiting[0])
+                self.turns.offer(stream, stream.waiting[0].number, has_helper=self.helper.condition is not None)
 
     # ---- To and from a plain queue; under the lock ----
 

@@ -106,7 +106,7 @@ NAMES = (
     "Chunks.look_now", "Chunks.end_those_without", "Chunks.want", "Chunks.adopt",
     "Credits.hold", "Credits._hold_those_over", "Credits._hold_those_with_most", "Credits._apply",
     "Credits._placeholders",
-    "FairQueue.sort_in", "FairQueue.sort_in_locked", "FairQueue.reserve", "FairQueue._begin", "FairQueue._offer",
+    "FairQueue.sort_in", "FairQueue.sort_in_locked", "FairQueue.reserve", "FairQueue._begin",
     "FairQueue.sent", "FairQueue.nbytes_near", "FairQueue.own_what_waits", "FairQueue._alert_for_slow",
     "FairQueue.look_at_lanes", "FairQueue.take_over", "FairQueue.close", "FairQueue.__bool__", "FairQueue.popleft",
     "Helper.is_first_stuck", "Helper.is_hung", "Helper.may_take_all", "Helper.alert", "Helper.alert_if_first_is_stuck",

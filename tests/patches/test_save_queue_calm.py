@@ -249,6 +249,28 @@ def test_bytes_end_the_calm() -> None:
         assert rig.queue.nbytes == 1100
 
 
+def test_tasks_since_the_last_look_count_as_those_that_it_saw() -> None:
+    """Where they may be too much the lane is asked to look at once; what may not be reached ends the calm unasked."""
+    import torch
+
+    with Rig(nbytes=1000, most_nbytes=1200) as rig:
+
+        def step() -> bool:
+            return rig.step("a", payload={"x": torch.zeros(100, dtype=torch.uint8)})
+
+        step()
+        step()
+        rig.queue._look_at_bytes(time.monotonic())
+        for _ in range(8):
+            assert not step()
+        assert rig.queue._bytes.next_look_s > 0
+        assert not step()  # ten were there
+        assert rig.queue._bytes.next_look_s == 0
+        assert not step()
+        assert step()  # twelve
+        assert rig.queue.streams["a"].tasks == 13
+
+
 def test_bytes_that_were_put_are_counted_until_they_were_fetched() -> None:
     """Half of ``total_bytes`` in shared memory, unfetched: a look first, and the calm ends if it finds them there."""
     request = Request(unique("s"))
@@ -286,6 +308,8 @@ def test_unfetched_limit_and_small_credits_are_never_calm() -> None:
     assert {calm_of(SaveQueueOptions(holds=each)).steps for each in ("never", "bytes", "always")} == {123}
     assert {calm_of(SaveQueueOptions(holds=each)).tasks for each in ("never", "bytes", "always")} == {16384}
     assert calm_of(SaveQueueOptions(per_stream_tasks=None)).steps > 500
+    limits = calm_of(SaveQueueOptions.model_validate({"total_bytes": "1MiB"}))
+    assert (limits.nbytes, limits.most_nbytes) == (7 * 2**17, 2**20)
     with Rig(steps=0) as rig:
         assert rig.step("a")
 
@@ -405,6 +429,23 @@ def test_calm_waits_for_a_while_without_unrest() -> None:
         rig.queue.manage()
         rig.queue.calm_down(is_holding=False)
         assert not rig.queue.is_calm
+
+
+def test_calm_does_not_come_back_with_nearly_as_many_bytes_as_end_it() -> None:
+    """Sorting in takes a step where thousands of tasks wait: below two thirds of them."""
+    import torch
+
+    with Rig(nbytes=1000, quiet_s=0.0) as rig:
+        rig.queue.manage()
+        for stream in "ab":
+            rig.step(stream, payload={"x": torch.zeros(350, dtype=torch.uint8)})
+        assert rig.queue.nbytes == 700
+        rig.queue.calm_down(is_holding=False)
+        assert not rig.queue.is_calm
+        rig.send(1)
+        rig.queue.judge.next_s = 0.0
+        rig.queue.calm_down(is_holding=False)
+        assert rig.queue.is_calm
 
 
 def test_calm_does_not_come_back_while_a_lane_is_about_to_take_its_task() -> None:
