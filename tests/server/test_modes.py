@@ -16,6 +16,7 @@ APPLIED = {
     **dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"), "applied"),
     "forward_gate": "not_applicable",  # it is the stages'
     "save_queue_cap": "off",  # not in the default set
+    "lean_front_end": "off",
 }
 
 

@@ -184,6 +184,7 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
         "final_output_wakeup": "applied",
         "forward_gate": "not_applicable",
         "save_queue_cap": "not_applicable",
+        "lean_front_end": "off",
     }
     assert fast.states["budgeted_drain"]["counters"]["items"] > 500
     assert fast.states["final_output_wakeup"]["counters"]["woken"] > 50
