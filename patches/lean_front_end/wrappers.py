@@ -1,7 +1,7 @@
 """The slots of ``lean_front_end``: upstream makes a request's summary, we make its tables, or leave them out.
 
 Upstream's function runs as it is, at its time, and its result is upstream's. What it logs meanwhile is held by a filter
-on its logger, and goes where the option says.
+on its logger, and goes where the option says. Besides, chunks of audio become WAV files without libsndfile.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sized
 from functools import partial
+from io import BytesIO
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import runtime
+from omni_fastpath.patches.lean_front_end import pcm
 from omni_fastpath.patches.lean_front_end.table import LeanTable, Table
 from omni_fastpath.patches.lean_front_end.writer import Tally, Writer
 
@@ -59,7 +63,7 @@ def _stepped_aside() -> bool:
 
 
 def _step_aside(why: str) -> None:
-    _runtime.report(State.FAILED, f"{why}; summaries are made by upstream alone from here on")
+    _runtime.report(State.FAILED, f"{why}; upstream works alone from here on")
 
 
 def wrapped_build_and_log_summary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -163,6 +167,49 @@ def _lean(upstream: Any) -> Callable[..., str]:
     return found
 
 
+_MOST_HZ = 384_000
+_proven_formats: set[str] = set()
+"""Formats of which a file was compared with soundfile's, and is the same."""
+
+
+def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
+    """``soundfile.write``: one channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written by us."""
+    form = None if _stepped_aside() else _form(*args, **kwargs)
+    if form is None or not _runtime.options.wav:
+        wrapped(*args, **kwargs)
+        return
+    file, samples, rate = args[:3]
+    try:
+        written = pcm.wav(samples, rate) if form == "WAV" else pcm.pcm16(samples)
+        if form not in _proven_formats:
+            wrapped(*args, **kwargs)
+            if file.getvalue() == written and file.tell() == len(written):
+                _proven_formats.add(form)
+            else:
+                _step_aside(f"a {form} file is not as soundfile writes it")
+            return
+    except Exception as error:
+        _step_aside(f"making a {form} file failed: {error!r}")
+        if not file.tell():
+            wrapped(*args, **kwargs)
+        return
+    file.write(written)
+    _counters["files"] += 1
+
+
+def _form(file: Any, data: Any, samplerate: Any, subtype: Any = None, endian: Any = None, **more: Any) -> str | None:
+    """``WAV`` or ``RAW`` where we write what soundfile would; None where it is left to soundfile."""
+    name = more.pop("format", None)
+    if more or endian is not None or type(file) is not BytesIO or file.tell() or file.getbuffer().nbytes:
+        return None
+    if not (name == "WAV" and subtype in (None, "PCM_16")) and not (name == "RAW" and subtype == "PCM_16"):
+        return None
+    if type(samplerate) is not int or not 0 < samplerate <= _MOST_HZ:
+        return None
+    plain = type(data) is np.ndarray and data.dtype == np.float32 and data.ndim == 1 and data.size <= pcm.MOST_SAMPLES
+    return str(name) if plain and bool(np.isfinite(data).all()) else None
+
+
 def taken_off() -> None:
     """Nothing is held back any more; what waits is written."""
     while _hold in _log.filters:
@@ -171,3 +218,4 @@ def taken_off() -> None:
     _tally.tell()
     _functions.clear()
     _proven.clear()
+    _proven_formats.clear()

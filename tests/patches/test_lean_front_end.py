@@ -627,3 +627,105 @@ async def test_a_failed_request_leaves_its_trace(log: _Log) -> None:
             assert [line for line in log.of_ours() if "1 requests ended" in line and "none of them completely" in line]
         else:
             assert [line for line in log.of_upstream() if "Stats" in line or "Summary" in line]
+
+
+def _samples(seed: int) -> Any:
+    """Random floats of one channel: levels of 16 bits and their ties, all exponents, beyond the range, none at all."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(0, 300))
+    levels = rng.integers(-40_000, 40_000, count)
+    return [
+        rng.standard_normal(count) * 10.0 ** rng.integers(-12, 3),
+        levels / 32768,
+        (levels + 0.5) / 32768,
+        rng.integers(-(2**31), 2**31, count) / 2**31,
+        np.nan_to_num(rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)),
+    ][seed % 5].astype(np.float32)
+
+
+def test_files_are_soundfiles() -> None:
+    """Every byte of WAV and 16-bit PCM is what soundfile writes, of random chunks through upstream's own function."""
+    from vllm_omni.entrypoints.openai.audio_utils_mixin import AudioMixin
+    from vllm_omni.entrypoints.openai.protocol.audio import CreateAudio
+
+    def make(seed: int) -> Any:
+        form = ("wav", "pcm")[seed % 2]
+        rate = (24_000, 44_100, 8_000)[seed % 3]
+        audio = CreateAudio(audio_tensor=_samples(seed), sample_rate=rate, response_format=form, base64_encode=False)
+        found = AudioMixin().create_audio(audio)
+        return found.audio_data, found.media_type, found.audio_metadata
+
+    expected = [make(seed) for seed in range(1000)]
+    with _on() as counters:
+        assert [make(seed) for seed in range(1000)] == expected
+        assert _state()[0] == "applied", _state()
+        assert counters["files"] == 998  # the first of each format is soundfile's own
+    with _on(wav=False) as counters:
+        assert make(0) == expected[0]
+        assert counters["files"] == 0
+
+
+def test_what_is_not_plain_is_soundfiles() -> None:
+    """Two channels, other numbers, values that are not finite, other formats and a buffer in use go to soundfile."""
+    from io import BytesIO
+
+    import numpy as np
+    import soundfile
+
+    mono = np.linspace(-1, 1, 64, dtype=np.float32)
+    cases: list[tuple[Any, Any, dict[str, Any]]] = [
+        (np.stack([mono, mono], 1), 24_000, {"format": "WAV"}),
+        (mono.astype(np.float64), 24_000, {"format": "WAV"}),
+        ((mono * 9).astype(np.int16), 24_000, {"format": "WAV"}),
+        (np.append(mono, np.float32("nan")), 24_000, {"format": "WAV"}),
+        (np.append(mono, np.float32("inf")), 24_000, {"format": "WAV"}),
+        (mono, 24_000, {"format": "FLAC"}),
+        (mono, 24_000, {"format": "WAV", "subtype": "FLOAT"}),
+        (mono, 24_000, {"format": "WAV", "endian": "BIG"}),
+        (mono, 24_000, {"format": "WAV", "compression_level": 0.5}),
+        (mono.tolist(), 24_000, {"format": "WAV"}),
+    ]
+
+    def write(data: Any, rate: int, named: dict[str, Any], before: bytes = b"") -> Any:
+        file = BytesIO()
+        file.write(before)
+        try:
+            soundfile.write(file, data, rate, **named)
+        except Exception as error:
+            return type(error), str(error).partition(" at 0x")[0]
+        return file.getvalue()
+
+    everything = [(*case, b"") for case in cases] + [(mono, 24_000, {"format": "WAV"}, b"in use")]
+    expected = [write(*each) for each in everything]
+    with _on() as counters:
+        assert [write(*each) for each in everything] == expected
+        assert counters["files"] == 0
+        assert _state()[0] == "applied"
+
+
+def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another libsndfile that writes other bytes is noticed at the first file, which is its own; so is an error."""
+    from io import BytesIO
+
+    import soundfile
+
+    from omni_fastpath.patches.lean_front_end import pcm
+
+    def written() -> bytes:
+        file = BytesIO()
+        soundfile.write(file, _samples(7), 24_000, format="WAV")
+        return file.getvalue()
+
+    def broken(*_: Any) -> bytes:
+        raise ZeroDivisionError("ours")
+
+    expected = written()
+    for ours, reason in ((lambda *_: b"RIFF", "not as soundfile writes it"), (broken, "ZeroDivisionError")):
+        with monkeypatch.context() as patched, _on() as counters:
+            patched.setattr(pcm, "wav", ours)
+            assert [written(), written()] == [expected, expected]
+            assert _state()[0] == "failed"
+            assert reason in _state()[1]
+            assert counters["files"] == 0
