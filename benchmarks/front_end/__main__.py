@@ -45,7 +45,9 @@ def measure(tokens: int) -> dict[str, float]:
 async def _measure(tokens: int) -> dict[str, float]:
     for number in range(WARM_UP):
         ended(f"chatcmpl-warm-{number}", tokens, number).build_and_log_summary()
-    loop_us, process_us, stalls_ms = [], [], []
+    loop_us: list[float] = []
+    process_us: list[float] = []
+    stalls_ms: list[float] = []
     for burst in range(BURSTS):
         requests = [ended(f"chatcmpl-{burst}-{n:032x}", tokens, n) for n in range(TOGETHER)]
         await _written()

@@ -38,7 +38,7 @@ class _Log(logging.Handler):
     def clear(self) -> None:
         """Forget what was written so far."""
         for each in (self.lines, self.records, self.threads):
-            each.clear()  # type: ignore[attr-defined]
+            each.clear()
 
     def of_upstream(self) -> list[str]:
         """The lines of upstream's statistics."""
@@ -195,7 +195,8 @@ def test_a_line_is_upstreams_line(log: _Log, stock: list[Any]) -> None:
         results = [_aggregator(seed).build_and_log_summary() for seed in SEEDS]
         left_out = counters["left_out"]
     assert results == [result for result, _ in stock]
-    expected, dropped = [], 0
+    expected: list[str] = []
+    dropped = 0
     for _, lines in stock:
         timing = [line for line in lines if not _is_table(line)]
         expected += timing or lines
@@ -636,13 +637,14 @@ def _samples(seed: int) -> Any:
     rng = np.random.default_rng(seed)
     count = int(rng.integers(0, 300))
     levels = rng.integers(-40_000, 40_000, count)
-    return [
+    kinds: list[Any] = [
         rng.standard_normal(count) * 10.0 ** rng.integers(-12, 3),
         levels / 32768,
         (levels + 0.5) / 32768,
         rng.integers(-(2**31), 2**31, count) / 2**31,
         np.nan_to_num(rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)),
-    ][seed % 5].astype(np.float32)
+    ]
+    return kinds[seed % 5].astype(np.float32)
 
 
 def test_files_are_soundfiles() -> None:
@@ -672,7 +674,7 @@ def test_what_is_not_plain_is_soundfiles() -> None:
     from io import BytesIO
 
     import numpy as np
-    import soundfile
+    import soundfile  # type: ignore[import-untyped]
 
     mono = np.linspace(-1, 1, 64, dtype=np.float32)
     cases: list[tuple[Any, Any, dict[str, Any]]] = [
