@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -36,10 +37,17 @@ WARM_UP = 20
 
 
 def measure(tokens: int) -> dict[str, float]:
-    """Figures of requests of so many text tokens in this process."""
+    """Figures of requests of so many text tokens in this process, whose lines begin with its name as a server's do."""
     import uvloop
+    from vllm.utils.system_utils import decorate_logs
 
-    return uvloop.run(_measure(tokens))
+    plain = sys.stdout.write
+    decorate_logs("APIServer")
+    try:
+        return uvloop.run(_measure(tokens))
+    finally:
+        sys.stdout.flush()
+        sys.stdout.write = plain  # type: ignore[method-assign]
 
 
 async def _measure(tokens: int) -> dict[str, float]:

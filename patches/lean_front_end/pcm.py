@@ -23,11 +23,12 @@ _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _PCM, _MONO, _BYTES = 1, 1, 2
 
 
-def pcm16(samples: NDArray[np.float32]) -> bytes:
+def raw(samples: NDArray[np.float32], _rate: int) -> bytes:
     """Little-endian 16-bit samples.
 
     Args:
         samples: One dimension, finite.
+        _rate: Stands in no byte of it.
     """
     scaled = np.clip(samples, _LEAST, _MOST)
     scaled *= _SCALE
@@ -42,6 +43,6 @@ def wav(samples: NDArray[np.float32], rate: int) -> bytes:
         samples: One dimension, finite, at most ``MOST_SAMPLES``.
         rate: Samples a second.
     """
-    data = pcm16(samples)
+    data = raw(samples, rate)
     form = (b"fmt ", 16, _PCM, _MONO, rate, rate * _BYTES, _BYTES, 8 * _BYTES)
     return _HEADER.pack(b"RIFF", _HEADER.size - 8 + len(data), b"WAVE", *form, b"data", len(data)) + data

@@ -128,7 +128,11 @@ def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any,
     if _stepped_aside() or not _call.runs:
         return wrapped(*args, **kwargs)
     if _call.held is not None or not _log.isEnabledFor(logging.INFO):  # nobody reads it now, or ever
-        return Table(partial(_format_table, wrapped), *args, **kwargs)
+        try:
+            return Table(partial(_format_table, wrapped), *args, **kwargs)
+        except Exception as error:
+            _step_aside(f"putting a table off failed: {error!r}")
+            return wrapped(*args, **kwargs)
     return _format_table(wrapped, *args, **kwargs)
 
 
@@ -174,40 +178,45 @@ _proven_formats: set[str] = set()
 
 def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
     """``soundfile.write``: one channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written by us."""
-    form = None if _stepped_aside() else _form(*args, **kwargs)
-    if form is None or not _runtime.options.wav:
+    written: bytes | None = None
+    if not _stepped_aside() and _runtime.options.wav:
+        try:
+            written = _file(args, kwargs)
+        except Exception as error:
+            _step_aside(f"making a file failed: {error!r}")
+    if written is None:
         wrapped(*args, **kwargs)
         return
-    file, samples, rate = args[:3]
-    try:
-        written = pcm.wav(samples, rate) if form == "WAV" else pcm.pcm16(samples)
-        if form not in _proven_formats:
-            wrapped(*args, **kwargs)
-            if file.getvalue() == written and file.tell() == len(written):
-                _proven_formats.add(form)
-            else:
-                _step_aside(f"a {form} file is not as soundfile writes it")
-            return
-    except Exception as error:
-        _step_aside(f"making a {form} file failed: {error!r}")
-        if not file.tell():
-            wrapped(*args, **kwargs)
+    file, form = args[0], kwargs["format"]
+    if form in _proven_formats:
+        file.write(written)
+        _counters["files"] += 1
         return
-    file.write(written)
-    _counters["files"] += 1
+    wrapped(*args, **kwargs)
+    if file.getvalue() == written and file.tell() == len(written):
+        _proven_formats.add(form)
+    else:
+        _step_aside(f"a {form} file is not as soundfile writes it")
 
 
-def _form(file: Any, data: Any, samplerate: Any, subtype: Any = None, endian: Any = None, **more: Any) -> str | None:
-    """``WAV`` or ``RAW`` where we write what soundfile would; None where it is left to soundfile."""
-    name = more.pop("format", None)
-    if more or endian is not None or type(file) is not BytesIO or file.tell() or file.getbuffer().nbytes:
+_PLAIN_CALL = 3
+"""Arguments by position: file, samples, rate."""
+_FORMS = {("WAV", None): pcm.wav, ("WAV", "PCM_16"): pcm.wav, ("RAW", "PCM_16"): pcm.raw}
+
+
+def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+    """What soundfile would write; None where it is left to soundfile."""
+    if len(args) != _PLAIN_CALL or not kwargs.keys() <= {"format", "subtype"}:
         return None
-    if not (name == "WAV" and subtype in (None, "PCM_16")) and not (name == "RAW" and subtype == "PCM_16"):
+    make = _FORMS.get((kwargs.get("format"), kwargs.get("subtype")))
+    file, data, rate = args
+    if make is None or type(file) is not BytesIO or file.tell() or file.getbuffer().nbytes:
         return None
-    if type(samplerate) is not int or not 0 < samplerate <= _MOST_HZ:
+    if type(rate) is not int or not 0 < rate <= _MOST_HZ:
         return None
-    plain = type(data) is np.ndarray and data.dtype == np.float32 and data.ndim == 1 and data.size <= pcm.MOST_SAMPLES
-    return str(name) if plain and bool(np.isfinite(data).all()) else None
+    if type(data) is not np.ndarray or data.dtype != np.float32 or data.ndim != 1 or data.size > pcm.MOST_SAMPLES:
+        return None
+    return make(data, rate) if np.isfinite(data).all() else None
 
 
 def taken_off() -> None:

@@ -406,6 +406,26 @@ def test_an_error_of_ours_steps_aside(mode: str, log: _Log, monkeypatch: pytest.
     assert len([line for line in log.of_ours() if "lean_front_end failed" in line]) == 1
 
 
+@pytest.mark.parametrize("what", ["table._copied", "writer.Writer.put"])
+def test_an_error_of_ours_loses_no_record(what: str, log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of ours fails on the way to the thread, the request's records are written, once and in order."""
+    from omni_fastpath.patches.lean_front_end import table, writer
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("ours")
+
+    expected = _lines_of_stock(2)
+    log.clear()
+    owner, _, name = what.rpartition(".")
+    with _on(summary="thread"):
+        monkeypatch.setattr({"table": table, "writer.Writer": writer.Writer}[owner], name, broken)
+        _ended("request-0").build_and_log_summary()
+        _ended("request-1").build_and_log_summary()
+        assert _state()[0] == "failed"
+        _written()
+    assert [_bare(line) for line in log.of_upstream()] == expected
+
+
 def _lines_of_stock(requests: int) -> list[str]:
     handler, root = _Log(), logging.getLogger("vllm")
     root.addHandler(handler)
@@ -688,6 +708,9 @@ def test_what_is_not_plain_is_soundfiles() -> None:
         (mono, 24_000, {"format": "WAV", "endian": "BIG"}),
         (mono, 24_000, {"format": "WAV", "compression_level": 0.5}),
         (mono.tolist(), 24_000, {"format": "WAV"}),
+        (mono, 24_000, {"format": "no such"}),
+        (mono, -1, {"format": "WAV"}),
+        (mono, 24_000, {"no_such": 1}),
     ]
 
     def write(data: Any, rate: int, named: dict[str, Any], before: bytes = b"") -> Any:
@@ -713,8 +736,6 @@ def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
 
     import soundfile
 
-    from omni_fastpath.patches.lean_front_end import pcm
-
     def written() -> bytes:
         file = BytesIO()
         soundfile.write(file, _samples(7), 24_000, format="WAV")
@@ -726,7 +747,9 @@ def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
     expected = written()
     for ours, reason in ((lambda *_: b"RIFF", "not as soundfile writes it"), (broken, "ZeroDivisionError")):
         with monkeypatch.context() as patched, _on() as counters:
-            patched.setattr(pcm, "wav", ours)
+            from omni_fastpath.patches.lean_front_end import wrappers
+
+            patched.setitem(wrappers._FORMS, ("WAV", None), ours)
             assert [written(), written()] == [expected, expected]
             assert _state()[0] == "failed"
             assert reason in _state()[1]
