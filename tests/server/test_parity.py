@@ -27,6 +27,7 @@ class Observed:
     aborted: list[Any]
     bad: list[Any]
     metrics: dict[str, float]
+    summaries: list[str]
     killed: list[Any]
     after_kill: list[Any]
     states: dict[str, Any]
@@ -128,6 +129,10 @@ def _idle_switches(server: Any) -> dict[str, float]:
     return {task: (after[task] - before[task]) / seconds for task in after if task in before}
 
 
+_SUMMARY = re.compile(r"\[(OmniTiming|Overall Summary|RequestE2EStats|StageRequestStats|TransferEdgeStats)\b")
+"""What upstream logs of a request that ended."""
+
+
 def _observe(server: Any) -> Observed:
     from benchmarks.rigs.capture import chat_request, run_closed_loop
 
@@ -135,6 +140,7 @@ def _observe(server: Any) -> Observed:
         mixed = run_closed_loop(server.url, _mixed(), 8)
         bad = run_closed_loop(server.url, _bad(), 1)
         time.sleep(3)  # state files are refreshed every two seconds, metrics by the last cleanup
+        summaries = _SUMMARY.findall(server.log_text())
         metrics = _counts(server)  # before the aborts: how far an aborted request came is a matter of time
         aborted = run_closed_loop(server.url, _aborted(), 2)
         idle = _idle_switches(server)
@@ -145,7 +151,9 @@ def _observe(server: Any) -> Observed:
         requests = [chat_request(f"Doomed {n}", max_tokens=400, ignore_eos=True) for n in range(3)]
         killed = _kill_during(server, requests, victim)
         after_kill = run_closed_loop(server.url, [chat_request("Too late", max_tokens=5)], 1)
-    return Observed(mixed, aborted, bad, metrics, killed, after_kill, found, stage_states, shown, idle, server.shutdown)
+    return Observed(
+        mixed, aborted, bad, metrics, summaries, killed, after_kill, found, stage_states, shown, idle, server.shutdown
+    )
 
 
 def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
@@ -170,7 +178,8 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
     stock = _observe(server("qwen3_omni", "qwen3_omni.yaml", environment={"OMNI_FASTPATH": "0"}))
     path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
-    path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", ["save_queue_cap=true"], PATCHES, output=path))
+    switches = ["save_queue_cap=true", "lean_front_end.summary=thread"]
+    path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", switches, PATCHES, output=path))
     return stock, _observe(server("qwen3_omni", path))
 
 
@@ -181,6 +190,8 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert {name: entry["state"] for name, entry in fast.states.items()} == as_declared(every=True)
     assert fast.states["budgeted_drain"]["counters"]["items"] > 500
     assert fast.states["final_output_wakeup"]["counters"]["woken"] > 50
+    assert fast.states["lean_front_end"]["counters"]["handed_over"] >= len(fast.mixed)
+    assert fast.states["lean_front_end"]["counters"]["files"] > 50
     found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]
     for patch in ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"):
         assert {each[patch] for each in found} == {"not_applicable"}
@@ -251,6 +262,13 @@ def test_metrics_count_the_same(arms: tuple[Observed, Observed]) -> None:
     }
     assert unequal == {}
     assert stock.metrics
+
+
+def test_the_log_says_the_same_of_each_request(arms: tuple[Observed, Observed]) -> None:
+    """Each request's summary stands in the log, whole and in order, though another thread writes it."""
+    stock, fast = arms
+    assert stock.summaries.count("OmniTiming") == len(stock.mixed)
+    assert fast.summaries == stock.summaries
 
 
 def test_a_killed_stage_fails_its_requests_alike(arms: tuple[Observed, Observed]) -> None:

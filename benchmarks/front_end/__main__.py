@@ -1,0 +1,128 @@
+"""``python -m benchmarks.front_end``: arms alternate, each in a process of its own; stock runs twice (A/A)."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from typing import Any
+
+import benchmarks.front_end
+from benchmarks.front_end.ended import ended
+from benchmarks.rigs import results
+from benchmarks.rigs.driver import alternate
+from omni_fastpath.compare import about
+from omni_fastpath.compare.arm import Arm, switch_on
+from omni_fastpath.declare import Process
+from omni_fastpath.ledger import LEDGER
+
+_ON = "OMNI_FASTPATH_LEAN_FRONT_END"
+MODES = ("full", "thread", "line", "interval")
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("stock"),
+        *(Arm(mode, {_ON: "1", f"{_ON}__SUMMARY": mode, f"{_ON}__INTERVAL_S": "0.5"}) for mode in MODES),
+        Arm("stock again"),
+    )
+}
+TOKENS = (100, 400, 2000)
+TOGETHER = 64
+"""Requests that end in one turn of the event loop."""
+BURSTS = 5
+WARM_UP = 20
+"""Requests that are not counted: imports, caches, and what the patch compares."""
+
+
+def measure(tokens: int) -> dict[str, float]:
+    """Figures of requests of so many text tokens in this process, whose lines begin with its name as a server's do."""
+    import uvloop
+    from vllm.utils.system_utils import decorate_logs
+
+    plain = sys.stdout.write
+    decorate_logs("APIServer")
+    try:
+        return uvloop.run(_measure(tokens))
+    finally:
+        sys.stdout.flush()
+        sys.stdout.write = plain  # type: ignore[method-assign]
+
+
+async def _measure(tokens: int) -> dict[str, float]:
+    for number in range(WARM_UP):
+        ended(f"chatcmpl-warm-{number}", tokens, number).build_and_log_summary()
+    loop_us: list[float] = []
+    process_us: list[float] = []
+    stalls_ms: list[float] = []
+    for burst in range(BURSTS):
+        requests = [ended(f"chatcmpl-{burst}-{n:032x}", tokens, n) for n in range(TOGETHER)]
+        await _written()
+        before = time.process_time_ns()
+        stalls_ms.append(await _end_together(requests, loop_us))
+        await _written()
+        process_us.append((time.process_time_ns() - before) / TOGETHER / 1000)
+    return {
+        "loop_us": statistics.median(loop_us),
+        "loop_us_most": max(loop_us),
+        "process_us": statistics.median(process_us),
+        "stall_ms": statistics.median(stalls_ms),
+    }
+
+
+async def _end_together(requests: list[Any], loop_us: list[float]) -> float:
+    """All end in one turn of the loop; milliseconds until somebody else has his."""
+    loop = asyncio.get_running_loop()
+
+    def end(request: Any) -> None:
+        before = time.thread_time_ns()
+        request.build_and_log_summary()
+        loop_us.append((time.thread_time_ns() - before) / 1000)
+
+    other = loop.create_future()
+    for request in requests:
+        loop.call_soon(end, request)
+    began = time.perf_counter()
+    loop.call_soon(lambda: other.set_result(time.perf_counter() - began))
+    seconds: float = await other
+    return seconds * 1000
+
+
+async def _written() -> None:
+    """Until a thread of the patch has written what it was given."""
+    if any(entry.patch.name == "lean_front_end" and entry.options is not None for entry in LEDGER):
+        from omni_fastpath.patches.lean_front_end import wrappers
+
+        while not wrappers.writer.idle:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
+def main() -> None:
+    """Run one arm (``--arm``), or all and print the table."""
+    parser = argparse.ArgumentParser(description=benchmarks.front_end.__doc__)
+    parser.add_argument("--arm", choices=ARMS)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    options = parser.parse_args()
+    if options.arm:
+        switch_on(ARMS[options.arm], Process.SERVER)
+        results.say({str(tokens): measure(tokens) for tokens in options.tokens})
+        return
+    tokens = [str(each) for each in options.tokens]
+    found = alternate("benchmarks.front_end", list(ARMS.values()), options.rounds, "--tokens", *tokens)
+    for name, lines in found.items():
+        for line in lines:
+            results.save("front_end", {"arm": name, **line})
+    print(f"\nThe end of a request, median of {options.rounds} runs (least to most)")
+    for count in tokens:
+        print(f"\n{count} text tokens")
+        print(f"{'':14}{'event loop, µs CPU':>28}{'process, µs CPU':>28}{f'{TOGETHER} together, ms wall':>28}")
+        for name, lines in found.items():
+            cells = ([line[count][figure] for line in lines] for figure in ("loop_us", "process_us", "stall_ms"))
+            print(f"{name:14}" + "".join(f"{results.spread(cell):>28}" for cell in cells))
+    print(about.line())
+
+
+if __name__ == "__main__":
+    main()
