@@ -243,7 +243,7 @@ def test_what_cannot_be_decided_is_built(
 
 
 def test_token_ids_are_copied_when_somebody_looks(lean: tuple[Play, dict[str, int]]) -> None:
-    """They are what they were when the completion was made, however late the look; a second look gives the same list."""
+    """They are what they were when the completion was made, however late the look, and a second look finds the same."""
     from benchmarks.rigs.inprocess import text
 
     play, counters = lean
