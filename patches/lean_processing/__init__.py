@@ -23,9 +23,10 @@ Scope:
     payload with audio or a sample rate in it is built as on stock, since statistics read it. What hooks see of an
     output that was not built has no completions. Values are upstream's to the last digit.
 Fragility:
-    Replaces ``record_output_timestamps``. Gives a request's state a subclass, and a processor's records a dict, of
-    ours, and relies on who reads them and when: the bodies are pinned. The detokenizers' lists are relied on to grow
-    at their end only; a detokenizer that is not known gets upstream's copies.
+    Replaces ``record_output_timestamps``. Gives a request's state and a stage's processor a subclass, and its records
+    a dict, of ours; counts a step in the middle of a request in words of its own; relies on who reads all these, and
+    when. The bodies are pinned. The detokenizers' lists are relied on to grow at their end only; a detokenizer that is
+    not known gets upstream's copies.
 Upstream thread:
     vllm-omni issue #4561 (the reporter's primary cause: the expensive CPU-side output path).
 Remove when:
@@ -110,6 +111,39 @@ PATCH = Patch(
             "MultimodalOutputProcessor.pop_native_text_metrics",
             ("self", "request_id"),
             "ddce54807421326e",
+        ),
+        # What goes past upstream's processing, and what that would have done with it.
+        _pin(
+            OMNI_PROCESSOR,
+            "MultimodalOutputProcessor.process_outputs",
+            ("self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
+            "54165b042df69240",
+        ),
+        _pin(
+            OMNI_PROCESSOR,
+            "OmniRequestState.add_multimodal_tensor",
+            ("self", "payload", "mm_type"),
+            "18f9b2798b344ce0",
+        ),
+        _pin(
+            OMNI_PROCESSOR,
+            "_accumulate_segment_tpot",
+            ("record", "elapsed_ms", "new_tokens"),
+            "bbc0c1a866bb0b81",
+        ),
+        _pin(
+            "vllm.v1.metrics.stats",
+            "IterationStats.update_from_output",
+            (
+                "self",
+                "output",
+                "engine_core_timestamp",
+                "is_prefilling",
+                "req_stats",
+                "lora_states",
+                "lora_name",
+            ),
+            "5ab3a58a322319bf",
         ),
         # What making an output does besides, and of what it takes the token ids.
         _pin(

@@ -64,7 +64,7 @@ class _Deferred:
         state = dict(vars(self))
         state[_IDS] = self.cumulative_token_ids
         state.pop(_SOURCE, None)
-        return copyreg.__newobj__, (self._upstreams,), state  # type: ignore[attr-defined]
+        return copyreg._reconstructor, (self._upstreams, object, None), state  # type: ignore[attr-defined]
 
 
 class _Completion(_Deferred, CompletionOutput):  # type: ignore[misc]

@@ -10,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm_omni.metrics.definitions import _SAMPLE_RATE_KEYS
 from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 from vllm_omni.outputs.multimodal_accumulation import drain_delta_payload
+from vllm_omni.outputs.output_modality import DRAINABLE_MODALITIES
 from vllm_omni.outputs.output_processor import OmniRequestState
 
 from omni_fastpath.ledger import runtime
@@ -19,6 +20,9 @@ _counters = runtime("lean_processing").counters
 
 _COUNTED = frozenset({"audio", "model_outputs", *_SAMPLE_RATE_KEYS})
 """Keys of a payload that upstream's stage statistics read at each output."""
+
+_DRAINED = frozenset({"meta", *map(str, DRAINABLE_MODALITIES)})
+"""First parts of the keys that upstream may drain after an output."""
 
 _DELTA, _CUMULATIVE = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
 
@@ -90,6 +94,13 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
         return completion
 
 
+class BareOutput(RequestOutput):  # type: ignore[misc]
+    """What goes through upstream's routing in the place of an output: whose it is, and that it is not the end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, None, None, None, [], finished=False)
+
+
 class Unseen:
     """What is left to do for an output in the middle of a request that nobody sees.
 
@@ -99,16 +110,26 @@ class Unseen:
         firsts: The pool's time of each request's first output with something in it, which upstream must see made.
 
     Attributes:
-        bare: What goes through upstream's routing in the place of an output: whose it is, and that it is not the end.
+        bare: What goes through routing in the place of each output.
     """
 
-    __slots__ = ("_firsts", "_metadata", "_name", "_request", "_tensors", "bare")
+    __slots__ = ("_drains", "_firsts", "_keys", "_metadata", "_name", "_request", "_tensors", "bare")
 
     def __init__(self, request: Any, name: str, firsts: Mapping[str, float]) -> None:
-        self.bare = RequestOutput(name, None, None, None, [], finished=False)
+        self.bare = BareOutput(name)
         self._request, self._name, self._firsts = request, name, firsts
+        self.forget()
+
+    def forget(self) -> None:
+        """No keys are known; where upstream makes no multimodal output of the payload (it logs why), none will be."""
         self._tensors: frozenset[str] | None = None
         self._metadata: frozenset[str] | None = None
+        self._keys: frozenset[str] = frozenset()
+        self._drains = True
+
+    def knows(self, payload: Any) -> bool:
+        """Whether a raw entry's payload can be accumulated ahead of its turn: of known keys, none of them drained."""
+        return type(payload) is dict and not self._drains and payload.keys() <= self._keys and "hidden" not in payload
 
     def went_by(self, state: LeanState) -> bool:
         """Do what making the output would have done besides, if no more is needed.
@@ -133,7 +154,7 @@ class Unseen:
             state.detokenizer.get_next_output_text(False, True)
             if state.logprobs_processor is not None:
                 state.logprobs_processor.pop_prompt_logprobs()
-            if holds:
+            if holds and self._drains:
                 drain_delta_payload(payload)
         elif holds:
             state._consolidate_multimodal_tensors()
@@ -153,11 +174,8 @@ class Unseen:
         if roots & _COUNTED or dotted & keys:
             self.forget()
         else:
-            self._tensors, self._metadata = tensors, metadata
-
-    def forget(self) -> None:
-        """Upstream made no multimodal output of the payload (it logs why): it goes on doing so."""
-        self._tensors = self._metadata = None
+            self._tensors, self._metadata, self._keys = tensors, metadata, keys
+            self._drains = not roots.isdisjoint(_DRAINED)
 
 
 def unseen_kind(state: Any) -> bool:

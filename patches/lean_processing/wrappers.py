@@ -9,11 +9,12 @@ from weakref import ref
 from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.metrics.definitions import _SAMPLE_RATE_KEYS
 from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
-from vllm_omni.outputs.output_processor import OmniRequestState
+from vllm_omni.outputs.output_processor import MultimodalOutputProcessor, OmniRequestState
 
 from omni_fastpath.ledger import logger, runtime
 from omni_fastpath.patches.lean_processing.latencies import Records
-from omni_fastpath.patches.lean_processing.states import LeanState, Unseen, unseen_kind
+from omni_fastpath.patches.lean_processing.processor import LeanProcessor
+from omni_fastpath.patches.lean_processing.states import BareOutput, LeanState, Unseen, unseen_kind
 
 _counters = runtime("lean_processing").counters
 
@@ -22,13 +23,15 @@ _SEARCHED = "_omni_fastpath_searched"
 
 
 def wrapped_add_request(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
-    """Add a request as upstream does, then let its state and the processor's records be lean ones."""
+    """Add a request as upstream does, then let its state, the processor and its records be lean ones."""
     wrapped(*args, **kwargs)
     request = args[0] if args else kwargs["request"]
     state = instance.request_states.get(request.request_id)
     if type(state) is OmniRequestState:
         state.__class__ = LeanState
         _counters["requests"] += 1
+    if type(instance) is MultimodalOutputProcessor:
+        instance.__class__ = LeanProcessor
     records = instance._native_text_metrics_by_request
     if type(records) is dict:
         instance._native_text_metrics_by_request = Records(records)
@@ -51,6 +54,8 @@ def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any
             stamps[name] = [stamp]
         else:
             known.append(stamp)
+        if type(output) is BareOutput:
+            continue
         if name not in firsts and instance._has_non_empty_output(output):
             firsts[name] = stamp
         payloads = iter_mm_outputs(output)

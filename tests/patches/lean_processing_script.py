@@ -94,6 +94,12 @@ class Play:
         self.rng = random.Random(setting.seed)
         self.pipeline = Pipeline(async_chunk=setting.async_chunk)
         self.orchestrator = self.pipeline.orchestrator
+        model = SimpleNamespace(max_model_len=1_000_000, model_stage="", async_chunk=setting.async_chunk)
+        for pool in self.pipeline.pools:
+            pool._stage_vllm_config = SimpleNamespace(model_config=model)
+            for client in pool.clients:  # what a session's segments are forwarded by
+                client.requires_multimodal_data = False
+                client.process_engine_inputs = lambda *_args, **_kwargs: [{"prompt_token_ids": [1, 2, 3]}]
         self.statistics = Statistics()
         if setting.statistics:
             self.orchestrator._stat_logger = self.statistics
@@ -239,8 +245,8 @@ def _payload(rng: random.Random, style: str) -> dict[str, Any] | None:
             codes |= {"meta": {"depth": rng.randrange(9)}, "meta.turn_end": rng.random() < 0.5}
         case "latents":
             codes = {"latent": torch.ones(1, 2), "meta.left_context": torch.tensor([rng.randrange(9)])}
-        case "torn":  # shapes that cannot be put together, and a key that cannot be read
-            codes = {"codes.audio": torch.zeros(rng.randrange(1, 3), rng.randrange(1, 3)), "hidden_states.layer_x": 1}
+        case "torn":  # shapes that cannot be put together, and keys that upstream cannot unflatten
+            codes = {"codes.audio": torch.zeros(rng.randrange(1, 3), rng.randrange(1, 3)), "depth": 5, "depth.x": 1}
     return codes
 
 
