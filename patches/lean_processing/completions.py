@@ -27,13 +27,21 @@ READ = frozenset({IncrementalDetokenizer, FastIncrementalDetokenizer, SlowIncrem
 
 
 class StandIn:
-    """Stands in a detokenizer's place while upstream makes a completion that is not the last: it has no ids to copy."""
+    """Stands in a detokenizer's place while upstream makes a completion that is not the last: it has no ids to copy.
 
-    __slots__ = ("get_next_output_text",)
+    Args:
+        detokenizer: One of ``READ``.
+
+    Attributes:
+        begin: Where the output's ids begin in the detokenizer's list; before them may stand the prompt's.
+    """
+
+    __slots__ = ("begin", "get_next_output_text")
     output_token_ids: tuple[int, ...] = ()
 
     def __init__(self, detokenizer: Any) -> None:
         self.get_next_output_text = detokenizer.get_next_output_text
+        self.begin = len(detokenizer.token_ids) - detokenizer.num_output_tokens()
 
 
 class _TokenIdsSoFar:
@@ -78,19 +86,19 @@ class _MultimodalCompletion(_Deferred, MultimodalCompletionOutput):  # type: ign
 _OURS: dict[type[Any], type[Any]] = {each._upstreams: each for each in (_Completion, _MultimodalCompletion)}
 
 
-def defer(completion: Any, detokenizer: Any) -> None:
+def defer(completion: Any, detokenizer: Any, stand_in: StandIn) -> None:
     """Give a completion that was made with a ``StandIn`` the ids that its request has by now.
 
     Args:
         completion: Upstream's; of its two classes, or of whatever class, which then gets a copy at once.
-        detokenizer: One of ``READ``.
+        detokenizer: Whose ids.
+        stand_in: What stood in its place.
     """
     ours = _OURS.get(type(completion))
     if ours is None:
         completion.cumulative_token_ids = list(detokenizer.output_token_ids)
         return
-    known = vars(completion)
+    known, ids = vars(completion), detokenizer.token_ids
     known.pop(_IDS, None)
-    ids = detokenizer.token_ids
-    known[_SOURCE] = ids, len(ids) - detokenizer.num_output_tokens(), len(ids)
+    known[_SOURCE] = ids, stand_in.begin, len(ids)
     completion.__class__ = ours

@@ -15,11 +15,17 @@ from vllm_omni.outputs.output_processor import (
 )
 
 from omni_fastpath.patches.lean_processing.latencies import Samples
-from omni_fastpath.patches.lean_processing.states import LeanState, Unseen
+from omni_fastpath.patches.lean_processing.states import UnseenState
 
 
 class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
-    """Upstream's processor of a stage, whose class is changed to this one when it is given a request."""
+    """Upstream's processor of a stage, whose class is changed to this one when it is given a request.
+
+    Attributes:
+        unseen: Whether it ever had a request of which nobody sees what it makes here.
+    """
+
+    unseen = False
 
     def process_outputs(
         self,
@@ -28,6 +34,8 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         iteration_stats: Any = None,
     ) -> Any:
         """What upstream makes, in the order of the entries; for what goes past it, the bare object of its request."""
+        if not self.unseen:
+            return super().process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats)
         states = self.request_states
         made: list[Any] = []
         aborts: list[str] = []
@@ -41,15 +49,15 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
 
         for entry in engine_core_outputs:
             state = states.get(entry.request_id)
-            if type(state) is not LeanState or not state.unseen or not _is_plain(state, state.unseen, entry):
+            if type(state) is not UnseenState or not _is_plain(state, entry):
                 rest.append(entry)
                 continue
             if rest:  # in their order; and one of them may be of the same request
                 upstreams()
-                if states.get(entry.request_id) is not state or not _is_plain(state, state.unseen, entry):
+                if states.get(entry.request_id) is not state or not _is_plain(state, entry):
                     rest.append(entry)
                     continue
-            if self._pass(state, state.unseen, entry, engine_core_timestamp, iteration_stats):
+            if self._pass(state, entry, engine_core_timestamp, iteration_stats):
                 made.append(state.unseen.bare)
             else:  # its payload is accumulated already
                 payload, entry.multimodal_output = entry.multimodal_output, None
@@ -62,17 +70,17 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
             upstreams()
         return OutputProcessorOutput(made, aborts)
 
-    def _pass(self, state: LeanState, unseen: Unseen, entry: Any, stamp: float | None, iteration_stats: Any) -> bool:
+    def _pass(self, state: UnseenState, entry: Any, stamp: float | None, iteration_stats: Any) -> bool:
         """Do for an entry what upstream would besides making an output; False where it must make one."""
         if entry.multimodal_output is not None:
             state.add_multimodal_tensor(entry.multimodal_output, _modality_to_type_string(self.output_modality))
-        if not unseen.went_by(state):
+        if not state.unseen.went_by(state):
             return False
         self._count(state, entry, stamp, iteration_stats)
         state.detokenizer.token_ids.extend(entry.new_token_ids)
         return True
 
-    def _count(self, state: LeanState, entry: Any, stamp: float | None, iteration_stats: Any) -> None:
+    def _count(self, state: UnseenState, entry: Any, stamp: float | None, iteration_stats: Any) -> None:
         """Statistics of an entry between the first token and the last, without events.
 
         Upstream's, where the request has no latency yet, or statistics are of a class that was not read.
@@ -101,12 +109,12 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         _accumulate_segment_tpot(record, elapsed_ms=latency_ms, new_tokens=tokens)
 
 
-def _is_plain(state: LeanState, unseen: Unseen | Any, entry: Any) -> bool:
+def _is_plain(state: UnseenState, entry: Any) -> bool:
     """Whether an entry in the middle of a request brings tokens, a payload of known keys, and nothing else."""
     return (
         type(entry) is OmniEngineCoreOutput
         and entry.finish_reason is None
-        and (entry.multimodal_output is None or unseen.knows(entry.multimodal_output))
+        and (entry.multimodal_output is None or state.unseen.knows(entry.multimodal_output))
         and entry.pooling_output is None
         and entry.kv_transfer_params is None
         and entry.events is None

@@ -32,49 +32,16 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
 
     Attributes:
         stand_in: What stands in the detokenizer's place while a completion that is not the last is made.
-        unseen: Who knows that nobody sees what this request makes here; None while undecided, False where not so.
+        unseen: Nobody sees what this request makes here (then it is an ``UnseenState``); None while undecided.
     """
 
+    detokenizer: Any
     stand_in: StandIn | None = None
     unseen: Unseen | Literal[False] | None = None
-
-    def make_request_output(
-        self,
-        new_token_ids: list[int],
-        pooling_output: Any,
-        finish_reason: Any,
-        stop_reason: Any,
-        kv_transfer_params: Any = None,
-        ec_transfer_params: Any = None,
-        *,
-        routed_experts: Any = None,
-    ) -> Any:
-        """What upstream makes; in the middle of a request that nobody sees, a bare object that says whose it is."""
-        unseen = self.unseen
-        if (
-            unseen
-            and finish_reason is None
-            and pooling_output is None
-            and kv_transfer_params is None
-            and unseen.went_by(self)
-        ):
-            return unseen.bare
-        return super().make_request_output(
-            new_token_ids,
-            pooling_output,
-            finish_reason,
-            stop_reason,
-            kv_transfer_params,
-            ec_transfer_params,
-            routed_experts=routed_experts,
-        )
 
     def _new_completion_output(
         self, token_ids: list[int], finish_reason: Any, stop_reason: Any, routed_experts: Any = None
     ) -> Any:
-        unseen = self.unseen
-        if unseen:
-            unseen.look_at(self.mm_accumulated)
         detokenizer = self.detokenizer
         if finish_reason is not None or type(detokenizer) not in READ:
             return super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
@@ -88,9 +55,51 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
             self.detokenizer = detokenizer
         if self.output_kind != _DELTA:
             completion.token_ids = detokenizer.output_token_ids
-        defer(completion, detokenizer)
-        if unseen and not isinstance(completion, MultimodalCompletionOutput):
-            unseen.forget()
+        defer(completion, detokenizer, stand_in)
+        return completion
+
+
+class UnseenState(LeanState):
+    """The state of a request of which nobody sees what it makes here."""
+
+    unseen: Unseen
+
+    def make_request_output(
+        self,
+        new_token_ids: list[int],
+        pooling_output: Any,
+        finish_reason: Any,
+        stop_reason: Any,
+        kv_transfer_params: Any = None,
+        ec_transfer_params: Any = None,
+        *,
+        routed_experts: Any = None,
+    ) -> Any:
+        """What upstream makes; in the middle of the request a bare object that says whose it is."""
+        if (
+            finish_reason is None
+            and pooling_output is None
+            and kv_transfer_params is None
+            and self.unseen.went_by(self)
+        ):
+            return self.unseen.bare
+        return super().make_request_output(
+            new_token_ids,
+            pooling_output,
+            finish_reason,
+            stop_reason,
+            kv_transfer_params,
+            ec_transfer_params,
+            routed_experts=routed_experts,
+        )
+
+    def _new_completion_output(
+        self, token_ids: list[int], finish_reason: Any, stop_reason: Any, routed_experts: Any = None
+    ) -> Any:
+        self.unseen.look_at(self.mm_accumulated)
+        completion = super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
+        if not isinstance(completion, MultimodalCompletionOutput):
+            self.unseen.forget()
         return completion
 
 

@@ -14,7 +14,7 @@ from vllm_omni.outputs.output_processor import MultimodalOutputProcessor, OmniRe
 from omni_fastpath.ledger import logger, runtime
 from omni_fastpath.patches.lean_processing.latencies import Records
 from omni_fastpath.patches.lean_processing.processor import LeanProcessor
-from omni_fastpath.patches.lean_processing.states import BareOutput, LeanState, Unseen, unseen_kind
+from omni_fastpath.patches.lean_processing.states import BareOutput, LeanState, Unseen, UnseenState, unseen_kind
 
 _counters = runtime("lean_processing").counters
 
@@ -113,6 +113,9 @@ def _decide(orchestrator: Any, stage_id: int, state: LeanState, name: str) -> No
         if name in firsts:
             unseen = _is_unseen(orchestrator, stage_id, pool, state, name)
             state.unseen = unseen and Unseen(orchestrator.request_states[name], name, firsts)
+            if unseen:
+                state.__class__ = UnseenState
+                pool.output_processor.unseen = True
     except Exception:
         state.unseen = False
         logger.exception("omni-fastpath: whether anybody sees %s at stage %s is not known; it is made", name, stage_id)

@@ -316,10 +316,9 @@ def test_the_mean_is_upstreams_to_the_last_digit() -> None:
 
 def test_requests_in_flight_outlive_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken off in the middle of a request, it ends as on stock; requests that come later are upstream's own."""
+    from vllm.v1.engine import FinishReason
     from vllm_omni.engine import OmniEngineCoreOutput
     from vllm_omni.outputs.output_processor import OmniRequestState
-
-    from benchmarks.rigs.inprocess import FinishReason
 
     def run(*, on: bool) -> list[Any]:
         play = Play(Setting(0), monkeypatch)
@@ -342,9 +341,8 @@ def test_requests_in_flight_outlive_the_patch(monkeypatch: pytest.MonkeyPatch) -
 
 def test_requests_that_were_there_before_stay_stocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put on in the middle of a request, it changes nothing of it, and its latencies are all there."""
+    from vllm.v1.engine import FinishReason
     from vllm_omni.engine import OmniEngineCoreOutput
-
-    from benchmarks.rigs.inprocess import FinishReason
 
     def run(*, on: bool) -> list[Any]:
         play = Play(Setting(0), monkeypatch)
