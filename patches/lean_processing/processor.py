@@ -34,7 +34,8 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         iteration_stats: Any = None,
     ) -> Any:
         """What upstream makes, in the order of the entries; for what goes past it, the bare object of its request."""
-        if not self.unseen:
+        if not self.unseen or len({entry.request_id for entry in engine_core_outputs}) < len(engine_core_outputs):
+            # Upstream accumulates all payloads of a raw output before it makes the first output.
             return super().process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats)
         states = self.request_states
         made: list[Any] = []
@@ -52,11 +53,8 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
             if type(state) is not UnseenState or not _is_plain(state, entry):
                 rest.append(entry)
                 continue
-            if rest:  # in their order; and one of them may be of the same request
+            if rest:
                 upstreams()
-                if states.get(entry.request_id) is not state or not _is_plain(state, entry):
-                    rest.append(entry)
-                    continue
             if self._pass(state, entry, engine_core_timestamp, iteration_stats):
                 made.append(state.unseen.bare)
             else:  # its payload is accumulated already

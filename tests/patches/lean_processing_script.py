@@ -166,6 +166,8 @@ class Play:
             if at_stage:
                 chosen = rng.sample(at_stage, rng.randrange(1, len(at_stage) + 1))
                 entries = []
+                if rng.random() < 0.1 and live[chosen[0]][stage_id] > 1:
+                    chosen.insert(rng.randrange(len(chosen) + 1), chosen[0])  # twice in one raw output
                 for name in chosen:
                     live[name][stage_id] -= 1
                     entries.append(self._entry(name, stage_id, styles[name], last=not live[name][stage_id]))
@@ -177,7 +179,8 @@ class Play:
             live = {name: left for name, left in live.items() if any(left) and name in self.orchestrator.request_states}
 
     def _entry(self, name: str, stage_id: int, style: str, *, last: bool) -> Any:
-        from vllm.v1.engine import FinishReason
+        from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
+        from vllm.v1.metrics.stats import PrefillStats
         from vllm_omni.engine import OmniEngineCoreOutput
 
         rng = self.rng
@@ -193,6 +196,12 @@ class Play:
             fields["multimodal_output"] = payload
         if rng.random() < 0.05:
             fields["kv_transfer_params"] = {"block": rng.randrange(100)}
+        if rng.random() < 0.05:
+            fields["num_generation_tokens"] = rng.randrange(100)
+        if rng.random() < 0.05:
+            fields["events"] = [EngineCoreEvent(EngineCoreEventType.PREEMPTED, rng.random())]
+        if rng.random() < 0.05:
+            fields["prefill_stats"] = PrefillStats(3, 2, 1)
         return OmniEngineCoreOutput(name, tokens, finish_reason=finish, **fields)
 
     def outcome(self) -> dict[str, Any]:
@@ -225,7 +234,7 @@ class Play:
         }
 
 
-STYLES = ("none", "none", "codes", "latents", "audio", "rate", "nested", "now and then", "torn")
+STYLES = ("none", "none", "codes", "latents", "audio", "rate", "nested", "now and then", "torn", "drained", "shifting")
 """What a talker's entries carry."""
 
 
@@ -245,6 +254,10 @@ def _payload(rng: random.Random, style: str) -> dict[str, Any] | None:
             codes |= {"meta": {"depth": rng.randrange(9)}, "meta.turn_end": rng.random() < 0.5}
         case "latents":
             codes = {"latent": torch.ones(1, 2), "meta.left_context": torch.tensor([rng.randrange(9)])}
+        case "drained":
+            codes |= {"image": torch.ones(1, 2)} if rng.random() < 0.8 else {}
+        case "shifting":
+            codes |= {"hidden_states.layer_1": rng.choice([torch.ones(1, 2), torch.ones(1, 2), 7])}
         case "torn":  # shapes that cannot be put together, and keys that upstream cannot unflatten
             codes = {"codes.audio": torch.zeros(rng.randrange(1, 3), rng.randrange(1, 3)), "depth": 5, "depth.x": 1}
     return codes

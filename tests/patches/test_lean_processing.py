@@ -214,6 +214,31 @@ def test_a_request_that_becomes_a_session_is_built_again(lean: tuple[Play, dict[
     assert _talk(play)[-1].outputs
 
 
+def test_a_request_twice_in_a_raw_output_is_upstreams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream accumulates all payloads before it makes the first output, so that the second has nothing to drain."""
+    import torch
+    from vllm.v1.engine import FinishReason
+    from vllm_omni.engine import OmniEngineCoreOutput
+
+    def run() -> list[Any]:
+        play = Play(Setting(0), monkeypatch)
+        play.add("r")
+        play.add("s")
+
+        def entry(name: str, finish: Any = None) -> Any:
+            return OmniEngineCoreOutput(name, [7], multimodal_output={"image": torch.ones(1)}, finish_reason=finish)
+
+        for _ in range(3):
+            asyncio.run(play.step(1, entry("r"), OmniEngineCoreOutput("s", [7])))
+        asyncio.run(play.step(1, entry("r"), OmniEngineCoreOutput("s", [7]), entry("r", finish=FinishReason.STOP)))
+        return [everything(each) for each in (*play.pipeline.messages(), *play.held)]
+
+    stock = run()
+    with switched_on() as counters:
+        assert run() == stock
+    assert counters["not_built"] > 0
+
+
 def test_an_unknown_detokenizer_gets_upstreams_copies(lean: tuple[Play, dict[str, int]]) -> None:
     """Whose list may change in ways that nobody has read."""
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
