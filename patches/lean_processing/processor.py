@@ -15,7 +15,9 @@ from vllm_omni.outputs.output_processor import (
 )
 
 from omni_fastpath.patches.lean_processing.latencies import Samples
-from omni_fastpath.patches.lean_processing.states import UnseenState
+from omni_fastpath.patches.lean_processing.states import LeanState, UnseenState
+
+_STATES = (LeanState, UnseenState)
 
 
 class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
@@ -37,7 +39,7 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         if not self.unseen or len({entry.request_id for entry in engine_core_outputs}) < len(engine_core_outputs):
             # Upstream accumulates all payloads of a raw output before it makes the first output.
             return super().process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats)
-        states = self.request_states
+        states, kind = self.request_states, _modality_to_type_string(self.output_modality)
         made: list[Any] = []
         aborts: list[str] = []
         rest: list[Any] = []
@@ -55,7 +57,7 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
                 continue
             if rest:
                 upstreams()
-            if self._pass(state, entry, engine_core_timestamp, iteration_stats):
+            if self._pass(state, entry, kind, engine_core_timestamp, iteration_stats):
                 made.append(state.unseen.bare)
             else:  # its payload is accumulated already
                 payload, entry.multimodal_output = entry.multimodal_output, None
@@ -68,35 +70,38 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
             upstreams()
         return OutputProcessorOutput(made, aborts)
 
-    def _pass(self, state: UnseenState, entry: Any, stamp: float | None, iteration_stats: Any) -> bool:
+    def _pass(self, state: UnseenState, entry: Any, kind: str, stamp: float | None, iteration_stats: Any) -> bool:
         """Do for an entry what upstream would besides making an output; False where it must make one."""
         if entry.multimodal_output is not None:
-            state.add_multimodal_tensor(entry.multimodal_output, _modality_to_type_string(self.output_modality))
+            state.add_multimodal_tensor(entry.multimodal_output, kind)
         if not state.unseen.went_by(state):
             return False
-        self._count(state, entry, stamp, iteration_stats)
+        self._update_stats_from_output(state, entry, stamp, iteration_stats)
         state.detokenizer.token_ids.extend(entry.new_token_ids)
         return True
 
-    def _count(self, state: UnseenState, entry: Any, stamp: float | None, iteration_stats: Any) -> None:
-        """Statistics of an entry between the first token and the last, without events.
-
-        Upstream's, where the request has no latency yet, or statistics are of a class that was not read.
-        """
-        native = state.native_text_stats
-        last = native.last_token_ts
-        record = self._native_text_metrics_by_request.get(state.external_req_id)
-        samples = record["vllm_itls_ms"] if record is not None else None
+    def _update_stats_from_output(
+        self, req_state: Any, engine_core_output: Any, engine_core_timestamp: float | None, iteration_stats: Any
+    ) -> None:
+        """Upstream's statistics of an entry; those of a step that only brings tokens are counted here."""
+        stamp = engine_core_timestamp
+        record = self._native_text_metrics_by_request.get(req_state.external_req_id)
         if (
             record is None
-            or type(samples) is not Samples
-            or type(iteration_stats) is not IterationStats
             or stamp is None
-            or last <= 0
+            or type(samples := record["vllm_itls_ms"]) is not Samples
+            or type(iteration_stats) is not IterationStats
+            or type(req_state) not in _STATES
+            or type(engine_core_output) is not OmniEngineCoreOutput
+            or req_state.is_prefilling
+            or engine_core_output.events is not None
+            or engine_core_output.num_nans_in_logits
+            or engine_core_output.num_generation_tokens is not None
+            or (last := (native := req_state.native_text_stats).last_token_ts) <= 0
         ):
-            self._update_stats_from_output(state, entry, stamp, iteration_stats)
+            super()._update_stats_from_output(req_state, engine_core_output, stamp, iteration_stats)
             return
-        tokens, latency = len(entry.new_token_ids), stamp - last
+        tokens, latency = len(engine_core_output.new_token_ids), stamp - last
         iteration_stats.num_generation_tokens += tokens
         iteration_stats.inter_token_latencies_iter.append(latency)
         native.num_generation_tokens += tokens
@@ -121,8 +126,6 @@ def _is_plain(state: UnseenState, entry: Any) -> bool:
         and entry.routed_experts is None
         and entry.spec_decode_metrics is None
         and entry.new_sampling_mask is None
-        and entry.num_generation_tokens is None
-        and not entry.num_nans_in_logits
         and not state.is_prefilling
         and type(state.detokenizer) is IncrementalDetokenizer  # no text, so no stop strings
     )

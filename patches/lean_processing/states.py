@@ -53,7 +53,7 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
             completion = super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
         finally:
             self.detokenizer = detokenizer
-        if self.output_kind != _DELTA:
+        if self.output_kind is not _DELTA:
             completion.token_ids = detokenizer.output_token_ids
         defer(completion, detokenizer, stand_in)
         return completion
@@ -159,7 +159,7 @@ class Unseen:
         holds = bool(tensors or metadata)
         if holds and (tensors.keys() != self._tensors or metadata.keys() != self._metadata):
             return False
-        if state.output_kind == _DELTA:
+        if state.output_kind is _DELTA:
             state.detokenizer.get_next_output_text(False, True)
             if state.logprobs_processor is not None:
                 state.logprobs_processor.pop_prompt_logprobs()
