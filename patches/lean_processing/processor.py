@@ -1,0 +1,131 @@
+"""An output processor of ours: upstream's, past which goes what nobody sees and what brings no more than tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+from vllm.v1.engine.output_processor import OutputProcessorOutput
+from vllm.v1.metrics.stats import IterationStats
+from vllm_omni.engine import OmniEngineCoreOutput
+from vllm_omni.outputs.output_processor import (
+    MultimodalOutputProcessor,
+    _accumulate_segment_tpot,
+    _modality_to_type_string,
+)
+
+from omni_fastpath.patches.lean_processing.latencies import Samples
+from omni_fastpath.patches.lean_processing.states import LeanState, UnseenState
+
+_STATES = (LeanState, UnseenState)
+
+
+class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
+    """Upstream's processor of a stage, whose class is changed to this one when it is given a request.
+
+    Attributes:
+        unseen: Whether it ever had a request of which nobody sees what it makes here.
+    """
+
+    unseen = False
+
+    def process_outputs(
+        self,
+        engine_core_outputs: list[Any],
+        engine_core_timestamp: float | None = None,
+        iteration_stats: Any = None,
+    ) -> Any:
+        """What upstream makes, in the order of the entries; for what goes past it, the bare object of its request."""
+        if not self.unseen or len({entry.request_id for entry in engine_core_outputs}) < len(engine_core_outputs):
+            # Upstream accumulates all payloads of a raw output before it makes the first output.
+            return super().process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats)
+        states, kind = self.request_states, _modality_to_type_string(self.output_modality)
+        made: list[Any] = []
+        aborts: list[str] = []
+        rest: list[Any] = []
+
+        def upstreams() -> None:
+            done = super(LeanProcessor, self).process_outputs(rest, engine_core_timestamp, iteration_stats)
+            made.extend(done.request_outputs)
+            aborts.extend(done.reqs_to_abort)
+            rest.clear()
+
+        for entry in engine_core_outputs:
+            state = states.get(entry.request_id)
+            if type(state) is not UnseenState or not _is_plain(state, entry):
+                rest.append(entry)
+                continue
+            if rest:
+                upstreams()
+            if self._pass(state, entry, kind, engine_core_timestamp, iteration_stats):
+                made.append(state.unseen.bare)
+            else:  # its payload is accumulated already
+                payload, entry.multimodal_output = entry.multimodal_output, None
+                rest.append(entry)
+                upstreams()
+                entry.multimodal_output = payload
+        if len(rest) == len(engine_core_outputs):  # nothing went past, and upstream gets its own list
+            return super().process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats)
+        if rest:
+            upstreams()
+        return OutputProcessorOutput(made, aborts)
+
+    def _pass(self, state: UnseenState, entry: Any, kind: str, stamp: float | None, iteration_stats: Any) -> bool:
+        """Do for an entry what upstream would besides making an output; False where it must make one."""
+        if entry.multimodal_output is not None:
+            state.add_multimodal_tensor(entry.multimodal_output, kind)
+        if not state.unseen.went_by(state):
+            return False
+        self._update_stats_from_output(state, entry, stamp, iteration_stats)
+        state.detokenizer.token_ids.extend(entry.new_token_ids)
+        return True
+
+    def _update_stats_from_output(
+        self, req_state: Any, engine_core_output: Any, engine_core_timestamp: float | None, iteration_stats: Any
+    ) -> None:
+        """Upstream's statistics of an entry; those of a step that only brings tokens are counted here."""
+        stamp = engine_core_timestamp
+        record = self._native_text_metrics_by_request.get(req_state.external_req_id)
+        if (
+            record is None
+            or stamp is None
+            or type(samples := record["vllm_itls_ms"]) is not Samples
+            or type(iteration_stats) is not IterationStats
+            or type(req_state) not in _STATES
+            or type(engine_core_output) is not OmniEngineCoreOutput
+            or req_state.is_prefilling
+            or engine_core_output.events is not None
+            or engine_core_output.num_nans_in_logits
+            or engine_core_output.num_generation_tokens is not None
+            or (last := (native := req_state.native_text_stats).last_token_ts) <= 0
+        ):
+            super()._update_stats_from_output(req_state, engine_core_output, stamp, iteration_stats)
+            return
+        tokens, latency = len(engine_core_output.new_token_ids), stamp - last
+        iteration_stats.num_generation_tokens += tokens
+        iteration_stats.inter_token_latencies_iter.append(latency)
+        native.num_generation_tokens += tokens
+        native.last_token_ts = stamp
+        record["num_generation_tokens"] = native.num_generation_tokens
+        latency_ms = max(latency * 1000.0, 0.0)
+        samples.append(latency_ms)
+        _accumulate_segment_tpot(record, elapsed_ms=latency_ms, new_tokens=tokens)
+
+
+def _is_plain(state: UnseenState, entry: Any) -> bool:
+    """Whether an entry in the middle of a request brings tokens, a payload of known keys, and nothing else."""
+    return (
+        type(entry) is OmniEngineCoreOutput
+        and entry.finish_reason is None
+        and (entry.multimodal_output is None or state.unseen.knows(entry.multimodal_output))
+        and entry.pooling_output is None
+        and entry.kv_transfer_params is None
+        and entry.events is None
+        and entry.new_logprobs is None
+        and entry.new_prompt_logprobs_tensors is None
+        and entry.routed_experts is None
+        and entry.spec_decode_metrics is None
+        and entry.new_sampling_mask is None
+        and not state.is_prefilling
+        and type(state.detokenizer) is IncrementalDetokenizer  # no text, so no stop strings
+    )
