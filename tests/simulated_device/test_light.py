@@ -235,8 +235,8 @@ def test_silent_outputs_come_before_each_with_audio(tmp_path: Any) -> None:
 def test_the_process_ends_with_its_last_engine(tmp_path: Any) -> None:
     """Engines share one process, which is gone when the last of them is."""
     made = [Client(spec(stage, tmp_path), tmp_path) for stage in range(2)]
-    process = manager._HOST._process
-    assert process is not None
+    process = made[0].handle.host.process
+    assert made[1].handle.host.process is process
     made[0].close()
     assert process.poll() is None
     made[1].close()
@@ -246,10 +246,8 @@ def test_the_process_ends_with_its_last_engine(tmp_path: Any) -> None:
 def test_the_process_ends_with_its_server(tmp_path: Any) -> None:
     """When the server's end of the control socket is gone, the process ends whatever its engines do."""
     client = Client(spec(0, tmp_path), tmp_path)
-    process, control = manager._HOST._process, manager._HOST._control
-    assert process is not None
-    assert isinstance(control, socket.socket)
-    control.shutdown(socket.SHUT_RDWR)
-    assert process.wait(5) == 0
+    host = client.handle.host
+    host.control.shutdown(socket.SHUT_RDWR)
+    assert host.process.wait(5) == 0
     assert not client.handle.is_alive()
     client.close()

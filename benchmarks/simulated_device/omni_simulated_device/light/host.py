@@ -143,7 +143,6 @@ class Host:
         self._streams = Streams()
         self._poller = zmq.Poller()
         self._by_socket: dict[Any, Connection] = {}
-        self._ended = threading.Event()
 
     def run(self) -> None:
         """Until the server's end of the control socket is gone."""
@@ -151,6 +150,7 @@ class Host:
         thread.start()
         self._clock.run()
         thread.join(CLOSE_S)
+        self._context.destroy(linger=0)
 
     def _receive(self) -> None:
         self._poller.register(self._control.fileno(), zmq.POLLIN)

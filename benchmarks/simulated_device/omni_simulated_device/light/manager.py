@@ -41,23 +41,24 @@ def install() -> None:
 
 
 class _Host:
-    """The process of the engines; one for all that this process launches."""
+    """The process of the engines that this process launches, from the first one to the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._engines = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "omni_simulated_device.light.host", str(theirs.fileno())]
+        with theirs:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
 
-    def add(self, spec: Spec) -> socket.socket:
-        """Start an engine; the result is this side of its pair."""
+    def add(self, spec: Spec) -> socket.socket | None:
+        """Start an engine; the result is this side of its pair, or None if the process is gone or about to."""
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            assert self._control is not None
+            if self.process.poll() is not None or self.control.fileno() < 0:
+                return None
             ours, theirs = socket.socketpair()
             with theirs:
-                socket.send_fds(self._control, [msgspec.msgpack.encode(spec)], [theirs.fileno()])
+                socket.send_fds(self.control, [msgspec.msgpack.encode(spec)], [theirs.fileno()])
             self._engines += 1
             return ours
 
@@ -65,25 +66,31 @@ class _Host:
         """An engine has ended; with the last one the process does."""
         with self._lock:
             self._engines -= 1
-            if self._engines or self._process is None or self._control is None:
+            if self._engines:
                 return
-            self._control.close()
+            self.control.close()
             try:
-                self._process.wait(_HOST_STOP_S)
+                self.process.wait(_HOST_STOP_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = self._control = None
-
-    def _start(self) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._engines = 0
-        command = [sys.executable, "-m", "omni_simulated_device.light.host", str(theirs.fileno())]
-        with theirs:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+                self.process.kill()
+                self.process.wait()
 
 
-_HOST = _Host()
+_hosts: list[_Host] = []
+_hosts_lock = threading.Lock()
+
+
+def _begin(spec: Spec) -> tuple[_Host, socket.socket]:
+    """Start an engine, in the process that there is or in a new one."""
+    with _hosts_lock:
+        for host in _hosts:
+            if (pair := host.add(spec)) is not None:
+                return host, pair
+        _hosts[:] = [host := _Host()]
+        pair = host.add(spec)
+        if pair is None:
+            raise RuntimeError("the process of the light engines ended at once")
+        return host, pair
 
 
 class _Handle:
@@ -93,15 +100,20 @@ class _Handle:
 
     def __init__(self, spec: Spec) -> None:
         self.name = spec.name
-        self.exitcode: int | None = None
-        self._lock = threading.Lock()
-        self._pair = _HOST.add(spec)
+        self.host, self._pair = _begin(spec)
         self.sentinel = self._pair.fileno()
         """Readable when the engine has ended."""
+        self._lock = threading.Lock()
+        self._exitcode: int | None = None
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives; 0, or 1 after an error."""
+        self.join(0)
+        return self._exitcode
 
     def is_alive(self) -> bool:
         """Whether the engine has not ended."""
-        self.join(0)
         return self.exitcode is None
 
     def terminate(self) -> None:
@@ -112,7 +124,7 @@ class _Handle:
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
         with self._lock:
-            if self.exitcode is not None:
+            if self._exitcode is not None:
                 return
             self._pair.settimeout(timeout)
             try:
@@ -123,8 +135,9 @@ class _Handle:
                 error = b"the process of the light engines is gone"
             if error:
                 logger.error("light engine %s: %s", self.name, error.decode(errors="replace"))
-            self.exitcode = 1 if error else 0
-        _HOST.release()
+            # An end that nobody asked for reads like any other here: what matters is whether the process lives on.
+            self._exitcode = 1 if error or self.host.process.poll() is not None else 0
+        self.host.release()
 
 
 def _end(handles: list[_Handle]) -> None:

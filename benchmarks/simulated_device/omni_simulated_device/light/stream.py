@@ -69,6 +69,6 @@ class Streams:
             return
         stream.engines.pop(stage, None)
         stream.done.add(stage)
-        ended = stream.final_stage is not None and len(stream.done) > stream.final_stage
+        ended = stream.final_stage is None or len(stream.done) > stream.final_stage
         if not stream.engines and (ended or aborted):
             del self._streams[name]

@@ -119,6 +119,8 @@ class Decoder:
 
 def _information(payload: Any) -> dict[str, Any]:
     """``AdditionalInformationPayload`` as a flat mapping, without tensors."""
-    entries = (payload or {}).get("entries") or {}
-    found = {name: entry.get("list_data", entry.get("scalar_data")) for name, entry in entries.items()}
+    found = {}
+    for name, entry in ((payload or {}).get("entries") or {}).items():
+        value = entry.get("list_data")
+        found[name] = entry.get("scalar_data") if value is None else value
     return {name: value for name, value in found.items() if value is not None}
