@@ -105,10 +105,11 @@ class _Handle:
         """Readable when the engine has ended."""
         self._lock = threading.Lock()
         self._exitcode: int | None = None
+        self._told = False
 
     @property
     def exitcode(self) -> int | None:
-        """None while it lives; 0, or 1 after an error."""
+        """None while it lives; 0 if it was told to end, else 1."""
         self.join(0)
         return self._exitcode
 
@@ -118,6 +119,7 @@ class _Handle:
 
     def terminate(self) -> None:
         """Tell the engine to end."""
+        self._told = True
         with contextlib.suppress(OSError):
             self._pair.shutdown(socket.SHUT_WR)
 
@@ -135,8 +137,7 @@ class _Handle:
                 error = b"the process of the light engines is gone"
             if error:
                 logger.error("light engine %s: %s", self.name, error.decode(errors="replace"))
-            # An end that nobody asked for reads like any other here: what matters is whether the process lives on.
-            self._exitcode = 1 if error or self.host.process.poll() is not None else 0
+            self._exitcode = 1 if error or not self._told else 0
         self.host.release()
 
 
