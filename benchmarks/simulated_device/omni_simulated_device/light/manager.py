@@ -102,7 +102,8 @@ class _Handle:
         self.name = spec.name
         self.host, self._pair = _begin(spec)
         self.sentinel = self._pair.fileno()
-        """Readable when the engine has ended."""
+        """Readable when the engine has ended; open as long as this, because others may still wait for it."""
+        weakref.finalize(self, self._pair.close)
         self._lock = threading.Lock()
         self._exitcode: int | None = None
         self._told = False
