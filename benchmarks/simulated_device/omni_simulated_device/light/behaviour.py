@@ -18,7 +18,7 @@ from omni_simulated_device import content
 from omni_simulated_device.light.stream import Chunk, Stream
 from omni_simulated_device.light.wire import Request
 
-STOP, LENGTH = 0, 1
+STOP, LENGTH, ABORT = 0, 1, 2
 """vLLM's ``FinishReason``."""
 
 SAMPLE_RATE = 24000
@@ -68,6 +68,7 @@ class Answer:
         finish: Finish reason.
         stop: The token or string that stopped it, where vLLM says it.
         arrival: What the next stage gets.
+        prefill: Tokens that the step computed.
     """
 
     tokens: list[int]
@@ -75,6 +76,7 @@ class Answer:
     finish: int | None = None
     stop: int | None = None
     arrival: Arrival | None = None
+    prefill: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

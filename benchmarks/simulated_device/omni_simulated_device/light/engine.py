@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import zmq
 
 from omni_simulated_device.light import behaviour
 from omni_simulated_device.light.behaviour import Answer, Arrival, Live
 from omni_simulated_device.light.stream import Stream, Streams
 from omni_simulated_device.light.wire import Encoder, Frames, Layout, Record, Request
+
+zmq: Any = importlib.import_module("zmq")  # its stubs lack what it makes at run time
 
 HOP_S = 0.0015
 """What a chunk takes from a stage to the next: the save thread's send, and half of the receiver's millisecond."""
@@ -38,6 +40,7 @@ class Spec(msgspec.Struct):
         output: Layout of a request's output.
         outputs: Layout of a raw output.
         stats: A step's statistics; None: statistics are off.
+        stats_every_s: The least time between two steps that have them.
         ends_only: Only ends are sent, as by a stage of model runner v2 that nobody sees.
         slots: Requests in a step at most.
         behaviour: Of the stage.
@@ -52,6 +55,7 @@ class Spec(msgspec.Struct):
     output: Layout
     outputs: Layout
     stats: dict[str, Any] | None
+    stats_every_s: float
     ends_only: bool
     slots: int
     behaviour: behaviour.StageSpec
@@ -94,7 +98,17 @@ class Engine:
             "multimodal_output",
             "num_generation_tokens",
         )
-        self._raw = Record(spec.outputs, "engine_index", "outputs", "scheduler_stats", "timestamp", "utility_output")
+        self._raw = Record(
+            spec.outputs,
+            "engine_index",
+            "outputs",
+            "scheduler_stats",
+            "timestamp",
+            "utility_output",
+            "finished_requests",
+        )
+        self._stats_due = 0.0
+        self._aborted: list[tuple[int, str]] = []
         self._index = int.from_bytes(spec.identity, "little")
         self._step: list[tuple[Live, Answer]] | None = None
 
@@ -118,12 +132,14 @@ class Engine:
         self.wake(now)
 
     def abort(self, names: list[str]) -> None:
-        """Requests are wanted no longer; an engine says nothing to that."""
+        """Requests are wanted no longer; stages with tokens say so in their next raw output."""
         for name in names:
             live = self._live.get(name)
             if live is not None:
                 live.aborted = True
                 self._drop(live)
+                if self._behaviour.samples_tokens:
+                    self._aborted.append((live.request.client, name))
 
     def _drop(self, live: Live) -> None:
         del self._live[live.request.id]
@@ -133,7 +149,7 @@ class Engine:
     def answer_utility(self, client: int, call: int, failure: str | None, result: Any) -> None:
         """The answer to a utility call; a result stands behind its type, which is none of vLLM's."""
         answer = [call, failure, None if failure else [None, result]]
-        raw = self._raw.make(self._index, [], None, time.monotonic(), answer)
+        raw = self._raw.make(self._index, [], None, time.monotonic(), answer, None)
         self._sockets[client].send_multipart(self._encoder.encode(raw))
 
     def wake(self, now: float) -> None:
@@ -148,7 +164,8 @@ class Engine:
             self._step = None
             return
         settings: Mapping[str, float] = self.spec.behaviour.settings
-        tokens = sum(self._behaviour.cost_tokens(live) for live in lives)
+        computed = [self._behaviour.cost_tokens(live) for live in lives]
+        tokens = sum(computed)
         due = (
             now
             + settings["base_ms"] * 1e-3
@@ -158,21 +175,27 @@ class Engine:
         began = time.monotonic()
         first = [not live.outputs for live in lives]
         self._step = [(live, self._behaviour.answer(live)) for live in lives]
+        for (_, answer), count in zip(self._step, computed, strict=True):
+            answer.prefill = count
         messages = self._encoded(first, now, due)
         self.busy_s += time.monotonic() - began
-        self._later(due, lambda due: self._end(first, messages, now, due))
+        told = len(self._aborted)
+        self._later(due, lambda due: self._end(first, messages, told, now, due))
 
-    def _end(self, first: list[bool], messages: list[tuple[int, Frames]], began_at: float, due: float) -> None:
+    def _end(
+        self, first: list[bool], messages: list[tuple[int, Frames]], told: int, began_at: float, due: float
+    ) -> None:
         """Send what was made, hand on what the next stage gets, and begin anew."""
         step = self._step
         assert step is not None
         began = time.monotonic()
-        if any(live.aborted for live, _ in step):
+        if len(self._aborted) != told or any(live.aborted for live, _ in step):
             kept = [(each, new) for each, new in zip(step, first, strict=True) if not each[0].aborted]
             step = self._step = [each for each, _ in kept]
             messages = self._encoded([new for _, new in kept], began_at, due)
         for client, frames in messages:
             self._sockets[client].send_multipart(frames, copy=len(frames) == 1)
+        self._aborted.clear()
         arrivals: list[tuple[Stream, Arrival]] = []
         for live, answer in step:
             if answer.arrival is not None:
@@ -204,15 +227,27 @@ class Engine:
         for (live, answer), new in zip(self._step, first, strict=True):
             if answer.finish is not None or not self.spec.ends_only:
                 by_client.setdefault(live.request.client, []).append((live, answer, new))
-        stats = self._stats()
+        for client, _ in self._aborted:
+            by_client.setdefault(client, [])
+        stats = self._stats(due)
         if stats is not None and not by_client:
             by_client[0] = []
         messages = []
         for client, answers in by_client.items():
             entries = [self._made(*each, began) for each in answers]
-            messages.append((client, self._encoder.encode(self._raw.make(self._index, entries, stats, due, None))))
+            ended = self._ended(client, answers, entries)
+            raw = self._raw.make(self._index, entries, stats, due, None, ended)
+            messages.append((client, self._encoder.encode(raw)))
             stats = None
         return messages
+
+    def _ended(self, client: int, answers: list[tuple[Live, Answer, bool]], entries: list[Any]) -> list[str] | None:
+        """What ended, as schedulers with tokens tell it beside the entries; those that were aborted get one here."""
+        if not self._behaviour.samples_tokens:
+            return None
+        aborted = [name for owner, name in self._aborted if owner == client]
+        entries += [self._entry.make(name, [], behaviour.ABORT, None, None, None, None, None) for name in aborted]
+        return [live.request.id for live, answer, _ in answers if answer.finish is not None] + aborted or None
 
     def _made(self, live: Live, answer: Answer, new: bool, began: float) -> list[Any]:
         """One request's entry."""
@@ -225,7 +260,7 @@ class Engine:
             answer.finish,
             answer.stop,
             self._events(live, new, began),
-            self._prefill(live, new),
+            self._prefill(answer, new),
             payload,
             live.outputs if self._behaviour.samples_tokens else None,
         )
@@ -239,14 +274,14 @@ class Engine:
             return [scheduled]
         return [{"type": QUEUED, "timestamp": self._queued_at.get(live.request.id, began)}, scheduled]
 
-    def _prefill(self, live: Live, new: bool) -> dict[str, int] | None:
+    def _prefill(self, answer: Answer, new: bool) -> dict[str, int] | None:
         if not (new or not self._behaviour.samples_tokens):
             return None
-        tokens = len(live.request.prompt)
-        return {"num_prompt_tokens": tokens, "num_computed_tokens": tokens}
+        return {"num_prompt_tokens": answer.prefill, "num_computed_tokens": answer.prefill}
 
-    def _stats(self) -> dict[str, Any] | None:
-        if self.spec.stats is None:
+    def _stats(self, now: float) -> dict[str, Any] | None:
+        if self.spec.stats is None or now < self._stats_due:
             return None
+        self._stats_due = now + self.spec.stats_every_s
         running = min(len(self._live), self.spec.slots)
         return {**self.spec.stats, "num_running_reqs": running, "num_waiting_reqs": len(self._live) - running}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import heapq
+import importlib
 import itertools
 import logging
 import signal
@@ -25,11 +26,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import zmq
 
 from omni_simulated_device.light.engine import Engine, Spec
 from omni_simulated_device.light.stream import Streams
 from omni_simulated_device.light.wire import Decoder, Request
+
+zmq: Any = importlib.import_module("zmq")  # its stubs lack what it makes at run time
 
 logger = logging.getLogger("omni_simulated_device.light")
 

@@ -199,6 +199,7 @@ def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshak
     """
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm_omni.core.sched.omni_ar_scheduler import _should_emit_engine_output
+    from vllm_omni.core.sched.omni_scheduler_mixin import _STATS_INTERVAL_S
     from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
     from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs, OmniEngineCoreRequest
 
@@ -217,6 +218,7 @@ def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshak
         output=_layout(OmniEngineCoreOutput),
         outputs=_layout(OmniEngineCoreOutputs),
         stats=msgspec.to_builtins(SchedulerStats()) if log_stats else None,
+        stats_every_s=_STATS_INTERVAL_S,
         ends_only=not _should_emit_engine_output(model, stopped=False, has_control=False),
         slots=vllm_config.scheduler_config.max_num_seqs,
         behaviour=_behaviour(model, gets_payload=not stage_sends_async_output(model)),
