@@ -55,7 +55,7 @@ def spec(stage: int, folder: Any, **changes: Any) -> Spec:
         output=manager._layout(OmniEngineCoreOutput),
         outputs=manager._layout(OmniEngineCoreOutputs),
         stats=msgspec.to_builtins(SchedulerStats()),
-        stats_every_s=0.0,
+        stats_every_s=1.0,
         ends_only=False,
         slots=64,
         behaviour=stage_spec,

@@ -76,15 +76,17 @@ def entries(lines: Sequence[Mapping[str, Any]]) -> dict[int, list[list[dict[str,
     return {stage: list(requests.values()) for stage, requests in found.items()}
 
 
-def shapes(lines: Sequence[Mapping[str, Any]]) -> dict[int, set[tuple[Any, ...]]]:
-    """Each stage's raw outputs by the fields that they have, and those of their statistics."""
-    found: dict[int, set[tuple[Any, ...]]] = defaultdict(set)
+def shapes(lines: Sequence[Mapping[str, Any]]) -> dict[int, tuple[set[tuple[str, ...]], set[tuple[str, ...]]]]:
+    """Each stage's raw outputs by the fields that they have; statistics, which come with any, by themselves."""
+    found: dict[int, tuple[set[tuple[str, ...]], set[tuple[str, ...]]]] = defaultdict(lambda: (set(), set()))
     for line in lines:
-        raw = line.get("raw")
-        if raw is not None and raw.get("outputs"):
-            stats = raw.get("scheduler_stats") or {}
-            found[line["stage"]].add((tuple(sorted(raw)), tuple(sorted(stats)), raw.get("engine_index", 0)))
-    return found
+        raw = dict(line.get("raw", {}))
+        raws, statistics = found[line["stage"]]
+        if stats := raw.pop("scheduler_stats", None):
+            statistics.add(tuple(sorted(stats)))
+        if raw.get("outputs"):
+            raws.add(tuple(sorted(raw)))
+    return dict(found)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ class Engine:
             "finished_requests",
         )
         self._stats_due = 0.0
+        self._waits = False
         self._aborted: list[tuple[int, str]] = []
         self._index = int.from_bytes(spec.identity, "little")
         self._step: list[tuple[Live, Answer]] | None = None
@@ -161,7 +162,7 @@ class Engine:
         ready = (live for live in self._live.values() if self._behaviour.ready(live))
         lives = list(itertools.islice(ready, self.spec.slots))
         if not lives:
-            self._step = None
+            self._wait(now)
             return
         settings: Mapping[str, float] = self.spec.behaviour.settings
         computed = [self._behaviour.cost_tokens(live) for live in lives]
@@ -181,6 +182,22 @@ class Engine:
         self.busy_s += time.monotonic() - began
         told = len(self._aborted)
         self._later(due, lambda due: self._end(first, messages, told, now, due))
+
+    def _wait(self, now: float) -> None:
+        """Requests that wait for chunks are looked at all the time, and statistics told when they are due."""
+        if not self._live or self.spec.stats is None:
+            return
+        stats = self._stats(now)
+        if stats is not None:
+            raw = self._raw.make(self._index, [], stats, now, None, None)
+            self._sockets[0].send_multipart(self._encoder.encode(raw))
+        if not self._waits:
+            self._waits = True
+            self._later(self._stats_due, self._go_on)
+
+    def _go_on(self, now: float) -> None:
+        self._waits = False
+        self.wake(now)
 
     def _end(
         self, first: list[bool], messages: list[tuple[int, Frames]], told: int, began_at: float, due: float

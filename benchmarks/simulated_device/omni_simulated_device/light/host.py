@@ -29,7 +29,7 @@ import msgspec
 
 from omni_simulated_device.light.engine import Engine, Spec
 from omni_simulated_device.light.stream import Streams
-from omni_simulated_device.light.wire import Decoder, Request
+from omni_simulated_device.light.wire import Decoder
 
 zmq: Any = importlib.import_module("zmq")  # its stubs lack what it makes at run time
 
@@ -220,24 +220,24 @@ class Host:
         kind, *frames = found.recv_multipart()
         if kind == ADD:
             request = connection.decoder.request(frames[0])
-            self._clock.soon(lambda now: self._add(connection, request, now))
+            self._soon(connection, lambda engine, now: engine.add(request, now))
         elif kind == ABORT:
             names = connection.decoder.plain(frames[0])
-            self._clock.soon(lambda _now: connection.engine is not None and connection.engine.abort(names))
+            self._soon(connection, lambda engine, _now: engine.abort(names))
         elif kind == UTILITY:
             client, call, method, _arguments = connection.decoder.plain(frames[0])
             failure = None if method in UTILITIES else f"Call to {method} method failed: light engines have none"
             result = UTILITIES.get(method)
-            self._clock.soon(
-                lambda _now: (
-                    connection.engine is not None and connection.engine.answer_utility(client, call, failure, result)
-                )
-            )
+            self._soon(connection, lambda engine, _now: engine.answer_utility(client, call, failure, result))
 
-    @staticmethod
-    def _add(connection: Connection, request: Request, now: float) -> None:
-        if connection.engine is not None:
-            connection.engine.add(request, now)
+    def _soon(self, connection: Connection, task: Callable[[Engine, float], None]) -> None:
+        """Let an engine do something in the clock's thread, if it has not ended by then."""
+
+        def run(now: float) -> None:
+            if connection.engine is not None:
+                task(connection.engine, now)
+
+        self._clock.soon(run)
 
     def _end(self, connection: Connection, error: Exception | None) -> None:
         """End one engine; its siblings go on."""

@@ -57,7 +57,7 @@ class Encoder:
         data = np.ascontiguousarray(array)
         if data.nbytes < INLINE_BYTES:
             return dtype, array.shape, msgspec.msgpack.Ext(RAW_VIEW, data.tobytes())
-        self._frames.append(memoryview(data).cast("B"))
+        self._frames.append(data.data.cast("B"))
         return dtype, array.shape, len(self._frames)
 
     def encode(self, message: Any) -> Frames:
