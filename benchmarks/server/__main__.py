@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
+from types import FrameType
+from typing import NoReturn
 
 import benchmarks.server
 from benchmarks.server.measure import ARMS, LEVELS, Load, run
@@ -21,8 +24,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer")
     parser.add_argument("--arms", type=_arms, default=tuple(ARMS.values()), help=f"of {', '.join(ARMS)}, with commas")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
     load = Load(levels=options.levels, replicas=options.replicas, tokens=options.tokens)
     show(run("server", options.arms, options.starts, load), load)
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    """Leave through the servers' context managers, so that none is left running."""
+    raise SystemExit(128 + number)
 
 
 def _levels(text: str) -> tuple[int, ...]:

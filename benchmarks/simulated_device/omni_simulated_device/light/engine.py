@@ -67,7 +67,7 @@ class Engine:
     Attributes:
         steps: How many it has made.
         late_s: By how much it sent each step later than due.
-        busy_s: What making and sending them took.
+        busy_s: Processor time of making and sending them.
     """
 
     def __init__(self, spec: Spec, addresses: list[str], context: Any, streams: Streams, later: Later) -> None:
@@ -173,13 +173,13 @@ class Engine:
             + settings["per_token_us"] * 1e-6 * tokens
             + settings["per_req_us"] * 1e-6 * len(lives)
         )
-        began = time.monotonic()
+        began = time.thread_time()
         first = [not live.outputs for live in lives]
         self._step = [(live, self._behaviour.answer(live)) for live in lives]
         for (_, answer), count in zip(self._step, computed, strict=True):
             answer.prefill = count
         messages = self._encoded(first, now, due)
-        self.busy_s += time.monotonic() - began
+        self.busy_s += time.thread_time() - began
         told = len(self._aborted)
         self._later(due, lambda due: self._end(first, messages, told, now, due))
 
@@ -205,7 +205,8 @@ class Engine:
         """Send what was made, hand on what the next stage gets, and begin anew."""
         step = self._step
         assert step is not None
-        began = time.monotonic()
+        self.late_s.append(time.monotonic() - due)
+        began = time.thread_time()
         if len(self._aborted) != told or any(live.aborted for live, _ in step):
             kept = [(each, new) for each, new in zip(step, first, strict=True) if not each[0].aborted]
             step = self._step = [each for each, _ in kept]
@@ -222,9 +223,8 @@ class Engine:
         if arrivals:
             self._later(due + HOP_S, lambda at: self._arrive(arrivals, at))
         self.steps += 1
-        self.late_s.append(began - due)
         self._step = None
-        self.busy_s += time.monotonic() - began
+        self.busy_s += time.thread_time() - began
         self._begin(due)
 
     def _arrive(self, arrivals: list[tuple[Stream, Arrival]], now: float) -> None:

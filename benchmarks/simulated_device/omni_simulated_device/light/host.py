@@ -16,6 +16,7 @@ import heapq
 import importlib
 import itertools
 import logging
+import os
 import signal
 import socket
 import sys
@@ -41,6 +42,7 @@ ADD, ABORT, UTILITY = b"\x00", b"\x01", b"\x03"
 RECEIVE_BYTES = 1 << 20
 LONG_WAIT_S = 3600.0
 CLOSE_S = 5.0
+NICE = -10
 
 UTILITIES: dict[str, Any] = {
     "get_supported_tasks": ["generate"],
@@ -276,6 +278,9 @@ def main() -> None:
     """Serve the control socket that the command line names."""
     logging.basicConfig(level=logging.INFO, format="(LightEngines pid=%(process)d) %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # typed into a terminal, it is for the server, which ends this
+    with contextlib.suppress(OSError):
+        # What it stands for runs on processors of its own. Only root may; a report says how late it was.
+        os.nice(NICE)
     control = socket.socket(fileno=int(sys.argv[1]))
     gc.collect()
     gc.freeze()
