@@ -44,7 +44,8 @@ class Live:
         frames: Talkers: what it has said so far.
         sent: Talkers: how many of them code2wav was sent.
         silent: Code2wav: outputs without audio since the last one with.
-        ends_at: Thinker: after how many tokens it ends by itself; None: never.
+        ends_at: After how many outputs it ends by itself; None: never, or not known yet.
+        next_frame: Talkers: the frame whose first code was the last token.
         aborted: Nothing more may be sent of it.
     """
 
@@ -55,6 +56,7 @@ class Live:
     sent: int = 0
     silent: int = 0
     ends_at: int | None = None
+    next_frame: list[int] | None = None
     aborted: bool = False
 
 
@@ -195,15 +197,15 @@ class _Talker(_Behaviour):
 
     def answer(self, live: Live) -> Answer:
         """The first code of the next frame; the frame before is complete now."""
-        key, index, params = live.stream.key, live.outputs, live.request.params
+        key, index = live.stream.key, live.outputs
         assert key is not None
-        settings = self.spec.settings
-        if index:
-            live.frames.append(content.codec_frame(key, index - 1, self.spec.codebooks))
-        least = content.choose(key, "frames", settings["min_frames"], settings["max_frames"])
-        least = max(least, live.stream.text_tokens, int(params.get("min_tokens", 0)))
-        ends = index >= least and not params.get("ignore_eos")
-        token = self.spec.eos if ends else content.codec_frame(key, index, self.spec.codebooks)[0]
+        if live.next_frame is not None:
+            live.frames.append(live.next_frame)
+        if not index and not live.request.params.get("ignore_eos"):
+            live.ends_at = self._length(live, key)
+        ends = live.ends_at is not None and index >= live.ends_at
+        live.next_frame = content.codec_frame(key, index, self.spec.codebooks)
+        token = self.spec.eos if ends else live.next_frame[0]
         arrays = self._arrays(live) if self.spec.client_gets_payload else None
         live.outputs += 1
         finish, stop = self._stopped(live, token)
@@ -214,6 +216,11 @@ class _Talker(_Behaviour):
             stream.chunks.append(chunk)
 
         return Answer([token], arrays, finish, stop, None if chunk is None else arrive)
+
+    def _length(self, live: Live, key: bytes) -> int:
+        settings = self.spec.settings
+        frames = content.choose(key, "frames", settings["min_frames"], settings["max_frames"])
+        return max(frames, live.stream.text_tokens, int(live.request.params.get("min_tokens", 0)))
 
     def _arrays(self, live: Live) -> Arrays:
         if not live.outputs:
