@@ -44,6 +44,9 @@ LONG_WAIT_S = 3600.0
 CLOSE_S = 5.0
 NICE = -10
 
+LAST_WORDS = "%s: %d steps, %.0f us of work each, late by %.2f ms (half of them), %.2f ms (99 of 100), %.2f ms at most"
+"""What an engine logs at its end: a benchmark must know whether its instrument kept time."""
+
 UTILITIES: dict[str, Any] = {
     "get_supported_tasks": ["generate"],
     "is_sleeping": False,
@@ -260,11 +263,11 @@ class Host:
 
 
 def report(engine: Engine) -> None:
-    """One line on what an engine did: a benchmark must know whether its instrument kept time."""
+    """Log an engine's last words."""
     late = sorted(engine.late_s)
     if late:
         logger.info(
-            "%s: %d steps, %.0f us of work each, late by %.2f ms (half of them), %.2f ms (99 of 100), %.2f ms at most",
+            LAST_WORDS,
             engine.spec.name,
             engine.steps,
             engine.busy_s / engine.steps * 1e6,
