@@ -39,6 +39,7 @@ DEFAULT_ENVIRONMENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # several stage processes share few cores
 }
 
+_LIGHT_ENGINES = "omni_simulated_device.light.host"
 _STAGE_NAME = re.compile(r"stage(\d+)_replica(\d+)")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 
@@ -80,7 +81,10 @@ def vllm_command() -> list[str]:
 
 
 def role(process: psutil.Process) -> str:
-    """``api``, ``stage<i>_replica<j>`` or ``helper`` (resource trackers), from what the process calls itself."""
+    """``api``, ``stage<i>_replica<j>``, ``engines`` (all light ones) or ``helper`` (resource trackers).
+
+    From what the process calls itself.
+    """
     try:
         title = " ".join(process.cmdline()) or process.name()
     except psutil.Error:
@@ -88,6 +92,8 @@ def role(process: psutil.Process) -> str:
     match = _STAGE_NAME.search(title)
     if match:
         return f"stage{match[1]}_replica{match[2]}"
+    if _LIGHT_ENGINES in title:
+        return "engines"
     return "helper" if "multiprocessing" in title else "api"
 
 

@@ -4,11 +4,11 @@ The servers, orchestrator, schedulers, connectors and stage processes are upstre
 sleeps for as long as a configured device would take and answers with tokens, hidden states, codec frames and audio
 that follow from the content of the request alone, so that two servers can be compared byte for byte.
 
-The package is inert unless ``OMNI_SIMULATED_DEVICE=1``; with ``real`` the device is the processor and the model a tiny
-real one (see `real_worker`). ``OMNI_SIMULATED_DEVICE_CONFIG`` holds the settings, as JSON
-text or as the path of a JSON file (see `config`); ``OMNI_SIMULATED_DEVICE_SLOW_SENDS`` makes sends slow (see
-`slow_sends`). This module is imported in every process that vLLM starts, so it imports nothing but the standard
-library.
+The package is inert unless ``OMNI_SIMULATED_DEVICE=1``; with ``real`` the device is the processor and the model a
+tiny real one (see `real_worker`), with ``light`` there are no stage processes (see `light`).
+``OMNI_SIMULATED_DEVICE_CONFIG`` holds the settings, as JSON text or as the path of a JSON file (see `config`);
+``OMNI_SIMULATED_DEVICE_SLOW_SENDS`` makes sends slow (see `slow_sends`). This module is imported in every process that
+vLLM starts, so it imports nothing but the standard library.
 """
 
 import os
@@ -20,7 +20,7 @@ SLOW_SENDS_VARIABLE = "OMNI_SIMULATED_DEVICE_SLOW_SENDS"
 
 def enabled() -> bool:
     """Whether this process was asked to use the simulated device."""
-    return os.environ.get(ENABLE_VARIABLE) in {"1", "real"}
+    return os.environ.get(ENABLE_VARIABLE) in {"1", "real", "light"}
 
 
 def vllm_platform() -> str | None:

@@ -20,6 +20,11 @@ from typing import Any
 from omni_simulated_device import CONFIG_VARIABLE, ENABLE_VARIABLE
 
 
+def light_engines() -> bool:
+    """Whether this process was asked for light engines instead of stage processes."""
+    return os.environ.get(ENABLE_VARIABLE) == "light"
+
+
 def real_model() -> bool:
     """Whether this process was asked for the real runners on the processor instead of the clock."""
     return os.environ.get(ENABLE_VARIABLE) == "real"
@@ -54,6 +59,8 @@ class StageSettings:
     """Thinker: width of the hidden-state rows sent to the talker, elements of 2 bytes; 0: the model's own."""
     samples_per_frame: int = 1920
     """Code2wav: audio samples made of one codec frame (24 kHz / 12.5 Hz = 1920)."""
+    silent: int = 0
+    """Code2wav of light engines: outputs without audio, a step each, before each one with."""
     kv_cache_mib: int = 8192
     """Pretended KV cache memory, MiB; only block accounting, nothing is allocated."""
 

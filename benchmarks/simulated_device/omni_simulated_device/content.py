@@ -50,8 +50,8 @@ def codec_frame(key: bytes, index: int, codebooks: int) -> list[int]:
 
     Zero is avoided because upstream takes an all-zero frame for padding.
     """
-    raw = np.frombuffer(_digest(key, b"frame", index, 2 * codebooks), dtype="<u2")
-    return [1 + int(code) % (CODEBOOK_SIZE - 1) for code in raw]
+    raw: list[int] = np.frombuffer(_digest(key, b"frame", index, 2 * codebooks), dtype="<u2").tolist()
+    return [1 + code % (CODEBOOK_SIZE - 1) for code in raw]
 
 
 @cache
@@ -66,7 +66,10 @@ def frame_samples(codes: Sequence[int], samples: int) -> npt.NDArray[np.float32]
     digest = hashlib.blake2b(np.asarray(codes, dtype="<u2").tobytes(), digest_size=8).digest()
     start = int.from_bytes(digest[:4], "little") % _NOISE_SAMPLES
     table = _noise()
-    wave = np.take(table, np.arange(start, start + samples), mode="wrap")
+    if start + samples <= _NOISE_SAMPLES:
+        wave = table[start : start + samples].copy()
+    else:
+        wave = np.take(table, np.arange(start, start + samples), mode="wrap")
     # The table has fewer places than there are frames: the first sample tells two frames at one place apart.
     wave[0] = np.float32(int.from_bytes(digest[4:6], "little") / 65536 * 0.4 - 0.2)
     return wave

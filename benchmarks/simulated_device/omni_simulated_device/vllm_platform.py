@@ -17,6 +17,11 @@ class SimulatedPlatform(CpuPlatform):  # type: ignore[misc]
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """Let CpuPlatform adapt *vllm_config*, then put back what it changes only because CPU kernels need it."""
         config.load()  # a bad setting stops the server here, in the first process that builds a config
+        if config.light_engines():
+            # Here and not when the platform is found: by now upstream's modules are complete, and no stage is launched.
+            from omni_simulated_device.light import manager
+
+            manager.install()
         parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
         backend, async_scheduling = parallel.distributed_executor_backend, scheduler.async_scheduling
         super().check_and_update_config(vllm_config)

@@ -1,0 +1,97 @@
+"""From what the client recorded to the figures of one level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from benchmarks.rigs.capture import Capture
+from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
+from omni_fastpath.compare.quantiles import quantile
+
+BYTES_A_SECOND = 24_000 * 2
+HEADER_BYTES = 44
+
+THROUGHPUT = "throughput, req/s"
+FIRST_TTFP = "TTFP first wave p50, ms"
+LATER_TTFP = "TTFP later waves p50, ms"
+LATER_TTFP_P99 = "TTFP later waves p99, ms"
+FIRST_TEXT = "first text p50, ms"
+E2E = "end to end p50, ms"
+GAP = "largest gap p50, ms"
+GAP_P99 = "largest gap p99, ms"
+DRY = "audio ran dry p99, ms"
+FRONT_MS = "front end, CPU ms/request"
+ORCHESTRATOR_MS = "orchestrator, CPU ms/request"
+PROCESS_A_SECOND = "API process, CPU ms/s of audio"
+
+FIGURES = (
+    THROUGHPUT,
+    FIRST_TTFP,
+    LATER_TTFP,
+    LATER_TTFP_P99,
+    FIRST_TEXT,
+    E2E,
+    GAP,
+    GAP_P99,
+    DRY,
+    FRONT_MS,
+    ORCHESTRATOR_MS,
+    PROCESS_A_SECOND,
+)
+
+
+def seconds_of(audio: bytes) -> float:
+    """How long a packet of a chat stream, a WAV file of its own, plays."""
+    return max(0, len(audio) - HEADER_BYTES) / BYTES_A_SECOND
+
+
+def ran_dry_s(packets: Sequence[tuple[float, float]]) -> float:
+    """How long a listener heard nothing who plays from the first packet on.
+
+    Args:
+        packets: When each came and how long it plays, seconds.
+    """
+    if not packets:
+        return 0.0
+    ends, silent = packets[0][0], 0.0
+    for came, plays in packets:
+        silent += max(0.0, came - ends)
+        ends = max(ends, came) + plays
+    return silent
+
+
+def figures(captures: Sequence[Capture], level: int, cpu_s: Mapping[str, float]) -> dict[str, float]:
+    """Of one level: `FIGURES`; NaN where there is nothing to count.
+
+    Args:
+        captures: In the order of starting.
+        level: Streams; the first wave has as many requests.
+        cpu_s: Processor seconds of the API process's threads meanwhile.
+    """
+    begun = min(capture.started_at_s for capture in captures)
+    ended = max(capture.started_at_s + capture.e2e_s for capture in captures)
+    ordered = sorted(captures, key=lambda capture: capture.started_at_s)
+    first, later = ordered[:level], ordered[level:]
+    gaps = [max(capture.audio_gaps_s, default=math.nan) for capture in captures]
+    dry = [ran_dry_s([(event.at_s, seconds_of(event.audio)) for event in each.audio_events]) for each in captures]
+    audio_s = sum(seconds_of(event.audio) for capture in captures for event in capture.audio_events)
+    return {
+        THROUGHPUT: len(captures) / (ended - begun),
+        FIRST_TTFP: _ms(first, "ttfp_s", 0.5),
+        LATER_TTFP: _ms(later, "ttfp_s", 0.5),
+        LATER_TTFP_P99: _ms(later, "ttfp_s", 0.99),
+        FIRST_TEXT: _ms(captures, "ttft_s", 0.5),
+        E2E: _ms(captures, "e2e_s", 0.5),
+        GAP: 1000 * quantile(gaps, 0.5),
+        GAP_P99: 1000 * quantile(gaps, 0.99),
+        DRY: 1000 * quantile(dry, 0.99),
+        FRONT_MS: 1000 * cpu_s[FRONT_END] / len(captures),
+        ORCHESTRATOR_MS: 1000 * cpu_s[ORCHESTRATOR] / len(captures),
+        PROCESS_A_SECOND: 1000 * sum(cpu_s.values()) / audio_s,
+    }
+
+
+def _ms(captures: Sequence[Capture], name: str, share: float) -> float:
+    times = [value for capture in captures if (value := getattr(capture, name)) is not None]
+    return 1000 * quantile(times, share)

@@ -1,0 +1,158 @@
+"""Light engines under a real server: what it answers, what it is sent, and how it ends."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+import omni_simulated_device
+from benchmarks.rigs.capture import Request, chat_request, differences, run_closed_loop, speech_request
+from benchmarks.rigs.server import Server
+from omni_simulated_device import models
+from tests.simulated_device import raw_outputs
+
+pytestmark = [pytest.mark.upstream, pytest.mark.server]
+
+DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
+FAST = '{"stages": {"*": {"base_ms": 4, "max_frames": 60}}}'
+START_CPU_S = 60.0
+"""Of the whole tree until it has served; wall time is the machine's other load too."""
+
+CHAT = [
+    chat_request("Hello"),
+    chat_request("Hello there, my friend.", max_tokens=8),
+    chat_request("Only text", modalities=["text"], max_tokens=5),
+    chat_request("Only audio", modalities=["audio"]),
+    chat_request("One", max_tokens=1),
+    chat_request("On and on", max_tokens=40, ignore_eos=True, temperature=0.7, seed=5),
+    chat_request("All at once", max_tokens=12, stream=False),
+]
+SPEECH = [speech_request("A sentence."), speech_request("Another one, longer than that.", voice="ryan")]
+
+
+def serve(
+    folder: Path, kind: str, deploy: str, device: str, *, arguments: Sequence[str] = (), **variables: str
+) -> Server:
+    """A stock server on one of the simulated devices."""
+    model = folder / kind
+    if not model.exists():
+        models.WRITERS[kind](model)
+    environment = {
+        omni_simulated_device.CONFIG_VARIABLE: FAST,
+        omni_simulated_device.ENABLE_VARIABLE: device,
+        "OMNI_FASTPATH": "0",
+        **variables,
+    }
+    return Server(model, DEPLOY / deploy, environment=environment, arguments=arguments)
+
+
+def recorded(
+    folder: Path, kind: str, deploy: str, device: str, requests: Sequence[Request]
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The answers, and every raw output behind them."""
+    variables = raw_outputs.plugin(folder / f"{kind}-{device}")
+    with serve(folder, kind, deploy, device, **variables) as server:
+        captures = run_closed_loop(server.url, requests, 1)
+    assert all(capture.succeeded for capture in captures), [capture.error for capture in captures]
+    return captures, raw_outputs.read(Path(variables[raw_outputs.VARIABLE]))
+
+
+def entries(lines: Sequence[Mapping[str, Any]]) -> dict[int, list[list[dict[str, Any]]]]:
+    """Each stage's requests in the order of their coming, each with its entries, their ids left out."""
+    found: dict[int, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        for output in line.get("raw", {}).get("outputs", ()):
+            entry = dict(output)
+            found[line["stage"]][entry.pop("request_id")].append(entry)
+    return {stage: list(requests.values()) for stage, requests in found.items()}
+
+
+def shapes(lines: Sequence[Mapping[str, Any]]) -> dict[int, tuple[set[tuple[str, ...]], set[tuple[str, ...]]]]:
+    """Each stage's raw outputs by the fields that they have; statistics, which come with any, by themselves."""
+    found: dict[int, tuple[set[tuple[str, ...]], set[tuple[str, ...]]]] = defaultdict(lambda: (set(), set()))
+    for line in lines:
+        raw = dict(line.get("raw", {}))
+        raws, statistics = found[line["stage"]]
+        if stats := raw.pop("scheduler_stats", None):
+            statistics.add(tuple(sorted(stats)))
+        if raw.get("outputs"):
+            raws.add(tuple(sorted(raw)))
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "deploy", "requests"), [("qwen3_omni", "qwen3_omni.yaml", CHAT), ("qwen3_tts", "qwen3_tts.yaml", SPEECH)]
+)
+def test_light_engines_send_what_simulated_stages_send(
+    tmp_path: Path, kind: str, deploy: str, requests: Sequence[Request]
+) -> None:
+    """The same requests one after the other: equal answers, entry by entry equal raw outputs, equal ready messages."""
+    expected, theirs = recorded(tmp_path, kind, deploy, "1", requests)
+    captures, ours = recorded(tmp_path, kind, deploy, "light", requests)
+    assert differences(captures, expected) == []
+    for stage, wanted in entries(theirs).items():
+        for number, (mine, their) in enumerate(zip(entries(ours)[stage], wanted, strict=True)):
+            assert mine == their, f"stage {stage}, request {number}"
+    assert shapes(ours) == shapes(theirs)
+    ready = [
+        {line["stage"]: {**line["ready"], "instance_id": None} for line in lines if "ready" in line}
+        for lines in (ours, theirs)
+    ]
+    assert ready[0] == ready[1]
+
+
+def test_twelve_engines_serve_and_end(tmp_path: Path) -> None:
+    """Four replicas a stage, within a minute of processor time; after the stop no process and no segment is left."""
+    with serve(tmp_path, "qwen3_omni", "qwen3_omni_4x.yaml", "light") as server:
+        captures = run_closed_loop(server.url, [chat_request(f"Number {number}") for number in range(16)], 16)
+        gone = run_closed_loop(server.url, [chat_request("Gone", max_tokens=2000, ignore_eos=True, abort_after=5)], 1)
+        again = run_closed_loop(server.url, [chat_request("Number 3")], 1)
+        roles = sorted(server.processes().values())
+        used = sum(server.cpu_seconds().values())
+    assert used < START_CPU_S, (used, server.start_s)
+    assert roles == ["api", "engines"], roles
+    assert all(capture.succeeded and capture.text and capture.audio for capture in captures)
+    assert gone[0].aborted
+    assert again[0].answer() == captures[3].answer()
+    assert server.shutdown is not None
+    assert (server.shutdown.returncode, server.shutdown.killed, server.shutdown.leftovers) == (0, (), ())
+
+
+def test_two_api_servers_share_the_engines(tmp_path: Path) -> None:
+    """``--api-server-count 2``: each gets what it asked for, and the same from either."""
+    arguments = ("--api-server-count", "2")
+    with serve(tmp_path, "qwen3_omni", "qwen3_omni.yaml", "light", arguments=arguments) as server:
+        captures = run_closed_loop(server.url, [chat_request("Hello")] * 12, 4)
+    assert all(capture.succeeded for capture in captures)
+    assert len({capture.digest() for capture in captures}) == 1
+    assert server.shutdown is not None
+    assert server.shutdown.killed == ()
+
+
+def test_a_server_notices_that_its_engines_died(tmp_path: Path) -> None:
+    """When the engines' process is killed the server says that it is not healthy, and ends."""
+    with serve(tmp_path, "qwen3_omni", "qwen3_omni.yaml", "light") as server:
+        [pid] = [pid for pid, role in server.processes().items() if role == "engines"]
+        psutil.Process(pid).kill()
+        deadline = time.monotonic() + 20
+        while server.alive() and time.monotonic() < deadline and _healthy(server.url):
+            time.sleep(0.1)
+        assert not _healthy(server.url)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:  # noqa: S310 - our own server
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
