@@ -40,7 +40,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Options, Patch, Process, Seam
+from omni_fastpath.declare import Counter, Options, Patch, Process, Replace, Wrap
 
 STATS = "vllm_omni.metrics.stats"
 
@@ -69,36 +69,35 @@ PATCH = Patch(
     name="lean_front_end",
     summary="what the front end does for one request holds up the others less: its summary, its audio",
     processes=frozenset({Process.SERVER}),
-    wrappers="omni_fastpath.patches.lean_front_end.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
     options=FrontEndOptions,
     default_on=False,
-    counters={
-        "requests": "summaries that upstream made under the patch",
-        "tables": "tables made without PrettyTable",
-        "handed_over": "summaries whose records went to the thread that writes them",
-        "left_out": "log records that line and interval left out",
-        "files": "WAV and PCM files made without libsndfile",
-        "dropped": "summaries that were dropped because the log could not keep up",
-    },
+    taken_off="taken_off",
+    counters=(
+        Counter("requests", "summaries that upstream made under the patch"),
+        Counter("tables", "tables made without PrettyTable"),
+        Counter("handed_over", "summaries whose records went to the thread that writes them"),
+        Counter("left_out", "log records that line and interval left out"),
+        Counter("files", "WAV and PCM files made without libsndfile"),
+        Counter("dropped", "summaries that were dropped because the log could not keep up"),
+    ),
     seams=(
-        Seam(
+        Wrap(
             STATS,
             "OrchestratorAggregator.build_and_log_summary",
             ("self",),
             wrapper="wrapped_build_and_log_summary",
             fingerprints=("8a380533a4be5430",),
         ),
-        Seam(
+        Replace(
             STATS,
             "_format_table",
             ("title", "data", "value_fields", "column_key", "column_prefix"),
             wrapper="wrapped_format_table",
-            replaces=True,
             fingerprints=("f25a37a7273d3b78",),
         ),
-        Seam(
+        Wrap(
             "soundfile",
             "write",
             (

@@ -19,9 +19,10 @@ import numpy as np
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import runtime
-from omni_fastpath.patches.lean_front_end import pcm
-from omni_fastpath.patches.lean_front_end.table import LeanTable, Table
-from omni_fastpath.patches.lean_front_end.writer import Tally, Writer
+
+from . import pcm
+from .table import LeanTable, Table
+from .writer import Tally, Writer
 
 _runtime = runtime("lean_front_end")
 _counters = _runtime.counters

@@ -36,7 +36,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Patch, Process, Seam, SeamKind
+from omni_fastpath.declare import Counter, Patch, Pin, Process, Replace, Wrap
 
 OMNI_PROCESSOR = "vllm_omni.outputs.output_processor"
 PROCESSOR = "vllm.v1.engine.output_processor"
@@ -48,40 +48,38 @@ _COMPLETION = ("self", "token_ids", "finish_reason", "stop_reason")
 _REQUEST = ("self", "external_req_id", "outputs", "finished", "kv_transfer_params", "ec_transfer_params")
 
 
-def _pin(module: str, qualname: str, parameters: tuple[str, ...], fingerprint: str) -> Seam:
-    return Seam(module, qualname, parameters, SeamKind.PIN, fingerprints=(fingerprint,))
+def _pin(module: str, qualname: str, parameters: tuple[str, ...], fingerprint: str) -> Pin:
+    return Pin(module, qualname, parameters, fingerprints=(fingerprint,))
 
 
 PATCH = Patch(
     name="lean_processing",
     summary="an output's cost does not grow with its request; what nobody sees is not built",
     processes=frozenset({Process.SERVER}),
-    wrappers="omni_fastpath.patches.lean_processing.wrappers",
     tested=("0.30.0",),
     docs=__doc__,
     default_on=False,
-    counters={
-        "requests": "requests of a stage whose outputs it makes cheaper",
-        "not_built": "outputs in the middle of a request that nobody sees, which were not built",
-        "copied": "completions of which somebody looked at all token ids, so that they were copied",
-    },
+    counters=(
+        Counter("requests", "requests of a stage whose outputs it makes cheaper"),
+        Counter("not_built", "outputs in the middle of a request that nobody sees, which were not built"),
+        Counter("copied", "completions of which somebody looked at all token ids, so that they were copied"),
+    ),
     seams=(
-        Seam(
+        Wrap(
             OMNI_PROCESSOR,
             "MultimodalOutputProcessor.add_request",
             ("self", "request", "prompt", "parent_req", "request_index", "queue"),
             wrapper="wrapped_add_request",
             fingerprints=("1ea161a4a9453987",),
         ),
-        Seam(
+        Replace(
             STAGE_POOL,
             "StagePool.record_output_timestamps",
             ("self", "request_outputs", "output_ts"),
             wrapper="wrapped_record_output_timestamps",
-            replaces=True,
             fingerprints=("59f7f6837fafb4eb",),
         ),
-        Seam(
+        Wrap(
             ORCHESTRATOR,
             "OrchestratorBase._process_llm_stage_outputs",
             ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids"),

@@ -14,8 +14,8 @@ from vllm_omni.outputs.output_processor import (
     _modality_to_type_string,
 )
 
-from omni_fastpath.patches.lean_processing.latencies import Samples
-from omni_fastpath.patches.lean_processing.states import LeanState, UnseenState
+from .latencies import Samples
+from .states import LeanState, UnseenState
 
 _STATES = (LeanState, UnseenState)
 

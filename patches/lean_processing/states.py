@@ -14,7 +14,8 @@ from vllm_omni.outputs.output_modality import DRAINABLE_MODALITIES
 from vllm_omni.outputs.output_processor import OmniRequestState
 
 from omni_fastpath.ledger import runtime
-from omni_fastpath.patches.lean_processing.completions import READ, StandIn, defer
+
+from .completions import READ, StandIn, defer
 
 _counters = runtime("lean_processing").counters
 

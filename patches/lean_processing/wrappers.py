@@ -12,9 +12,10 @@ from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
 from vllm_omni.outputs.output_processor import MultimodalOutputProcessor, OmniRequestState
 
 from omni_fastpath.ledger import logger, runtime
-from omni_fastpath.patches.lean_processing.latencies import Records
-from omni_fastpath.patches.lean_processing.processor import LeanProcessor
-from omni_fastpath.patches.lean_processing.states import BareOutput, LeanState, Unseen, UnseenState, unseen_kind
+
+from .latencies import Records
+from .processor import LeanProcessor
+from .states import BareOutput, LeanState, Unseen, UnseenState, unseen_kind
 
 _counters = runtime("lean_processing").counters
 
