@@ -10,7 +10,7 @@ What:
     ended and how long they took; the rest at DEBUG.
     ``wav``: one channel of floats becomes a WAV file or 16-bit PCM by numpy, byte for byte what libsndfile makes of it.
 Why:
-    PrettyTable measures each cell with a library for wide characters: 2 to 4 ms of processor time a request's end,
+    PrettyTable measures each cell with a library for wide characters: 1 to 4 ms of processor time a request's end,
     under the interpreter's lock, a third of what the front end spends. Requests that end together print together, just
     when the next wave's first audio is due. On another thread PrettyTable would hold the lock as before, and the event
     loop would wait for it up to 5 ms at a time. Hence the lean tables in every mode.

@@ -202,7 +202,11 @@ def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwarg
 
 _PLAIN_CALL = 3
 """Arguments by position: file, samples, rate."""
-_FORMS = {("WAV", None): pcm.wav, ("WAV", "PCM_16"): pcm.wav, ("RAW", "PCM_16"): pcm.raw}
+_FORMS: dict[tuple[Any, Any], Callable[[Any, int], bytes]] = {
+    ("WAV", None): pcm.wav,
+    ("WAV", "PCM_16"): pcm.wav,
+    ("RAW", "PCM_16"): pcm.raw,
+}
 
 
 def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
