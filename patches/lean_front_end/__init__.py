@@ -40,7 +40,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Counter, Options, Patch, Process, Replace, Wrap
+from omni_fastpath.declare import Counter, Options, Patch, Pin, Process, Replace, Wrap
 
 STATS = "vllm_omni.metrics.stats"
 
@@ -95,6 +95,12 @@ PATCH = Patch(
             "_format_table",
             ("title", "data", "value_fields", "column_key", "column_prefix"),
             wrapper="wrapped_format_table",
+            fingerprints=("f25a37a7273d3b78",),
+        ),
+        Pin(
+            "vllm_omni.metrics.utils",  # where it is defined: its code runs
+            "_format_table",
+            ("title", "data", "value_fields", "column_key", "column_prefix"),
             fingerprints=("f25a37a7273d3b78",),
         ),
         Wrap(
