@@ -30,7 +30,7 @@ from_uv() {
         fi
     fi
     "$uv" python find --no-project "$1" || {
-        timeout 300 "$uv" python install --quiet "$1" && "$uv" python find --no-project "$1"
+        timeout 300 "$uv" python install "$1" >&2 && "$uv" python find --no-project "$1"
     }
 }
 
