@@ -36,13 +36,14 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Counter, Patch, Pin, Process, Replace, Wrap
+from omni_fastpath.declare import Call, Counter, Patch, Pin, Process, Replace, Wrap
 
 OMNI_PROCESSOR = "vllm_omni.outputs.output_processor"
 PROCESSOR = "vllm.v1.engine.output_processor"
 DETOKENIZER = "vllm.v1.engine.detokenizer"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
+CFG_TRACKER = "vllm_omni.engine.cfg_companion_tracker"
 
 _COMPLETION = ("self", "token_ids", "finish_reason", "stop_reason")
 _REQUEST = ("self", "external_req_id", "outputs", "finished", "kv_transfer_params", "ec_transfer_params")
@@ -227,5 +228,17 @@ PATCH = Patch(
             ("self", "stage_id", "replica_id", "output", "req_state", "stage_metrics", "submit_ts"),
             "c1862dcc7c6d1927",
         ),
+        # What making an output calls besides, by upstream's names.
+        Call(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
+        Call(DETOKENIZER, "BaseIncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
+        Call(DETOKENIZER, "IncrementalDetokenizer.num_output_tokens", ("self",)),
+        Call("vllm.v1.engine.logprobs", "LogprobsProcessor.pop_prompt_logprobs", ("self",)),
+        Call(CFG_TRACKER, "CfgCompanionTracker.has_companions", ("self", "parent_id")),
+        Call(CFG_TRACKER, "CfgCompanionTracker.is_companion", ("self", "req_id")),
+        Call(ORCHESTRATOR, "OrchestratorBase._stage_receives_async_chunks", ("self", "stage_id")),
+        Call(STAGE_POOL, "StagePool._has_non_empty_output", ("self", "request_output")),
+        Call("vllm_omni.outputs.multimodal_accumulation", "drain_delta_payload", ("payload",)),
+        Call(OMNI_PROCESSOR, "OmniRequestState._consolidate_multimodal_tensors", ("self",)),
+        Call(OMNI_PROCESSOR, "_modality_to_type_string", ("modality",)),
     ),
 )
