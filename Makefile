@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo test lint unit fleets floors pythons bench dispatch replay concurrency save-queue forward-gate micro clean
+.PHONY: setup demo test lint unit fleets floors pythons bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 SHELL := /bin/bash
@@ -36,6 +36,15 @@ bench: setup ## the table at the top of the README; some 15 minutes, ARGS="--row
 
 dispatch: setup ## what the dispatch of a raw output costs, its latency at low load, and a backlog
 	@for part in dispatch latency backlog; do $(VENV_PYTHON) -W ignore -m benchmarks.$$part || exit 1; done
+
+processing: setup ## what an output costs the orchestrator, by the length of its request; three minutes
+	@$(VENV_PYTHON) -W ignore -m benchmarks.processing $(ARGS)
+
+front-end: setup ## what a request's end costs the front end
+	@$(VENV_PYTHON) -W ignore -m benchmarks.front_end $(ARGS)
+
+server: setup ## the whole server on light engines, stock and fastpath
+	@$(VENV_PYTHON) -W ignore -m benchmarks.server $(ARGS)
 
 replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells dear-0.95 ..." for less
 	@$(VENV_PYTHON) -W ignore -m benchmarks.replay $(ARGS)
