@@ -60,25 +60,22 @@ def measure(arm: Arm, case: Case, repeats: int) -> list[float]:
 
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 
-    names = [f"r{number}-{'0' * 32}" for number in range(case.entries)]  # as long as a server's
-    outputs = {each: [request_output(name, heard=each) for name in names] for each in (True, False)}
+    # As long as a server's. Where requests end, each raw output is of the next ones: nothing comes of what has ended.
+    names = [f"r{number}-{'0' * 32}" for number in range(case.entries + (ITEMS if case.ends else 0))]
+    of_one = [names[number : number + case.entries] if case.ends else names for number in range(ITEMS)]
+    outputs = {each: [request_output(name, heard=each) for name in of_one[0]] for each in (True, False)}
     routable = [number % EVERY == EVERY - 1 for number in range(ITEMS)]
     stop = FinishReason.STOP
 
     def raw_outputs(stage: int) -> list[Any]:
         if stage == 0:
-            return [batch(*(text(name, 1) for name in names)) for _ in routable]
+            return [batch(*(text(name, 1) for name in each)) for each in of_one]
         if stage == 1:
-            return [batch(*(codes(name) for name in names)) for _ in routable]
+            return [batch(*(codes(name) for name in each)) for each in of_one]
         if case.ends:
             return [
-                batch(
-                    *(
-                        audio(name, 1.0, finish=stop if at == number % len(names) else None)
-                        for at, name in enumerate(names)
-                    )
-                )
-                for number in range(ITEMS)
+                batch(*(audio(name, 1.0, finish=None if at else stop) for at, name in enumerate(each)))
+                for each in of_one
             ]
         return [batch(*(audio(name, 1.0) if each else silent(name) for name in names)) for each in routable]
 
