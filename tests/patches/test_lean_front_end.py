@@ -62,7 +62,7 @@ def log() -> Iterator[_Log]:
 
 
 @contextmanager
-def _on(**values: Any) -> Iterator[dict[str, int]]:
+def switched_on(**values: Any) -> Iterator[dict[str, int]]:
     """The patch installed with these values; its counters."""
     from omni_fastpath import config
     from omni_fastpath.declare import Process, State
@@ -101,7 +101,7 @@ def _state() -> tuple[str, str]:
     return entry.state.value, entry.reason
 
 
-def _aggregator(seed: int) -> Any:
+def aggregator(seed: int) -> Any:
     """A random one: any number of stages, transfers and kinds of output, ended well, failed, or with nothing at all."""
     from vllm_omni.metrics.stats import OrchestratorAggregator, StageRequestStats, StageStats
 
@@ -157,7 +157,7 @@ def stock() -> list[tuple[Any, list[str]]]:
     try:
         for seed in SEEDS:
             handler.clear()
-            found.append((_aggregator(seed).build_and_log_summary(), handler.of_upstream()))
+            found.append((aggregator(seed).build_and_log_summary(), handler.of_upstream()))
     finally:
         root.removeHandler(handler)
     return found
@@ -166,10 +166,10 @@ def stock() -> list[tuple[Any, list[str]]]:
 @pytest.mark.parametrize("mode", ["full", "thread"])
 def test_the_text_is_upstreams(mode: str, log: _Log, stock: list[Any]) -> None:
     """Every record of a random request's summary, its place in the source and its order are stock's, and the result."""
-    with _on(summary=mode) as counters:
+    with switched_on(summary=mode) as counters:
         results = []
         for seed in SEEDS:
-            results.append(_aggregator(seed).build_and_log_summary())
+            results.append(aggregator(seed).build_and_log_summary())
             if seed % 100 == 0:
                 _written()
         _written()
@@ -191,8 +191,8 @@ def _is_table(line: str) -> bool:
 
 def test_a_line_is_upstreams_line(log: _Log, stock: list[Any]) -> None:
     """With ``line``, of each request upstream's [OmniTiming] line is left; of one without it, all that stock writes."""
-    with _on(summary="line") as counters:
-        results = [_aggregator(seed).build_and_log_summary() for seed in SEEDS]
+    with switched_on(summary="line") as counters:
+        results = [aggregator(seed).build_and_log_summary() for seed in SEEDS]
         left_out = counters["left_out"]
     assert results == [result for result, _ in stock]
     expected: list[str] = []
@@ -212,9 +212,9 @@ def test_what_is_left_out_stands_at_debug(mode: str, log: _Log, stock: list[Any]
     logger = logging.getLogger(STATS)
     logger.setLevel(logging.DEBUG)
     try:
-        with _on(summary=mode) as counters:
+        with switched_on(summary=mode) as counters:
             for seed in SEEDS:
-                _aggregator(seed).build_and_log_summary()
+                aggregator(seed).build_and_log_summary()
             assert counters["left_out"] == 0
     finally:
         logger.setLevel(logging.NOTSET)
@@ -227,8 +227,8 @@ def test_what_is_left_out_stands_at_debug(mode: str, log: _Log, stock: list[Any]
 
 def test_an_interval_stands_for_all_its_requests(log: _Log, stock: list[Any]) -> None:
     """With ``interval``, one line says how many requests ended, how long they took and their tokens."""
-    with _on(summary="interval", interval_s=3600) as counters:
-        results = [_aggregator(seed).build_and_log_summary() for seed in SEEDS]
+    with switched_on(summary="interval", interval_s=3600) as counters:
+        results = [aggregator(seed).build_and_log_summary() for seed in SEEDS]
         assert counters["left_out"] == sum(len(lines) for _, lines in stock)
     assert results == [result for result, _ in stock]
     assert log.of_upstream() == []
@@ -241,7 +241,7 @@ def test_an_interval_stands_for_all_its_requests(log: _Log, stock: list[Any]) ->
 
 def test_an_interval_ends_by_itself(log: _Log) -> None:
     """The line comes after the interval, without a further request; then there is silence."""
-    with _on(summary="interval", interval_s=0.1):
+    with switched_on(summary="interval", interval_s=0.1):
         _ended().build_and_log_summary()
         time.sleep(0.35)
         assert len([line for line in log.of_ours() if " 1 requests ended in 0.1 s" in line]) == 1
@@ -266,7 +266,7 @@ def test_what_changes_later_is_not_in_the_text(log: _Log) -> None:
     slow, root = Slow(), logging.getLogger("vllm")
     root.handlers.insert(0, slow)
     try:
-        with _on(summary="thread"):
+        with switched_on(summary="thread"):
             request = _ended()
             result = request.build_and_log_summary()
             for events in request.stage_events.values():
@@ -300,7 +300,7 @@ def test_too_many_waiting_are_dropped_and_said(log: _Log, monkeypatch: pytest.Mo
     hanging, root = Hanging(), logging.getLogger("vllm")
     root.addHandler(hanging)
     try:
-        with _on(summary="thread") as counters:
+        with switched_on(summary="thread") as counters:
             _ended("first").build_and_log_summary()
             until = time.monotonic() + 10
             while not log.of_upstream() and time.monotonic() < until:
@@ -369,7 +369,7 @@ def test_a_records_context_goes_with_it(log: _Log) -> None:
     handler, root = Tracing(), logging.getLogger("vllm")
     root.addHandler(handler)
     try:
-        with _on(summary="thread"):
+        with switched_on(summary="thread"):
             contextvars.copy_context().run(lambda: (trace.set("mine"), _ended().build_and_log_summary()))
             _written()
     finally:
@@ -392,7 +392,7 @@ def test_an_error_of_ours_steps_aside(mode: str, log: _Log, monkeypatch: pytest.
     logger = logging.getLogger(STATS)
     logger.setLevel(logging.DEBUG)
     try:
-        with _on(summary=mode, interval_s=3600):
+        with switched_on(summary=mode, interval_s=3600):
             monkeypatch.setattr(table.LeanTable, "get_string", broken)
             _ended("request-0").build_and_log_summary()
             _written()
@@ -417,7 +417,7 @@ def test_an_error_of_ours_loses_no_record(what: str, log: _Log, monkeypatch: pyt
     expected = _lines_of_stock(2)
     log.clear()
     owner, _, name = what.rpartition(".")
-    with _on(summary="thread"):
+    with switched_on(summary="thread"):
         monkeypatch.setattr({"table": table, "writer.Writer": writer.Writer}[owner], name, broken)
         _ended("request-0").build_and_log_summary()
         _ended("request-1").build_and_log_summary()
@@ -449,7 +449,7 @@ def test_a_text_that_differs_is_not_written(log: _Log, monkeypatch: pytest.Monke
     import prettytable
 
     monkeypatch.setattr(prettytable.PrettyTable, "get_string", lambda _self: "another release's")
-    with _on(summary="full") as counters:
+    with switched_on(summary="full") as counters:
         _ended().build_and_log_summary()
         assert _state()[0] == "failed"
         assert "not as PrettyTable prints it" in _state()[1]
@@ -466,7 +466,7 @@ def test_an_error_of_upstreams_is_upstreams(log: _Log, monkeypatch: pytest.Monke
     expected = log.of_upstream()
     for mode in ("full", "thread", "line"):
         log.clear()
-        with _on(summary=mode):
+        with switched_on(summary=mode):
             with pytest.raises(AttributeError):
                 request.build_and_log_summary()
             _written()
@@ -480,7 +480,7 @@ def test_a_log_that_is_off_costs_no_table(log: _Log) -> None:
     logger.setLevel(logging.WARNING)
     try:
         for mode in MODES:
-            with _on(summary=mode) as counters:
+            with switched_on(summary=mode) as counters:
                 assert _ended().build_and_log_summary()["stage_table"]
                 _written()
                 assert counters["tables"] == 0
@@ -496,7 +496,7 @@ def test_off_is_upstreams_own() -> None:
 
     logger = logging.getLogger(STATS)
     before = vars(stats.OrchestratorAggregator)["build_and_log_summary"], list(logger.filters)
-    with _on(summary="thread"):
+    with switched_on(summary="thread"):
         _ended().build_and_log_summary()
         assert len(logger.filters) == len(before[1]) + 1
     assert vars(stats.OrchestratorAggregator)["build_and_log_summary"] is before[0]
@@ -506,7 +506,7 @@ def test_off_is_upstreams_own() -> None:
 
 def test_others_of_the_logger_are_not_held(log: _Log) -> None:
     """A warning of upstream's outside a summary is written at once."""
-    with _on(summary="line"):
+    with switched_on(summary="line"):
         _ended().build_and_log_summary()
         logging.getLogger(STATS).warning("Failed to record audio generated frames")
         assert "Failed to record" in log.of_upstream()[-1]
@@ -607,7 +607,7 @@ async def test_the_front_end_does_the_same(log: _Log) -> None:
     assert any(metrics.get("stage_metrics") for *_, metrics in expected[0])
     for mode in MODES:
         log.clear()
-        with _on(summary=mode) as counters:
+        with switched_on(summary=mode) as counters:
             outputs, calls, _ = await _served(messages)
             _written()
             assert counters["requests"] == 1
@@ -623,7 +623,7 @@ async def test_a_failed_request_leaves_its_trace(log: _Log) -> None:
     messages = [message for message in _messages() if not getattr(message, "finished", False)]
     for mode in MODES:
         log.clear()
-        with _on(summary=mode, interval_s=3600):
+        with switched_on(summary=mode, interval_s=3600):
             from types import SimpleNamespace
 
             from vllm_omni.entrypoints.async_omni import AsyncOmni
@@ -680,11 +680,11 @@ def test_files_are_soundfiles() -> None:
         return found.audio_data, found.media_type, found.audio_metadata
 
     expected = [make(seed) for seed in range(1000)]
-    with _on() as counters:
+    with switched_on() as counters:
         assert [make(seed) for seed in range(1000)] == expected
         assert _state()[0] == "applied", _state()
         assert counters["files"] == 998  # the first of each format is soundfile's own
-    with _on(wav=False) as counters:
+    with switched_on(wav=False) as counters:
         assert make(0) == expected[0]
         assert counters["files"] == 0
 
@@ -724,7 +724,7 @@ def test_what_is_not_plain_is_soundfiles() -> None:
 
     everything = [(*case, b"") for case in cases] + [(mono, 24_000, {"format": "WAV"}, b"in use")]
     expected = [write(*each) for each in everything]
-    with _on() as counters:
+    with switched_on() as counters:
         assert [write(*each) for each in everything] == expected
         assert counters["files"] == 0
         assert _state()[0] == "applied"
@@ -746,7 +746,7 @@ def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
 
     expected = written()
     for ours, reason in ((lambda *_: b"RIFF", "not as soundfile writes it"), (broken, "ZeroDivisionError")):
-        with monkeypatch.context() as patched, _on() as counters:
+        with monkeypatch.context() as patched, switched_on() as counters:
             from omni_fastpath.patches.lean_front_end import wrappers
 
             patched.setitem(wrappers._FORMS, ("WAV", None), ours)

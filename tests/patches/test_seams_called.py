@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import functools
+import inspect
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ import wrapt
 
 from omni_fastpath.declare import Patch, Wrap
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.seams import find
 from tests.patches.upstream_calls import UPSTREAM, UpstreamCalls, declared_by, functions_named, tasks_made
 
 FOLDER = Path(__file__).resolve().parents[2] / "patches"
@@ -101,13 +103,28 @@ async def _front_end(*, event_driven: bool) -> None:
     await asyncio.gather(found.final_output_task, return_exceptions=True)
 
 
+def _lean() -> None:
+    """What the opt-in patches of the API process do for a request and for its end."""
+    from tests.fleets_dispatch import compare
+    from tests.patches import test_lean_front_end as front_end
+    from tests.patches.test_lean_processing import TOO, switched_on
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compare, "switched_on", functools.partial(switched_on, TOO))
+        assert len([*compare.verdicts(range(4))]) == 4
+    with front_end.switched_on():
+        for seed in range(8):
+            front_end.aggregator(seed).build_and_log_summary()
+
+
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> UpstreamCalls:
-    """What the five patches called of upstream's, in both modes of the orchestrator and on both stages."""
+    """What the patches called of upstream's, in both modes of the orchestrator and on both stages."""
     from tests.patches.drive import switched_on
 
     with UpstreamCalls(PATCHES) as found:
         _fleets(tmp_path_factory.mktemp("stages"))
+        _lean()
         with switched_on():
             for event_driven in (False, True):
                 asyncio.run(asyncio.wait_for(_front_end(event_driven=event_driven), 30))
@@ -126,8 +143,15 @@ def test_functions_called_are_seams(calls: UpstreamCalls, patch: Patch) -> None:
 @pytest.mark.filterwarnings("ignore")
 @each_patch
 def test_the_content_reached_every_wrapper(calls: UpstreamCalls, patch: Patch) -> None:
-    """The run above is worth something: each method that a patch wraps was called through its wrapper."""
-    wrapped = {seam.path for seam in patch.seams if isinstance(seam, Wrap)}
+    """The run above is worth something: each method of upstream's that a patch wraps was called through its wrapper."""
+    wrapped = {
+        seam.path
+        for seam in patch.seams
+        if isinstance(seam, Wrap)
+        and seam.module.split(".")[0] in UPSTREAM
+        # A coroutine that a wrapper hands on runs for whoever awaits it.
+        and not inspect.iscoroutinefunction(inspect.unwrap(find(seam).raw()))
+    }
     assert {path for path in wrapped if not path.endswith(".__init__")} <= calls.found[patch.name].keys()
     assert calls.found[patch.name]
 
