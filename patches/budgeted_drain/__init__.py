@@ -4,10 +4,10 @@ What:
     Replaces both of the orchestrator's loops, the poll loop and the event-driven one. It sleeps until an output, a
     diffusion poll or shutdown is due. Then, while something waits, it takes the stage that the order names, or one that
     is due because it got less than its floor of processing time, and makes a pass over one of its replicas: a
-    final-output stage gives what an item and a time budget allow, a stage that nobody sees one raw output. The first
-    output that brings somebody something (a routable one) ends a pass where that lets another stage in: under
-    ``stage_order``, and where a plugin chooses the stage. Under the default order, ``visible_first``, and
-    ``downstream_first`` nobody's turn would come by it, and no output is asked.
+    final-output stage gives what an item and a time budget allow, a stage that nobody sees one raw output. A routable
+    output, one that brings somebody something, ends a pass only under ``stage_order`` and where a plugin chooses the
+    stage. Under ``visible_first``, the default, and ``downstream_first`` no other stage would get its turn by that, and
+    outputs are not judged.
     Raw outputs go one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
     routing and terminal bookkeeping. They are never merged: merging changes audio. What
     ends a request (an entry, a diffusion stage's output, a replica's death) is dispatched after what came of that

@@ -1,20 +1,20 @@
 """Chunks on their way to the next stage are bounded, per stream first; the producer never blocks.
 
 What:
-    With async-chunk a stage hands every step's payloads to a save thread, which sends them to the next stage. With the
-    patch its queue is upstream's own, one deque in the order of arrival, for as long as all is calm: no send is slow,
-    little is queued and unfetched, and the oldest unsent task is younger than four times ``per_stream_tasks`` steps
-    less those in flight. When one of these ends, every stream gets a queue, served fairly by
-    measured send time; where the connector and the stage's input processor are known to bear it, a helper thread
-    serves the others while a send is slow, and streams known to be slow are left to it. When it has been quiet for a
-    while the queue is one again.
-    ``holds`` says whether a stream may also be left out of the next steps until it has drained: ``bytes``, the default,
-    those with the most on their way while all together are over ``total_bytes``; ``always``, also a stream with
-    ``per_stream_tasks`` save tasks queued, in flight and in placeholders (until three quarters of them), or with
-    ``unfetched_chunks`` chunks in shared memory that its receiver has not fetched, and those with the most over
-    ``total_tasks``; ``never``, nobody. The two limits on tasks are for streams whose sends are slow, and for all
-    while slow sends keep every lane; else all are behind alike, for want of processor time, and four times as many
-    hold. A hold ends after ``max_hold_s`` at the latest: a stream that is still over takes one step and is counted.
+    With async-chunk a stage hands every step's payloads, as tasks, to a save thread, which sends them to the next
+    stage. While all is calm its queue stays upstream's own: one deque in the order of arrival. Calm means: no send is
+    slow, little is queued and unfetched, and the oldest unsent task is younger than four times ``per_stream_tasks``
+    steps less those in flight. Else every stream gets a queue, served fairly by measured send time. Where the connector
+    and the stage's input processor are known to bear it, a helper thread serves the others while a send is slow, and
+    streams known to be slow are left to it. When it has been quiet for a while the queue is one again.
+    ``holds`` says whether a stream may also be held: left out of the next steps until it has drained. ``never``:
+    nobody. ``bytes``, the default: those with the most on their way, while all together are over ``total_bytes``.
+    ``always``: those too, also with all together over ``total_tasks``; a stream with ``per_stream_tasks`` save tasks
+    queued, in flight and in placeholders (until three quarters of them); and one with ``unfetched_chunks`` chunks in
+    shared memory that its receiver has not fetched. The two limits on tasks are for streams whose sends are slow, and
+    for all while slow sends keep every lane; else all are behind alike, for want of processor time, and four times as
+    many hold. A hold ends after ``max_hold_s`` at the latest: a stream that is still over takes one step and is
+    counted.
     Nothing is dropped and the order within a stream does not change; ends of requests and of segments and clean-up
     always pass.
 Why:
