@@ -190,7 +190,11 @@ def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwarg
         return
     file, form = args[0], kwargs["format"]
     if form in _proven_formats:
-        file.write(written)
+        try:
+            file.write(written)
+        except BufferError:  # somebody looks into the buffer: soundfile cannot write either, and says so its way
+            wrapped(*args, **kwargs)
+            return
         _counters["files"] += 1
         return
     wrapped(*args, **kwargs)
@@ -213,9 +217,12 @@ def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
     """What soundfile would write; None where it is left to soundfile."""
     if len(args) != _PLAIN_CALL or not kwargs.keys() <= {"format", "subtype"}:
         return None
-    make = _FORMS.get((kwargs.get("format"), kwargs.get("subtype")))
+    form, subtype = kwargs.get("format"), kwargs.get("subtype")
+    if type(form) is not str or type(subtype) not in (str, type(None)):  # others need not be hashable
+        return None
+    make = _FORMS.get((form, subtype))
     file, data, rate = args
-    if make is None or type(file) is not BytesIO or file.tell() or file.getbuffer().nbytes:
+    if make is None or type(file) is not BytesIO or file.closed or file.tell() or file.getbuffer().nbytes:
         return None
     if type(rate) is not int or not 0 < rate <= _MOST_HZ:
         return None

@@ -730,6 +730,39 @@ def test_what_is_not_plain_is_soundfiles() -> None:
         assert _state()[0] == "applied"
 
 
+def test_a_callers_mistake_is_the_callers() -> None:
+    """A closed buffer, one that somebody looks into, a name that is none: soundfile's answer, and the patch goes on."""
+    from io import BytesIO
+
+    import soundfile
+
+    def error(file: BytesIO, **named: Any) -> Any:
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            soundfile.write(file, _samples(7), 24_000, **named)
+        return raised.type, str(raised.value)
+
+    def mistakes() -> list[Any]:
+        closed, seen = BytesIO(), BytesIO()
+        closed.close()
+        with seen.getbuffer():
+            found = error(seen, format="WAV")
+        return [
+            found,
+            error(closed, format="WAV"),
+            error(BytesIO(), format=["WAV"]),
+            error(BytesIO(), format="WAV", subtype=[]),
+        ]
+
+    expected = mistakes()
+    with _on() as counters:
+        for _ in range(2):
+            soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
+        assert mistakes() == expected
+        assert _state()[0] == "applied"
+        soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
+        assert counters["files"] == 2
+
+
 def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another libsndfile that writes other bytes is noticed at the first file, which is its own; so is an error."""
     from io import BytesIO
