@@ -69,7 +69,7 @@ def _step_aside(why: str) -> None:
 
 def wrapped_build_and_log_summary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Upstream's summary of one request: its result and its effects are upstream's, its log records go our way."""
-    if _stepped_aside() or not instance.log_stats or _call.runs:
+    if not instance.log_stats or _call.runs or (_stepped_aside() and writer.idle):  # else it would overtake what waits
         return wrapped(*args, **kwargs)
     options = _runtime.options
     _counters["requests"] += 1

@@ -426,6 +426,34 @@ def test_an_error_of_ours_loses_no_record(what: str, log: _Log, monkeypatch: pyt
     assert [_bare(line) for line in log.of_upstream()] == expected
 
 
+def test_after_an_error_nothing_overtakes_what_waits(log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the thread has not written yet comes before the summaries that upstream makes alone."""
+    from omni_fastpath.patches.lean_front_end import wrappers
+
+    expected = _lines_of_stock(4)
+    log.clear()
+    goes_on, write = threading.Event(), log.emit
+
+    def emit(record: logging.LogRecord) -> None:
+        if threading.current_thread().name == "omni-fastpath-log":
+            assert goes_on.wait(10)
+        write(record)
+
+    monkeypatch.setattr(log, "emit", emit)
+    with _on(summary="thread") as counters:
+        _ended("request-0").build_and_log_summary()
+        monkeypatch.setattr(wrappers, "Table", lambda *_: 1 / 0)
+        _ended("request-1").build_and_log_summary()
+        assert _state()[0] == "failed"
+        _ended("request-2").build_and_log_summary()
+        goes_on.set()
+        _written()
+        _ended("request-3").build_and_log_summary()
+        assert counters["handed_over"] == 3
+        assert log.threads[-1] != "omni-fastpath-log"
+    assert [_bare(line) for line in log.of_upstream()] == expected
+
+
 def _lines_of_stock(requests: int) -> list[str]:
     handler, root = _Log(), logging.getLogger("vllm")
     root.addHandler(handler)
@@ -730,6 +758,7 @@ def test_what_is_not_plain_is_soundfiles() -> None:
         assert _state()[0] == "applied"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # soundfile's callbacks
 def test_a_callers_mistake_is_the_callers() -> None:
     """A closed buffer, one that somebody looks into, a name that is none: soundfile's answer, and the patch goes on."""
     from io import BytesIO
