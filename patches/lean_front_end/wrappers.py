@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from io import BytesIO
 from types import FunctionType
@@ -90,38 +90,40 @@ def wrapped_build_and_log_summary(wrapped: Callable[..., Any], instance: Any, ar
 
 def _let_go(held: deque[logging.LogRecord], options: Any, summary: dict[str, Any] | None) -> None:
     """Write, hand on or leave out what one summary logged."""
+    written: Iterable[logging.LogRecord] = held
     try:
         if options.summary == "thread":
             _counters["handed_over" if writer.put(tuple(held)) else "dropped"] += 1
             return
         if options.summary == "interval":
             _tally.add(summary, options.interval_s)
-            _write_all_but(held, left_out=lambda _record: True)
+            written = _all_but(held, left_out=lambda _record: True)
         elif not all(map(_is_table, held)):  # a request without a timing line keeps its tables: it leaves a trace
-            _write_all_but(held, left_out=_is_table)
+            written = _all_but(held, left_out=_is_table)
     except Exception as error:
         _step_aside(f"what to do with a summary failed: {error!r}")
-    while held:
-        _log.handle(held.popleft())
+    for record in written:  # what a handler raises is its own, as on stock
+        _log.handle(record)
 
 
 def _is_table(record: logging.LogRecord) -> bool:
     return isinstance(record.args, tuple) and len(record.args) == 1 and isinstance(record.args[0], Table)
 
 
-def _write_all_but(held: deque[logging.LogRecord], left_out: Callable[[logging.LogRecord], bool]) -> None:
-    """Write what is not left out; what is, at DEBUG."""
+def _all_but(
+    held: Iterable[logging.LogRecord], left_out: Callable[[logging.LogRecord], bool]
+) -> list[logging.LogRecord]:
+    """What is written: all that is not left out, and what is, at DEBUG."""
     debug = _log.isEnabledFor(logging.DEBUG)
-    while held:
-        record = held[0]
-        if not left_out(record):
-            _log.handle(record)
-        elif debug:
+    written = []
+    for record in held:
+        if left_out(record):
+            if not debug:
+                _counters["left_out"] += 1
+                continue
             record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
-            _log.handle(record)
-        else:
-            _counters["left_out"] += 1
-        held.popleft()
+        written.append(record)
+    return written
 
 
 def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any, kwargs: Any) -> Any:

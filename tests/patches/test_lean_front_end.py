@@ -426,6 +426,41 @@ def test_an_error_of_ours_loses_no_record(what: str, log: _Log, monkeypatch: pyt
     assert [_bare(line) for line in log.of_upstream()] == expected
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_error_of_a_handler_is_the_handlers(mode: str, log: _Log) -> None:
+    """A handler that raises: the same error at the same place as on stock, no record twice, and the patch goes on."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.name == STATS:
+                raise OSError("the disk is full")
+
+    def run() -> list[str]:
+        log.clear()
+        found = []
+        try:
+            _ended().build_and_log_summary()
+        except OSError as error:
+            found.append(repr(error))
+        return found + [_bare(line) for line in log.of_upstream()]
+
+    broken, root = Broken(), logging.getLogger("vllm")
+    root.addHandler(broken)
+    try:
+        expected = run()
+        with _on(summary=mode, interval_s=3600):
+            found = run()
+            _written()
+            assert _state()[0] == "applied"
+        if mode == "full":
+            assert found == expected
+        elif mode == "line":
+            assert found[0] == expected[0]
+            assert len(found) == 2
+    finally:
+        root.removeHandler(broken)
+
+
 def test_after_an_error_nothing_overtakes_what_waits(log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the thread has not written yet comes before the summaries that upstream makes alone."""
     from omni_fastpath.patches.lean_front_end import wrappers
