@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from io import BytesIO
 from types import FunctionType
@@ -69,7 +69,7 @@ def _step_aside(why: str) -> None:
 
 def wrapped_build_and_log_summary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Upstream's summary of one request: its result and its effects are upstream's, its log records go our way."""
-    if _stepped_aside() or not instance.log_stats or _call.runs:
+    if not instance.log_stats or _call.runs or (_stepped_aside() and writer.idle):  # else it would overtake what waits
         return wrapped(*args, **kwargs)
     options = _runtime.options
     _counters["requests"] += 1
@@ -90,38 +90,40 @@ def wrapped_build_and_log_summary(wrapped: Callable[..., Any], instance: Any, ar
 
 def _let_go(held: deque[logging.LogRecord], options: Any, summary: dict[str, Any] | None) -> None:
     """Write, hand on or leave out what one summary logged."""
+    written: Iterable[logging.LogRecord] = held
     try:
         if options.summary == "thread":
             _counters["handed_over" if writer.put(tuple(held)) else "dropped"] += 1
             return
         if options.summary == "interval":
             _tally.add(summary, options.interval_s)
-            _write_all_but(held, left_out=lambda _record: True)
+            written = _all_but(held, left_out=lambda _record: True)
         elif not all(map(_is_table, held)):  # a request without a timing line keeps its tables: it leaves a trace
-            _write_all_but(held, left_out=_is_table)
+            written = _all_but(held, left_out=_is_table)
     except Exception as error:
         _step_aside(f"what to do with a summary failed: {error!r}")
-    while held:
-        _log.handle(held.popleft())
+    for record in written:  # what a handler raises is its own, as on stock
+        _log.handle(record)
 
 
 def _is_table(record: logging.LogRecord) -> bool:
     return isinstance(record.args, tuple) and len(record.args) == 1 and isinstance(record.args[0], Table)
 
 
-def _write_all_but(held: deque[logging.LogRecord], left_out: Callable[[logging.LogRecord], bool]) -> None:
-    """Write what is not left out; what is, at DEBUG."""
+def _all_but(
+    held: Iterable[logging.LogRecord], left_out: Callable[[logging.LogRecord], bool]
+) -> list[logging.LogRecord]:
+    """What is written: all that is not left out, and what is, at DEBUG."""
     debug = _log.isEnabledFor(logging.DEBUG)
-    while held:
-        record = held[0]
-        if not left_out(record):
-            _log.handle(record)
-        elif debug:
+    written = []
+    for record in held:
+        if left_out(record):
+            if not debug:
+                _counters["left_out"] += 1
+                continue
             record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
-            _log.handle(record)
-        else:
-            _counters["left_out"] += 1
-        held.popleft()
+        written.append(record)
+    return written
 
 
 def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any, kwargs: Any) -> Any:
@@ -190,7 +192,11 @@ def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwarg
         return
     file, form = args[0], kwargs["format"]
     if form in _proven_formats:
-        file.write(written)
+        try:
+            file.write(written)
+        except BufferError:  # somebody looks into the buffer: soundfile cannot write either, and says so its way
+            wrapped(*args, **kwargs)
+            return
         _counters["files"] += 1
         return
     wrapped(*args, **kwargs)
@@ -213,9 +219,12 @@ def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
     """What soundfile would write; None where it is left to soundfile."""
     if len(args) != _PLAIN_CALL or not kwargs.keys() <= {"format", "subtype"}:
         return None
-    make = _FORMS.get((kwargs.get("format"), kwargs.get("subtype")))
+    form, subtype = kwargs.get("format"), kwargs.get("subtype")
+    if type(form) is not str or type(subtype) not in (str, type(None)):  # others need not be hashable
+        return None
+    make = _FORMS.get((form, subtype))
     file, data, rate = args
-    if make is None or type(file) is not BytesIO or file.tell() or file.getbuffer().nbytes:
+    if make is None or type(file) is not BytesIO or file.closed or file.tell() or file.getbuffer().nbytes:
         return None
     if type(rate) is not int or not 0 < rate <= _MOST_HZ:
         return None

@@ -14,6 +14,7 @@ from vllm_omni.outputs.output_processor import (
     _modality_to_type_string,
 )
 
+from .aside import step_aside, stepped_aside
 from .latencies import Samples
 from .states import LeanState, UnseenState
 
@@ -36,7 +37,11 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         iteration_stats: Any = None,
     ) -> Any:
         """What upstream makes, in the order of the entries; for what goes past it, the bare object of its request."""
-        if not self.unseen or len({entry.request_id for entry in engine_core_outputs}) < len(engine_core_outputs):
+        if (
+            not self.unseen
+            or stepped_aside()
+            or len({entry.request_id for entry in engine_core_outputs}) < len(engine_core_outputs)
+        ):
             # Upstream accumulates all payloads of a raw output before it makes the first output.
             return super().process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats)
         states, kind = self.request_states, _modality_to_type_string(self.output_modality)
@@ -85,23 +90,30 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
     ) -> None:
         """Upstream's statistics of an entry; those of a step that only brings tokens are counted here."""
         stamp = engine_core_timestamp
-        record = self._native_text_metrics_by_request.get(req_state.external_req_id)
-        if (
-            record is None
-            or stamp is None
-            or type(samples := record["vllm_itls_ms"]) is not Samples
-            or type(iteration_stats) is not IterationStats
-            or type(req_state) not in _STATES
-            or type(engine_core_output) is not OmniEngineCoreOutput
-            or req_state.is_prefilling
-            or engine_core_output.events is not None
-            or engine_core_output.num_nans_in_logits
-            or engine_core_output.num_generation_tokens is not None
-            or (last := (native := req_state.native_text_stats).last_token_ts) <= 0
-        ):
+        try:  # nothing is changed in it
+            record = self._native_text_metrics_by_request.get(req_state.external_req_id)
+            is_ours = not (
+                record is None
+                or stamp is None
+                or type(samples := record["vllm_itls_ms"]) is not Samples
+                or type(iteration_stats) is not IterationStats
+                or type(req_state) not in _STATES
+                or type(engine_core_output) is not OmniEngineCoreOutput
+                or req_state.is_prefilling
+                or engine_core_output.events is not None
+                or engine_core_output.num_nans_in_logits
+                or engine_core_output.num_generation_tokens is not None
+                or (last := (native := req_state.native_text_stats).last_token_ts) <= 0
+                or stepped_aside()
+            )
+            if is_ours:
+                tokens, latency = len(engine_core_output.new_token_ids), stamp - last
+        except Exception as error:
+            step_aside("counting a step's tokens", error)
+            is_ours = False
+        if not is_ours:
             super()._update_stats_from_output(req_state, engine_core_output, stamp, iteration_stats)
             return
-        tokens, latency = len(engine_core_output.new_token_ids), stamp - last
         iteration_stats.num_generation_tokens += tokens
         iteration_stats.inter_token_latencies_iter.append(latency)
         native.num_generation_tokens += tokens
@@ -114,6 +126,14 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
 
 def _is_plain(state: UnseenState, entry: Any) -> bool:
     """Whether an entry in the middle of a request brings tokens, a payload of known keys, and nothing else."""
+    try:
+        return _brings_no_more(state, entry)
+    except Exception as error:
+        step_aside("looking at what an entry brings", error)
+        return False
+
+
+def _brings_no_more(state: UnseenState, entry: Any) -> bool:
     return (
         type(entry) is OmniEngineCoreOutput
         and entry.finish_reason is None

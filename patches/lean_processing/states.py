@@ -15,6 +15,7 @@ from vllm_omni.outputs.output_processor import OmniRequestState
 
 from omni_fastpath.ledger import runtime
 
+from .aside import step_aside, stepped_aside
 from .completions import READ, StandIn, defer
 
 _counters = runtime("lean_processing").counters
@@ -44,11 +45,9 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
         self, token_ids: list[int], finish_reason: Any, stop_reason: Any, routed_experts: Any = None
     ) -> Any:
         detokenizer = self.detokenizer
-        if finish_reason is not None or type(detokenizer) not in READ:
-            return super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
-        stand_in = self.stand_in
+        stand_in = self._stand_in_for(detokenizer) if finish_reason is None else None
         if stand_in is None:
-            stand_in = self.stand_in = StandIn(detokenizer)
+            return super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
         self.detokenizer = stand_in
         try:
             completion = super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
@@ -56,8 +55,23 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
             self.detokenizer = detokenizer
         if self.output_kind is not _DELTA:
             completion.token_ids = detokenizer.output_token_ids
-        defer(completion, detokenizer, stand_in)
+        try:
+            defer(completion, detokenizer, stand_in)
+        except Exception as error:
+            step_aside("putting off a copy of token ids", error)
+            completion.cumulative_token_ids = list(detokenizer.output_token_ids)
         return completion
+
+    def _stand_in_for(self, detokenizer: Any) -> StandIn | None:
+        try:
+            if stepped_aside() or type(detokenizer) not in READ:
+                return None
+            if self.stand_in is None:
+                self.stand_in = StandIn(detokenizer)
+        except Exception as error:
+            step_aside("standing in for a detokenizer", error)
+            return None
+        return self.stand_in
 
 
 class UnseenState(LeanState):
@@ -147,8 +161,15 @@ class Unseen:
         Text offset, prompt logprobs, consolidation and draining advance through upstream's own functions.
 
         Returns:
-            Whether that is all; else nothing was done and upstream makes the output.
+            Whether that is all; else upstream makes the output.
         """
+        try:
+            return not stepped_aside() and self._goes_by(state)
+        except Exception as error:
+            step_aside("letting an output that nobody sees go by", error)
+            return False
+
+    def _goes_by(self, state: LeanState) -> bool:
         request = self._request
         if request.streaming.enabled or request.session_owned:
             return False
@@ -177,6 +198,13 @@ class Unseen:
         What counts: audio frames and a sample rate, for statistics. A dotted key whose first part is a key of its own
         changes the accumulated payload when it is unflattened, and is left to upstream.
         """
+        try:
+            self._look_at(payload)
+        except Exception as error:
+            step_aside("looking at a payload's keys", error)
+            self.forget()
+
+    def _look_at(self, payload: Any) -> None:
         tensors, metadata = frozenset(payload.tensors), frozenset(payload.metadata)
         keys = tensors | metadata
         roots = {key.partition(".")[0] for key in keys}

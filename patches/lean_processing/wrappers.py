@@ -11,8 +11,9 @@ from vllm_omni.metrics.definitions import _SAMPLE_RATE_KEYS
 from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
 from vllm_omni.outputs.output_processor import MultimodalOutputProcessor, OmniRequestState
 
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import runtime
 
+from .aside import step_aside, stepped_aside
 from .latencies import Records
 from .processor import LeanProcessor
 from .states import BareOutput, LeanState, Unseen, UnseenState, unseen_kind
@@ -26,7 +27,15 @@ _SEARCHED = "_omni_fastpath_searched"
 def wrapped_add_request(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Add a request as upstream does, then let its state, the processor and its records be lean ones."""
     wrapped(*args, **kwargs)
-    request = args[0] if args else kwargs["request"]
+    if stepped_aside():
+        return
+    try:
+        _make_lean(instance, args[0] if args else kwargs["request"])
+    except Exception as error:
+        step_aside("making a request's processing lean", error)
+
+
+def _make_lean(instance: Any, request: Any) -> None:
     state = instance.request_states.get(request.request_id)
     if type(state) is OmniRequestState:
         state.__class__ = LeanState
@@ -41,7 +50,8 @@ def wrapped_add_request(wrapped: Callable[..., None], instance: Any, args: Any, 
 def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Record what upstream records; whether an output is the first with something in it, only until one was."""
     stamp = kwargs.get("output_ts")
-    if stamp is None or len(args) != 1:  # a diffusion stage's, or a caller that we do not know
+    # A diffusion stage's, or a caller that we do not know.
+    if stamp is None or len(args) != 1 or stepped_aside():
         wrapped(*args, **kwargs)
         return
     stamps, firsts = instance._output_timestamps_by_request, instance._non_empty_first_output_timestamps_by_request
@@ -65,11 +75,16 @@ def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any
 
 
 def _record_audio(pool: Any, name: str, output: Any, payloads: list[Any]) -> None:
+    rates = pool._audio_sample_rate_by_request
+    try:
+        searches = rates.get(name, 0) <= 0 and _may_say_a_rate(pool, payloads)
+    except Exception as error:
+        step_aside("finding out where a sample rate is said", error)
+        searches = True
     frames = sum(count_audio_frames(payload) for payload in payloads)
     if frames > 0:
         pool._audio_frames_by_request[name] = pool._audio_frames_by_request.get(name, 0) + frames
-    rates = pool._audio_sample_rate_by_request
-    if rates.get(name, 0) <= 0 and _may_say_a_rate(pool, payloads):
+    if searches and rates.get(name, 0) <= 0:
         _, rate, _ = pool._collect_audio_metrics([output], use_default_sample_rate=False)
         if rate > 0:
             rates[name] = rate
@@ -80,8 +95,12 @@ def _may_say_a_rate(pool: Any, payloads: list[Any]) -> bool:
     client, config = pool.stage_client, pool.stage_vllm_config
     searched = vars(pool).get(_SEARCHED)
     if searched is None or searched[0]() is not client or searched[1] is not config:
+        try:
+            whose = ref(client) if client is not None else _nobody
+        except TypeError:  # a client of somebody else's, of which nobody can say later whether it is the same one
+            return True
         rate = pool._infer_audio_sample_rate(None, use_default=False)
-        searched = vars(pool)[_SEARCHED] = (ref(client) if client is not None else _nobody, config, rate)
+        searched = vars(pool)[_SEARCHED] = (whose, config, rate)
     return searched[2] > 0 or any(key in payload for payload in payloads for key in _SAMPLE_RATE_KEYS)
 
 
@@ -93,13 +112,16 @@ def wrapped_process_llm_stage_outputs(
     wrapped: Callable[..., Awaitable[list[Any]]], instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[list[Any]]:
     """Process as upstream does; before that, find out whether anybody sees the outputs of requests that are new."""
-    if len(args) == 4:  # as both of upstream's loops call it
+    if len(args) == 4 and not stepped_aside():  # as both of upstream's loops call it
         stage_id, _, raw_outputs, _ = args
-        states = instance.stage_pools[stage_id].output_processor.request_states
-        for entry in raw_outputs.outputs:
-            state = states.get(entry.request_id)
-            if type(state) is LeanState and state.unseen is None:
-                _decide(instance, stage_id, state, entry.request_id)
+        try:
+            states = instance.stage_pools[stage_id].output_processor.request_states
+            for entry in raw_outputs.outputs:
+                state = states.get(entry.request_id)
+                if type(state) is LeanState and state.unseen is None:
+                    _decide(instance, stage_id, state, entry.request_id)
+        except Exception as error:
+            step_aside("finding out whether anybody sees an output", error)
     return wrapped(*args, **kwargs)
 
 
@@ -108,18 +130,14 @@ def _decide(orchestrator: Any, stage_id: int, state: LeanState, name: str) -> No
 
     The first output with something in it is a time that users may be told of, so that upstream makes it.
     """
-    try:
-        pool = orchestrator.stage_pools[stage_id]
-        firsts = pool._non_empty_first_output_timestamps_by_request
-        if name in firsts:
-            unseen = _is_unseen(orchestrator, stage_id, pool, state, name)
-            state.unseen = unseen and Unseen(orchestrator.request_states[name], name, firsts)
-            if unseen:
-                state.__class__ = UnseenState
-                pool.output_processor.unseen = True
-    except Exception:
-        state.unseen = False
-        logger.exception("omni-fastpath: whether anybody sees %s at stage %s is not known; it is made", name, stage_id)
+    pool = orchestrator.stage_pools[stage_id]
+    firsts = pool._non_empty_first_output_timestamps_by_request
+    if name in firsts:
+        unseen = _is_unseen(orchestrator, stage_id, pool, state, name)
+        state.unseen = unseen and Unseen(orchestrator.request_states[name], name, firsts)
+        if unseen:
+            state.__class__ = UnseenState
+            pool.output_processor.unseen = True
 
 
 def _is_unseen(orchestrator: Any, stage_id: int, pool: Any, state: LeanState, name: str) -> bool:

@@ -426,6 +426,69 @@ def test_an_error_of_ours_loses_no_record(what: str, log: _Log, monkeypatch: pyt
     assert [_bare(line) for line in log.of_upstream()] == expected
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_error_of_a_handler_is_the_handlers(mode: str, log: _Log) -> None:
+    """A handler that raises: the same error at the same place as on stock, no record twice, and the patch goes on."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.name == STATS:
+                raise OSError("the disk is full")
+
+    def run() -> list[str]:
+        log.clear()
+        found = []
+        try:
+            _ended().build_and_log_summary()
+        except OSError as error:
+            found.append(repr(error))
+        return found + [_bare(line) for line in log.of_upstream()]
+
+    broken, root = Broken(), logging.getLogger("vllm")
+    root.addHandler(broken)
+    try:
+        expected = run()
+        with _on(summary=mode, interval_s=3600):
+            found = run()
+            _written()
+            assert _state()[0] == "applied"
+        if mode == "full":
+            assert found == expected
+        elif mode == "line":
+            assert found[0] == expected[0]
+            assert len(found) == 2
+    finally:
+        root.removeHandler(broken)
+
+
+def test_after_an_error_nothing_overtakes_what_waits(log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the thread has not written yet comes before the summaries that upstream makes alone."""
+    from omni_fastpath.patches.lean_front_end import wrappers
+
+    expected = _lines_of_stock(4)
+    log.clear()
+    goes_on, write = threading.Event(), log.emit
+
+    def emit(record: logging.LogRecord) -> None:
+        if threading.current_thread().name == "omni-fastpath-log":
+            assert goes_on.wait(10)
+        write(record)
+
+    monkeypatch.setattr(log, "emit", emit)
+    with _on(summary="thread") as counters:
+        _ended("request-0").build_and_log_summary()
+        monkeypatch.setattr(wrappers, "Table", lambda *_: 1 / 0)
+        _ended("request-1").build_and_log_summary()
+        assert _state()[0] == "failed"
+        _ended("request-2").build_and_log_summary()
+        goes_on.set()
+        _written()
+        _ended("request-3").build_and_log_summary()
+        assert counters["handed_over"] == 3
+        assert log.threads[-1] != "omni-fastpath-log"
+    assert [_bare(line) for line in log.of_upstream()] == expected
+
+
 def _lines_of_stock(requests: int) -> list[str]:
     handler, root = _Log(), logging.getLogger("vllm")
     root.addHandler(handler)
@@ -728,6 +791,40 @@ def test_what_is_not_plain_is_soundfiles() -> None:
         assert [write(*each) for each in everything] == expected
         assert counters["files"] == 0
         assert _state()[0] == "applied"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # soundfile's callbacks
+def test_a_callers_mistake_is_the_callers() -> None:
+    """A closed buffer, one that somebody looks into, a name that is none: soundfile's answer, and the patch goes on."""
+    from io import BytesIO
+
+    import soundfile
+
+    def error(file: BytesIO, **named: Any) -> Any:
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            soundfile.write(file, _samples(7), 24_000, **named)
+        return raised.type, str(raised.value)
+
+    def mistakes() -> list[Any]:
+        closed, seen = BytesIO(), BytesIO()
+        closed.close()
+        with seen.getbuffer():
+            found = error(seen, format="WAV")
+        return [
+            found,
+            error(closed, format="WAV"),
+            error(BytesIO(), format=["WAV"]),
+            error(BytesIO(), format="WAV", subtype=[]),
+        ]
+
+    expected = mistakes()
+    with _on() as counters:
+        for _ in range(2):
+            soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
+        assert mistakes() == expected
+        assert _state()[0] == "applied"
+        soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
+        assert counters["files"] == 2
 
 
 def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,6 +265,79 @@ def test_what_cannot_be_decided_is_built(
     assert counters["not_built"] == 0
 
 
+OURS = (
+    "states.Unseen._look_at",
+    "states.Unseen._goes_by",
+    "states.Unseen.knows",
+    "states.StandIn",
+    "states.defer",
+    "processor._brings_no_more",
+    "wrappers._make_lean",
+    "wrappers._decide",
+    "wrappers._may_say_a_rate",
+)
+
+
+@pytest.mark.parametrize("what", OURS)
+@pytest.mark.parametrize("kind", ["DELTA", "CUMULATIVE"])
+def test_an_error_of_ours_steps_aside(
+    what: str, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception of ours, also in the middle of a request, is told once; upstream does the rest, as it would have."""
+    import importlib
+
+    from omni_fastpath.declare import State
+    from omni_fastpath.ledger import LEDGER
+
+    module, _, name = what.partition(".")
+    owner: Any = importlib.import_module(f"omni_fastpath.patches.lean_processing.{module}")
+    *path, name = name.split(".")
+    for each in path:
+        owner = getattr(owner, each)
+    stock = Play(Setting(3, kind), monkeypatch).run()
+    ours, calls = getattr(owner, name), 0
+
+    def breaks(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return ours(*args) if calls < 3 else 1 / 0
+
+    with switched_on(), monkeypatch.context() as patched:
+        patched.setattr(owner, name, breaks)
+        lean = Play(Setting(3, kind), monkeypatch).run()
+        entry = LEDGER.named("lean_processing")
+        assert (entry.state, calls >= 3) == (State.FAILED, True)
+        assert "ZeroDivisionError" in entry.reason
+    _assert_same(stock, lean)
+
+
+def test_a_client_that_cannot_be_remembered_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of somebody else's to which there are no weak references: its sample rate is found all the same."""
+    import torch
+    from vllm_omni.engine import OmniEngineCoreOutput
+
+    class Slim:
+        __slots__ = ("client",)
+
+        def __init__(self, client: Any) -> None:
+            self.client = client
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.client, name)
+
+    def run() -> Any:
+        play = Play(Setting(0), monkeypatch)
+        play.add("r")
+        pool = play.pipeline.pools[2]
+        pool.clients[0] = Slim(pool.clients[0])
+        asyncio.run(play.step(2, OmniEngineCoreOutput("r", [7], multimodal_output={"audio": torch.ones(3)})))
+        return everything(pool._audio_frames_by_request), play.outcome()["messages"]
+
+    stock = run()
+    with switched_on():
+        assert run() == stock
+
+
 # ---- Token ids ----
 
 
@@ -304,6 +377,26 @@ def test_copies_are_upstreams_own(lean: tuple[Play, dict[str, int]], audible: bo
         assert type(other) is upstreams
         assert everything(other) == everything(completion)
         assert not [name for name in vars(other) if "fastpath" in name]
+
+
+def test_a_completion_is_what_it_is_on_stock_to_dataclasses(lean: tuple[Play, dict[str, int]]) -> None:
+    """Equal to upstream's with the same fields, whichever is asked; one that was made of it has no ids, as on stock."""
+    import dataclasses
+
+    from benchmarks.rigs.inprocess import text
+
+    play, _ = lean
+    (output,) = asyncio.run(play.step(0, text("r", 7)))
+    (completion,) = output.outputs
+    other = copy.copy(completion)
+    assert completion == other
+    assert other == completion
+    assert completion != dataclasses.replace(other, text="another")
+    assert completion != 7
+    again = dataclasses.replace(completion)
+    assert again == completion
+    for each in (again, copy.copy(again), pickle.loads(pickle.dumps(again))):  # noqa: S301
+        assert not hasattr(each, "cumulative_token_ids")
 
 
 def test_a_completion_without_ids_has_none() -> None:
