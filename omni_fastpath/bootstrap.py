@@ -46,12 +46,16 @@ def _register_server() -> None:
         if "--omni" in sys.argv[1:] and sys.argv[1] != "bench":
             _show_off()
         return
-    from omni_fastpath.gates import Reader  # noqa: PLC0415 - wrapt
+    from omni_fastpath.gates import GATE, Reader  # noqa: PLC0415 - wrapt
 
     Reader(judge).arm()
     if master.anything_set(os.environ):
-        from omni_fastpath.admission import ADMISSION  # noqa: PLC0415 - something may be asked for
-
+        try:
+            from omni_fastpath.admission import ADMISSION  # noqa: PLC0415 - something may be asked for
+        except Exception:
+            GATE.before_stages = _before_stages  # an engine without a deploy YAML is refused there and nowhere else
+            GATE.arm()
+            raise
         ADMISSION.read_environment()
 
 
@@ -71,7 +75,17 @@ def _show_off() -> None:
     ACTIVATION.show_off(f"{master.MASTER}=0")
 
 
-def judge(source: str, deploy: Any) -> None:
+def _before_stages(source: str | None) -> None:
+    """In the place of ``Admission``'s, where that cannot be imported: judge an engine that has no deploy YAML.
+
+    Raises:
+        RuntimeError: As ``judge``.
+    """
+    if source is None:
+        judge(None, None)
+
+
+def judge(source: str | None, deploy: Any) -> None:
     """``Admission.judge``, and the answer where not even that can be imported.
 
     Raises:

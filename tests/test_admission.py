@@ -367,6 +367,26 @@ def test_dependency_of_ours_that_is_broken(tmp_path: Path, broken: list[str]) ->
 
 
 @pytest.mark.upstream
+@pytest.mark.parametrize("broken", ["psutil", "pydantic", "omni_fastpath.patches"])
+@pytest.mark.parametrize("word", ["fail", "warn"])
+@isolated("warm")
+def test_dependency_that_is_broken_before_a_server_without_a_yaml(broken: str, word: str) -> None:
+    """No deploy YAML is read where an engine has none: ``fail`` refuses it at the gate, ``warn`` lets it start."""
+    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED=word)
+    assert "omni_fastpath.patches" not in sys.modules
+    sys.modules[broken] = None  # type: ignore[assignment]
+    messages = log()
+    register()
+    assert "registration failed" in messages[-1]
+    if word == "fail":
+        with pytest.raises(RuntimeError, match="on_unsupported is 'fail'"):
+            engine(None)
+    else:
+        assert engine(None) == []
+    assert "the configuration cannot take effect" in messages[-1]
+
+
+@pytest.mark.upstream
 @isolated("warm")
 def test_refusal_ends_where_our_error_lets_the_server_start(tmp_path: Path) -> None:
     """A file that was refused and mended, and that an error of ours keeps from being judged under ``warn``, starts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ AGAIN = 2 / 3
 """Share of the bytes that end the calm below which it may begin again: sorting thousands of tasks in takes a step."""
 
 _LOOK_S = 0.25
+_NO_LIMIT = float("inf")
 _SAMPLE = 32
 
 
@@ -62,6 +64,7 @@ class CalmBytes:
         self._fetched_by_somebody = fetched_by_somebody
         self._seen_tasks = 0  # queued then
         self._task_nbytes = 0.0  # of each of them
+        self._newest_nbytes = 0  # of the greatest newest task of a step since
         self._unfetched = 0  # bytes, by the last count
         self._put_by_then = 0
         self._next_count_s = 0.0
@@ -77,37 +80,60 @@ class CalmBytes:
         """Whether so much on its way keeps a managed queue from being calm."""
         return nbytes >= AGAIN * self._calm.nbytes
 
-    def is_light(self, tasks: int) -> bool:
-        """On the scheduler's thread, with so many tasks queued: whether bytes do not end the calm."""
+    def is_light(self, inbox: deque[dict[str, Any]], tasks: int) -> bool:
+        """On the scheduler's thread, with so many tasks queued: whether bytes do not end the calm.
+
+        The newest task of each step says how dear those are that came since the last look: a look comes four times a
+        second, and what queues meanwhile (prompts) may be of another size than what it saw. Where they may be too
+        much they are looked at here.
+        """
         nbytes = self._calm.nbytes
         if self.seen_nbytes >= nbytes:
             return False
-        most = self.seen_nbytes + max(0, tasks - self._seen_tasks) * self._task_nbytes
-        if self._book is not None:
-            most += self._book.transferred - self._put_by_then
+        put = self._book.transferred - self._put_by_then if self._book is not None else 0
+        grown = tasks - self._seen_tasks
+        if grown > 0 and nbytes != _NO_LIMIT:
+            self._newest_nbytes = max(self._newest_nbytes, _newest(inbox))
+            if self.seen_nbytes + put + grown * max(self._task_nbytes, self._newest_nbytes) >= nbytes:
+                self._see(list(inbox))
+        most = self.seen_nbytes + put
         if most >= nbytes:
-            if most >= self._calm.most_nbytes:
+            if self.seen_nbytes >= nbytes or most >= self._calm.most_nbytes:
                 return False
-            self.next_look_s = self._next_count_s = 0.0  # the lane looks at once what of it is there
+            self.next_look_s = self._next_count_s = 0.0  # the lane looks at once what of it was fetched
         return True
 
     def look(self, now: float, tasks: Sequence[dict[str, Any]]) -> None:
         """On the first lane's thread: these are queued; count what was not fetched, if it is time to."""
         self.next_look_s = now + _LOOK_S
-        queued = estimate(tasks)
-        if self._book is not None and now >= self._next_count_s:
+        is_counted = self._book is not None and now >= self._next_count_s
+        if self._book is not None and is_counted:
             put = self._book.transferred
             self._unfetched = self.count_unfetched()
             self._put_by_then = put
-            near = queued + self._unfetched >= self._calm.nbytes / 2
-            self._next_count_s = now + (NEAR_LOOK_S if near else LOOK_S)
+        self._see(tasks)
+        if is_counted:
+            self._next_count_s = now + (NEAR_LOOK_S if self.seen_nbytes >= self._calm.nbytes / 2 else LOOK_S)
+
+    def _see(self, tasks: Sequence[dict[str, Any]]) -> None:
+        """These are queued."""
+        queued = estimate(tasks)
         self.seen_nbytes = queued + self._unfetched
         self._seen_tasks = len(tasks)
         self._task_nbytes = queued / len(tasks) if tasks else 0.0
+        self._newest_nbytes = 0
 
     def count_unfetched(self) -> int:
         """Bytes in shared memory for which somebody may come; a system call for each segment."""
         return sum(map(size_of, self._fetched_by_somebody(self._book.names()))) if self._book is not None else 0
+
+
+def _newest(inbox: deque[dict[str, Any]]) -> int:
+    """Bytes of the tensors of the newest task; 0 where a lane has taken it, or it cannot be looked at."""
+    try:
+        return sum(viewed for _, viewed in weigh(inbox[-1].get("multimodal_output")).values())
+    except Exception:
+        return 0
 
 
 def estimate(tasks: Sequence[dict[str, Any]]) -> int:

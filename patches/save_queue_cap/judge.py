@@ -37,7 +37,7 @@ class Judge:
         since_s = plain.since_s
         if since_s is not None and self._fair.slow.first.look(since_s, time.monotonic()):
             return False
-        return self._bytes.is_light(waiting)
+        return self._bytes.is_light(plain.inbox, waiting)
 
     def is_due(self, now: float) -> bool:
         """Whether a managed queue is to be judged."""

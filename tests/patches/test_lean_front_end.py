@@ -448,7 +448,7 @@ def test_an_error_of_a_handler_is_the_handlers(mode: str, log: _Log) -> None:
     root.addHandler(broken)
     try:
         expected = run()
-        with _on(summary=mode, interval_s=3600):
+        with switched_on(summary=mode, interval_s=3600):
             found = run()
             _written()
             assert _state()[0] == "applied"
@@ -475,7 +475,7 @@ def test_after_an_error_nothing_overtakes_what_waits(log: _Log, monkeypatch: pyt
         write(record)
 
     monkeypatch.setattr(log, "emit", emit)
-    with _on(summary="thread") as counters:
+    with switched_on(summary="thread") as counters:
         _ended("request-0").build_and_log_summary()
         monkeypatch.setattr(wrappers, "Table", lambda *_: 1 / 0)
         _ended("request-1").build_and_log_summary()
@@ -818,7 +818,7 @@ def test_a_callers_mistake_is_the_callers() -> None:
         ]
 
     expected = mistakes()
-    with _on() as counters:
+    with switched_on() as counters:
         for _ in range(2):
             soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
         assert mistakes() == expected

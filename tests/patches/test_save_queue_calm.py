@@ -250,7 +250,7 @@ def test_bytes_end_the_calm() -> None:
 
 
 def test_tasks_since_the_last_look_count_as_those_that_it_saw() -> None:
-    """Where they may be too much the lane is asked to look at once; what may not be reached ends the calm unasked."""
+    """Where they may be too much they are looked at in the step, without the lane."""
     import torch
 
     with Rig(nbytes=1000, most_nbytes=1200) as rig:
@@ -263,12 +263,33 @@ def test_tasks_since_the_last_look_count_as_those_that_it_saw() -> None:
         rig.queue._look_at_bytes(time.monotonic())
         for _ in range(8):
             assert not step()
-        assert rig.queue._bytes.next_look_s > 0
-        assert not step()  # ten were there
-        assert rig.queue._bytes.next_look_s == 0
-        assert not step()
-        assert step()  # twelve
-        assert rig.queue.streams["a"].tasks == 13
+        assert step()  # ten were there
+        assert rig.queue.streams["a"].tasks == 11
+
+
+def test_larger_tasks_than_the_last_look_saw_end_the_calm_before_the_next() -> None:
+    """A look comes four times a second: prompts that queue meanwhile are as dear as the newest task of a step says."""
+    import torch
+
+    with Rig(nbytes=1000, most_nbytes=1200) as rig:
+        for _ in range(10):
+            rig.step("a", payload={"x": torch.zeros(1, dtype=torch.uint8)})
+        rig.queue._look_at_bytes(time.monotonic())
+        for _ in range(2):
+            assert not rig.step("a", payload={"x": torch.zeros(500, dtype=torch.uint8)})
+        assert rig.step()
+        assert rig.queue.nbytes > 1000
+
+
+def test_one_large_task_among_small_ones_does_not_end_the_calm() -> None:
+    """What the newest task says of the others is looked up before it counts."""
+    import torch
+
+    with Rig(nbytes=1000, most_nbytes=1200) as rig:
+        rig.step("a", payload={"x": torch.zeros(500, dtype=torch.uint8)})
+        for _ in range(20):
+            assert not rig.step("a", payload={"x": torch.zeros(1, dtype=torch.uint8)})
+        assert rig.queue.is_calm
 
 
 def test_bytes_that_were_put_are_counted_until_they_were_fetched() -> None:
