@@ -50,6 +50,15 @@ class _Log(logging.Handler):
         return [line for line, name in zip(self.lines, names, strict=True) if name == "vllm.omni_fastpath"]
 
 
+@pytest.fixture(autouse=True)
+def _levels_of_handlers() -> Iterator[None]:
+    """A library below the API server sets the level of all handlers of the root when it is imported, pytest's too."""
+    levels = [(handler, handler.level) for handler in logging.getLogger().handlers]
+    yield
+    for handler, level in levels:
+        handler.setLevel(level)
+
+
 @pytest.fixture
 def log() -> Iterator[_Log]:
     """What vLLM's loggers write."""

@@ -178,7 +178,7 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
     stock = _observe(server("qwen3_omni", "qwen3_omni.yaml", environment={"OMNI_FASTPATH": "0"}))
     path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
-    switches = ["save_queue_cap=true", "lean_front_end.summary=thread"]
+    switches = ["save_queue_cap=true", "lean_front_end.summary=thread", "lean_processing=true"]
     path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", switches, PATCHES, output=path))
     return stock, _observe(server("qwen3_omni", path))
 
@@ -192,6 +192,7 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert fast.states["final_output_wakeup"]["counters"]["woken"] > 50
     assert fast.states["lean_front_end"]["counters"]["handed_over"] >= len(fast.mixed)
     assert fast.states["lean_front_end"]["counters"]["files"] > 50
+    assert fast.states["lean_processing"]["counters"]["not_built"] > 50
     found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]
     for patch in ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"):
         assert {each[patch] for each in found} == {"not_applicable"}
@@ -267,7 +268,7 @@ def test_metrics_count_the_same(arms: tuple[Observed, Observed]) -> None:
 def test_the_log_says_the_same_of_each_request(arms: tuple[Observed, Observed]) -> None:
     """Each request's summary stands in the log, whole and in order, though another thread writes it."""
     stock, fast = arms
-    assert stock.summaries.count("OmniTiming") == len(stock.mixed)
+    assert stock.summaries.count("OmniTiming") >= len(stock.mixed)  # one of the bad requests is served and ends too
     assert fast.summaries == stock.summaries
 
 
