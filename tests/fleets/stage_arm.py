@@ -24,6 +24,8 @@ from tests.fleets.stage_script import BLOCK, CFG_SUFFIX, MAX_MODEL_LEN, Fleet, S
 
 MOST_TURNS = 40_000
 MOST_S = 40.0
+IDLE_TURNS = 200
+"""Turns without a step after which nothing comes of itself any more: longer than arrivals and hung sends last."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 POISON = -77
 
@@ -504,7 +506,10 @@ class Arm(Rig):
 
     def drive(self) -> Result:
         """Go through the script to its end."""
-        result, began, turn = self.result, time.monotonic(), 0
+        result, began, turn, idle = self.result, time.monotonic(), 0, 0
+        # A hold that does not expire while we wait ends with a fetch, and only that way: the very end, for a receiver
+        # that looks at nothing before, is when all that is left waits for it.
+        is_for_ever = self.fleet.options.get("max_hold_s", 0.0) > MOST_S
         try:
             while True:
                 self.gate.turn = turn
@@ -513,7 +518,8 @@ class Arm(Rig):
                 self._events(turn)
                 self._watch_queue()
                 executed = self.step()
-                self._fetch(turn)
+                idle = 0 if executed else idle + 1
+                self._fetch(None if is_for_ever and idle >= IDLE_TURNS else turn)
                 if not executed:
                     if self._is_done():
                         break

@@ -53,7 +53,7 @@ class Stream:
         hangs: Which put lasts how long.
         jitter: Share of its puts that last up to five turns.
         failing: Share of its puts that fail.
-        fetches: Every so many turns its receiver looks; 0: only at the very end.
+        fetches: Every so many turns its receiver looks; 0: only at the very end, or when all else waits for it.
         segments: Further segments, where it is a session.
         updates: "parked": each update comes when the session waits for it; "upfront": all at once.
         feed_gap: Turns between two chunks that it receives (second stage).
