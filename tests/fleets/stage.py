@@ -12,7 +12,8 @@ compared, never times. What must hold:
 - no engine step raises, no save thread ends, nothing hangs, every thread ends with the stage;
 - every save task is sent once, in its stream's order, one at a time, with the payload that was queued;
 - a stream that completed in both arms put the same chunks, gave the same tokens and the same visible payloads, ended
-  once, left as much behind in adapter and connector; of any other, what one arm put begins what the other put;
+  once, left as much behind in adapter and connector; of any other, what one arm put begins what the other put (one
+  that upstream ended with an error is as in the other arm in everything else);
 - the patch's own counts are back at nothing, and an exception of ours is told once.
 """
 
@@ -107,6 +108,7 @@ def run(seed: int, configs: dict[int, Path], *, faults: str = "some") -> Verdict
                 verdict.defects.append(f"the stage does not start: {error!r}\n{traceback.format_exc(limit=-4)}")
                 return verdict
             arm.poisons = arm.poisons and _owns(script)
+            arm.spared = fault.spared
             patched = arm.drive()
             verdict.counters = dict(counters)
             if fault.fired:
@@ -242,9 +244,12 @@ def _differences(script: Fleet, stock: Any, patched: Any) -> Iterator[str]:
             if fates[0] != fates[1]:
                 yield f"{stream.name}: {fates[0]} in stock, {fates[1]} in the patched arm"
             continue
+        if "failed" in fates and "completed" in fates:
+            yield f"{stream.name}: {fates[1]} instead of {fates[0]}"
+        # Upstream throws away what still waits of a session that it ends with an error, as it does after an abort.
         both = fates == ("completed", "completed")
         yield from _of_puts(script, stream, stock, patched, complete=both)
-        yield from _of_outputs(stream, stock, patched, complete=both)
+        yield from _of_outputs(stream, stock, patched, complete="aborted" not in fates, sent=both)
 
 
 def _of_puts(script: Fleet, stream: Stream, stock: Any, patched: Any, *, complete: bool) -> Iterator[str]:
@@ -254,6 +259,8 @@ def _of_puts(script: Fleet, stream: Stream, stock: Any, patched: Any, *, complet
         ends = [place for place, put in enumerate(puts) if put.finished]
         if len(ends) > 1 or (ends and ends[0] != len(puts) - 1):
             yield f"{name}, {arm}: ends at puts {ends} of {len(puts)}"
+        if wrong := [place for place, put in enumerate(puts) if put.ok == bool(stream.trouble(place).fails)]:
+            yield f"{name}, {arm}: puts {wrong} of {len(puts)} did not go as the script says"
     if complete and not any(put.finished for put in found) and any(put.finished for put in expected):
         yield f"{name}: no last chunk"
     if name in stock.preempted | patched.preempted or script.spec:
@@ -275,7 +282,10 @@ def _of_puts(script: Fleet, stream: Stream, stock: Any, patched: Any, *, complet
 
 
 def _of_positions(name: str, expected: Sequence[Any], found: Sequence[Any], *, complete: bool) -> Iterator[str]:
-    """Compare what was sent position by position, each at its first time."""
+    """Compare what was put position by position, each at its first time.
+
+    Puts fail by their number, and a position's number follows from how its prompt was cut: those are counted too.
+    """
     one, other = _positions(expected), _positions(found)
     if complete and one != other:
         yield f"{name}: positions sent differ: {_first_difference(other, one)}"
@@ -288,9 +298,8 @@ def _of_positions(name: str, expected: Sequence[Any], found: Sequence[Any], *, c
 def _positions(puts: Sequence[Any]) -> list[tuple[float, float]]:
     seen: dict[float, float] = {}
     for put in puts:
-        if put.ok:
-            for position, value in zip(put.values[::2], put.values[1::2], strict=True):
-                seen.setdefault(position, value)
+        for position, value in zip(put.values[::2], put.values[1::2], strict=True):
+            seen.setdefault(position, value)
     return list(seen.items())
 
 
@@ -302,7 +311,7 @@ def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> str:
     return f"at {place}: {list(found[place : place + 2])} instead of {list(expected[place : place + 2])}"
 
 
-def _of_outputs(stream: Stream, stock: Any, patched: Any, *, complete: bool) -> Iterator[str]:
+def _of_outputs(stream: Stream, stock: Any, patched: Any, *, complete: bool, sent: bool) -> Iterator[str]:
     name = stream.name
     for what in ("tokens", "visible"):
         one, other = getattr(stock, what)[name], getattr(patched, what)[name]
@@ -321,7 +330,7 @@ def _of_outputs(stream: Stream, stock: Any, patched: Any, *, complete: bool) -> 
         yield f"{name}: its chunks are left in the connector"
     if more := patched.state[name] - stock.state[name]:
         yield f"{name}: the adapter still has {sorted(more)}"
-    if stock.received[name] != patched.received[name] and len(stock.puts[name]) == len(patched.puts[name]):
+    if sent and stock.received[name] != patched.received[name] and len(stock.puts[name]) == len(patched.puts[name]):
         yield f"{name}: {patched.received[name]} chunks received instead of {stock.received[name]}"
 
 

@@ -9,7 +9,8 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ class Result:
         ended: By stream: finish reasons of its outputs.
         visible: By stream: what of its payloads clients may see, as digests.
         prefills: By stream: outputs with prefill statistics.
-        fates: By stream: "completed", "aborted" or "never arrived".
+        fates: By stream: "completed", "aborted", "failed" (upstream ended it with an error) or "never arrived".
         preempted: Streams that were.
         left: Streams of which something lies in the connector at the end.
         state: By stream: what upstream's adapter keeps of it at the end.
@@ -188,6 +189,7 @@ class Arm(Rig):
         self._queue: Any = None
         self._sending_failures: list[str] = []
         self.poisons = fleet.poison and is_patched
+        self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
         self._watch()
 
     # ---- What is written down ----
@@ -434,9 +436,12 @@ class Arm(Rig):
             return not any(put.finished for put in self.gate.puts[before.name])
         return before.name in self._ended
 
-    def _unsent(self, external: str) -> bool:
+    def _unsent(self, external: str, kind: str = "") -> bool:
         with self._lock:
-            return any(task.stream == external and not task.ended for task in self._tasks.values())
+            return any(
+                task.stream == external and not task.ended and task.words.startswith(kind)
+                for task in self._tasks.values()
+            )
 
     def _update_session(self, stream: Stream) -> None:
         segment = self._updates[stream.name].pop(0)
@@ -490,6 +495,9 @@ class Arm(Rig):
         stage = self.fleet.stage
         for external, stream in self.by_external.items():
             if stream.text_only or stream.name in self._aborted or stream.name in self._ended:
+                continue
+            # Before upstream has cleaned up after an aborted stream, the next of that name would be given its chunks.
+            if self._unsent(external, "clean-up"):
                 continue
             if turn is not None and (not stream.fetches or turn % stream.fetches):
                 continue
@@ -567,8 +575,10 @@ class Arm(Rig):
             name = stream.name
             if name not in self.arrived:
                 result.fates[name] = "never arrived"
+            elif name in self._aborted:
+                result.fates[name] = "aborted"
             else:
-                result.fates[name] = "aborted" if name in self._aborted else "completed"
+                result.fates[name] = "failed" if result.ended[name][-1:] == ["error"] else "completed"
             if stream.external in self.by_external and self.by_external[stream.external] is stream:
                 external = self.prefix + stream.external
                 if self._lies_somewhere(external):
@@ -576,14 +586,16 @@ class Arm(Rig):
                 for attribute in ("_sender_tokens", "put_req_chunk", "request_payload", "code_prompt_token_ids"):
                     if external in getattr(adapter, attribute):
                         result.state[name].add(attribute)
-        lanes = [adapter.save_thread, *getattr(self._queue, "lanes", ())]
+        with self.spared():
+            lanes = [adapter.save_thread, *getattr(self._queue, "lanes", ())]
         for lane in {each for each in lanes if isinstance(each, threading.Thread)}:
             if not lane.is_alive():
                 result.defects.append(f"the save thread {lane.name} has ended")
         lost = [f"{t.stream}/{t.number} ({t.words})" for t in self._tasks.values() if not t.ended]
         if lost and not any("hangs" in each or "raised" in each for each in result.defects):
             result.defects.append(f"not sent: {lost}")
-        self._look_at_counts()
+        with self.spared():
+            self._look_at_counts()
         self.close()
         self._join()
 
