@@ -214,7 +214,17 @@ class Arm(Rig):
 
         def watched_send_for_generation(task: Any, *args: Any, **kwargs: Any) -> Any:
             self._compare(task)
-            return send_for_generation(task, *args, **kwargs)
+            stream, _ = self._name(task)
+            # Inside of the patch's wrapper: when that ends, another lane may be at the stream's next task already.
+            with self._lock:
+                if stream in self._sending:
+                    self.result.defects.append(f"{stream}: two tasks are being sent at once")
+                self._sending.add(stream)
+            try:
+                return send_for_generation(task, *args, **kwargs)
+            finally:
+                with self._lock:
+                    self._sending.discard(stream)
 
         adapter._send_single_request_for_generation = watched_send_for_generation
         process = adapter.custom_process_next_stage_input_func
@@ -294,9 +304,6 @@ class Arm(Rig):
                 self.result.defects.append(f"{stream}: task {known.number} ({words}) was sent twice")
             if known.number < self._last_sent.get(stream, 0):
                 self.result.defects.append(f"{stream}: task {known.number} after {self._last_sent[stream]}")
-            if stream in self._sending:
-                self.result.defects.append(f"{stream}: two tasks are being sent at once")
-            self._sending.add(stream)
             self._last_sent[stream] = known.number
             known.began = True
         return cast(_Task, known)
@@ -315,7 +322,6 @@ class Arm(Rig):
     def _end_send(self, known: _Task) -> None:
         with self._lock:
             known.ended = True
-            self._sending.discard(known.stream)
 
     # ---- The stage ----
 
