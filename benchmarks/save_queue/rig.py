@@ -194,6 +194,8 @@ class Rig:
         self.adapter.shutdown()
         for thread in (self.adapter.save_thread, self.adapter.recv_thread):
             thread.join(timeout=5)
+        if self._feeder is not None:  # or it removes, when it is collected, a later rig's segments of the same names
+            self._feeder.close()
         for name in self.external_ids:
             for path in shared_memory(name):
                 path.unlink(missing_ok=True)

@@ -247,7 +247,7 @@ class Thinker:
         from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
         self._stage, self._name, self._chunks, self._row = made.rig.stage, name, 0, 0
-        self._connector = SharedMemoryConnector({"stage_id": self._stage - 1})
+        self._connector = made.rig._feeder = SharedMemoryConnector({"stage_id": self._stage - 1})
         made.rig._feed = lambda *_: self.speak(16)  # type: ignore[method-assign]
 
     def speak(self, rows: int = 1, *, ends: bool = False) -> None:
@@ -630,3 +630,14 @@ def test_what_waits_is_its_own_before_the_next_step(configs: dict[int, Path]) ->
             made.receive(name)
             found.append(made.content(name))
     assert found[0] == found[1]
+
+
+def test_a_closed_rig_leaves_later_ones_alone(configs: dict[int, Path]) -> None:
+    """What fed a closed rig forgets its segments: collected later, it would remove a later rig's of the same names."""
+    from benchmarks.save_queue.rig import Rig
+
+    with Rig(configs[1]) as rig:
+        rig.add("a", tokens=3)
+        feeder = rig._feeder
+        assert feeder._pending_keys
+    assert not feeder._pending_keys
