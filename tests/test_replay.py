@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import dataclasses
 import math
@@ -29,7 +30,7 @@ from benchmarks.replay.load import (
     first_audible,
 )
 from benchmarks.replay.measure import Inbox, Stamps, out_of_order
-from benchmarks.replay.subjects import AA_PAIRS, ARMS, BASELINE, defaults
+from benchmarks.replay.subjects import AA_PAIRS, ARMS, BASELINE, defaults, named
 
 LOAD = Load(SERVER, replicas=2, rate=800.0, seconds=12.0)
 
@@ -350,3 +351,10 @@ def test_a_short_run_delivers_everything_in_order_and_the_arm_is_on(name: str) -
     assert set(found["residence"]) == {"thinker", "talker", "code2wav"}
     assert found["bound"]["priority_ms"] > 0
     assert (THINKER, TALKER, CODE2WAV) == STAGES
+
+
+def test_more_patches_are_named_with_the_arm() -> None:
+    """``fastpath+PATCH`` is the default set and that patch; a patch that there is not is refused."""
+    assert named("fastpath+lean_processing").enabled == ARMS["fastpath"].enabled | {"lean_processing"}
+    with pytest.raises(argparse.ArgumentTypeError, match="fastpath\\+lean"):
+        named("fastpath+lean")

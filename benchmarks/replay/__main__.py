@@ -43,7 +43,9 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line's values."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {', '.join(CELLS)}")
-    parser.add_argument("--arms", help=f"of {' '.join(subjects.ARMS)}, and ORDER,KEY=VALUE; spaces between")
+    parser.add_argument(
+        "--arms", help=f"of {' '.join(subjects.ARMS)}, ORDER,KEY=VALUE and fastpath+PATCH; spaces between"
+    )
     parser.add_argument("--sweep", action="store_true", help="also the default order with other values")
     parser.add_argument("--seconds", type=float, default=None, help=f"of load a cell and arm; {SECONDS:g}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of all arms, forwards and backwards in turn")

@@ -65,7 +65,10 @@ SERVER = Mix("server", entries=4, silent=3, samples=1920, frames=1, thinker_step
 DEAR = Mix("dear", entries=32, silent=3, samples=9600, frames=8, thinker_steps=64)
 """1 ms of real processing and more: 32 requests a replica, 0.4 s of audio a packet, eight frames a step."""
 
-MIXES = {mix.name: mix for mix in (SERVER, DEAR)}
+LONG = Mix("long", entries=4, silent=3, samples=1920, frames=1, thinker_steps=900)
+"""The server's with long answers: what an output costs by the length of its request so far."""
+
+MIXES = {mix.name: mix for mix in (SERVER, DEAR, LONG)}
 
 
 @dataclass(frozen=True)
@@ -301,7 +304,7 @@ class Cell:
 
 CELLS = {
     cell.name: cell
-    for mix in MIXES.values()
+    for mix in (SERVER, DEAR)
     for cell in (
         Cell(mix, 1, 0.4),
         Cell(mix, 2, 0.8),
@@ -310,7 +313,7 @@ CELLS = {
         Cell(mix, 2, 1.1),
         Cell(mix, 4, None),
     )
-}
+} | {cell.name: cell for cell in [Cell(LONG, 4, None)]}
 
-NOMINAL = {"server": 2200.0, "dear": 560.0}
+NOMINAL = {"server": 2200.0, "dear": 560.0, "long": 2200.0}
 """Raw outputs a second of a calibration's schedule. It is sent as fast as it is taken, so only the number counts."""

@@ -7,6 +7,7 @@ import argparse
 from omni_fastpath.compare import arm as arms
 from omni_fastpath.compare.arm import Arm
 from omni_fastpath.declare import Process
+from omni_fastpath.patches import PATCHES
 
 _ON = {"OMNI_FASTPATH": "1"}
 _VALUE = "OMNI_FASTPATH_BUDGETED_DRAIN__"
@@ -49,16 +50,19 @@ Names that begin with an underscore are constants of ``drain.py``."""
 
 
 def named(name: str) -> Arm:
-    """An arm by its name; an order with other values is ``ORDER,KEY=VALUE``.
+    """An arm by its name; an order with other values is ``ORDER,KEY=VALUE``, more patches ``fastpath+PATCH+PATCH``.
 
     Raises:
         argparse.ArgumentTypeError: There is none of that name.
     """
     if name in ARMS:
         return ARMS[name]
+    base, *more = name.split("+")
+    if base == "fastpath" and more and set(more) <= {patch.name for patch in PATCHES}:
+        return Arm(name, {**_ON, **{f"OMNI_FASTPATH_{patch.upper()}": "1" for patch in more}})
     order, *values = name.split(",")
     if order not in ORDERS or not values or not all("=" in each for each in values):
-        raise argparse.ArgumentTypeError(f"{name}: none of {', '.join(ARMS)}, nor ORDER,KEY=VALUE")
+        raise argparse.ArgumentTypeError(f"{name}: none of {', '.join(ARMS)}, nor ORDER,KEY=VALUE, nor fastpath+PATCH")
     pairs = [each.split("=") for each in values]
     options = {f"{_VALUE}{key.upper()}": value for key, value in pairs if not key.startswith("_")}
     return Arm(name, {**_ON, _ORDER: order, **options})
