@@ -191,7 +191,9 @@ class FairQueue:
 
     def reserve(self, lane: Lane, now: float, *, takes_all: bool) -> None:
         """The next task into the lane's hands, if there is one for it; under the lock."""
-        if not self.is_open:
+        # The end of the calm may have kept one for a lane that saw none and then waited for the lock: one put in its
+        # place would leave that stream in flight for ever.
+        if not self.is_open or lane.reserved is not None:
             return
         turns = self.turns
         if lane is not self.lanes.first:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,7 +69,11 @@ class Rig:
 
     def ask(self) -> bool:
         """Whether there is something for the lane."""
-        return self._thread.submit(lambda: bool(self.queue)).result()
+        return self.start_to_ask().result()
+
+    def start_to_ask(self) -> Future[bool]:
+        """Let the lane ask, and do not wait for it."""
+        return self._thread.submit(lambda: bool(self.queue))
 
     def sent(self, taken: Any, seconds: float = 0.0) -> None:
         """The end of a send."""
@@ -366,6 +370,33 @@ def test_lane_that_was_told_of_a_task_gets_one() -> None:
         assert rig.queue.fair.lanes.first.reserved is not None
         assert len(rig.send(2)) == 2
         assert rig.take() is None
+
+
+def test_lane_that_asks_while_the_calm_ends_keeps_what_was_reserved_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the lock meanwhile, and must not take another stream's task in place of the one that it has."""
+    with Rig() as rig:
+        rig.step("a", "b", "a")
+        account, uncounted = rig.queue.fair.account, rig.queue._uncounted
+        look, come = account.look_between_sends, uncounted.come
+        has_looked = threading.Event()
+        answers: list[Future[bool]] = []
+
+        def looked(now: float) -> None:  # after the lane saw that nothing is reserved, before it takes the lock
+            look(now)
+            has_looked.set()
+
+        def came() -> None:  # under the lock, before anything is reserved
+            answers.append(rig.start_to_ask())
+            assert has_looked.wait(30)
+            come()
+
+        monkeypatch.setattr(account, "look_between_sends", looked)
+        monkeypatch.setattr(uncounted, "come", came)
+        rig.queue.manage()
+        assert answers[0].result()
+        assert rig.send(3) == ["a", "b", "a"]
+        assert rig.take() is None
+        assert rig.queue.tasks == 0
 
 
 def test_order_within_a_stream_is_that_of_arrival_through_all_changes() -> None:
