@@ -15,13 +15,14 @@ arrive at a rate, at the same times for every arm.
 
 Arms: ``stock`` (poll loop) and ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS), both without
 statistics (``-nolog``), ``stock-2api`` (two API processes), ``fastpath`` (its default set), ``fastpath-lean``,
-``fastpath-all`` (every patch of the API process), and each of these patches alone (``only-NAME``) with what it requires.
-With several API processes, processor time by thread is summed over them.
+``fastpath-all`` (every patch of the API process), and each of these alone with what it requires (``only-NAME``). With
+several API processes, processor time by thread is summed over them.
 
-Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is in
-every result line: an instrument that was late measured itself. Verdicts are those of ``omni_fastpath.compare.verdict``
-over starts, on the rows that were named for it. ``--observe`` adds the event loops' longest callbacks and collections
-of the oldest generation, for which it wraps every callback (`omni_simulated_device.observe`).
+Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is
+in every result line: an instrument that was late measured itself. Verdicts are those of
+``omni_fastpath.compare.verdict`` over starts, on the rows that were named for it. ``--observe`` adds the event loops'
+longest callbacks and collections of the oldest generation, for which it wraps every callback
+(`omni_simulated_device.observe`).
 
 ``profile`` samples the API process with py-spy (to be installed beside) while each arm's server has the load: who holds
 the interpreter's lock, and who is on a processor, by thread and function.
