@@ -16,6 +16,7 @@ from benchmarks.concurrency import report
 from benchmarks.drift.split import drift
 from benchmarks.rigs import driver, results
 from benchmarks.rigs import server_arms as serving
+from benchmarks.rigs.whole_server import Figures
 from omni_fastpath.compare.arm import Arm
 from omni_fastpath.compare.verdict import STARTS, starts_for
 
@@ -58,7 +59,7 @@ def test_a_server_is_told_its_arm_and_nothing_of_this_shell(monkeypatch: pytest.
 # ---- Concurrency ----
 
 
-def _starts(factor: float) -> list[concurrency.Figures]:
+def _starts(factor: float) -> list[Figures]:
     return [
         {str(level): dict.fromkeys(concurrency.FIGURES, factor * (10 + place / 10)) for level in concurrency.LEVELS}
         for place in range(STARTS)

@@ -14,7 +14,7 @@ first one starts at once, later ones start as earlier requests end, which is iss
 arrive at a rate, at the same times for every arm.
 
 Arms: ``stock`` (poll loop) and ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS), both without
-statistics (``-nolog``), ``stock-2api`` (two API processes), ``fastpath`` (its default set), ``fastpath-lean``,
+statistics (``-nolog``) and with two API processes (``-2api``), ``fastpath`` (its default set), ``fastpath-lean``,
 ``fastpath-all`` (every patch of the API process), and each of these alone with what it requires (``only-NAME``). With
 several API processes, processor time by thread is summed over them.
 

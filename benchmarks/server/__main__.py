@@ -25,16 +25,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
+    model: loads.Model = options.model
     levels = options.levels or (LEVELS if options.what == "run" else PROFILED)
     try:
         load = Load(
             levels=(options.rate or RATES) if options.loop == "open" else levels,
             replicas=options.replicas,
             tokens=options.tokens,
-            api=options.api or loads.APIS[options.model][0],
+            api=options.api or loads.APIS[model][0],
             loop=options.loop,
             arrivals=options.arrivals,
-            model=options.model,
+            model=model,
             waves=options.waves,
             requests=options.requests,
         )

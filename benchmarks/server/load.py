@@ -23,9 +23,9 @@ WAVES = 4
 OPEN_REQUESTS = 64
 TTS_STEP_MS = 12.0
 
-APIS: Mapping[str, tuple[str, ...]] = {"qwen3_omni": ("chat", "chat-whole"), "qwen3_tts": ("speech",)}
+APIS: Mapping[Model, tuple[Api, ...]] = {"qwen3_omni": ("chat", "chat-whole"), "qwen3_tts": ("speech",)}
 """What 0.30 serves of each model; of an omni model's speech it says that the chat endpoint is for that."""
-DEPLOYS: Mapping[tuple[str, int], str] = {
+DEPLOYS: Mapping[tuple[Model, int], str] = {
     ("qwen3_omni", 1): "qwen3_omni.yaml",
     ("qwen3_omni", 2): "qwen3_omni_2x.yaml",
     ("qwen3_omni", 4): "qwen3_omni_4x.yaml",

@@ -219,9 +219,9 @@ def _wrap_uvloop() -> None:
     def call_later(self: Any, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
         return later(self, delay, timed, callback, *args, context=context)
 
-    uvloop.Loop.call_soon = call_soon
-    uvloop.Loop.call_soon_threadsafe = call_soon_threadsafe
-    uvloop.Loop.call_later = call_later
+    uvloop.Loop.call_soon = call_soon  # type: ignore[method-assign]
+    uvloop.Loop.call_soon_threadsafe = call_soon_threadsafe  # type: ignore[method-assign]
+    uvloop.Loop.call_later = call_later  # type: ignore[method-assign]
 
 
 def arm() -> None:
