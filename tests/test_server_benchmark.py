@@ -299,10 +299,10 @@ def test_both_kinds_of_loops_are_observed(tmp_path: Path) -> None:
 def test_samples_are_counted_by_thread_and_function() -> None:
     """A function once a sample however often it is on the stack; the loop that all stands on says nothing."""
     raw = """
-thread (0x1): "MainThread";run (loop.py:1);a (x.py:3);b (x.py:9) 6
-thread (0x1): "MainThread";run (loop.py:1);a (x.py:3);a (x.py:3) 3
-thread (0x1): "MainThread";run (loop.py:1);c (y.py:3) 1
-thread (0x2): "orchestrator";run (loop.py:1) 5
+thread (1): MainThread;run (loop.py);a (x.py);b (x.py) 6
+thread (1): MainThread;run (loop.py);a (x.py);a (x.py) 3
+thread (1): MainThread;run (loop.py);c (y.py) 1
+thread (2): orchestrator;run (loop.py) 5
 """
     found = profile.parse(raw)
     assert found.total == {"MainThread": 10, "orchestrator": 5}

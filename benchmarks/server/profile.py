@@ -92,22 +92,15 @@ def parse(raw: str) -> Samples:
         found.total[name] += int(count)
         functions = found.functions.setdefault(name, Counter())
         for frame in set(frames):
-            functions[_function(frame)] += int(count)
+            functions[frame] += int(count)
         if frames:
-            found.leaves.setdefault(name, Counter())[_function(frames[-1])] += int(count)
+            found.leaves.setdefault(name, Counter())[frames[-1]] += int(count)
     return found
 
 
 def _thread(frame: str) -> str:
-    """Its name in Python: py-spy writes ``thread (0x7F..): NAME`` where it knows it, and ids alone where not."""
-    return frame.rpartition(": ")[2].strip('"')
-
-
-def _function(frame: str) -> str:
-    """``FUNCTION (FILE)``, without the line."""
-    name, _, place = frame.rpartition(" (")
-    file = place.rstrip(")").partition(":")[0]
-    return f"{name} ({file})" if name else frame
+    """Its name in Python: py-spy writes ``thread (ID): NAME`` where it knows it, and the id alone where not."""
+    return frame.rpartition(": ")[2]
 
 
 @contextlib.contextmanager
@@ -121,7 +114,7 @@ def sampling(pid: int, options: Sequence[str]) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory(prefix="py-spy-") as folder:
         path = Path(folder) / "raw"
         command = [py_spy(), "record", "--pid", str(pid), "--rate", str(RATE), "--format", "raw", "--threads"]
-        command += ["--function", "--duration", "unlimited", "--output", str(path), *options]
+        command += ["--nolineno", "--duration", "unlimited", "--output", str(path), *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             time.sleep(_START_S)
             try:
