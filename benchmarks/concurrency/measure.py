@@ -71,12 +71,11 @@ def _figures(captures: Sequence[Capture]) -> dict[str, float]:
 
 def run(name: str, subjects: Sequence[Arm], starts: int, levels: Sequence[int] = LEVELS) -> dict[str, list[Figures]]:
     """Figures of so many starts of each arm, in turn; each start is a line in ``results/NAME.jsonl``."""
-    from omni_simulated_device.models import write_qwen3_omni
 
     def start(arm: Arm, model: Path, log: Path) -> Mapping[str, Any]:
         return {"figures": measure(arm, model, log, levels)}
 
-    found = whole_server.run_starts(name, subjects, starts, write_qwen3_omni, start)
+    found = whole_server.run_starts(name, subjects, starts, "qwen3_omni", start)
     return {arm: [each["figures"] for each in lines] for arm, lines in found.items()}
 
 

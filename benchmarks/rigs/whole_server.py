@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +18,12 @@ from omni_fastpath.compare import about, verdict
 from omni_fastpath.compare.arm import Arm
 from omni_fastpath.compare.turns import turns
 from omni_fastpath.compare.verdict import Measure
+from omni_fastpath.releases import installed_release
 
 STEP_MS: Mapping[str, float] = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
 """Fixed part of a step of each stage of Qwen3-Omni, milliseconds: of a large model's length."""
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "models"
 
 FEWEST = 8
 """Requests at the lowest levels."""
@@ -36,6 +42,30 @@ def deploy(name: str) -> Path:
     import omni_simulated_device
 
     return Path(omni_simulated_device.__file__).parent / "deploy" / name
+
+
+def model_folder(kind: str) -> Path:
+    """The folder of one of `omni_simulated_device.models`, written if nobody has yet: seconds, and much to import.
+
+    It lies in ``.cache`` of the checkout, under a name that follows from what writes it.
+    """
+    import omni_simulated_device
+
+    writer = (Path(omni_simulated_device.__file__).parent / "models.py").read_bytes()
+    versions = [f"{name} {installed_release(name)}" for name in ("transformers", "tokenizers")]
+    digest = hashlib.sha256(b"\n".join([writer, *map(str.encode, versions)])).hexdigest()[:12]
+    folder = CACHE / f"{kind}-{digest}"
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as made:
+            command = [sys.executable, "-m", "omni_simulated_device.models", kind, f"{made}/model"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            try:
+                Path(made, "model").rename(folder)
+            except OSError:
+                if not folder.exists():  # else another benchmark was faster
+                    raise
+    return folder
 
 
 def environment(
@@ -74,7 +104,7 @@ def run_starts(
     name: str,
     arms: Sequence[AnArm],
     starts: int,
-    write_model: Callable[[Path], None],
+    kind: str,
     measure: Callable[[AnArm, Path, Path], Mapping[str, Any]],
 ) -> dict[str, list[Mapping[str, Any]]]:
     """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``.
@@ -83,7 +113,7 @@ def run_starts(
         name: Of the benchmark.
         arms: Arms with names of their own.
         starts: Of each arm.
-        write_model: Writes the model folder.
+        kind: Which of `omni_simulated_device.models`.
         measure: One start: from the arm, the model folder and a path for the log to the fields of its line.
 
     Returns:
@@ -91,9 +121,8 @@ def run_starts(
     """
     about.commit()  # of the code that runs, whatever is committed meanwhile
     found: dict[str, list[Mapping[str, Any]]] = {arm.name: [] for arm in arms}
+    model = model_folder(kind)
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        write_model(model)
         for place, (_, arm) in enumerate(turns(arms, starts)):
             results.progress(f"start {place + 1} of {len(arms) * starts}: {arm.name}")
             start = measure(arm, model, Path(folder) / f"{place}.log")

@@ -23,7 +23,7 @@ from benchmarks.rigs import server_arms as arms
 from benchmarks.rigs.capture import Capture, Client, Request, chat_request
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.whole_server import FEWEST, STEP_MS, checked, deploy
+from benchmarks.rigs.whole_server import FEWEST, STEP_MS, checked, deploy, model_folder
 from benchmarks.rigs.whole_server import environment as environment_of
 from benchmarks.save_queue.figures import FELT, LEGEND, Run, compare
 from benchmarks.save_queue.output import save
@@ -61,12 +61,9 @@ QUICK = Plan(runs=1, levels=(1, 8))
 
 def run(plan: Plan) -> None:
     """Start the servers one after another, save the lines and print the tables."""
-    from omni_simulated_device.models import write_qwen3_omni
-
+    model = model_folder("qwen3_omni")
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "qwen3_omni"
-        write_qwen3_omni(model)
         for number, arm in enumerate(ARMS):
             progress(f"server {number + 1} of {len(ARMS)}: {arm.name}")
             found[arm.name] = measure(arm, plan, model, Path(folder) / f"{number}.log")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Literal
 
 from benchmarks.rigs.capture import Capture, Request, chat_request, run_arrivals, run_closed_loop, speech_request
@@ -77,13 +76,6 @@ class Load:
     def deploy(self) -> str:
         """Name of the deploy YAML."""
         return DEPLOYS[self.model, self.replicas]
-
-    @property
-    def write_model(self) -> Callable[[Path], None]:
-        """What writes the model's folder."""
-        from omni_simulated_device.models import WRITERS
-
-        return WRITERS[self.model]
 
     @property
     def stages(self) -> dict[str, dict[str, float]]:

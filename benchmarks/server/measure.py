@@ -117,7 +117,7 @@ def run(
     def start(arm: ServerArm, model: Path, log: Path) -> Start:
         return {"load": load, "observe": observe, **measure(arm, load, model, log, observe=observe)}
 
-    return whole_server.run_starts(name, arms, starts, load.write_model, start)
+    return whole_server.run_starts(name, arms, starts, load.model, start)
 
 
 def judged(load: Load) -> dict[tuple[str, str], Measure]:

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rigs import results
+from benchmarks.rigs import results, whole_server
 from benchmarks.rigs.whole_server import checked
 from benchmarks.server import observed
 from benchmarks.server.arms import ServerArm
@@ -138,9 +138,8 @@ def run(arms: Sequence[ServerArm], load: Load) -> None:
         NoPySpyError: There is no py-spy.
     """
     py_spy()
+    model = whole_server.model_folder(load.model)
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
-        load.write_model(model)
         found: dict[str, dict[str, Samples]] = {}
         for arm in arms:
             results.progress(f"profile: {arm.name}")
