@@ -16,7 +16,7 @@ from benchmarks.server.measure import Start, judged
 from omni_fastpath.compare import about, verdict
 
 LATE_MS = 1.0
-"""Engines whose steps are later than this, 99 of 100, kept no time."""
+"""Where 99 of 100 steps of an engine are not within this, the table says so."""
 
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -82,4 +82,4 @@ def kept(found: Mapping[str, Sequence[Start]]) -> str:
         return "The light engines said nothing of their time."
     half, most = (max(engine[name] for engine in engines) for name in ("late_p50_ms", "late_p99_ms"))
     said = f"Light engines late by {half:.2f} ms (half of the steps, worst engine), {most:.2f} ms (99 of 100)"
-    return f"{said}: they kept no time, and what is above measures them too." if most > LATE_MS else f"{said}."
+    return f"{said}: more than {LATE_MS:g} ms, which is in the figures above." if most > LATE_MS else f"{said}."
