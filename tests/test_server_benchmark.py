@@ -150,7 +150,7 @@ def test_every_arm_gets_the_same_requests_at_the_same_times() -> None:
 
 def test_what_upstream_does_not_serve_is_refused() -> None:
     """Speech is for models that do nothing else."""
-    with pytest.raises(ValueError, match="does not serve of qwen3_omni; allowed: chat, chat-whole"):
+    with pytest.raises(ValueError, match="serves of qwen3_tts and not of qwen3_omni; allowed: chat, chat-whole"):
         Load(api="speech")
     with pytest.raises(ValueError, match="replicas: found 4, allowed for qwen3_tts: 1"):
         Load(api="speech", model="qwen3_tts", replicas=4)

@@ -64,9 +64,9 @@ class Load:
 
     def __post_init__(self) -> None:
         if self.api not in APIS[self.model]:
-            allowed = ", ".join(APIS[self.model])
+            allowed, served = ", ".join(APIS[self.model]), ", ".join(model for model in APIS if self.api in APIS[model])
             raise ValueError(
-                f"api: found {self.api}, which vLLM-Omni does not serve of {self.model}; allowed: {allowed}"
+                f"api: found {self.api}, which vLLM-Omni serves of {served} and not of {self.model}; allowed: {allowed}"
             )
         if (self.model, self.replicas) not in DEPLOYS:
             allowed = ", ".join(str(replicas) for model, replicas in DEPLOYS if model == self.model)
