@@ -297,9 +297,9 @@ def test_both_kinds_of_loops_are_observed(tmp_path: Path) -> None:
 
 
 def test_samples_are_counted_by_thread_and_function() -> None:
-    """A function once a sample however often it is on the stack; the loop that all stands on says nothing."""
+    """A function once a sample however often it is on the stack; the loops that all stands on say nothing."""
     raw = """
-thread (1): MainThread;run (loop.py);a (x.py);b (x.py) 6
+thread (1): MainThread;run (loop.py);handle (asyncio/events.py);a (x.py);b (x.py) 6
 thread (1): MainThread;run (loop.py);a (x.py);a (x.py) 3
 thread (1): MainThread;run (loop.py);c (y.py) 1
 thread (2): orchestrator;run (loop.py) 5

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.rigs import results, whole_server
 from benchmarks.rigs.whole_server import checked
-from benchmarks.server import observed
+from benchmarks.server import observed, threads
 from benchmarks.server.arms import ServerArm
 from benchmarks.server.load import Load
 from benchmarks.server.measure import api_processes, serving
@@ -31,6 +31,11 @@ RATE = 200
 SHOWN = 15
 ALL_OF_IT = 0.9
 """A function in more of a thread's samples than this says nothing: the loop itself and what runs it."""
+PLUMBING = (
+    *("asyncio/", "uvloop/", "threading.py", "concurrent/", "contextlib.py", "functools.py", "contextvars.py"),
+    *("uvicorn/", "starlette/", "fastapi/", "anyio/", "prometheus_fastapi_instrumentator/"),
+)
+"""Files whose functions only call others."""
 THREADS = {observed.FRONT_END: "front end", observed.ORCHESTRATOR: "orchestrator"}
 KINDS = {"holding the lock": ("--gil",), "on a processor": ()}
 """What is sampled: threads that hold the interpreter's lock, threads that are not idle."""
@@ -71,12 +76,15 @@ class Samples:
     leaves: dict[str, Counter[str]] = field(default_factory=dict)
 
     def shares(self, thread: str) -> list[tuple[str, float, float]]:
-        """Functions of a thread, the largest first, with their share of its samples: with what they call, and alone."""
+        """Functions of a thread, the largest first, with their share of its samples: with what they call, and alone.
+
+        Left out is what says nothing: `PLUMBING`, and what is in nearly all of them.
+        """
         total = self.total[thread]
         return [
             (name, count / total, self.leaves[thread][name] / total)
             for name, count in self.functions.get(thread, Counter()).most_common()
-            if count <= ALL_OF_IT * total
+            if count <= ALL_OF_IT * total and not name.rpartition(" (")[2].startswith(PLUMBING)
         ]
 
 
@@ -151,7 +159,9 @@ def run(arms: Sequence[ServerArm], load: Load) -> None:
 def _profile(arm: ServerArm, load: Load, model: Path, log: Path) -> dict[str, Samples]:
     found = {}
     with serving(arm, load, model, log) as server:
-        pid = min(api_processes(server))
+        pids = api_processes(server)
+        total = {pid: sum(used for _, used in of.values()) for pid, of in threads.used(pids).items()}
+        pid = max(pids, key=lambda pid: total[pid])
         for kind, options in KINDS.items():
             with sampling(pid, options) as raw:
                 for level in load.levels:
@@ -177,10 +187,10 @@ def show(found: Mapping[str, Mapping[str, Samples]], load: Load) -> None:
     for kind in KINDS:
         for arm, samples in ((arm, kinds[kind]) for arm, kinds in found.items()):
             everything = samples.total.total() or 1
-            threads = ", ".join(
+            who = ", ".join(
                 f"{THREADS.get(name, name)} {n / everything:.0%}" for name, n in samples.total.most_common(4)
             )
-            table = Table(title=f"{arm}, {kind}: {load}, {levels}; {threads} of {everything} samples")
+            table = Table(title=f"{arm}, {kind}: {load}, {levels}; {who} of {everything} samples")
             table.add_column("thread")
             table.add_column("function, with what it calls")
             table.add_column("share", justify="right")
