@@ -67,7 +67,7 @@ def test_figures_tell_the_first_wave_from_later_ones() -> None:
     ]
     cpu_s = {threads.FRONT_END: 0.4, threads.ORCHESTRATOR: 0.2, threads.SOCKETS: 0.0, threads.OTHERS: 0.2}
     found = figures.figures(captures, 2, cpu_s)
-    assert set(found) == set(figures.FIGURES) - {figures.TTFP, figures.TTFP_P99, *observed.FIGURES}
+    assert set(found) == set(figures.FIGURES) - {figures.TTFP, figures.TTFP_P99, figures.CLIENT_MS, *observed.FIGURES}
     assert found[figures.FIRST_TTFP] == pytest.approx(100)
     assert found[figures.LATER_TTFP] == pytest.approx(350)
     assert found[figures.THROUGHPUT] == pytest.approx(4 / 6.0)
@@ -79,6 +79,21 @@ def test_figures_tell_the_first_wave_from_later_ones() -> None:
     whole = figures.figures(captures, 2, cpu_s, streamed=False)
     assert not {figures.FIRST_TTFP, figures.LATER_TTFP, figures.GAP} & whole.keys()
     assert whole[figures.E2E] == pytest.approx(700)
+
+
+def test_requests_are_told_in_the_order_of_starting() -> None:
+    """With their times since they started; nothing where there was nothing."""
+    late, early = capture(0, 7.0, [(0.3, 1.0)]), capture(1, 5.0, [(0.1, 1.0), (0.6, 1.0)])
+    late.events = []
+    first, second = figures.by_request([late, early])
+    assert first == {
+        "started_s": 0,
+        "first_text_s": 0.1,
+        "first_audio_s": 0.1,
+        "ended_s": 0.6,
+        "largest_gap_s": 0.5,
+    }
+    assert (second["started_s"], second["first_audio_s"], second["largest_gap_s"]) == (2, None, None)
 
 
 def test_speech_has_no_header() -> None:

@@ -28,6 +28,8 @@ DRY = "audio ran dry p99, ms"
 FRONT_MS = "front end, CPU ms/request"
 ORCHESTRATOR_MS = "orchestrator, CPU ms/request"
 PROCESS_A_SECOND = "API process, CPU ms/s of audio"
+CLIENT_MS = "client, CPU ms/request"
+"""The instrument's own: it has the same processors."""
 
 FIGURES = (
     THROUGHPUT,
@@ -45,6 +47,7 @@ FIGURES = (
     FRONT_MS,
     ORCHESTRATOR_MS,
     PROCESS_A_SECOND,
+    CLIENT_MS,
     *observed.FIGURES,
 )
 """In the order of the table; a load has those that it can have."""
@@ -74,7 +77,7 @@ def ran_dry_s(packets: Sequence[tuple[float, float]]) -> float:
 def figures(
     captures: Sequence[Capture], first_wave: int, cpu_s: Mapping[str, float], *, streamed: bool = True
 ) -> dict[str, float]:
-    """Of one level: those of `FIGURES` that do not take an observer; NaN where there is nothing to count.
+    """Of one level: those of `FIGURES` that client and kernel tell; NaN where there is nothing to count.
 
     Args:
         captures: Of all requests.
@@ -95,6 +98,25 @@ def figures(
         ORCHESTRATOR_MS: 1000 * cpu_s[ORCHESTRATOR] / len(captures),
         PROCESS_A_SECOND: 1000 * sum(cpu_s.values()) / audio_s if audio_s else math.nan,
     }
+
+
+def by_request(captures: Sequence[Capture]) -> list[dict[str, float | None]]:
+    """Each request in the order of starting: when it did since the first one, and its times since then, seconds."""
+    ordered = sorted(captures, key=lambda capture: capture.started_at_s)
+    return [
+        {
+            "started_s": round(capture.started_at_s - ordered[0].started_at_s, 4),
+            "first_text_s": _rounded(capture.ttft_s),
+            "first_audio_s": _rounded(capture.ttfp_s),
+            "ended_s": _rounded(capture.e2e_s),
+            "largest_gap_s": _rounded(max(capture.audio_gaps_s, default=None)),
+        }
+        for capture in ordered
+    ]
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from benchmarks.rigs.whole_server import FEWEST, checked, measure_of
 from benchmarks.server import observed, threads
 from benchmarks.server.arms import ServerArm
 from benchmarks.server.figures import (
+    CLIENT_MS,
     E2E,
     E2E_P99,
     FIRST_TTFP,
@@ -24,13 +26,15 @@ from benchmarks.server.figures import (
     THROUGHPUT,
     TTFP,
     TTFP_P99,
+    by_request,
     figures,
 )
 from benchmarks.server.load import Load
 from omni_fastpath.compare.verdict import Measure
 
 Start = Mapping[str, Any]
-"""Of one start: ``figures`` by level and name, ``engines`` by engine, ``seen`` by level, ``start_s``, ``stop_s``."""
+"""Of one start: ``figures`` by level and name, ``requests`` and ``seen`` by level, ``engines`` by engine, ``start_s``
+and ``stop_s``."""
 
 _LATE = re.compile(
     r"LightEngine_(\S+): (\d+) steps, ([\d.]+) us of work each, late by ([\d.]+) ms .*?, ([\d.]+) ms \(99"
@@ -75,6 +79,7 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool
         RuntimeError: A request failed, or the server was not what its arm says.
     """
     found: dict[str, dict[str, float]] = {}
+    requests: dict[str, list[dict[str, float | None]]] = {}
     seen: dict[str, Sequence[observed.Seen]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="seen-") as folder,
@@ -84,16 +89,19 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool
         for level in load.levels:
             if observe:
                 observed.ask(Path(folder), pids)
-            before = threads.used(pids)
+            before, mine_s = threads.used(pids), time.process_time()
             captures = checked(load.run(server.url, level), audio=True)
-            cpu_s = threads.spent(pids, before, threads.used(pids))
+            cpu_s, mine_s = threads.spent(pids, before, threads.used(pids)), time.process_time() - mine_s
             found[f"{level:g}"] = figures(captures, load.first_wave(level), cpu_s, streamed=load.streamed)
+            found[f"{level:g}"][CLIENT_MS] = 1000 * mine_s / len(captures)
+            requests[f"{level:g}"] = by_request(captures)
             if observe:
                 seen[f"{level:g}"] = observed.ask(Path(folder), pids)
                 found[f"{level:g}"] |= observed.figures(seen[f"{level:g}"])
     assert server.shutdown is not None
     return {
         "figures": found,
+        "requests": requests,
         "engines": kept_time(log.read_text(encoding="utf-8", errors="replace")),
         "seen": seen,
         "start_s": server.start_s,
