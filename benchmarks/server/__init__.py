@@ -25,5 +25,5 @@ longest callbacks and collections of the oldest generation, for which it wraps e
 (`omni_simulated_device.observe`).
 
 ``profile`` samples the API process with py-spy (to be installed beside) while each arm's server has the load: who holds
-the interpreter's lock, and who is on a processor, by thread and function.
+the interpreter's lock, and who is not idle, by thread and function.
 """
