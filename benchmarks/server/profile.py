@@ -38,8 +38,8 @@ PLUMBING = (
 """Files whose functions only call others."""
 THREADS = {observed.FRONT_END: "front end", observed.ORCHESTRATOR: "orchestrator"}
 KINDS = {"holding the lock": ("--gil",), "not idle": ()}
-"""What is sampled: threads that hold the interpreter's lock, and those that py-spy does not take for idle, of which some
-wait."""
+"""What is sampled: threads that hold the interpreter's lock, and those that py-spy does not take for idle,
+of which some wait."""
 
 _START_S = 2.0
 _STOP_S = 60.0
