@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_model_folder_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
         Path(command[-1]).mkdir()
 
     monkeypatch.setattr(whole_server, "CACHE", tmp_path / "models")
-    monkeypatch.setattr(whole_server.subprocess, "run", write)
+    monkeypatch.setattr(subprocess, "run", write)
     folder = whole_server.model_folder("qwen3_tts")
     assert whole_server.model_folder("qwen3_tts") == folder
     assert list((tmp_path / "models").iterdir()) == [folder]

@@ -27,7 +27,7 @@ def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def show(found: Mapping[str, Sequence[Start]], load: Load) -> None:
-    """A row for each level and figure: each arm's median, the widest ratio of two of its starts; then the verdicts."""
+    """A row for each level and figure: medians, the widest ratio of an arm's starts; verdicts, given two arms."""
     starts = max(len(each) for each in found.values())
     table = Table(
         title=f"Whole server on light engines: {load}; {starts} starts an arm: median; "
@@ -44,7 +44,8 @@ def show(found: Mapping[str, Sequence[Start]], load: Load) -> None:
             table.add_row(f"{level:g}", name, *medians, apart, end_section=name == shown[-1])
     console = Console(width=max(120, 50 + 16 * len(found)))
     console.print(table)
-    _show_verdicts(console, found, load)
+    if pairs(list(found)):
+        _show_verdicts(console, found, load)
     print(kept(found), about.line(), sep="\n")
 
 
