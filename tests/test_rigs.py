@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ pytest.importorskip("omni_simulated_device")
 from benchmarks.concurrency import measure as concurrency
 from benchmarks.concurrency import report
 from benchmarks.drift.split import drift
-from benchmarks.rigs import driver, results
+from benchmarks.rigs import driver, results, whole_server
 from benchmarks.rigs import server_arms as serving
+from benchmarks.rigs.whole_server import Figures
 from omni_fastpath.compare.arm import Arm
 from omni_fastpath.compare.verdict import STARTS, starts_for
 
@@ -55,10 +57,40 @@ def test_a_server_is_told_its_arm_and_nothing_of_this_shell(monkeypatch: pytest.
     assert serving.roles(1, 2) == {"api", "stage0_replica0", "stage0_replica1"}
 
 
+# ---- Whole servers ----
+
+
+def test_a_model_folder_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The next benchmark finds it; nothing is left of the writing."""
+    written = []
+
+    def write(command: list[str], **_: object) -> None:
+        written.append(command)
+        Path(command[-1]).mkdir()
+
+    monkeypatch.setattr(whole_server, "CACHE", tmp_path / "models")
+    monkeypatch.setattr(subprocess, "run", write)
+    folder = whole_server.model_folder("qwen3_tts")
+    assert whole_server.model_folder("qwen3_tts") == folder
+    assert list((tmp_path / "models").iterdir()) == [folder]
+    assert len(written) == 1
+
+
+def test_a_row_without_a_figure_gets_no_verdict() -> None:
+    """And without one of the primary row nothing is judged."""
+    names = ("first, ms", "second, ms")
+    rows = {("4", name): whole_server.measure_of(4, name) for name in names}
+    full = [{"4": dict.fromkeys(names, 1 + place / 10)} for place in range(STARTS)]
+    second_only, first_only = ([{"4": {name: start["4"][name]}} for start in full] for name in reversed(names))
+    assert set(whole_server.judge(full, full, rows)) == {"first at 4", "second at 4"}
+    assert set(whole_server.judge(full, first_only, rows)) == {"first at 4"}
+    assert whole_server.judge(second_only, full, rows) == {}
+
+
 # ---- Concurrency ----
 
 
-def _starts(factor: float) -> list[concurrency.Figures]:
+def _starts(factor: float) -> list[Figures]:
     return [
         {str(level): dict.fromkeys(concurrency.FIGURES, factor * (10 + place / 10)) for level in concurrency.LEVELS}
         for place in range(STARTS)

@@ -13,6 +13,7 @@ from benchmarks.concurrency import measure as calm_server
 from benchmarks.replay import __main__ as replay
 from benchmarks.replay import report, subjects
 from benchmarks.rigs.results import progress
+from benchmarks.rigs.whole_server import model_folder
 from benchmarks.save_queue import whole_server
 from benchmarks.save_queue.figures import pooled
 from benchmarks.save_queue.subjects import ON, STOCK, Arm
@@ -98,13 +99,10 @@ def _figure(line: Mapping[str, Any]) -> float:
 
 def slow_receiver(effort: Effort) -> Cells:
     """The whole server on the simulated device: 16 streams, the sends of one of them take 200 ms; the other 15."""
-    from omni_simulated_device.models import write_qwen3_omni
-
     plan = whole_server.Plan(runs=effort.slow_runs, levels=(), kinds=("alone", SLOW_KIND))
     found: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in SLOW_ARMS}
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "qwen3_omni"
-        write_qwen3_omni(model)
+        model = model_folder("qwen3_omni")
         for place, (_, arm) in enumerate(turns(SLOW_ARMS, effort.starts)):
             progress(f"server {place + 1} of {len(SLOW_ARMS) * effort.starts}: {arm.name}")
             found[arm.name].append(whole_server.measure(arm, plan, model, Path(folder) / f"{place}.log"))

@@ -236,6 +236,23 @@ def test_silent_outputs_come_before_each_with_audio(tmp_path: Any) -> None:
     assert heard == [False, False, False, True] * (len(heard) // 4)
 
 
+def test_a_stage_that_nobody_sees_sends_only_ends(tmp_path: Any) -> None:
+    """As a talker does on model runner v2: one entry a request, and code2wav gets all of its frames."""
+    made = [
+        Client(msgspec.structs.replace(spec(stage, tmp_path), ends_only=stage == 1), tmp_path) for stage in range(3)
+    ]
+    try:
+        ask(made, "one")
+        [end] = made[1].outputs_of("one")
+        audio = made[2].outputs_of("one")
+    finally:
+        for each in made:
+            each.close()
+    assert end.finish_reason is not None
+    frames = sum(each.multimodal_output["model_outputs"].shape[1] // 1920 for each in audio)
+    assert frames == end.num_generation_tokens - 1
+
+
 def test_the_process_ends_with_its_last_engine(tmp_path: Any) -> None:
     """Engines share one process, which is gone when the last of them is."""
     made = [Client(spec(stage, tmp_path), tmp_path) for stage in range(2)]
