@@ -330,7 +330,8 @@ def _of_outputs(stream: Stream, stock: Any, patched: Any, *, complete: bool, sen
         yield f"{name}: its chunks are left in the connector"
     if more := patched.state[name] - stock.state[name]:
         yield f"{name}: the adapter still has {sorted(more)}"
-    if sent and stock.received[name] != patched.received[name] and len(stock.puts[name]) == len(patched.puts[name]):
+    puts = [len(arm.puts.get(name, [])) for arm in (stock, patched)]
+    if sent and stock.received[name] != patched.received[name] and puts[0] == puts[1]:
         yield f"{name}: {patched.received[name]} chunks received instead of {stock.received[name]}"
 
 

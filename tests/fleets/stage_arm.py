@@ -424,7 +424,7 @@ class Arm(Rig):
             self._next[stream.external] = 0
             if before is not None and self.fleet.connector == "memory":  # which has no clean-up
                 chunks = self.connector.store.chunks
-                for key in [each for each in chunks if each.startswith(f"{self.prefix}{stream.external}_")]:
+                for key in [each for each in list(chunks) if each.startswith(f"{self.prefix}{stream.external}_")]:
                     del chunks[key]
             resumable = bool(stream.segments)
             self.scheduler.add_request(self._request(stream, stream.prompt, stream.tokens, 0, resumable=resumable))
@@ -623,7 +623,7 @@ class Arm(Rig):
         stage = self.fleet.stage
         store = getattr(self.connector, "store", None)
         if store is not None:
-            return any(key.startswith(f"{external}_{stage}_") for key in store.chunks)
+            return any(key.startswith(f"{external}_{stage}_") for key in list(store.chunks))
         return any(path.name.startswith(f"{external}_{stage}_") for path in SHARED_MEMORY.iterdir())
 
     def _join(self) -> None:
