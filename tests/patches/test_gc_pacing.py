@@ -21,11 +21,13 @@ MANY = 64
 
 @pytest.fixture(autouse=True)
 def _pythons_own() -> Iterator[None]:
-    """A collector as Python begins, before and afterwards."""
+    """A collector as Python begins, and as upstream leaves it: what is there already is frozen, so that it is fast."""
     from omni_fastpath.patches.gc_pacing.pacing import PYTHONS_OWN
 
     before = gc.get_threshold()
     gc.set_threshold(*PYTHONS_OWN)
+    gc.collect()
+    gc.freeze()
     yield
     gc.set_debug(0)
     gc.enable()
@@ -204,7 +206,7 @@ def test_quiet_ones_take_a_thousandth_of_the_time_at_most(monkeypatch: pytest.Mo
 def test_the_start_is_frozen_once_and_with_nobody_there() -> None:
     """Not while one is live, not at a bound, not twice; later cycles are freed as ever."""
     with paced(at_most_s=1) as pacing:
-        before = gc.get_freeze_count()
+        before, kept = gc.get_freeze_count(), [[number] for number in range(2000)]
         for live in (1, MANY):
             pacing.live = live
             pacing.time.now_s += 1000
@@ -218,8 +220,9 @@ def test_the_start_is_frozen_once_and_with_nobody_there() -> None:
             pacing.time.now_s += 1000
             pacing.look()
             assert not Node.alive
-        assert gc.get_freeze_count() - before == pacing.counters["frozen"] > 1000
         assert pacing.counters["quiet"] == 3
+        assert pacing.counters["frozen"] > len(kept)
+        assert gc.get_freeze_count() - before > len(kept)
 
 
 def test_it_can_be_left_out() -> None:
