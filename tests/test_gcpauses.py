@@ -85,7 +85,7 @@ sys.argv = json.loads(sys.argv[1])
 from omni_fastpath import config, gcpauses
 from omni_fastpath.activation import ACTIVATION
 from omni_fastpath.patches import PATCHES
-ACTIVATION.take_effect(config.resolve([], {"OMNI_FASTPATH": "0", "OMNI_FASTPATH_ON_UNSUPPORTED": "warn"}, PATCHES), None)
+ACTIVATION.take_effect(config.resolve([], {"OMNI_FASTPATH": "0"}, PATCHES), None)
 print(gcpauses.PAUSES in gc.callbacks)
 """
 

@@ -27,7 +27,7 @@ Fragility:
     Upstream's freeze at the end of ``lifespan``'s start is what tells that it serves. Read: ``request_states`` of the
     front end, ``sessions`` of a duplex one.
 Upstream thread:
-    None. Elsewhere: sglang issue #28067 (collections put off to idle times), dynamo PR #12177.
+    vllm PR #24008 (the heap of the start is frozen). Elsewhere: sglang PR #28067 (collections put off to idle times).
 Remove when:
     Upstream paces full collections, or every supported Python collects the oldest generation in small steps.
 """
