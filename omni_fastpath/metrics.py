@@ -181,7 +181,7 @@ def _pause_family(processes: Iterable[_Pauses]) -> Any:
     for (process, _, _), found, took in processes:
         counts[process] = [a + b for a, b in zip(counts.get(process, [0] * len(found)), found, strict=True)]
         seconds[process] = seconds.get(process, 0.0) + took
-    ends = [floatToGoString(each) for each in (*gcpauses.BOUNDS_S, float("inf"))]
+    ends = [floatToGoString(each) for each in (*gcpauses.BOUNDS_S, float("inf"))]  # type: ignore[no-untyped-call]
     for process, found in counts.items():
         buckets = list(zip(ends, itertools.accumulate(found), strict=True))
         family.add_metric([process], buckets, seconds[process])

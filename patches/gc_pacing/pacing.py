@@ -95,10 +95,10 @@ class Pacing:
             self._runtime.counters["late"] += 1
 
     def _can_wait_no_longer(self, now_s: float) -> bool:
-        return (
-            now_s - self._last_s >= self._options.at_most_s
-            or sys.getallocatedblocks() - self._blocks >= self._options.at_most_objects
-        )
+        if now_s - self._last_s >= self._options.at_most_s:
+            return True
+        more = sys.getallocatedblocks() - self._blocks
+        return bool(more >= self._options.at_most_objects)
 
     def _collect(self, *, nobody: bool) -> None:
         began_s = perf_counter()

@@ -111,7 +111,7 @@ def _no_nodes() -> None:
 
 def full_collections() -> int:
     """Of this process since it began."""
-    return gc.get_stats()[2]["collections"]
+    return int(gc.get_stats()[2]["collections"])
 
 
 def old_garbage() -> None:
@@ -129,7 +129,8 @@ def test_python_makes_no_full_collection_by_itself() -> None:
 
     def grow() -> int:
         gc.collect()
-        before, kept = full_collections(), []
+        before = full_collections()
+        kept: list[Any] = []
         for _ in range(400_000):
             kept.append([kept])
         return full_collections() - before
@@ -274,11 +275,12 @@ async def test_an_operators_own_setting_wins(setting: str) -> None:
     def thresholds_now() -> tuple[Any, ...]:
         return gc.get_threshold(), gc.isenabled(), gc.get_debug()
 
-    {
-        "gc.disable()": gc.disable,
-        "gc.set_debug()": lambda: gc.set_debug(gc.DEBUG_UNCOLLECTABLE),
-        "gc.set_threshold(50000, 20, 20)": lambda: gc.set_threshold(50000, 20, 20),
-    }[setting]()
+    if "disable" in setting:
+        gc.disable()
+    elif "debug" in setting:
+        gc.set_debug(gc.DEBUG_UNCOLLECTABLE)
+    else:
+        gc.set_threshold(50_000, 20, 20)
     before = thresholds_now()
     with installed() as entry:
         async with serving():
