@@ -10,6 +10,7 @@ from collections.abc import Collection
 from omni_fastpath import commandline, handoff, install, metrics, spawned
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Process, State
+from omni_fastpath.gcpauses import PAUSES
 from omni_fastpath.install import RefusedError
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.master import HANDOFF
@@ -114,9 +115,12 @@ class Activation:
                 self._publisher.update(source)
                 return
             kind = process_kind()
+            is_server = self._hooks_listen and kind is Process.SERVER  # a stage serves no metrics
+            if is_server and commandline.is_serve(sys.argv[1:]):
+                PAUSES.watch()
             self._publisher = Publisher(kind, source)
             self._publisher.start()
-            if self._hooks_listen and kind is Process.SERVER:  # a stage serves no metrics
+            if is_server:
                 try:
                     metrics.export(kind)
                 except Exception:

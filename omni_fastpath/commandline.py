@@ -14,6 +14,11 @@ _SHORTEST = "--hea"
 """argparse takes any beginning that no other option has; ``--he`` could be ``--help``."""
 
 
+def is_serve(arguments: Sequence[str]) -> bool:
+    """Whether these arguments, without the program, are those of ``vllm serve --omni``, with a front end or without."""
+    return arguments[:1] == ["serve"] and "--omni" in arguments
+
+
 def is_headless(arguments: Sequence[str]) -> bool:
     """Whether these arguments, without the program, are those of a headless server.
 

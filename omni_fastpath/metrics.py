@@ -11,10 +11,10 @@ import itertools
 import multiprocessing
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from omni_fastpath import processid, statefile
+from omni_fastpath import gcpauses, processid, statefile
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger, logger
 from omni_fastpath.seams import MARK, is_ours
@@ -44,6 +44,14 @@ class _Record(NamedTuple):
     counters: Mapping[str, int]
 
 
+class _Pauses(NamedTuple):
+    """What one process has of ``omni_fastpath.gcpauses``."""
+
+    where: _Where
+    counts: Sequence[int]
+    seconds: float
+
+
 class Collector:
     """Reads the tree when Prometheus is scraped; costs nothing otherwise, and never fails a scrape.
 
@@ -61,12 +69,14 @@ class Collector:
     def collect(self) -> Iterable[Any]:
         """The metric families; of this process alone when the state files cannot be read."""
         try:
-            records = list(self._here())
+            processes = [(self._own, self._here())]
             try:
-                records += list(_elsewhere())
+                processes += list(_elsewhere())
             except Exception as error:
                 self._complain("the state files cannot be read, /metrics shows this process alone", error)
-            return _families(records, self._declared())
+            records = [record for where, snapshot in processes for record in _records(where, snapshot)]
+            pauses = [found for where, snapshot in processes if (found := _pauses(where, snapshot))]
+            return [*_families(records, self._declared()), _pause_family(pauses)]
         except Exception as error:
             self._complain("/metrics goes without the patches", error)
             return []
@@ -75,9 +85,9 @@ class Collector:
         """Nothing to check for duplicates at registration."""
         return []
 
-    def _here(self) -> Iterator[_Record]:
-        for name, entry in self._ledger.snapshot().items():
-            yield _Record(name, self._role, self._own, entry["state"], entry["counters"])
+    def _here(self) -> dict[str, Any]:
+        """What a state file of this process would say now, as far as it is shown."""
+        return {"role": self._role, "patches": self._ledger.snapshot(), "gc_pauses": gcpauses.PAUSES.snapshot()}
 
     def _declared(self) -> dict[str, Patch]:
         from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - other processes may have patches that we have not
@@ -129,8 +139,8 @@ def _root() -> int:
     return parent.pid if parent is not None and is_worker and parent.pid else os.getpid()
 
 
-def _elsewhere() -> Iterator[_Record]:
-    """The records of the tree's other processes."""
+def _elsewhere() -> Iterator[tuple[_Where, dict[str, Any]]]:
+    """The state files of the tree's other processes."""
     root = _root()
     snapshots = {snapshot["pid"]: snapshot for snapshot in statefile.read_live()}
     for pid, snapshot in snapshots.items():
@@ -140,9 +150,42 @@ def _elsewhere() -> Iterator[_Record]:
         # A stage's worker has its stage from the engine process above it.
         line = [snapshot, *(snapshots[each] for each in above if each in snapshots)]
         stage, replica = next(((s["stage"], s["replica"]) for s in line if s["stage"] is not None), (None, None))
-        where = _where(snapshot["role"], snapshot["process_name"], stage, replica)
-        for name, record in snapshot["patches"].items():
-            yield _Record(name, snapshot["role"], where, record["state"], record["counters"])
+        yield _where(snapshot["role"], snapshot["process_name"], stage, replica), snapshot
+
+
+def _records(where: _Where, snapshot: Mapping[str, Any]) -> Iterator[_Record]:
+    for name, record in snapshot["patches"].items():
+        yield _Record(name, snapshot["role"], where, record["state"], record["counters"])
+
+
+def _pauses(where: _Where, snapshot: Mapping[str, Any]) -> _Pauses | None:
+    """None of a process that does not watch them, and of one whose buckets are another version's."""
+    found = snapshot["gc_pauses"]
+    if found is None or len(found["counts"]) != len(gcpauses.BOUNDS_S) + 1:
+        return None
+    return _Pauses(where, found["counts"], found["seconds"])
+
+
+def _pause_family(processes: Iterable[_Pauses]) -> Any:
+    """A histogram of each process; of processes with the same labels the pauses are added."""
+    from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415
+    from prometheus_client.utils import floatToGoString  # noqa: PLC0415
+
+    family = HistogramMetricFamily(
+        "omni_fastpath_gc_pause_seconds",
+        "How long the process stood still for a garbage collection of the oldest generation",
+        labels=["process"],
+    )
+    counts: dict[str, list[int]] = {}
+    seconds: dict[str, float] = {}
+    for (process, _, _), found, took in processes:
+        counts[process] = [a + b for a, b in zip(counts.get(process, [0] * len(found)), found, strict=True)]
+        seconds[process] = seconds.get(process, 0.0) + took
+    ends = [floatToGoString(each) for each in (*gcpauses.BOUNDS_S, float("inf"))]  # type: ignore[no-untyped-call]
+    for process, found in counts.items():
+        buckets = list(zip(ends, itertools.accumulate(found), strict=True))
+        family.add_metric([process], buckets, seconds[process])
+    return family
 
 
 def _families(records: Iterable[_Record], declared: Mapping[str, Patch]) -> list[Any]:

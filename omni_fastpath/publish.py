@@ -17,6 +17,7 @@ from typing import Any
 
 from omni_fastpath import __version__, statefile
 from omni_fastpath.declare import Process, State
+from omni_fastpath.gcpauses import PAUSES
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import installed_release, vllm_release
 
@@ -90,9 +91,10 @@ class Publisher:
             return  # a forked child's: it has inherited the parent's file, and perhaps a lock that nobody will open
         with self._lock:
             patches = LEDGER.snapshot()
+            now = {"patches": patches, "gc_pauses": PAUSES.snapshot()}
             try:
-                if patches != self._last or self._is_lost():
-                    self._write(patches)
+                if now != self._last or self._is_lost():
+                    self._write(now)
             except Exception as error:
                 self._complain("the state file cannot be written, status will not show this", error)
             if any(entry["state"] != State.OFF.value for entry in patches.values()):
@@ -103,7 +105,7 @@ class Publisher:
         path = statefile.path()
         return path != self._path or not path.exists()
 
-    def _write(self, patches: dict[str, Any]) -> None:
+    def _write(self, now: dict[str, Any]) -> None:
         path = statefile.write(
             {
                 "role": self._process.value,
@@ -113,10 +115,10 @@ class Publisher:
                 **self._releases,
                 "updated": time.time(),
                 "source": self._source,
-                "patches": patches,
+                **now,
             }
         )
-        before, self._path, self._last = self._path, path, patches
+        before, self._path, self._last = self._path, path, now
         if before is not None and before != path:
             before.unlink(missing_ok=True)
 

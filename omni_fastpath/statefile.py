@@ -48,6 +48,15 @@ class PatchRecord(BaseModel):
     counters: dict[str, int] = {}
 
 
+class GcPauses(BaseModel):
+    """Pauses of a process for collections of the oldest generation (``omni_fastpath.gcpauses``)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    counts: list[int]
+    seconds: float
+
+
 class Snapshot(BaseModel):
     """A state file."""
 
@@ -69,6 +78,7 @@ class Snapshot(BaseModel):
     updated: float
     source: str | None
     patches: dict[str, PatchRecord]
+    gc_pauses: GcPauses | None = None
 
     @property
     def process(self) -> ProcessId:

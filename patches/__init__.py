@@ -48,6 +48,7 @@ from omni_fastpath.declare import Patch
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
 from omni_fastpath.patches.final_output_wakeup import PATCH as FINAL_OUTPUT_WAKEUP
 from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
+from omni_fastpath.patches.gc_pacing import PATCH as GC_PACING
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
 from omni_fastpath.patches.lean_processing import PATCH as LEAN_PROCESSING
 from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUEUE
@@ -61,5 +62,6 @@ PATCHES: tuple[Patch, ...] = (
     FORWARD_GATE,
     LEAN_FRONT_END,
     LEAN_PROCESSING,
+    GC_PACING,
 )
 """Every patch; a patch stands after those that it requires."""

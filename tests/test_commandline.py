@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.commandline import is_headless
+from omni_fastpath.commandline import is_headless, is_serve
 
 SERVE = ["serve", "model", "--omni"]
 
@@ -101,3 +101,18 @@ def test_a_pipe_is_left_to_vllm(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
     assert not is_headless(["serve", "--omni", "--config", str(pipe)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "served"),
+    [
+        (SERVE, True),
+        (SERVE[:2], False),
+        (["bench", "serve", "--omni"], False),
+        (["--omni", "serve"], False),
+        ([], False),
+    ],
+)
+def test_serving_is_told_from_other_commands(arguments: list[str], served: bool) -> None:
+    """The subcommand comes first, and ``--omni`` makes it ours."""
+    assert is_serve(arguments) is served

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import functools
+import gc
 import inspect
 import threading
 from pathlib import Path
@@ -22,7 +23,7 @@ import wrapt
 from omni_fastpath.declare import Patch, Wrap
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.seams import find
-from tests.patches.upstream_calls import UPSTREAM, UpstreamCalls, declared_by, functions_named, tasks_made
+from tests.patches.upstream_calls import UPSTREAM, UpstreamCalls, _path_of, declared_by, functions_named, tasks_made
 
 FOLDER = Path(__file__).resolve().parents[2] / "patches"
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=[patch.name for patch in PATCHES])
@@ -117,6 +118,16 @@ def _lean() -> None:
             front_end.aggregator(seed).build_and_log_summary()
 
 
+async def _served() -> None:
+    """An API server's start, with the freeze at its end, and a request's clean-up."""
+    from tests.patches.test_gc_pacing import front_end, installed, serving
+
+    with installed():
+        async with serving():
+            front_end("one")._log_summary_and_cleanup("one")
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> UpstreamCalls:
     """What the patches called of upstream's, in both modes of the orchestrator and on both stages."""
@@ -125,6 +136,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> UpstreamCalls:
     with UpstreamCalls(PATCHES) as found:
         _fleets(tmp_path_factory.mktemp("stages"))
         _lean()
+        asyncio.run(_served())
         with switched_on():
             for event_driven in (False, True):
                 asyncio.run(asyncio.wait_for(_front_end(event_driven=event_driven), 30))
@@ -145,7 +157,7 @@ def test_functions_called_are_seams(calls: UpstreamCalls, patch: Patch) -> None:
 def test_the_content_reached_every_wrapper(calls: UpstreamCalls, patch: Patch) -> None:
     """The run above is worth something: each method of upstream's that a patch wraps was called through its wrapper."""
     wrapped = {
-        seam.path
+        _path_of(find(seam).raw(), UPSTREAM) or seam.path  # where it is defined, whoever has imported it
         for seam in patch.seams
         if isinstance(seam, Wrap)
         and seam.module.split(".")[0] in UPSTREAM

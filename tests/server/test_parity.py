@@ -178,7 +178,7 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
     stock = _observe(server("qwen3_omni", "qwen3_omni.yaml", environment={"OMNI_FASTPATH": "0"}))
     path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
-    switches = ["save_queue_cap=true", "lean_front_end.summary=thread", "lean_processing=true"]
+    switches = ["save_queue_cap=true", "lean_front_end.summary=thread", "lean_processing=true", "gc_pacing=true"]
     path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", switches, PATCHES, output=path))
     return stock, _observe(server("qwen3_omni", path))
 

@@ -1,0 +1,103 @@
+"""The API process looks through its oldest generation of objects when few requests are live, not when most are.
+
+What:
+    Python's own full collections are put off. Once a second, when one is due by Python's count, it is made if at most
+    ``few`` requests and sessions are live; otherwise at the latest ``at_most_s`` seconds after the last one, or once
+    ``at_most_objects`` more objects are there than after it. The first one without any request also ends the start-up:
+    what is there then is frozen, as upstream has frozen what was there before the first request. Once, and never under
+    load. Young objects are collected as ever.
+Why:
+    A full collection holds the interpreter's lock until it has looked at every object that outlived two others. After
+    upstream's freeze Python makes them often, because the rule that delays them compares with what is not frozen: at
+    64 streams every few seconds, 10 to 70 ms of processor time each, in which nobody's audio moves. They free nothing:
+    the tokens and records of requests that run make no cycles.
+Why not a hook:
+    Python asks nobody when it is time. ``gc.callbacks`` tell of a collection that has begun.
+Scope:
+    ``vllm serve --omni``, each of its API processes for itself; a library user's process, offline ``Omni`` and the
+    stages are not touched. An operator's own settings win: with ``gc.disable()``, ``gc.set_debug()`` or thresholds
+    other than Python's own nothing is done, and nothing any more once they are called later; the state says so.
+    ``VLLM_GC_DEBUG`` is for engines and workers. Switched on in a server that serves already, it begins with the next.
+Fragility:
+    What a cycle holds (memory, a file) is given back later: after ``at_most_s`` at the latest. ``at_most_objects``
+    counts blocks of Python's allocator, of which an object has one or two, and none of arrays' contents; without that
+    allocator (``PYTHONMALLOC=malloc``) the time alone counts. Should our timer stand still, Python collects by itself
+    after 10,000 collections of the middle generation. Of what was frozen a cycle that dies later stays for good: what
+    the first requests left, once. Taking the patch off gives Python its thresholds back, not what was frozen.
+    Upstream's freeze at the end of ``lifespan``'s start is what tells that it serves. Read: ``request_states`` of the
+    front end, ``sessions`` of a duplex one.
+Upstream thread:
+    vllm PR #24008 (the heap of the start is frozen). Elsewhere: sglang PR #28067 (collections put off to idle times).
+Remove when:
+    Upstream paces full collections, or every supported Python collects the oldest generation in small steps.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from omni_fastpath.declare import Counter, Options, Patch, Pin, Process, Wrap
+
+
+class PacingOptions(Options):
+    """Values of ``gc_pacing``."""
+
+    few: int = Field(
+        default=2,
+        ge=0,
+        le=10_000,
+        description="live requests and sessions up to which a full collection that is due is made at once",
+    )
+    at_most_s: float = Field(
+        default=300.0,
+        ge=1.0,
+        le=86_400.0,
+        description="seconds after the last full collection at which one that is due is made, whoever is served",
+    )
+    at_most_objects: int = Field(
+        default=5_000_000,
+        ge=10_000,
+        le=10_000_000_000,
+        description="objects more than after the last full collection at which one is made, whoever is served",
+    )
+    freeze: bool = Field(
+        default=True,
+        description="freeze what the start-up has left, once, at the first collection without any request",
+    )
+
+
+PATCH = Patch(
+    name="gc_pacing",
+    summary="full collections of the API process happen when few requests are live",
+    processes=frozenset({Process.SERVER}),
+    tested=("0.30.0",),
+    docs=__doc__,
+    options=PacingOptions,
+    default_on=False,
+    taken_off="taken_off",
+    counters=(
+        Counter("quiet", "full collections while few requests were live"),
+        Counter("late", "full collections that could wait no longer"),
+        Counter("frozen", "objects that were frozen when the start-up was over", is_maximum=True),
+    ),
+    seams=(
+        Wrap(
+            "vllm.entrypoints.launchers.utils.server_utils",
+            "freeze_gc_heap",
+            (),
+            wrapper="wrapped_freeze_gc_heap",
+        ),
+        Pin(
+            "vllm.utils.gc_utils",  # where it is defined
+            "freeze_gc_heap",
+            (),
+            fingerprints=("78ca8f1f45716e1d",),
+        ),
+        Wrap(
+            "vllm_omni.entrypoints.omni_base",
+            "OmniBase._log_summary_and_cleanup",
+            ("self", "request_id", "reason"),
+            wrapper="wrapped_log_summary_and_cleanup",
+        ),
+    ),
+)
