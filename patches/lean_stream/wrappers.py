@@ -28,10 +28,10 @@ class _Lean:
         self.upstream, self.names = upstream, names
         self.events = Events(names, lambda: _runtime.has_failed, _step_aside, _counters)
         ours = {**names, **self.events.stand_ins()}
-        self.function: Callable[..., Any] = FunctionType(
+        self.function = FunctionType(
             upstream.__code__, ours, upstream.__name__, upstream.__defaults__, upstream.__closure__
         )
-        self.function.__kwdefaults__ = upstream.__kwdefaults__  # type: ignore[attr-defined]
+        self.function.__kwdefaults__ = upstream.__kwdefaults__
 
     def is_of(self, upstream: Any) -> bool:
         """Whether it still does what upstream's would: nobody wrote into the module since."""
