@@ -170,6 +170,11 @@ class PatchRuntime:
         """The engagement counters; written by the thread that does the work."""
         return self.entry.counters
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error of ours was reported: then upstream works alone."""
+        return self.entry.state is State.FAILED
+
     def report(self, state: State, reason: str) -> None:
         """Set the patch's state for this process."""
         LEDGER.set(self.entry.patch, state, reason)

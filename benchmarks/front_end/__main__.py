@@ -32,6 +32,8 @@ TOKENS = (100, 400, 2000)
 TOGETHER = 64
 """Requests that end in one turn of the event loop."""
 BURSTS = 5
+ROUNDS = 2
+"""Of each arm: a process needs ten seconds to import vLLM, and all are to end within three minutes."""
 WARM_UP = 20
 """Requests that are not counted: imports, caches, and what the patch compares."""
 
@@ -102,7 +104,7 @@ def main() -> None:
     """Run one arm (``--arm``), or all and print the table."""
     parser = argparse.ArgumentParser(description=benchmarks.front_end.__doc__)
     parser.add_argument("--arm", choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     options = parser.parse_args()
     if options.arm:

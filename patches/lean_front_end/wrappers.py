@@ -59,17 +59,15 @@ _proven: set[int] = set()
 """Numbers of columns for which our text was compared with upstream's, and is the same."""
 
 
-def _stepped_aside() -> bool:
-    return _runtime.entry.state is State.FAILED
-
-
 def _step_aside(why: str) -> None:
     _runtime.report(State.FAILED, f"{why}; upstream works alone from here on")
 
 
 def wrapped_build_and_log_summary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Upstream's summary of one request: its result and its effects are upstream's, its log records go our way."""
-    if not instance.log_stats or _call.runs or (_stepped_aside() and writer.idle):  # else it would overtake what waits
+    if (
+        not instance.log_stats or _call.runs or (_runtime.has_failed and writer.idle)
+    ):  # else it would overtake what waits
         return wrapped(*args, **kwargs)
     options = _runtime.options
     _counters["requests"] += 1
@@ -128,7 +126,7 @@ def _all_but(
 
 def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any, kwargs: Any) -> Any:
     """The text of a table, made by upstream's function with our table class; while records are held back, later."""
-    if _stepped_aside() or not _call.runs:
+    if _runtime.has_failed or not _call.runs:
         return wrapped(*args, **kwargs)
     if _call.held is not None or not _log.isEnabledFor(logging.INFO):  # nobody reads it now, or ever
         try:
@@ -141,7 +139,7 @@ def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any,
 
 def _format_table(upstream: Callable[..., str], title: str, data: Any, *rest: Any, **named: Any) -> str:
     """Upstream's text. The first of each number of columns is compared with what upstream itself makes."""
-    if _stepped_aside():
+    if _runtime.has_failed:
         return upstream(title, data, *rest, **named)
     columns = len(data) if isinstance(data, Sized) and not isinstance(data, dict) else 1
     try:
@@ -182,7 +180,7 @@ _proven_formats: set[str] = set()
 def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
     """``soundfile.write``: one channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written by us."""
     written: bytes | None = None
-    if not _stepped_aside() and _runtime.options.wav:
+    if not _runtime.has_failed and _runtime.options.wav:
         try:
             written = _file(args, kwargs)
         except Exception as error:

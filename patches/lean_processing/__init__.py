@@ -49,10 +49,6 @@ _COMPLETION = ("self", "token_ids", "finish_reason", "stop_reason")
 _REQUEST = ("self", "external_req_id", "outputs", "finished", "kv_transfer_params", "ec_transfer_params")
 
 
-def _pin(module: str, qualname: str, parameters: tuple[str, ...], fingerprint: str) -> Pin:
-    return Pin(module, qualname, parameters, fingerprints=(fingerprint,))
-
-
 PATCH = Patch(
     name="lean_processing",
     summary="an output's cost does not grow with its request; what nobody sees is not built",
@@ -87,50 +83,50 @@ PATCH = Patch(
             wrapper="wrapped_process_llm_stage_outputs",
         ),
         # The records of latencies: who makes, appends to, reads and forgets them.
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "MultimodalOutputProcessor._update_stats_from_output",
             ("self", "req_state", "engine_core_output", "engine_core_timestamp", "iteration_stats"),
-            "b6343d906ca6ae46",
+            fingerprints=("b6343d906ca6ae46",),
         ),
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "MultimodalOutputProcessor._update_stats_from_finished",
             ("self", "req_state", "finish_reason", "iteration_stats"),
-            "6ad4e0b357d2fe39",
+            fingerprints=("6ad4e0b357d2fe39",),
         ),
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "MultimodalOutputProcessor._native_text_metric_record",
             ("self", "request_id"),
-            "4fffefeb423c808d",
+            fingerprints=("4fffefeb423c808d",),
         ),
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "MultimodalOutputProcessor.pop_native_text_metrics",
             ("self", "request_id"),
-            "ddce54807421326e",
+            fingerprints=("ddce54807421326e",),
         ),
         # What goes past upstream's processing, and what that would have done with it.
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "MultimodalOutputProcessor.process_outputs",
             ("self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
-            "54165b042df69240",
+            fingerprints=("54165b042df69240",),
         ),
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "OmniRequestState.add_multimodal_tensor",
             ("self", "payload", "mm_type"),
-            "18f9b2798b344ce0",
+            fingerprints=("18f9b2798b344ce0",),
         ),
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "_accumulate_segment_tpot",
             ("record", "elapsed_ms", "new_tokens"),
-            "bbc0c1a866bb0b81",
+            fingerprints=("bbc0c1a866bb0b81",),
         ),
-        _pin(
+        Pin(
             "vllm.v1.metrics.stats",
             "IterationStats.update_from_output",
             (
@@ -142,10 +138,10 @@ PATCH = Patch(
                 "lora_states",
                 "lora_name",
             ),
-            "5ab3a58a322319bf",
+            fingerprints=("5ab3a58a322319bf",),
         ),
         # What making an output does besides, and of what it takes the token ids.
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "OmniRequestState.make_request_output",
             (
@@ -158,75 +154,75 @@ PATCH = Patch(
                 "ec_transfer_params",
                 "routed_experts",
             ),
-            "1af5b0e127fdbda0",
+            fingerprints=("1af5b0e127fdbda0",),
         ),
-        _pin(
+        Pin(
             OMNI_PROCESSOR,
             "OmniRequestState._new_completion_output",
             (*_COMPLETION, "routed_experts"),
-            "b32b4accb18ff561",
+            fingerprints=("b32b4accb18ff561",),
         ),
-        _pin(OMNI_PROCESSOR, "OmniRequestState._new_request_output", _REQUEST, "3be6ab45bf73c9fe"),
-        _pin(PROCESSOR, "RequestState._new_completion_output", _COMPLETION, "c40ee94fe55a4f30"),
-        _pin(PROCESSOR, "RequestState._new_request_output", _REQUEST, "d4622dec0cec2f21"),
-        _pin(
+        Pin(OMNI_PROCESSOR, "OmniRequestState._new_request_output", _REQUEST, fingerprints=("3be6ab45bf73c9fe",)),
+        Pin(PROCESSOR, "RequestState._new_completion_output", _COMPLETION, fingerprints=("c40ee94fe55a4f30",)),
+        Pin(PROCESSOR, "RequestState._new_request_output", _REQUEST, fingerprints=("d4622dec0cec2f21",)),
+        Pin(
             PROCESSOR,
             "OutputProcessor.process_outputs",
             ("self", "engine_core_outputs", "engine_core_timestamp", "iteration_stats"),
-            "348d55341c5feec9",
+            fingerprints=("348d55341c5feec9",),
         ),
-        _pin(
+        Pin(
             DETOKENIZER,
             "IncrementalDetokenizer.update",
             ("self", "new_token_ids", "stop_terminated"),
-            "96beb7fc2aafbfee",
+            fingerprints=("96beb7fc2aafbfee",),
         ),
-        _pin(
+        Pin(
             DETOKENIZER,
             "BaseIncrementalDetokenizer.update",
             ("self", "new_token_ids", "stop_terminated"),
-            "3f983b6ac2b1e6b8",
+            fingerprints=("3f983b6ac2b1e6b8",),
         ),
-        _pin(DETOKENIZER, "SlowIncrementalDetokenizer.num_output_tokens", ("self",), "4e0d7a4b068bf3b3"),
-        _pin("vllm_omni.data_entry_keys", "unflatten_payload", ("flat",), "6d43318428ac551f"),
+        Pin(DETOKENIZER, "SlowIncrementalDetokenizer.num_output_tokens", ("self",), fingerprints=("4e0d7a4b068bf3b3",)),
+        Pin("vllm_omni.data_entry_keys", "unflatten_payload", ("flat",), fingerprints=("6d43318428ac551f",)),
         # What is recorded of an output, and what is asked of one on its way through the orchestrator.
-        _pin(
+        Pin(
             STAGE_POOL,
             "StagePool._collect_audio_metrics",
             ("self", "request_outputs", "use_default_sample_rate"),
-            "5d89efbcf4168904",
+            fingerprints=("5d89efbcf4168904",),
         ),
-        _pin(
+        Pin(
             STAGE_POOL,
             "StagePool._infer_audio_sample_rate",
             ("self", "mm_output", "use_default"),
-            "51012716474c7fe9",
+            fingerprints=("51012716474c7fe9",),
         ),
-        _pin("vllm_omni.metrics.utils", "count_audio_frames", ("mm_out",), "bd19e166c21e9424"),
-        _pin("vllm_omni.metrics.utils", "iter_mm_outputs", ("mm_source",), "2cf3f40e7942d33d"),
-        _pin(
+        Pin("vllm_omni.metrics.utils", "count_audio_frames", ("mm_out",), fingerprints=("bd19e166c21e9424",)),
+        Pin("vllm_omni.metrics.utils", "iter_mm_outputs", ("mm_source",), fingerprints=("2cf3f40e7942d33d",)),
+        Pin(
             STAGE_POOL,
             "StagePool.process_llm_raw_outputs",
             ("self", "replica_id", "raw_outputs", "iteration_stats"),
-            "9f913869029c3ca4",
+            fingerprints=("9f913869029c3ca4",),
         ),
-        _pin(
+        Pin(
             ORCHESTRATOR,
             "OrchestratorBase._handle_processed_outputs",
             ("self", "stage_id", "replica_id", "outputs"),
-            "f234f27811caac26",
+            fingerprints=("f234f27811caac26",),
         ),
-        _pin(
+        Pin(
             ORCHESTRATOR,
             "OrchestratorBase._route_output",
             ("self", "stage_id", "replica_id", "output", "req_state", "stage_metrics"),
-            "8b69561b20eb72c0",
+            fingerprints=("8b69561b20eb72c0",),
         ),
-        _pin(
+        Pin(
             ORCHESTRATOR,
             "OrchestratorBase._intercept_stage_output",
             ("self", "stage_id", "replica_id", "output", "req_state", "stage_metrics", "submit_ts"),
-            "c1862dcc7c6d1927",
+            fingerprints=("c1862dcc7c6d1927",),
         ),
         # What making an output calls besides, by upstream's names.
         Call(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),

@@ -5,16 +5,11 @@ from __future__ import annotations
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 
-_runtime = runtime("lean_processing")
-
-
-def stepped_aside() -> bool:
-    """Whether there was one."""
-    return _runtime.entry.state is State.FAILED
+patch = runtime("lean_processing")
 
 
 def step_aside(what: str, error: Exception) -> None:
     """Say it, and be out of upstream's way from here on; to be called where the exception is handled."""
-    if not stepped_aside():
+    if not patch.has_failed:
         logger.exception("omni-fastpath: lean_processing: %s failed", what)
-        _runtime.report(State.FAILED, f"{what} failed: {error!r}; upstream works alone from here on")
+        patch.report(State.FAILED, f"{what} failed: {error!r}; upstream works alone from here on")

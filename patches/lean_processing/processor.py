@@ -14,7 +14,7 @@ from vllm_omni.outputs.output_processor import (
     _modality_to_type_string,
 )
 
-from .aside import step_aside, stepped_aside
+from .aside import patch, step_aside
 from .latencies import Samples
 from .states import LeanState, UnseenState
 
@@ -39,7 +39,7 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         """What upstream makes, in the order of the entries; for what goes past it, the bare object of its request."""
         if (
             not self.unseen
-            or stepped_aside()
+            or patch.has_failed
             or len({entry.request_id for entry in engine_core_outputs}) < len(engine_core_outputs)
         ):
             # Upstream accumulates all payloads of a raw output before it makes the first output.
@@ -104,7 +104,7 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
                 or engine_core_output.num_nans_in_logits
                 or engine_core_output.num_generation_tokens is not None
                 or (last := (native := req_state.native_text_stats).last_token_ts) <= 0
-                or stepped_aside()
+                or patch.has_failed
             )
             if is_ours:
                 tokens, latency = len(engine_core_output.new_token_ids), stamp - last

@@ -15,7 +15,7 @@ from vllm_omni.outputs.output_processor import OmniRequestState
 
 from omni_fastpath.ledger import runtime
 
-from .aside import step_aside, stepped_aside
+from .aside import patch, step_aside
 from .completions import READ, StandIn, defer
 
 _counters = runtime("lean_processing").counters
@@ -64,7 +64,7 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
 
     def _stand_in_for(self, detokenizer: Any) -> StandIn | None:
         try:
-            if stepped_aside() or type(detokenizer) not in READ:
+            if patch.has_failed or type(detokenizer) not in READ:
                 return None
             if self.stand_in is None:
                 self.stand_in = StandIn(detokenizer)
@@ -164,7 +164,7 @@ class Unseen:
             Whether that is all; else upstream makes the output.
         """
         try:
-            return not stepped_aside() and self._goes_by(state)
+            return not patch.has_failed and self._goes_by(state)
         except Exception as error:
             step_aside("letting an output that nobody sees go by", error)
             return False

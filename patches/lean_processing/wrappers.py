@@ -13,7 +13,7 @@ from vllm_omni.outputs.output_processor import MultimodalOutputProcessor, OmniRe
 
 from omni_fastpath.ledger import runtime
 
-from .aside import step_aside, stepped_aside
+from .aside import patch, step_aside
 from .latencies import Records
 from .processor import LeanProcessor
 from .states import BareOutput, LeanState, Unseen, UnseenState, unseen_kind
@@ -27,7 +27,7 @@ _SEARCHED = "_omni_fastpath_searched"
 def wrapped_add_request(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Add a request as upstream does, then let its state, the processor and its records be lean ones."""
     wrapped(*args, **kwargs)
-    if stepped_aside():
+    if patch.has_failed:
         return
     try:
         _make_lean(instance, args[0] if args else kwargs["request"])
@@ -51,7 +51,7 @@ def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any
     """Record what upstream records; whether an output is the first with something in it, only until one was."""
     stamp = kwargs.get("output_ts")
     # A diffusion stage's, or a caller that we do not know.
-    if stamp is None or len(args) != 1 or stepped_aside():
+    if stamp is None or len(args) != 1 or patch.has_failed:
         wrapped(*args, **kwargs)
         return
     stamps, firsts = instance._output_timestamps_by_request, instance._non_empty_first_output_timestamps_by_request
@@ -112,7 +112,7 @@ def wrapped_process_llm_stage_outputs(
     wrapped: Callable[..., Awaitable[list[Any]]], instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[list[Any]]:
     """Process as upstream does; before that, find out whether anybody sees the outputs of requests that are new."""
-    if len(args) == 4 and not stepped_aside():  # as both of upstream's loops call it
+    if len(args) == 4 and not patch.has_failed:  # as both of upstream's loops call it
         stage_id, _, raw_outputs, _ = args
         try:
             states = instance.stage_pools[stage_id].output_processor.request_states
