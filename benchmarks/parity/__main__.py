@@ -1,4 +1,4 @@
-"""``python -m benchmarks.demo``: serve Qwen3-Omni on the simulated device, stock and fastpath, and compare."""
+"""``python -m benchmarks.parity``: serve Qwen3-Omni on the simulated device, stock and fastpath, and compare."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.demo import arms, figures
-from benchmarks.demo.figures import Row
-from benchmarks.demo.load import QUICK, Load
-from benchmarks.demo.measure import MeasureError, Outcome, run_start
-from benchmarks.demo.progress import Phases
-from benchmarks.demo.words import compare, describe, heading, parity_line, plan
+from benchmarks.parity import arms, figures
+from benchmarks.parity.figures import Row
+from benchmarks.parity.load import QUICK, Load
+from benchmarks.parity.measure import MeasureError, Outcome, run_start
+from benchmarks.parity.progress import Phases
+from benchmarks.parity.words import compare, describe, heading, parity_line, plan
 from benchmarks.rigs.bench import BenchError
 from benchmarks.rigs.server import ServerError
 from omni_fastpath.compare.about import commit
@@ -37,7 +37,7 @@ _LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstre
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo.
+    """Run both arms and compare them.
 
     Returns:
         0: the table is true and the arms answered alike. 1: it could not be measured, or they did not. 2: usage.
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print("Interrupted; the server is stopped and its files are removed.")
         return 130
     except (WrongArmError, ServerError, BenchError, MeasureError, subprocess.CalledProcessError) as error:
-        console.print("The demo has no table to show.", style="bold red")
+        console.print("The parity run has no table to show.", style="bold red")
         detail = f"\n{error.output}" if isinstance(error, subprocess.CalledProcessError) else ""
         console.print(f"{type(error).__name__}: {error}{detail}", markup=False, highlight=False)
         return 1
@@ -63,14 +63,14 @@ def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parity", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--concurrency", type=_positive, metavar="N", help="requests in flight; a measurement has four times as many"
     )
     parser.add_argument(
         "--starts", type=_positive, metavar="N", help="starts an arm: stock, fastpath, fastpath, stock, ... (default 2)"
     )
-    parser.add_argument("--quick", action="store_true", help="one start an arm and a small load: tries the demo itself")
+    parser.add_argument("--quick", action="store_true", help="one start an arm and a small load: tries the program itself")
     parser.add_argument(
         "--output", type=Path, default=ROOT / "results", metavar="DIR", help="where the report goes (default results/)"
     )
@@ -100,17 +100,17 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         outcomes = _measure(starts, load, output, phases)
         with phases.phase("report"):
             # matplotlib only now: it would otherwise sit in memory beside the measurements
-            from benchmarks.demo import report
+            from benchmarks.parity import report
 
             parity = compare(outcomes)
             about = describe(load, names, phases.elapsed_s)
             table = figures.rows([outcome.start for outcome in outcomes], load.concurrency)
             data = report.plain(outcomes, table, parity, about)
-            (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            (output / "parity.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
             page = report.page(outcomes, table, parity, about, load)
-            (output / "demo.html").write_text(page, encoding="utf-8")
+            (output / "parity.html").write_text(page, encoding="utf-8")
     _show(console, outcomes, table, parity, about)
-    console.print(f"report  {output / 'demo.html'}\nnumbers {output / 'demo.json'}", highlight=False, soft_wrap=True)
+    console.print(f"report  {output / 'parity.html'}\nnumbers {output / 'parity.json'}", highlight=False, soft_wrap=True)
     return 1 if parity["differences"] else 0
 
 
@@ -118,7 +118,7 @@ def _measure(starts: Sequence[Arm], load: Load, output: Path, phases: Phases) ->
     here = tempfile.gettempdir()
     outcomes: list[Outcome] = []
     counts: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(prefix="demo-", dir=here if len(here) <= _LONGEST_FOLDER else "/tmp") as folder:  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="parity-", dir=here if len(here) <= _LONGEST_FOLDER else "/tmp") as folder:  # noqa: S108
         work = Path(folder)
         with phases.phase("model folder"):
             # In a process of its own, which takes the memory of what it imports with it.
@@ -134,7 +134,7 @@ def _measure(starts: Sequence[Arm], load: Load, output: Path, phases: Phases) ->
                     model=work / "model",
                     base=arms.BASE,
                     work=work,
-                    log=output / "demo-logs" / f"{place}-{arm.name}.log",
+                    log=output / "parity-logs" / f"{place}-{arm.name}.log",
                     phases=phases,
                 )
             )

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.demo import arms
-from benchmarks.demo.load import Load
-from benchmarks.demo.measure import Outcome
+from benchmarks.parity import arms
+from benchmarks.parity.load import Load
+from benchmarks.parity.measure import Outcome
 from benchmarks.rigs.capture import differences
 from omni_fastpath.compare import verdict
 from omni_fastpath.compare.about import about
@@ -24,11 +24,11 @@ def plan(starts: Sequence[str]) -> list[str]:
         starts: The arm of each start, in order.
     """
     minutes = _MINUTES_A_START * len(starts)
-    said = f"The demo starts {len(starts)} servers, one after another: {', '.join(starts)}."
+    said = f"This starts {len(starts)} servers, one after another: {', '.join(starts)}."
     lines = [f"{said} On two cores it takes about {minutes:.0f} minutes."]
     fewest, enough = min(starts.count(arm) for arm in set(starts)), verdict.STARTS
     if fewest < verdict.starts_for(0):
-        command, minutes = f"python -m benchmarks.demo --starts {enough}", _MINUTES_A_START * 2 * enough
+        command, minutes = f"python -m benchmarks.parity --starts {enough}", _MINUTES_A_START * 2 * enough
         lines.append(
             f"It shows both arms side by side; so few starts cannot tell a difference from luck. "
             f"`{command}` can, in some {minutes:.0f} minutes."

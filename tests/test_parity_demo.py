@@ -1,4 +1,4 @@
-"""The demo's arithmetic, its table, its checks of an arm and its report; no server is started."""
+"""The parity run's arithmetic, its table, its checks of an arm and its report; no server is started."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytest.importorskip("matplotlib")
 
 from rich.console import Console
 
-from benchmarks.demo import arms, figures
-from benchmarks.demo.__main__ import main
-from benchmarks.demo.figures import Measure, Row, Sample, Start
-from benchmarks.demo.load import QUICK, Load
-from benchmarks.demo.measure import CpuMeter, MeasureError, Outcome
-from benchmarks.demo.progress import Phases
-from benchmarks.demo.words import compare, describe, heading, parity_line, plan
+from benchmarks.parity import arms, figures
+from benchmarks.parity.__main__ import main
+from benchmarks.parity.figures import Measure, Row, Sample, Start
+from benchmarks.parity.load import QUICK, Load
+from benchmarks.parity.measure import CpuMeter, MeasureError, Outcome
+from benchmarks.parity.progress import Phases
+from benchmarks.parity.words import compare, describe, heading, parity_line, plan
 from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs.capture import Capture, Event
 from omni_fastpath.compare.arm import WrongArmError
@@ -325,7 +325,7 @@ def _outcomes(audio: bytes = b"sound") -> list[Outcome]:
 
 
 def _reported(outcomes: list[Outcome], load: Load) -> tuple[dict[str, Any], str]:
-    from benchmarks.demo import report
+    from benchmarks.parity import report
 
     about = describe(load, ORDER, 60.0)
     table = figures.rows([outcome.start for outcome in outcomes], load.concurrency)
@@ -344,7 +344,7 @@ def test_the_report_needs_nothing_else_and_says_it_all() -> None:
     assert page.count("<svg") == 3
     assert "3.10" in page
     assert "fastpath: true" in page
-    assert "python -m benchmarks.demo --concurrency 4" in page
+    assert "python -m benchmarks.parity --concurrency 4" in page
     assert "byte-identical" in page
     assert all(line.split(";")[0].split(",")[0] in page for line in heading(data["about"]))
 

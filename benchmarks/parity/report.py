@@ -16,11 +16,11 @@ mpl.rcParams.update({"svg.fonttype": "none", "font.size": 9, "axes.grid": True, 
 from matplotlib.axes import Axes  # noqa: E402 - after the backend
 from matplotlib.figure import Figure  # noqa: E402
 
-from benchmarks.demo import figures  # noqa: E402
-from benchmarks.demo.figures import Row, Start  # noqa: E402
-from benchmarks.demo.load import Load  # noqa: E402
-from benchmarks.demo.measure import Outcome  # noqa: E402
-from benchmarks.demo.words import heading, parity_line  # noqa: E402
+from benchmarks.parity import figures  # noqa: E402
+from benchmarks.parity.figures import Row, Start  # noqa: E402
+from benchmarks.parity.load import Load  # noqa: E402
+from benchmarks.parity.measure import Outcome  # noqa: E402
+from benchmarks.parity.words import heading, parity_line  # noqa: E402
 
 _COLOURS = {"stock": ("#c2571a", "#e6a15c", "#8a3b0e"), "fastpath": ("#1f5fa8", "#6fa8dc", "#103a6b")}
 
@@ -93,7 +93,7 @@ def page(
     parts += _section("How to reproduce", [_reproduce(about)])
     body = "\n".join(parts)
     return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>omni-fastpath demo</title>'
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>omni-fastpath, parity</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
@@ -258,7 +258,7 @@ def _reproduce(about: Mapping[str, Any]) -> str:
     command = f"--concurrency {load['concurrency']} --starts {len(about['order']) // 2}"
     return (
         "<p>From the repository's root; the first line makes .venv, and does nothing when it is there.</p>"
-        f"<pre>bash scripts/setup.sh\n.venv/bin/python -m benchmarks.demo {command}</pre>"
+        f"<pre>bash scripts/setup.sh\n.venv/bin/python -m benchmarks.parity {command}</pre>"
         "<p>The same without a machine of four cores: put <code>taskset -c 0,1</code> before the second line. Raw "
-        "numbers are in demo.json beside this file, server logs in demo-logs/.</p>"
+        "numbers are in parity.json beside this file, server logs in parity-logs/.</p>"
     )

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import arms
-from benchmarks.demo.figures import Sample, Start
-from benchmarks.demo.load import Load
-from benchmarks.demo.progress import Phases
+from benchmarks.parity import arms
+from benchmarks.parity.figures import Sample, Start
+from benchmarks.parity.load import Load
+from benchmarks.parity.progress import Phases
 from benchmarks.rigs import bench
 from benchmarks.rigs.capture import Capture, run_closed_loop, run_open_loop
 from omni_fastpath.compare.arm import Arm

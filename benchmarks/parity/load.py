@@ -1,4 +1,4 @@
-"""What every start of the demo is asked to do."""
+"""What every start is asked to do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import random
 import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import omni_simulated_device
+
 from benchmarks.rigs.capture import Request, chat_request
+
+REPLICAS, STAGES = 2, 3
+BASE = Path(omni_simulated_device.__file__).parent / "deploy" / "qwen3_omni_2x.yaml"
+"""The deploy YAML of both arms."""
 
 STEP_MS: Mapping[str, float] = {"thinker": 2.0, "talker": 2.0, "code2wav": 1.0}
 """Fixed part of a step of each stage, milliseconds.
@@ -21,7 +28,7 @@ there, and whatever else a request needs from the orchestrator.
 
 Longer steps were tried on two cores, and are no case of the issue:
 
-* 2, 5 and 3 ms: the talker and code2wav decide how long a request takes. Two runs of this demo gave a throughput ratio
+* 2, 5 and 3 ms: the talker and code2wav decide how long a request takes. Two runs gave a throughput ratio
   of 1.43 and 0.92, within what one arm varies from start to start on a shared machine.
 * 3, 12 and 8 ms: as before, and for a wave or more at a time, in either arm, half of the requests take 3.7 s instead of
   2.4 s (a replica's requests then seem to take turns in two batches under async scheduling).
@@ -99,4 +106,4 @@ class Load:
 
 
 QUICK = Load(concurrency=4, input_tokens=40, output_tokens=30, paced=4)
-"""A small load for trying the demo itself; its figures mean nothing."""
+"""A small load for trying the program itself; its figures mean nothing."""
