@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import math
 import os
 import struct
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+pytest.importorskip("omni_simulated_device")
+
 from benchmarks.rigs.capture import Capture, Event, chat_request
-from benchmarks.server import figures, threads
-from benchmarks.server.measure import LEVELS, STOCK, Load, judged, kept_time
+from benchmarks.server import figures, observed, profile, report, threads
+from benchmarks.server.arms import ARMS, FASTPATH, LEAN, STOCK
+from benchmarks.server.load import LEVELS, Load
+from benchmarks.server.measure import Start, judged, kept_time
+from omni_fastpath.patches import PATCHES
+from omni_simulated_device import observe
 
 
 def wav(seconds: float) -> bytes:
@@ -55,7 +67,7 @@ def test_figures_tell_the_first_wave_from_later_ones() -> None:
     ]
     cpu_s = {threads.FRONT_END: 0.4, threads.ORCHESTRATOR: 0.2, threads.SOCKETS: 0.0, threads.OTHERS: 0.2}
     found = figures.figures(captures, 2, cpu_s)
-    assert tuple(found) == figures.FIGURES
+    assert set(found) == set(figures.FIGURES) - {figures.TTFP, figures.TTFP_P99, *observed.FIGURES}
     assert found[figures.FIRST_TTFP] == pytest.approx(100)
     assert found[figures.LATER_TTFP] == pytest.approx(350)
     assert found[figures.THROUGHPUT] == pytest.approx(4 / 6.0)
@@ -63,30 +75,45 @@ def test_figures_tell_the_first_wave_from_later_ones() -> None:
     assert found[figures.FRONT_MS] == pytest.approx(100)
     assert found[figures.PROCESS_A_SECOND] == pytest.approx(1000 * 0.8 / 8)
     assert not any(math.isnan(value) for value in found.values())
+    assert figures.figures(captures, 0, cpu_s)[figures.TTFP] == pytest.approx(200)
+    whole = figures.figures(captures, 2, cpu_s, streamed=False)
+    assert not {figures.FIRST_TTFP, figures.LATER_TTFP, figures.GAP} & whole.keys()
+    assert whole[figures.E2E] == pytest.approx(700)
+
+
+def test_speech_has_no_header() -> None:
+    """Raw samples play for all their bytes, a WAV file for all but its header."""
+    assert figures.seconds_of(bytes(figures.BYTES_A_SECOND)) == 1
+    assert figures.seconds_of(wav(1.0)) == 1
 
 
 def test_threads_are_told_apart() -> None:
     """The first thread is the front end, the busiest other one the orchestrator; their time is the kernel's."""
     stop = threading.Event()
-    before = threads.used(os.getpid())
-    busy = threading.Thread(target=_spin, args=(0.2,))
+    before = threads.used([os.getpid()])
+    busy = threading.Thread(target=_spin_until, args=(stop,))
     idle = threading.Thread(target=stop.wait)
     for each in (busy, idle):
         each.start()
     time.sleep(0.1)
-    during = threads.used(os.getpid())
+    during = threads.used([os.getpid()])
     stop.set()
     for each in (busy, idle):
         each.join()
-    assert {busy.native_id, idle.native_id} <= during.keys()
-    found = threads.spent(os.getpid(), before, during)
+    assert {busy.native_id, idle.native_id} <= during[os.getpid()].keys()
+    found = threads.spent([os.getpid()], before, during)
     assert set(found) == set(threads.NAMES)
     assert found[threads.ORCHESTRATOR] > found[threads.OTHERS]
 
 
+def _spin_until(stop: threading.Event) -> None:
+    while not stop.is_set():
+        pass
+
+
 def _spin(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
         pass
 
 
@@ -101,14 +128,183 @@ def test_an_engines_last_words_are_read() -> None:
 
 def test_rows_with_a_verdict_are_named_beforehand() -> None:
     """Later TTFP and throughput from 16 streams on, the highest first and primary, and end to end at the least."""
-    rows = list(judged(LEVELS))
-    assert rows[0] == (64, figures.LATER_TTFP)
-    assert rows[-1] == (1, figures.E2E)
-    assert {level for level, _ in rows} == {1, 16, 32, 64}
+    rows = list(judged(Load(LEVELS)))
+    assert rows[0] == ("64", figures.LATER_TTFP)
+    assert rows[-1] == ("1", figures.E2E)
+    assert {level for level, _ in rows} == {"1", "16", "32", "64"}
+    assert next(iter(judged(Load((2.5, 5), loop="open")))) == ("5", figures.TTFP)
+    assert next(iter(judged(Load((4,), api="chat-whole")))) == ("4", figures.E2E)
+    assert next(iter(judged(Load((8, 16), requests=16)))) == ("8", figures.LATER_TTFP)
+    assert next(iter(judged(Load((16,), requests=16)))) == ("16", figures.FIRST_TTFP)
 
 
-def test_every_arm_gets_the_same_requests() -> None:
-    """Requests follow from the level alone."""
-    assert Load().requests("16", 3) == Load().requests("16", 3)
-    assert len({str(request.body) for request in Load().requests("16", 64)}) == 64
+def test_every_arm_gets_the_same_requests_at_the_same_times() -> None:
+    """They follow from the level alone; those of an open loop keep its rate on average."""
+    assert Load().asked("16", 3) == Load().asked("16", 3)
+    assert len({str(request.body) for request in Load().asked("16", 64)}) == 64
+    crowd = Load(loop="open", requests=2000)
+    assert crowd.starts_s(8) == crowd.starts_s(8) == sorted(crowd.starts_s(8))
+    assert crowd.starts_s(8)[-1] == pytest.approx(250, rel=0.1)
+    assert Load(loop="open", arrivals="even", requests=3).starts_s(4) == [0, 0.25, 0.5]
+
+
+def test_what_upstream_does_not_serve_is_refused() -> None:
+    """Speech is for models that do nothing else."""
+    with pytest.raises(ValueError, match="does not serve of qwen3_omni; allowed: chat, chat-whole"):
+        Load(api="speech")
+    with pytest.raises(ValueError, match="replicas: found 4, allowed for qwen3_tts: 1"):
+        Load(api="speech", model="qwen3_tts", replicas=4)
+
+
+def test_each_patch_of_the_server_is_an_arm_of_its_own() -> None:
+    """With what it requires and nothing else; stock has nothing of ours."""
     assert not STOCK.on
+    assert {"lean_processing", "lean_front_end"} <= LEAN.enabled
+    assert FASTPATH.enabled < LEAN.enabled <= ARMS["fastpath-all"].enabled
+    alone = {name.removeprefix("only-"): arm for name, arm in ARMS.items() if name.startswith("only-")}
+    for patch in PATCHES:
+        if patch.name in alone:
+            assert alone[patch.name].enabled == {patch.name, *patch.requires}
+
+
+def test_a_table_of_any_load(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a load has no figure of is no row; a row of which a start has none gets no verdict."""
+    load = Load((4, 16))
+
+    def start(factor: float) -> Start:
+        level = dict.fromkeys(figures.FIGURES[:3], 10 * factor) | {figures.FIRST_TTFP: math.nan, figures.E2E: factor}
+        return {"figures": {"4": level, "16": level}, "engines": {"stage0": {"late_p50_ms": 0.1, "late_p99_ms": 7.0}}}
+
+    report.show({"stock": [start(1 + n / 10) for n in range(6)], "only-x": [start(2 + n / 10) for n in range(6)]}, load)
+    said = capsys.readouterr().out
+    assert "first wave" not in said
+    assert "throughput at 16" in said
+    assert "7.00 ms (99 of 100): they kept no time" in said
+    assert report.pairs(["stock", "event", "fastpath"]) == [("stock", "fastpath"), ("event", "fastpath")]
+    assert report.pairs(["stock", "stock-nolog"]) == [("stock", "stock-nolog")]
+
+
+# ---- Observer ----
+
+
+@pytest.fixture
+def seen() -> Any:
+    """A fresh record of loops."""
+    observe.take()
+    yield observe
+    observe.take()
+
+
+def test_a_long_callback_is_seen_with_its_name(seen: Any) -> None:
+    """Thread time and wall time, by thread; taken once."""
+
+    async def busy() -> None:
+        _spin(0.02)
+
+    async def calm() -> None:
+        await asyncio.sleep(0)
+
+    async def both() -> None:
+        loop = asyncio.get_running_loop()
+        for each in (busy(), calm()):
+            task = loop.create_task(each)
+            await task
+            step = type("Step", (), {"__self__": task, "__call__": staticmethod(_spin)})()
+            seen.timed(step, 0.02)
+
+    asyncio.run(both())
+    found = seen.take()["loops"][threading.current_thread().name]
+    assert found["callbacks"] == 2
+    assert [each["name"].rpartition(".")[2] for each in found["longest"]] in (["busy", "calm"], ["calm", "busy"])
+    assert all(0 < each["cpu_ms"] <= each["wall_ms"] + 1 for each in found["longest"])
+    assert found["over_ms"]["1"] == 2
+    assert seen.take()["loops"][threading.current_thread().name]["callbacks"] == 0
+
+
+def test_collections_of_the_oldest_generation_are_counted(seen: Any) -> None:
+    """Not those of younger ones."""
+    gc.callbacks.append(seen.COLLECTIONS)
+    try:
+        for generation in (0, 1, 2):
+            gc.collect(generation)
+    finally:
+        gc.callbacks.remove(seen.COLLECTIONS)
+    found = seen.take()["collections"]
+    assert found["count"] == 1
+    assert 0 < found["longest_ms"] == found["total_ms"]
+
+
+def test_several_processes_give_the_longest_and_the_sum() -> None:
+    """Of two API processes; a loop that nobody has is no number."""
+    loop = {"callbacks": 1, "over_ms": {}, "longest": [{"cpu_ms": 3.0}], "longest_wall_ms": 5.0}
+    one = {"loops": {"MainThread": loop}, "collections": {"count": 1, "longest_ms": 2.0, "total_ms": 2.0}}
+    two = {
+        "loops": {"MainThread": {**loop, "longest": [{"cpu_ms": 4.0}]}},
+        "collections": {"count": 2, "longest_ms": 1.0, "total_ms": 2.0},
+    }
+    found = observed.figures([one, two])
+    assert [found[name] for name in observed.LONGEST[observed.FRONT_END]] == [4.0, 5.0]
+    assert (found[observed.COLLECTIONS], found[observed.COLLECTED]) == (3, 2.0)
+    assert math.isnan(found[observed.LONGEST[observed.ORCHESTRATOR][0]])
+
+
+OBSERVED = """
+import asyncio, os, sys, threading, time
+from pathlib import Path
+from omni_simulated_device import observe
+observe.arm()
+sys.path.insert(0, sys.argv[1])
+from benchmarks.server import observed
+
+def spin():
+    end = time.thread_time() + 0.01
+    while time.thread_time() < end:
+        pass
+
+async def serve():
+    spin()
+    await asyncio.to_thread(lambda: None)
+
+asyncio.run(serve())
+try:
+    import uvloop
+except ImportError:
+    pass
+else:
+    threading.Thread(target=lambda: uvloop.run(serve()), name="uvloop").start()
+for thread in threading.enumerate():
+    if thread.name == "uvloop":
+        thread.join()
+[found] = observed.ask(Path(os.environ["OMNI_SIMULATED_OBSERVE"]), [os.getpid()])
+assert all(found["loops"][name]["longest"][0]["cpu_ms"] > 9 for name in found["loops"]), found
+assert set(found["loops"]) - {"uvloop"} == {"MainThread"}, found
+assert "serve" in found["loops"]["MainThread"]["longest"][0]["name"], found
+assert ("uvloop" in sys.modules) == ("uvloop" in found["loops"]), found
+"""
+
+
+def test_both_kinds_of_loops_are_observed(tmp_path: Path) -> None:
+    """Asyncio's own and uvloop's, in a process that asked for it; the answer comes over its socket."""
+    root = Path(__file__).resolve().parents[1]
+    environment = {**os.environ, "OMNI_SIMULATED_OBSERVE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", OBSERVED, str(root)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- Profile ----
+
+
+def test_samples_are_counted_by_thread_and_function() -> None:
+    """A function once a sample however often it is on the stack; the loop that all stands on says nothing."""
+    raw = """
+thread (0x1): "MainThread";run (loop.py:1);a (x.py:3);b (x.py:9) 6
+thread (0x1): "MainThread";run (loop.py:1);a (x.py:3);a (x.py:3) 3
+thread (0x1): "MainThread";run (loop.py:1);c (y.py:3) 1
+thread (0x2): "orchestrator";run (loop.py:1) 5
+"""
+    found = profile.parse(raw)
+    assert found.total == {"MainThread": 10, "orchestrator": 5}
+    assert found.shares("MainThread") == [("a (x.py)", 0.9, 0.3), ("b (x.py)", 0.6, 0.6), ("c (y.py)", 0.1, 0.1)]
+    assert found.shares("orchestrator") == []

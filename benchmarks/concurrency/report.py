@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.concurrency.measure import ARMS, FIGURES, JUDGED, LEVELS, PRIMARY, STOCK, Figures, judge
+from benchmarks.concurrency.measure import ARMS, FIGURES, JUDGED, LEVELS, PRIMARY, STOCK, judge
+from benchmarks.rigs.whole_server import Figures, widest
 from omni_fastpath.compare import about, verdict
 
 
@@ -23,14 +24,14 @@ def show(found: Mapping[str, Sequence[Figures]]) -> None:
         for name in FIGURES:
             runs = [[start[str(level)][name] for start in found[arm.name]] for arm in ARMS]
             stock, fast = (statistics.median(each) for each in runs)
-            row = JUDGED.get((level, name))
+            row = JUDGED.get((str(level), name))
             table.add_row(
                 str(level),
                 name,
                 f"{stock:.1f}",
                 f"{fast:.1f}",
                 f"{fast / stock:.2f}",
-                f"{max(max(each) / min(each) for each in runs):.2f}",
+                f"{widest(runs):.2f}",
                 str(verdicts[row.name]) if row is not None else "",
                 end_section=name == FIGURES[-1],
             )

@@ -378,13 +378,17 @@ class Client:
 
         Two servers get the same arrivals. In a closed loop the one that answers sooner also gets more to do.
         """
+        return await self.run_arrivals(requests, [index / rate for index in range(len(requests))])
+
+    async def run_arrivals(self, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
+        """Start each request so many seconds from now; captures in the order of *requests*."""
         begun = time.monotonic()
 
-        async def start(index: int, request: Request) -> Capture:
-            await asyncio.sleep(begun + index / rate - time.monotonic())
+        async def start(request: Request, start_s: float) -> Capture:
+            await asyncio.sleep(begun + start_s - time.monotonic())
             return await self.send(request)
 
-        return list(await asyncio.gather(*(start(index, request) for index, request in enumerate(requests))))
+        return list(await asyncio.gather(*map(start, requests, starts_s)))
 
 
 def run_open_loop(base_url: str, requests: Sequence[Request], rate: float) -> list[Capture]:
@@ -393,6 +397,16 @@ def run_open_loop(base_url: str, requests: Sequence[Request], rate: float) -> li
     async def run() -> list[Capture]:
         async with Client(base_url) as client:
             return await client.run_open_loop(requests, rate)
+
+    return asyncio.run(run())
+
+
+def run_arrivals(base_url: str, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
+    """`Client.run_arrivals` for code that is not asynchronous."""
+
+    async def run() -> list[Capture]:
+        async with Client(base_url) as client:
+            return await client.run_arrivals(requests, starts_s)
 
     return asyncio.run(run())
 

@@ -239,12 +239,13 @@ class Server:
         return live
 
     def snapshots(self) -> dict[str, Snapshot]:
-        """What the state files of its live processes say, by role."""
+        """What the state files of its live processes say, by role; ``api:PID`` is a further API process."""
         roles, found = self.processes(), {}
         for path in sorted((self.runtime_folder / "omni-fastpath").glob("*.json")):
             snapshot = Snapshot.model_validate_json(path.read_bytes())
             if snapshot.pid in roles and snapshot.process.alive:
-                found[roles[snapshot.pid]] = snapshot
+                name = roles[snapshot.pid]
+                found[name if name not in found else f"{name}:{snapshot.pid}"] = snapshot
         return found
 
     def cpu_seconds(self) -> dict[str, float]:

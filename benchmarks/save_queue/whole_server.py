@@ -23,12 +23,13 @@ from benchmarks.rigs import server_arms as arms
 from benchmarks.rigs.capture import Capture, Client, Request, chat_request
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.server import Server
+from benchmarks.rigs.whole_server import FEWEST, STEP_MS, checked, deploy
+from benchmarks.rigs.whole_server import environment as environment_of
 from benchmarks.save_queue.figures import FELT, LEGEND, Run, compare
 from benchmarks.save_queue.output import save
 from benchmarks.save_queue.subjects import FASTPATH, FIFO, PATCH, STOCK, Arm
 from omni_fastpath.compare.arm import WrongArmError
 
-STEP_MS = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
 SLOW_MS = 200.0
 OUTPUT_TOKENS = 32
 RATE = 5.0
@@ -37,8 +38,6 @@ STREAMS = 16
 LEVELS = (1, 8, 32)
 WAVES = 3
 """Requests at a level, in blocks of its concurrency."""
-FEWEST = 8
-"""Requests at the lowest level."""
 KINDS = {"alone": None, "slow at the thinker": 0, "slow at the talker": 1}
 """Batches of 16: which stage's sends are slow for one of them."""
 STOCK_AGAIN = Arm("stock again", slow=True)
@@ -88,22 +87,18 @@ def measure(arm: Arm, plan: Plan, model: Path, log: Path) -> dict[str, Any]:
     """
     import omni_simulated_device
 
-    deploy = Path(omni_simulated_device.__file__).parent / "deploy" / "qwen3_omni.yaml"
     injections: list[dict[str, Any]] = [
         {"stage": stage, "match": f"slow{stage}", "ms": SLOW_MS} for stage in KINDS.values() if stage is not None
     ]
     injections += [{"fifo": True}] if arm.fifo else []
     environment = {
-        **arms.environment(arm),
-        omni_simulated_device.CONFIG_VARIABLE: json.dumps(
-            {"stages": {stage: {"base_ms": step} for stage, step in STEP_MS.items()}}
-        ),
+        **environment_of(arm),
         omni_simulated_device.SLOW_SENDS_VARIABLE: json.dumps(injections),
     }
     kinds: dict[str, list[Run]] = {kind: [] for kind in plan.kinds}
     levels: dict[str, list[Run]] = {}
-    with Server(model, deploy, environment=environment, log_path=log) as server:
-        _checked(asyncio.run(_batch(server.url, None, RATE)))
+    with Server(model, deploy("qwen3_omni.yaml"), environment=environment, log_path=log) as server:
+        checked(asyncio.run(_batch(server.url, None, RATE)), audio=True)
         for level in plan.levels:
             progress(f"{arm.name}: {level} at a time")
             levels[str(level)] = [_measured(server, _level(server.url, level))]
@@ -152,7 +147,7 @@ async def _level(url: str, concurrency: int) -> list[Capture]:
 def _measured(server: Server, load: Any) -> Run:
     before = server.cpu_seconds()
     begun = time.monotonic()
-    captures = _checked(asyncio.run(load))
+    captures = checked(asyncio.run(load), audio=True)
     seconds = time.monotonic() - begun
     used = {role: value - before.get(role, 0.0) for role, value in server.cpu_seconds().items()}
     return {
@@ -169,13 +164,6 @@ def _measured(server: Server, load: Any) -> Run:
         "throughput": len(captures) / seconds,
         "cores": {role: value / seconds for role, value in used.items()},
     }
-
-
-def _checked(captures: Sequence[Capture]) -> Sequence[Capture]:
-    bad = [capture for capture in captures if not capture.succeeded or not capture.audio]
-    if bad:
-        raise RuntimeError(f"{len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
-    return captures
 
 
 # ---- Checks ----

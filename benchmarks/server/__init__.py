@@ -1,15 +1,29 @@
-"""The whole server on light engines: what a user waits for, at 1 to 64 streams in four waves.
+"""The whole server on light engines: what a user waits for, closed loop or open, stock and fastpath.
 
-    python -m benchmarks.server [--replicas 4] [--starts 6] [--levels 16,64] [--arms stock,fastpath]
+    python -m benchmarks.server [--arms stock,fastpath] [--levels 16,64] [--starts 6] [--observe]
+    python -m benchmarks.server --loop open --rate 4,8
+    python -m benchmarks.server --model qwen3_tts --levels 16,64
+    python -m benchmarks.server profile --level 64 --tokens 400 --arms stock,fastpath
 
 API server, HTTP, front end, orchestrator, metrics and logs are upstream's; the stages are light engines of the
 simulated device, which keep the step times of a large model on a few percent of a core, whatever the server does.
-Closed loop, chat streaming with audio, Qwen3-Omni. A wave is as many requests as there are streams; the first one
-starts at once, later ones start as earlier requests end, which is issue #4561's case.
 
-Each start is a server of its own; arms alternate, each is proved by its state file, and the engines' own lateness is in
-every result line: an instrument that was late measured itself. Verdicts are those of ``omni_fastpath.compare.verdict``
-over starts, on the rows that were named for it.
+Loads: Qwen3-Omni by chat, streamed (``--api chat``) or not (``chat-whole``); Qwen3-TTS's two stages by streamed speech,
+on model runner v2, where the talker sends only ends. Closed loop: a wave is as many requests as there are streams; the
+first one starts at once, later ones start as earlier requests end, which is issue #4561's case. Open loop: requests
+arrive at a rate, at the same times for every arm.
 
-Not here yet: the open loop, requests that are not streamed, speech, Qwen3-TTS, the event loops' longest callback.
+Arms: ``stock`` (poll loop) and ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS), both without
+statistics (``-nolog``), ``stock-2api`` (two API processes), ``fastpath`` (its default set), ``fastpath-lean``,
+``fastpath-all`` (every patch of the API process), and each of these alone with what it requires (``only-NAME``). With
+several API processes, processor time by thread is summed over them.
+
+Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is
+in every result line: an instrument that was late measured itself. Verdicts are those of
+``omni_fastpath.compare.verdict`` over starts, on the rows that were named for it. ``--observe`` adds the event loops'
+longest callbacks and collections of the oldest generation, for which it wraps every callback
+(`omni_simulated_device.observe`).
+
+``profile`` samples the API process with py-spy (to be installed beside) while each arm's server has the load: who holds
+the interpreter's lock, and who is on a processor, by thread and function.
 """

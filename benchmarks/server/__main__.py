@@ -4,29 +4,72 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import benchmarks.server
-from benchmarks.server.measure import ARMS, LEVELS, Load, run
+from benchmarks.server import load as loads
+from benchmarks.server import profile
+from benchmarks.server.arms import ARMS, USUAL, ServerArm
+from benchmarks.server.load import LEVELS, RATES, Load
+from benchmarks.server.measure import run
 from benchmarks.server.report import show
 from omni_fastpath.compare import verdict
 
+PROFILED = (64,)
 
-def main() -> None:
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the starts and print the table."""
-    parser = argparse.ArgumentParser(
-        description=benchmarks.server.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--starts", type=int, default=verdict.STARTS, help="of each arm")
-    parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=1, help="of each stage")
-    parser.add_argument("--levels", type=_levels, default=LEVELS, help="streams, with commas")
-    parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer")
-    parser.add_argument("--arms", type=_arms, default=tuple(ARMS.values()), help=f"of {', '.join(ARMS)}, with commas")
-    options = parser.parse_args()
+    parser = _parser()
+    options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
-    load = Load(levels=options.levels, replicas=options.replicas, tokens=options.tokens)
-    show(run("server", options.arms, options.starts, load), load)
+    levels = options.levels or (LEVELS if options.what == "run" else PROFILED)
+    try:
+        load = Load(
+            levels=(options.rate or RATES) if options.loop == "open" else levels,
+            replicas=options.replicas,
+            tokens=options.tokens,
+            api=options.api or loads.APIS[options.model][0],
+            loop=options.loop,
+            arrivals=options.arrivals,
+            model=options.model,
+            waves=options.waves,
+            requests=options.requests,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if options.what == "profile":
+        try:
+            profile.run(options.arms, load)
+        except profile.NoPySpyError as error:
+            parser.error(str(error))
+        return
+    show(run("server", options.arms, options.starts, load, observe=options.observe), load)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.server",
+        description=benchmarks.server.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", nargs="?", choices=("run", "profile"), default="run", help="profile: py-spy, one start")
+    parser.add_argument("--starts", type=int, default=verdict.STARTS, help="of each arm")
+    parser.add_argument("--arms", type=_arms, default=USUAL, help=f"of {', '.join(ARMS)}, with commas")
+    parser.add_argument("--model", choices=get_args(loads.Model), default=Load.model)
+    parser.add_argument("--api", choices=get_args(loads.Api), help="chat is the default, of qwen3_tts speech")
+    parser.add_argument("--loop", choices=get_args(loads.Loop), default=Load.loop)
+    parser.add_argument("--levels", "--level", type=_numbers, help="streams of a closed loop, with commas")
+    parser.add_argument("--rate", type=_numbers, help="requests a second of an open loop, with commas")
+    parser.add_argument("--arrivals", choices=get_args(loads.Arrivals), default=Load.arrivals, help="of an open loop")
+    parser.add_argument("--waves", type=int, default=Load.waves, help="of a closed loop")
+    parser.add_argument("--requests", type=int, help="at each level, whatever --waves says")
+    parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer, frames of speech")
+    parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=Load.replicas, help="of each stage")
+    parser.add_argument("--observe", action="store_true", help="longest callbacks and collections too")
+    return parser
 
 
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:
@@ -34,15 +77,15 @@ def _stop(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _levels(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split(","))
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(each) for each in text.split(","))
 
 
-def _arms(text: str) -> tuple[object, ...]:
+def _arms(text: str) -> tuple[ServerArm, ...]:
     unknown = [name for name in text.split(",") if name not in ARMS]
     if unknown:
         raise argparse.ArgumentTypeError(f"found {', '.join(unknown)}, allowed: {', '.join(ARMS)}")
-    return tuple(ARMS[name] for name in text.split(","))
+    return tuple(ARMS[name] for name in dict.fromkeys(text.split(",")))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from benchmarks.rigs.capture import Capture
+from benchmarks.server import observed
 from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
 from omni_fastpath.compare.quantiles import quantile
 
@@ -16,8 +17,11 @@ THROUGHPUT = "throughput, req/s"
 FIRST_TTFP = "TTFP first wave p50, ms"
 LATER_TTFP = "TTFP later waves p50, ms"
 LATER_TTFP_P99 = "TTFP later waves p99, ms"
+TTFP = "TTFP p50, ms"
+TTFP_P99 = "TTFP p99, ms"
 FIRST_TEXT = "first text p50, ms"
 E2E = "end to end p50, ms"
+E2E_P99 = "end to end p99, ms"
 GAP = "largest gap p50, ms"
 GAP_P99 = "largest gap p99, ms"
 DRY = "audio ran dry p99, ms"
@@ -30,20 +34,26 @@ FIGURES = (
     FIRST_TTFP,
     LATER_TTFP,
     LATER_TTFP_P99,
+    TTFP,
+    TTFP_P99,
     FIRST_TEXT,
     E2E,
+    E2E_P99,
     GAP,
     GAP_P99,
     DRY,
     FRONT_MS,
     ORCHESTRATOR_MS,
     PROCESS_A_SECOND,
+    *observed.FIGURES,
 )
+"""In the order of the table; a load has those that it can have."""
 
 
 def seconds_of(audio: bytes) -> float:
-    """How long a packet of a chat stream, a WAV file of its own, plays."""
-    return max(0, len(audio) - HEADER_BYTES) / BYTES_A_SECOND
+    """How long a packet plays: of a chat stream a WAV file of its own, of speech raw PCM."""
+    header = HEADER_BYTES if audio[:4] == b"RIFF" else 0
+    return max(0, len(audio) - header) / BYTES_A_SECOND
 
 
 def ran_dry_s(packets: Sequence[tuple[float, float]]) -> float:
@@ -61,34 +71,46 @@ def ran_dry_s(packets: Sequence[tuple[float, float]]) -> float:
     return silent
 
 
-def figures(captures: Sequence[Capture], level: int, cpu_s: Mapping[str, float]) -> dict[str, float]:
-    """Of one level: `FIGURES`; NaN where there is nothing to count.
+def figures(
+    captures: Sequence[Capture], first_wave: int, cpu_s: Mapping[str, float], *, streamed: bool = True
+) -> dict[str, float]:
+    """Of one level: those of `FIGURES` that do not take an observer; NaN where there is nothing to count.
 
     Args:
-        captures: In the order of starting.
-        level: Streams; the first wave has as many requests.
-        cpu_s: Processor seconds of the API process's threads meanwhile.
+        captures: Of all requests.
+        first_wave: How many of them, the first to be sent, started at once; 0 where there are no waves.
+        cpu_s: Processor seconds of the API processes' threads meanwhile.
+        streamed: Answers came piece by piece; else first pieces and gaps are no figures.
     """
     begun = min(capture.started_at_s for capture in captures)
     ended = max(capture.started_at_s + capture.e2e_s for capture in captures)
-    ordered = sorted(captures, key=lambda capture: capture.started_at_s)
-    first, later = ordered[:level], ordered[level:]
-    gaps = [max(capture.audio_gaps_s, default=math.nan) for capture in captures]
-    dry = [ran_dry_s([(event.at_s, seconds_of(event.audio)) for event in each.audio_events]) for each in captures]
     audio_s = sum(seconds_of(event.audio) for capture in captures for event in capture.audio_events)
-    return {
-        THROUGHPUT: len(captures) / (ended - begun),
-        FIRST_TTFP: _ms(first, "ttfp_s", 0.5),
-        LATER_TTFP: _ms(later, "ttfp_s", 0.5),
-        LATER_TTFP_P99: _ms(later, "ttfp_s", 0.99),
-        FIRST_TEXT: _ms(captures, "ttft_s", 0.5),
+    found = {THROUGHPUT: len(captures) / (ended - begun)}
+    if streamed:
+        found |= _pieces(sorted(captures, key=lambda capture: capture.started_at_s), first_wave)
+    return found | {
         E2E: _ms(captures, "e2e_s", 0.5),
+        E2E_P99: _ms(captures, "e2e_s", 0.99),
+        FRONT_MS: 1000 * cpu_s[FRONT_END] / len(captures),
+        ORCHESTRATOR_MS: 1000 * cpu_s[ORCHESTRATOR] / len(captures),
+        PROCESS_A_SECOND: 1000 * sum(cpu_s.values()) / audio_s if audio_s else math.nan,
+    }
+
+
+def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:
+    """Figures of answers that came piece by piece, in the order of starting."""
+    first, later = captures[:first_wave], captures[first_wave:]
+    half, most = (LATER_TTFP, LATER_TTFP_P99) if first_wave else (TTFP, TTFP_P99)
+    gaps = [max(gaps) for capture in captures if (gaps := capture.audio_gaps_s)]
+    dry = [ran_dry_s([(event.at_s, seconds_of(event.audio)) for event in each.audio_events]) for each in captures]
+    return {
+        FIRST_TTFP: _ms(first, "ttfp_s", 0.5),
+        half: _ms(later, "ttfp_s", 0.5),
+        most: _ms(later, "ttfp_s", 0.99),
+        FIRST_TEXT: _ms(captures, "ttft_s", 0.5),
         GAP: 1000 * quantile(gaps, 0.5),
         GAP_P99: 1000 * quantile(gaps, 0.99),
         DRY: 1000 * quantile(dry, 0.99),
-        FRONT_MS: 1000 * cpu_s[FRONT_END] / len(captures),
-        ORCHESTRATOR_MS: 1000 * cpu_s[ORCHESTRATOR] / len(captures),
-        PROCESS_A_SECOND: 1000 * sum(cpu_s.values()) / audio_s,
     }
 
 

@@ -2,43 +2,84 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.rigs.whole_server import judge, widest
 from benchmarks.server.figures import FIGURES
-from benchmarks.server.measure import EVENT, FASTPATH, STOCK, Figures, Load, judge, judged
+from benchmarks.server.load import Load
+from benchmarks.server.measure import Start, judged
 from omni_fastpath.compare import about, verdict
 
-PAIRS = ((STOCK, FASTPATH), (EVENT, FASTPATH))
+LATE_MS = 1.0
+"""Engines whose steps are later than this, 99 of 100, kept no time."""
 
 
-def show(found: Mapping[str, Sequence[Figures]], load: Load) -> None:
-    """A row for each level and figure: each arm's median, the widest ratio of two of its starts, and verdicts."""
-    rows = judged(load.levels)
+def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Which arms are compared: each that has something of ours with each stock one, else all with the first."""
+    stock = [name for name in names if name in ("stock", "event")] or [names[0]]
+    ours = [name for name in names if name.startswith(("fastpath", "only-"))]
+    return [(a, b) for b in ours or [name for name in names if name not in stock[:1]] for a in stock if a != b]
+
+
+def show(found: Mapping[str, Sequence[Start]], load: Load) -> None:
+    """A row for each level and figure: each arm's median, the widest ratio of two of its starts; then the verdicts."""
     starts = max(len(each) for each in found.values())
-    pairs = [(a, b) for a, b in PAIRS if a.name in found and b.name in found]
-    verdicts = [judge(found, a, b, rows) for a, b in pairs]
     table = Table(
-        title=f"Whole server on light engines, {load.replicas} replicas a stage, {load.tokens} text tokens, "
-        f"{starts} starts an arm: median; A/A: widest ratio within an arm"
+        title=f"Whole server on light engines: {load}; {starts} starts an arm: median; "
+        "A/A: widest ratio of two starts of one arm"
     )
-    columns = ["streams", "figure", *found, "A/A", *(f"{b.name} / {a.name}" for a, b in pairs)]
-    for column in columns:
+    for column in ("rate" if load.loop == "open" else "streams", "figure", *found, "A/A"):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for level in load.levels:
-        for name in FIGURES:
-            values = {arm: [start[str(level)][name] for start in each] for arm, each in found.items()}
-            medians = {arm: statistics.median(each) for arm, each in values.items()}
-            widest = max(max(each) / min(each) if min(each) > 0 else 1.0 for each in values.values())
-            cells = []
-            for (a, b), said in zip(pairs, verdicts, strict=True):
-                ratio = medians[b.name] / medians[a.name] if medians[a.name] else float("nan")
-                row = rows.get((level, name))
-                cells.append(f"{ratio:.2f}" + (f" {said[row.name]}" if row is not None else ""))
-            shown = [f"{medians[arm]:.1f}" for arm in found]
-            table.add_row(str(level), name, *shown, f"{widest:.2f}", *cells, end_section=name == FIGURES[-1])
-    Console(width=190).print(table)
-    print(verdict.legend(next(iter(rows.values())), len(rows) - 1, starts), about.line(), sep="\n")
+        shown = [name for name in FIGURES if any(_values(each, level, name) for each in found.values())]
+        for name in shown:
+            values = [_values(each, level, name) for each in found.values()]
+            medians = [f"{statistics.median(each):.1f}" if each else "-" for each in values]
+            apart = f"{widest(values):.2f}" if starts > 1 else ""
+            table.add_row(f"{level:g}", name, *medians, apart, end_section=name == shown[-1])
+    console = Console(width=max(120, 50 + 16 * len(found)))
+    console.print(table)
+    _show_verdicts(console, found, load)
+    print(kept(found), about.line(), sep="\n")
+
+
+def _values(starts: Iterable[Start], level: float, name: str) -> list[float]:
+    values = (start["figures"][f"{level:g}"].get(name, math.nan) for start in starts)
+    return [value for value in values if not math.isnan(value)]
+
+
+def _show_verdicts(console: Console, found: Mapping[str, Sequence[Start]], load: Load) -> None:
+    rows = judged(load)
+    compared = pairs(list(found))
+    figures = {arm: [start["figures"] for start in each] for arm, each in found.items()}
+    starts = min(len(each) for each in found.values())
+    table = Table(title="Ratios of medians, and verdicts")
+    table.add_column("row")
+    verdicts = []
+    for a, b in compared:
+        table.add_column(f"{b} / {a}")
+        verdicts.append(judge(figures[a], figures[b], rows))
+    for (level, name), row in rows.items():
+        cells = []
+        for (a, b), said in zip(compared, verdicts, strict=True):
+            one, other = (_values(found[arm], float(level), name) for arm in (a, b))
+            ratio = statistics.median(other) / statistics.median(one) if one and other else math.nan
+            cells.append(f"{ratio:.2f} {said[row.name]}" if row.name in said else "-")
+        table.add_row(row.name, *cells)
+    console.print(table)
+    print(verdict.legend(next(iter(rows.values())), len(rows) - 1, starts))
+
+
+def kept(found: Mapping[str, Sequence[Start]]) -> str:
+    """One line: how late the light engines were at worst, over all starts."""
+    engines = [engine for starts in found.values() for start in starts for engine in start["engines"].values()]
+    if not engines:
+        return "The light engines said nothing of their time."
+    half, most = (max(engine[name] for engine in engines) for name in ("late_p50_ms", "late_p99_ms"))
+    said = f"Light engines late by {half:.2f} ms (half of the steps, worst engine), {most:.2f} ms (99 of 100)"
+    return f"{said}: they kept no time, and what is above measures them too." if most > LATE_MS else f"{said}."

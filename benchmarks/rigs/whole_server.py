@@ -1,0 +1,129 @@
+"""What the benchmarks of a whole server share: step times, environment, starts in turn, checks and verdicts of rows."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.rigs import results, server_arms
+from benchmarks.rigs.capture import Capture
+from omni_fastpath.compare import about, verdict
+from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.turns import turns
+from omni_fastpath.compare.verdict import Measure
+
+STEP_MS: Mapping[str, float] = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
+"""Fixed part of a step of each stage of Qwen3-Omni, milliseconds: of a large model's length."""
+
+FEWEST = 8
+"""Requests at the lowest levels."""
+
+Figures = Mapping[str, Mapping[str, float]]
+"""Of one start: by level and name; NaN where there is nothing to say."""
+
+Rows = Mapping[tuple[str, str], Measure]
+"""What gets a verdict, by level and figure; the first one is primary."""
+
+AnArm = TypeVar("AnArm", bound=Arm)
+
+
+def deploy(name: str) -> Path:
+    """One of the simulated device's deploy YAMLs."""
+    import omni_simulated_device
+
+    return Path(omni_simulated_device.__file__).parent / "deploy" / name
+
+
+def environment(
+    arm: Arm, stages: Mapping[str, Mapping[str, float]] | None = None, *, light: bool = False
+) -> dict[str, str | None]:
+    """What makes a server the arm, on stages with these settings.
+
+    Args:
+        arm: What the server should be.
+        stages: Settings of the simulated device by stage; unless given, steps of ``STEP_MS``.
+        light: Light engines instead of stage processes.
+    """
+    import omni_simulated_device
+
+    settings = {stage: {"base_ms": step} for stage, step in STEP_MS.items()} if stages is None else stages
+    found = server_arms.environment(arm)
+    found[omni_simulated_device.CONFIG_VARIABLE] = json.dumps({"stages": settings})
+    if light:
+        found[omni_simulated_device.ENABLE_VARIABLE] = "light"
+    return found
+
+
+def checked(captures: Sequence[Capture], *, audio: bool = False) -> Sequence[Capture]:
+    """The captures, if every request was answered to its end, with audio where that is asked for.
+
+    Raises:
+        RuntimeError: One was not.
+    """
+    bad = [capture for capture in captures if not capture.succeeded or (audio and not capture.audio)]
+    if bad:
+        raise RuntimeError(f"{len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
+    return captures
+
+
+def run_starts(
+    name: str,
+    arms: Sequence[AnArm],
+    starts: int,
+    write_model: Callable[[Path], None],
+    measure: Callable[[AnArm, Path, Path], Mapping[str, Any]],
+) -> dict[str, list[Mapping[str, Any]]]:
+    """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``.
+
+    Args:
+        name: Of the benchmark.
+        arms: Arms with names of their own.
+        starts: Of each arm.
+        write_model: Writes the model folder.
+        measure: One start: from the arm, the model folder and a path for the log to the fields of its line.
+
+    Returns:
+        The fields of each start, by the arm's name.
+    """
+    about.commit()  # of the code that runs, whatever is committed meanwhile
+    found: dict[str, list[Mapping[str, Any]]] = {arm.name: [] for arm in arms}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        write_model(model)
+        for place, (_, arm) in enumerate(turns(arms, starts)):
+            results.progress(f"start {place + 1} of {len(arms) * starts}: {arm.name}")
+            start = measure(arm, model, Path(folder) / f"{place}.log")
+            results.save(name, {"arm": arm.name, "place": place, **start})
+            found[arm.name].append(start)
+    return found
+
+
+def measure_of(level: float, figure: str, *, higher: bool = False) -> Measure:
+    """A row of a table as the verdict knows it: *figure* is ``NAME, UNIT``; *higher* is better, or lower."""
+    name, _, unit = figure.partition(", ")
+    return Measure(f"{name} at {level:g}", unit, "higher" if higher else "lower")
+
+
+def judge(a: Sequence[Figures], b: Sequence[Figures], rows: Rows) -> dict[str, verdict.Verdict]:
+    """The verdict of each row, *b* against *a*, by the measure's name.
+
+    A row of which a start has no figure gets none; where that is the primary one, none does.
+    """
+    values = [
+        {row.name: [each[level].get(name, math.nan) for each in arm] for (level, name), row in rows.items()}
+        for arm in (a, b)
+    ]
+    primary, *others = rows.values()
+    known = [row for row in others if not any(math.isnan(value) for arm in values for value in arm[row.name])]
+    if any(math.isnan(value) for arm in values for value in arm[primary.name]):
+        return {}
+    return verdict.verdicts(primary, [primary, *known], *values)
+
+
+def widest(starts: Sequence[Sequence[float]]) -> float:
+    """The widest ratio of two starts of one arm, of all arms; 1 where a start has zero or nothing."""
+    return max((max(each) / min(each) if min(each) > 0 else 1.0 for each in starts if each), default=1.0)

@@ -1,0 +1,139 @@
+"""What every start is asked, the same in every arm."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.rigs.capture import Capture, Request, chat_request, run_arrivals, run_closed_loop, speech_request
+from benchmarks.rigs.whole_server import FEWEST, STEP_MS
+
+Api = Literal["chat", "chat-whole", "speech"]
+Model = Literal["qwen3_omni", "qwen3_tts"]
+Loop = Literal["closed", "open"]
+Arrivals = Literal["poisson", "even"]
+
+LEVELS = (1, 4, 8, 16, 32, 64)
+RATES = (4.0, 8.0)
+WAVES = 4
+OPEN_REQUESTS = 64
+TTS_STEP_MS = 12.0
+
+APIS: Mapping[str, tuple[str, ...]] = {"qwen3_omni": ("chat", "chat-whole"), "qwen3_tts": ("speech",)}
+"""What 0.30 serves of each model; of an omni model's speech it says that the chat endpoint is for that."""
+DEPLOYS: Mapping[tuple[str, int], str] = {
+    ("qwen3_omni", 1): "qwen3_omni.yaml",
+    ("qwen3_omni", 2): "qwen3_omni_2x.yaml",
+    ("qwen3_omni", 4): "qwen3_omni_4x.yaml",
+    ("qwen3_tts", 1): "qwen3_tts_v2.yaml",
+}
+"""By model and replicas a stage."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What every start is asked.
+
+    Attributes:
+        levels: One after the other: streams in flight of a closed loop, requests a second of an open one.
+        replicas: Of each stage.
+        tokens: Text tokens of an answer, exactly; of speech its codec frames.
+        api: Chat streamed or not, or speech streamed as PCM.
+        loop: Closed: the next request starts when one has ended; open: requests arrive whatever the server does.
+        arrivals: Of an open loop: a Poisson process, the same for every arm and start, or evenly spaced.
+        model: Which one.
+        waves: Requests at a level of a closed loop, in blocks of its streams.
+        requests: Requests at each level; None: by waves, and ``OPEN_REQUESTS`` of an open loop.
+
+    Raises:
+        ValueError: Upstream does not serve that API of that model, or there is no such deployment.
+    """
+
+    levels: Sequence[float] = LEVELS
+    replicas: int = 1
+    tokens: int = 100
+    api: Api = "chat"
+    loop: Loop = "closed"
+    arrivals: Arrivals = "poisson"
+    model: Model = "qwen3_omni"
+    waves: int = WAVES
+    requests: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.api not in APIS[self.model]:
+            allowed = ", ".join(APIS[self.model])
+            raise ValueError(
+                f"api: found {self.api}, which vLLM-Omni does not serve of {self.model}; allowed: {allowed}"
+            )
+        if (self.model, self.replicas) not in DEPLOYS:
+            allowed = ", ".join(str(replicas) for model, replicas in DEPLOYS if model == self.model)
+            raise ValueError(f"replicas: found {self.replicas}, allowed for {self.model}: {allowed}")
+
+    @property
+    def deploy(self) -> str:
+        """Name of the deploy YAML."""
+        return DEPLOYS[self.model, self.replicas]
+
+    @property
+    def write_model(self) -> Callable[[Path], None]:
+        """What writes the model's folder."""
+        from omni_simulated_device.models import WRITERS
+
+        return WRITERS[self.model]
+
+    @property
+    def stages(self) -> dict[str, dict[str, float]]:
+        """Settings of the simulated device."""
+        if self.model == "qwen3_tts":
+            frames = {"min_frames": self.tokens, "max_frames": self.tokens}
+            return {"qwen3_tts": {"base_ms": TTS_STEP_MS, **frames}, "code2wav": {"base_ms": STEP_MS["code2wav"]}}
+        return {stage: {"base_ms": step} for stage, step in STEP_MS.items()}
+
+    @property
+    def streamed(self) -> bool:
+        """Whether answers come piece by piece."""
+        return self.api != "chat-whole"
+
+    def count(self, level: float) -> int:
+        """Requests at a level."""
+        if self.requests is not None:
+            return self.requests
+        return OPEN_REQUESTS if self.loop == "open" else max(FEWEST, int(self.waves * level))
+
+    def first_wave(self, level: float) -> int:
+        """How many of a level's requests start at once; of an open loop none is told from the others."""
+        return 0 if self.loop == "open" else min(int(level), self.count(level))
+
+    def asked(self, what: str, count: int) -> list[Request]:
+        """So many requests; they follow from *what* alone."""
+        if self.api == "speech":
+            return [speech_request(f"Sentence {number} of {what}.") for number in range(count)]
+        return [
+            chat_request(f"Question {number} of {what}", max_tokens=self.tokens, ignore_eos=True, stream=self.streamed)
+            for number in range(count)
+        ]
+
+    def starts_s(self, rate: float) -> list[float]:
+        """When the requests of an open loop arrive, seconds from its beginning."""
+        count = self.count(rate)
+        if self.arrivals == "even":
+            return [number / rate for number in range(count)]
+        draws = random.Random(f"{rate:g} a second")
+        return [0.0, *accumulate(draws.expovariate(rate) for _ in range(count - 1))]
+
+    def run(self, url: str, level: float) -> list[Capture]:
+        """One level, on a server."""
+        requests = self.asked(f"{level:g}", self.count(level))
+        if self.loop == "open":
+            return run_arrivals(url, requests, self.starts_s(level))
+        return run_closed_loop(url, requests, int(level))
+
+    def __str__(self) -> str:
+        """As a table's title has it."""
+        loop = f"open loop, {self.arrivals} arrivals" if self.loop == "open" else "closed loop"
+        length = f"{self.tokens} {'codec frames' if self.api == 'speech' else 'text tokens'}"
+        return f"{self.model}, {self.api}, {loop}, {self.replicas} replicas a stage, {length}"
