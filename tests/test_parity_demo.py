@@ -18,15 +18,19 @@ pytest.importorskip("matplotlib")
 
 from rich.console import Console
 
-from benchmarks.parity import arms, figures
+from benchmarks.parity import figures
 from benchmarks.parity.__main__ import main
-from benchmarks.parity.figures import Measure, Row, Sample, Start
-from benchmarks.parity.load import QUICK, Load
-from benchmarks.parity.measure import CpuMeter, MeasureError, Outcome
-from benchmarks.parity.progress import Phases
-from benchmarks.parity.words import compare, describe, heading, parity_line, plan
+from benchmarks.parity.figures import Start
+from benchmarks.parity.load import BASE, QUICK, REPLICAS, STAGES, Load
+from benchmarks.parity.measure import CpuMeter, Outcome
+from benchmarks.parity.words import describe, heading
+from benchmarks.rigs import rows, user_arms
 from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs.capture import Capture, Event
+from benchmarks.rigs.phases import Phases
+from benchmarks.rigs.rows import Better, Measure, Row
+from benchmarks.rigs.samples import Sample, in_wave, times
+from benchmarks.rigs.side_by_side import MeasureError, compare, parity_line, plan
 from omni_fastpath.compare.arm import WrongArmError
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
@@ -46,7 +50,7 @@ def _start(arm: str, throughput: float = 2.0, ttfp: float = 0.1, *, count: int =
     return Start(arm, throughput, 0, 4.0, {"api": 2.0, "stage0_replica0": 1.0}, samples, 60.0, samples)
 
 
-def _row(stock: list[float], fastpath: list[float], better: figures.Better = "higher") -> Row:
+def _row(stock: list[float], fastpath: list[float], better: Better = "higher") -> Row:
     return Row(
         Measure("group", "name", "", better, lambda start: start.throughput), {"stock": stock, "fastpath": fastpath}
     )
@@ -79,23 +83,23 @@ def test_the_device_configuration_is_one_the_device_accepts() -> None:
 def test_waves_are_blocks_in_start_order() -> None:
     """Captures may come in any order; a wave goes by when a request was started."""
     samples = [_sample(place, 0.1) for place in (5, 0, 3, 1, 4, 2)]
-    assert [sample.order for sample in figures.in_wave(samples, "first", 2)] == [0, 1]
-    assert [sample.order for sample in figures.in_wave(samples, "later", 2)] == [2, 3, 4, 5]
+    assert [sample.order for sample in in_wave(samples, "first", 2)] == [0, 1]
+    assert [sample.order for sample in in_wave(samples, "later", 2)] == [2, 3, 4, 5]
 
 
 def test_failed_requests_have_no_times() -> None:
     """The time of an error is not a latency."""
-    assert figures.times([_sample(0, 0.1), _sample(1, 0.2, error="503")], "ttfp") == [0.1]
+    assert times([_sample(0, 0.1), _sample(1, 0.2, error="503")], "ttfp") == [0.1]
 
 
 def test_a_wave_in_which_everything_failed_has_no_figure() -> None:
     """It shows a dash, and its row no verdict and no difference."""
-    assert figures.shown(math.nan, 2) == "-"
+    assert rows.shown(math.nan, 2) == "-"
     assert _row([math.nan, 1.0], [1.0, 1.0]).exceeds_spread is None
     starts = _starts(6)
     failed = [dataclasses.replace(each, error="503") for each in starts[0].samples]
     starts[0] = dataclasses.replace(starts[0], samples=failed)
-    found = {row.measure.title: row.verdict for row in figures.rows(starts, 2)}
+    found = {row.measure.title: row.verdict for row in figures.table(starts, 2)}
     assert found[LATER] is None
     assert found[PRIMARY] is not None
 
@@ -138,24 +142,22 @@ def _starts(an_arm: int) -> list[Start]:
 )
 def test_four_starts_an_arm_do_for_the_primary_row_and_six_for_all(starts: int, primary: str, throughput: str) -> None:
     """The summary says so while they are fewer; rows that nobody named beforehand have no verdict."""
-    table = figures.rows(_starts(starts), 2)
+    table = figures.table(_starts(starts), 2)
     found = {row.measure.title: row.verdict for row in table if row.verdict is not None}
     assert len(found) == 10
     assert found[PRIMARY].word == primary
     assert found["throughput (vllm bench serve --omni)"].word == throughput
-    said = " ".join(figures.summary(table))
-    assert (f"With {starts} starts an arm: 4 would do for TTFP, p50 of the open loop, 6 for all." in said) == (
-        starts < 6
-    )
+    said = " ".join(rows.summary(table))
+    assert (f"With {starts} starts an arm: 4 would do for {PRIMARY}, 6 for all." in said) == (starts < 6)
     assert f"Of all {len(table)} rows, the arms differ by more than the wider spread" in said
 
 
 def test_without_an_open_loop_there_is_no_verdict() -> None:
     """The primary measure is its; no other takes its place afterwards."""
     starts = [dataclasses.replace(each, paced=()) for each in _starts(6)]
-    table = figures.rows(starts, 2)
+    table = figures.table(starts, 2)
     assert all(row.verdict is None for row in table)
-    assert "There is no verdict" in figures.summary(table)[0]
+    assert "There is no verdict" in rows.summary(table)[0]
 
 
 def test_ratio_is_of_the_means() -> None:
@@ -167,11 +169,11 @@ def test_ratio_is_of_the_means() -> None:
 def test_the_table_has_every_measure_and_column() -> None:
     """Bench, then first and later waves of each time, a column for each start."""
     starts = [_start("stock"), _start("fastpath", 3.0, 0.05), _start("fastpath", 3.1, 0.05), _start("stock", 2.1)]
-    table = figures.rows(starts, concurrency=2)
-    head = figures.header(starts)
+    table = figures.table(starts, concurrency=2)
+    head = rows.header(starts)
     assert head[:5] == ["measure", "stock 1", "stock 2", "fastpath 1", "fastpath 2"]
-    assert {len(figures.cells(row)) for row in table} == {len(head)}
-    cells = {(row.measure.group, row.measure.name): figures.cells(row) for row in table}
+    assert {len(rows.cells(row)) for row in table} == {len(head)}
+    cells = {(row.measure.group, row.measure.name): rows.cells(row) for row in table}
     throughput = cells["vllm bench serve --omni", "throughput"]
     assert throughput[1:] == ["2.00", "2.10", "3.00", "3.10", "0.10", "0.10", "1.49", "too few starts"]
     groups = {row.measure.group for row in table}
@@ -180,7 +182,7 @@ def test_the_table_has_every_measure_and_column() -> None:
     later = cells["time to first audio packet (TTFP), capture client", "later waves, p50"]
     assert first[1] == "105"
     assert later[1] == "145"
-    assert "One start an arm has no spread." in figures.summary(figures.rows(starts[:2], 2))
+    assert "One start an arm has no spread." in rows.summary(figures.table(starts[:2], 2))
 
 
 # ---- The proof of an arm ----
@@ -188,17 +190,19 @@ def test_the_table_has_every_measure_and_column() -> None:
 
 def _snapshots(arm: str) -> dict[str, Snapshot]:
     """State files of a true server of the arm, by role."""
-    roles = serving.roles(arms.STAGES, arms.REPLICAS)
+    roles = serving.roles(STAGES, REPLICAS)
     return {role: _snapshot(arm, Process.SERVER if role == "api" else Process.STAGE) for role in roles}
 
 
 def _snapshot(arm: str, process: Process) -> Snapshot:
     patches = {}
     for patch in PATCHES:
-        if arm == "stock" or patch.name not in arms.FASTPATH.enabled:
+        if arm == "stock" or patch.name not in user_arms.FASTPATH.enabled:
             patches[patch.name] = PatchRecord(state=State.OFF, reason="OMNI_FASTPATH=0")
         elif process in patch.processes:
-            patches[patch.name] = PatchRecord(state=State.APPLIED, counters={arms.ENGAGED.get(patch.name, "any"): 5})
+            patches[patch.name] = PatchRecord(
+                state=State.APPLIED, counters={user_arms.ENGAGED.get(patch.name, "any"): 5}
+            )
         else:
             patches[patch.name] = PatchRecord(state=State.NOT_APPLICABLE, reason="another process")
     return Snapshot(
@@ -221,17 +225,17 @@ def _snapshot(arm: str, process: Process) -> Snapshot:
 
 def test_each_arm_is_on_by_the_means_that_a_user_has() -> None:
     """Stock by OMNI_FASTPATH=0, fastpath by its deploy YAML alone; anything else is not that arm."""
-    arms.check_means(arms.STOCK, {"OMNI_FASTPATH": "0", "HOME": "/"})
-    arms.check_means(arms.FASTPATH, {"HOME": "/"})
+    user_arms.check_means(user_arms.STOCK, {"OMNI_FASTPATH": "0", "HOME": "/"})
+    user_arms.check_means(user_arms.FASTPATH, {"HOME": "/"})
     with pytest.raises(WrongArmError, match=r"no fastpath arm.*OMNI_FASTPATH_BUDGETED_DRAIN"):
-        arms.check_means(arms.FASTPATH, {"OMNI_FASTPATH_BUDGETED_DRAIN": "1"})
+        user_arms.check_means(user_arms.FASTPATH, {"OMNI_FASTPATH_BUDGETED_DRAIN": "1"})
     with pytest.raises(WrongArmError, match="no stock arm"):
-        arms.check_means(arms.STOCK, {})
+        user_arms.check_means(user_arms.STOCK, {})
 
 
 def test_the_counters_are_the_api_servers() -> None:
     """What the report shows of a server."""
-    proof = arms.proof_of(_snapshots("fastpath"))
+    proof = user_arms.proof_of(_snapshots("fastpath"))
     assert proof.counters["budgeted_drain"] == {"items": 5}
     assert proof.processes["stage0_replica1"]["budgeted_drain"]["state"] == "not_applicable"
 
@@ -239,21 +243,21 @@ def test_the_counters_are_the_api_servers() -> None:
 def test_applied_but_idle_is_refused() -> None:
     """A counter that moved less than once a request means that the patch did not do the work."""
     snapshots = _snapshots("fastpath")
-    before = arms.proof_of(snapshots)
-    for name, event in arms.ENGAGED.items():
+    before = user_arms.proof_of(snapshots)
+    for name, event in user_arms.ENGAGED.items():
         snapshots["api"].patches[name].counters[event] = 15
-    after = arms.proof_of(snapshots)
-    assert arms.check_engaged(before, after, 10)["nonblocking_dequeue"] == {"dequeued": 10}
+    after = user_arms.proof_of(snapshots)
+    assert user_arms.check_engaged(before, after, 10)["nonblocking_dequeue"] == {"dequeued": 10}
     with pytest.raises(WrongArmError, match="items moved by 10 during 11 requests"):
-        arms.check_engaged(before, after, 11)
+        user_arms.check_engaged(before, after, 11)
 
 
 def test_nothing_of_this_shell_reaches_an_arm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A variable that the user has exported would make an arm what it does not say."""
     monkeypatch.setenv("OMNI_FASTPATH_BUDGETED_DRAIN", "0")
     monkeypatch.setenv("OMNI_FASTPATH", "1")
-    stock = arms.environment(arms.STOCK, "{}", tmp_path)
-    fastpath = arms.environment(arms.FASTPATH, "{}", tmp_path)
+    stock = user_arms.environment(user_arms.STOCK, "{}", tmp_path)
+    fastpath = user_arms.environment(user_arms.FASTPATH, "{}", tmp_path)
     assert stock["OMNI_FASTPATH"] == "0"
     assert stock["OMNI_FASTPATH_BUDGETED_DRAIN"] is None
     assert fastpath["OMNI_FASTPATH"] is fastpath["OMNI_FASTPATH_BUDGETED_DRAIN"] is None
@@ -263,9 +267,9 @@ def test_the_fastpath_arm_is_the_overlay_that_a_user_writes(tmp_path: Path) -> N
     """``fastpath: true`` on top of the base, and nothing else; the stock arm is the base itself."""
     import yaml
 
-    assert arms.deploy_config(arms.STOCK, arms.BASE, tmp_path) == arms.BASE
-    written = yaml.safe_load(arms.deploy_config(arms.FASTPATH, arms.BASE, tmp_path).read_text(encoding="utf-8"))
-    assert written == {"base_config": str(arms.BASE.resolve()), "fastpath": True}
+    assert user_arms.deploy_config(user_arms.STOCK, BASE, tmp_path) == BASE
+    written = yaml.safe_load(user_arms.deploy_config(user_arms.FASTPATH, BASE, tmp_path).read_text(encoding="utf-8"))
+    assert written == {"base_config": str(BASE.resolve()), "fastpath": True}
 
 
 # ---- Measuring ----
@@ -312,7 +316,7 @@ def _capture(place: int, audio: bytes = b"sound") -> Capture:
 
 def _outcome(arm: str, throughput: float, captures: list[Capture]) -> Outcome:
     moved = {"budgeted_drain": {"items": 7, "longest_stretch_us": 0}} if arm == "fastpath" else {}
-    return Outcome(_start(arm, throughput), captures, arms.proof_of(_snapshots(arm)), moved, {"duration": 4.0})
+    return Outcome(_start(arm, throughput), captures, user_arms.proof_of(_snapshots(arm)), moved, {"duration": 4.0})
 
 
 def _outcomes(audio: bytes = b"sound") -> list[Outcome]:
@@ -324,12 +328,16 @@ def _outcomes(audio: bytes = b"sound") -> list[Outcome]:
     ]
 
 
+def _compared(outcomes: list[Outcome]) -> dict[str, Any]:
+    return compare([(each.start.arm, [one.answer() for one in each.captures]) for each in outcomes])
+
+
 def _reported(outcomes: list[Outcome], load: Load) -> tuple[dict[str, Any], str]:
     from benchmarks.parity import report
 
     about = describe(load, ORDER, 60.0)
-    table = figures.rows([outcome.start for outcome in outcomes], load.concurrency)
-    parity = compare(outcomes)
+    table = figures.table([outcome.start for outcome in outcomes], load.concurrency)
+    parity = _compared(outcomes)
     return report.plain(outcomes, table, parity, about), report.page(outcomes, table, parity, about, load)
 
 
@@ -360,7 +368,7 @@ def test_arms_that_answer_differently_are_said_to() -> None:
 
 def test_comparisons_are_counted() -> None:
     """Each start after the first is compared with the first."""
-    parity = compare(_outcomes())
+    parity = _compared(_outcomes())
     assert (parity["starts"], parity["requests"], parity["comparisons"]) == (4, 2, 6)
     assert "2 requests in each of 4 starts, 6 comparisons" in parity_line(parity)
 
@@ -397,6 +405,6 @@ def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(("starts", "decides"), [(1, False), (2, False), (4, True), (6, True)])
 def test_the_demo_says_beforehand_whether_it_can_decide(starts: int, decides: bool) -> None:
     """With too few starts for any verdict it says so before it begins, and how many would do."""
-    said = plan(["stock", "fastpath"] * starts)
+    said = plan("This", "make it", ["stock", "fastpath"] * starts, 1.7)
     assert f"starts {2 * starts} servers" in said[0]
     assert ("--starts 6" in " ".join(said)) == (not decides)

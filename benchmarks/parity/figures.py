@@ -8,35 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from benchmarks.rigs.rows import Measure, Row, rows
+from benchmarks.rigs.samples import Sample, Wave, in_wave, times
 from omni_fastpath.compare.quantiles import quantile
-
-Wave = Literal["first", "later"]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The times of one request of the capture client, seconds; None where there was none.
-
-    Attributes:
-        order: Position in which it was started.
-        ttft: To the first text.
-        ttfp: To the first audio packet.
-        e2e: To the end of the answer.
-        error: Why it failed; None when it was answered to its end.
-        digest: Of everything in the answer that does not depend on time.
-        audio_bytes: Samples that came back, in bytes.
-    """
-
-    order: int
-    ttft: float | None
-    ttfp: float | None
-    e2e: float
-    error: str | None
-    digest: str
-    audio_bytes: int
 
 
 @dataclass(frozen=True)
@@ -69,18 +44,6 @@ class Start:
         return sum(self.cpu_s.values())
 
 
-def in_wave(samples: Sequence[Sample], wave: Wave, concurrency: int) -> list[Sample]:
-    """The requests of a wave: blocks of ``concurrency`` in start order, the first one or all later ones."""
-    ordered = sorted(samples, key=lambda sample: sample.order)
-    return ordered[:concurrency] if wave == "first" else ordered[concurrency:]
-
-
-def times(samples: Sequence[Sample], name: str) -> list[float]:
-    """One time of every request that was answered to its end, seconds."""
-    found = (getattr(sample, name) for sample in samples if sample.error is None)
-    return [value for value in found if value is not None]
-
-
 _SHORT = {"ttft": "time to first text", "ttfp": "TTFP", "e2e": "E2E"}
 _NAMES = {"ttft": "time to first text", "ttfp": "time to first audio packet (TTFP)", "e2e": "end to end (E2E)"}
 
@@ -108,8 +71,8 @@ def _paced(name: str, share: float) -> Measure[Start]:
     return Measure(OPEN_LOOP, title, "ms", "lower", read, judged=True, primary=title == PRIMARY)
 
 
-def measures(concurrency: int, *, paced: bool = False) -> list[Measure[Start]]:
-    """Every row of the table, in its order; *paced*: those of the open loop too."""
+def measures(concurrency: int) -> list[Measure[Start]]:
+    """Every row of the table, in its order."""
     bench = "vllm bench serve --omni"
     found: list[Measure[Start]] = [
         Measure(bench, "throughput", "req/s", "higher", lambda start: start.throughput, 2, judged=True),
@@ -131,14 +94,13 @@ def measures(concurrency: int, *, paced: bool = False) -> list[Measure[Start]]:
         for wave in waves
         for share in (0.5, 0.99)
     ]
-    if paced:
-        found += [_paced(name, share) for name in ("ttfp", "e2e", "ttft") for share in (0.5, 0.9)]
+    found += [_paced(name, share) for name in ("ttfp", "e2e", "ttft") for share in (0.5, 0.9)]
     return found
 
 
 def table(starts: Sequence[Start], concurrency: int) -> list[Row]:
     """The rows of the starts, with their verdicts."""
-    return rows(measures(concurrency, paced=any(start.paced for start in starts)), starts)
+    return rows(measures(concurrency), starts)
 
 
 CLOSED_LOOP = (

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import omni_simulated_device
-
 from benchmarks.rigs.capture import Request, chat_request
 
 REPLICAS, STAGES = 2, 3

@@ -11,20 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parity import arms
-from benchmarks.parity.figures import Sample, Start
-from benchmarks.parity.load import Load
-from benchmarks.parity.progress import Phases
-from benchmarks.rigs import bench
+from benchmarks.parity.figures import Start
+from benchmarks.parity.load import BASE, REPLICAS, STAGES, Load
+from benchmarks.parity.server import KilledServer
+from benchmarks.rigs import bench, server_arms, user_arms
 from benchmarks.rigs.capture import Capture, run_closed_loop, run_open_loop
+from benchmarks.rigs.phases import Phases
+from benchmarks.rigs.samples import sample
+from benchmarks.rigs.side_by_side import MeasureError, served, succeeded
 from omni_fastpath.compare.arm import Arm
 
 _SAMPLE_EVERY_S = 0.25
-_STATE_FILES_SETTLE_S = 2.5  # omni_fastpath.publish.REFRESH_S, and a little
-
-
-class MeasureError(RuntimeError):
-    """A measurement could not be made; its message says which."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class Outcome:
 
     start: Start
     captures: Sequence[Capture]
-    proof: arms.Proof
+    proof: user_arms.Proof
     moved: Mapping[str, Mapping[str, int]]
     """Fastpath: how far its counters moved during warm-up, bench and capture."""
     bench: Mapping[str, Any]
@@ -45,7 +42,7 @@ class CpuMeter:
     Upstream's bench client takes ten seconds to import and end, in which the server idles; that is not the load.
     """
 
-    def __init__(self, server: arms.DemoServer) -> None:
+    def __init__(self, server: KilledServer) -> None:
         self._server = server
         self._times: list[float] = []
         self._used: list[dict[str, float]] = []
@@ -89,22 +86,7 @@ class CpuMeter:
         return low + (high - low) * ((moment - left) / (right - left) if right > left else 0.0)
 
 
-def sample(capture: Capture) -> Sample:
-    """The times of a capture."""
-    return Sample(
-        order=capture.order,
-        ttft=capture.ttft_s,
-        ttfp=capture.ttfp_s,
-        e2e=capture.e2e_s,
-        error=None if capture.succeeded else str(capture.error or f"status {capture.status}"),
-        digest=capture.digest(),
-        audio_bytes=len(capture.audio),
-    )
-
-
-def run_start(
-    title: str, arm: Arm, load: Load, *, model: Path, base: Path, work: Path, log: Path, phases: Phases
-) -> Outcome:
+def run_start(title: str, arm: Arm, load: Load, *, model: Path, work: Path, log: Path, phases: Phases) -> Outcome:
     """Start the arm's server, prove that it is that arm, load it twice, and stop it, whatever happens.
 
     Raises:
@@ -113,20 +95,18 @@ def run_start(
         BenchError: The bench client failed.
         MeasureError: A measurement could not be made.
     """
-    server = arms.DemoServer(
+    server = KilledServer(
         model,
-        arms.deploy_config(arm, base, work),
+        user_arms.deploy_config(arm, BASE, work),
         temporary=work / "tmp",
         log=log,
-        values=arms.environment(arm, load.device, work / "tmp"),
+        values=user_arms.environment(arm, load.device, work / "tmp"),
     )
-    try:
-        with phases.phase(f"{title}: starting seven processes"):
-            server.start()
+    roles = server_arms.roles(STAGES, REPLICAS)
+    with served(server, title, "seven processes", phases):
         with phases.phase(f"{title}: proof of the arm, warm-up"):
-            before = arms.prove(server, arm)
-            warm = run_closed_loop(server.url, load.warm_up_requests(), load.concurrency)
-            _refuse_failures("warm-up", warm)
+            before = user_arms.prove(server, arm, roles)
+            warm = succeeded("warm-up", run_closed_loop(server.url, load.warm_up_requests(), load.concurrency))
         with phases.phase(f"{title}: vllm bench serve --omni, {load.requests} requests"):
             result, cpu = _bench(server, load, work, title)
         with phases.phase(f"{title}: capture client, {load.requests} requests"):
@@ -134,17 +114,10 @@ def run_start(
         with phases.phase(f"{title}: capture client, {load.paced} requests at {load.rate:g} a second"):
             paced = run_open_loop(server.url, load.paced_requests(), load.rate)
         with phases.phase(f"{title}: proof of the arm after the load"):
-            time.sleep(_STATE_FILES_SETTLE_S)
-            after = arms.prove(server, arm)
+            time.sleep(user_arms.STATE_FILES_SETTLE_S)
+            after = user_arms.prove(server, arm, roles)
             sent = len(warm) + load.requests + len(captures) + len(paced)
-            moved = arms.check_engaged(before, after, sent) if arm.on else {}
-    except Exception as error:
-        if not server.alive() and server.start_s is not None:
-            raise MeasureError(f"{error}\nthe server ended; the end of its log:\n{tail(log)}") from error
-        raise
-    finally:
-        with phases.phase(f"{title}: stopping"):
-            server.stop()
+            moved = user_arms.check_engaged(before, after, sent) if arm.on else {}
     assert server.start_s is not None
     start = Start(
         arm=arm.name,
@@ -159,7 +132,7 @@ def run_start(
     return Outcome(start, captures, after, moved, _without_lists(result.data))
 
 
-def _bench(server: arms.DemoServer, load: Load, work: Path, title: str) -> tuple[bench.BenchResult, dict[str, float]]:
+def _bench(server: KilledServer, load: Load, work: Path, title: str) -> tuple[bench.BenchResult, dict[str, float]]:
     meter = CpuMeter(server)
     with meter.running():
         result = bench.run(
@@ -177,19 +150,5 @@ def _bench(server: arms.DemoServer, load: Load, work: Path, title: str) -> tuple
     return result, meter.between(begun, begun + float(result.data["duration"]))
 
 
-def _refuse_failures(what: str, captures: Sequence[Capture]) -> None:
-    bad = [capture for capture in captures if not capture.succeeded]
-    if bad:
-        raise MeasureError(f"{what}: {len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
-
-
 def _without_lists(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if not isinstance(value, list)}
-
-
-def tail(log: Path, lines: int = 40) -> str:
-    """The end of a log."""
-    try:
-        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-    except OSError as error:
-        return f"({error})"

@@ -17,10 +17,14 @@ from matplotlib.axes import Axes  # noqa: E402 - after the backend
 from matplotlib.figure import Figure  # noqa: E402
 
 from benchmarks.parity import figures  # noqa: E402
-from benchmarks.parity.figures import Row, Start  # noqa: E402
+from benchmarks.parity.figures import Start  # noqa: E402
 from benchmarks.parity.load import Load  # noqa: E402
 from benchmarks.parity.measure import Outcome  # noqa: E402
-from benchmarks.parity.words import heading, parity_line  # noqa: E402
+from benchmarks.parity.words import heading  # noqa: E402
+from benchmarks.rigs import rows  # noqa: E402
+from benchmarks.rigs.rows import Row  # noqa: E402
+from benchmarks.rigs.samples import times  # noqa: E402
+from benchmarks.rigs.side_by_side import parity_line  # noqa: E402
 
 _COLOURS = {"stock": ("#c2571a", "#e6a15c", "#8a3b0e"), "fastpath": ("#1f5fa8", "#6fa8dc", "#103a6b")}
 
@@ -46,21 +50,8 @@ def plain(
         "schema": 2,
         "about": about,
         "parity": parity,
-        "summary": figures.summary(table),
-        "rows": [
-            {
-                "group": row.measure.group,
-                "name": row.measure.name,
-                "unit": row.measure.unit,
-                "better": row.measure.better,
-                "values": row.values,
-                "spread": {arm: row.spread(arm) for arm in row.values},
-                "ratio": row.ratio,
-                "exceeds_spread": row.exceeds_spread,
-                "verdict": figures.plain(row.verdict),
-            }
-            for row in table
-        ],
+        "summary": rows.summary(table),
+        "rows": rows.plain(table),
         "starts": [
             {
                 **asdict(outcome.start),
@@ -103,7 +94,7 @@ def _section(title: str, content: Iterable[str]) -> list[str]:
 
 
 def _result(starts: Sequence[Start], table: Sequence[Row], parity: Mapping[str, Any]) -> str:
-    names = figures.header(starts)
+    names = rows.header(starts)
     lines = [_line(names, "th")]
     group = ""
     for row in table:
@@ -111,9 +102,9 @@ def _result(starts: Sequence[Start], table: Sequence[Row], parity: Mapping[str, 
             group = row.measure.group
             lines.append(f'<tr class="group"><td colspan="{len(names)}">{html.escape(group)}</td></tr>')
         kind = row.verdict.word if row.verdict is not None and row.verdict.word in ("better", "worse") else ""
-        lines.append(_line(figures.cells(row), last_class=kind))
+        lines.append(_line(rows.cells(row), last_class=kind))
     alarm = ' class="bad"' if parity["differences"] else ""
-    notes = [*figures.summary(table), figures.CLOSED_LOOP]
+    notes = [*rows.summary(table), figures.CLOSED_LOOP]
     return (
         f"<table>{''.join(lines)}</table>"
         + "".join(f"<p>{html.escape(note)}</p>" for note in notes)
@@ -186,7 +177,7 @@ def _distributions(figure: Figure, series: Sequence[tuple[str, str, Start]]) -> 
     panels: Sequence[Axes] = figure.subplots(1, len(names), sharey=True)
     for axes, (field, title) in zip(panels, names.items(), strict=True):
         for name, colour, start in series:
-            values = sorted(1000 * value for value in figures.times(start.samples, field))
+            values = sorted(1000 * value for value in times(start.samples, field))
             shares = [(place + 1) / len(values) for place in range(len(values))]
             axes.step(values, shares, where="post", color=colour, label=name)
         axes.set(xlabel=f"{title}, ms", xlim=(0, None), ylim=(0, 1))

@@ -1,4 +1,4 @@
-"""What the terminal and the report both say beside the table."""
+"""What the terminal and the report both say above the table."""
 
 from __future__ import annotations
 
@@ -6,53 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.parity import arms
-from benchmarks.parity.load import Load
-from benchmarks.parity.measure import Outcome
-from benchmarks.rigs.capture import differences
-from omni_fastpath.compare import verdict
+from benchmarks.parity.load import BASE, REPLICAS, Load
 from omni_fastpath.compare.about import about
-
-_MINUTES_A_START = 1.7
-"""On two cores."""
-
-
-def plan(starts: Sequence[str]) -> list[str]:
-    """What is about to run, how long it takes, and whether it can decide anything.
-
-    Args:
-        starts: The arm of each start, in order.
-    """
-    minutes = _MINUTES_A_START * len(starts)
-    said = f"This starts {len(starts)} servers, one after another: {', '.join(starts)}."
-    lines = [f"{said} On two cores it takes about {minutes:.0f} minutes."]
-    fewest, enough = min(starts.count(arm) for arm in set(starts)), verdict.STARTS
-    if fewest < verdict.starts_for(0):
-        command, minutes = f"python -m benchmarks.parity --starts {enough}", _MINUTES_A_START * 2 * enough
-        lines.append(
-            f"It shows both arms side by side; so few starts cannot tell a difference from luck. "
-            f"`{command}` can, in some {minutes:.0f} minutes."
-        )
-    return lines
-
-
-def compare(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Whether every start answered as the first one did, request by request: text, tokens, audio, usage, end."""
-    first, *others = outcomes
-    found = [
-        f"start {place} ({outcome.start.arm}) against start 1 ({first.start.arm}): {line[:300]}"
-        for place, outcome in enumerate(others, 2)
-        for line in differences(outcome.captures, first.captures)
-    ]
-    samples = [sample for outcome in outcomes for sample in outcome.start.samples]
-    return {
-        "starts": len(outcomes),
-        "requests": len(first.captures),
-        "comparisons": len(first.captures) * len(others),
-        "failed": sum(sample.error is not None for sample in samples),
-        "audio_bytes": sum(sample.audio_bytes for sample in first.start.samples),
-        "differences": found,
-    }
 
 
 def describe(load: Load, starts: Sequence[str], elapsed_s: float) -> dict[str, Any]:
@@ -61,8 +16,8 @@ def describe(load: Load, starts: Sequence[str], elapsed_s: float) -> dict[str, A
         **about(),
         "load": load.as_json(),
         "order": list(starts),
-        "replicas": arms.REPLICAS,
-        "deploy": arms.BASE.name,
+        "replicas": REPLICAS,
+        "deploy": BASE.name,
         "cores_of_machine": os.cpu_count(),
         "minutes": elapsed_s / 60,
     }
@@ -82,17 +37,3 @@ def heading(told: Mapping[str, Any]) -> list[str]:
         f"steps: {steps}",
         f"starts in the order {', '.join(told['order'])}; commit {told['commit'] or 'none'}, {versions}",
     ]
-
-
-def parity_line(parity: Mapping[str, Any]) -> str:
-    """What the comparison of the answers says, in a sentence."""
-    if parity["differences"]:
-        return (
-            f"THE ARMS DID NOT ANSWER ALIKE: {len(parity['differences'])} differences in {parity['comparisons']} "
-            f"comparisons; the first: {parity['differences'][0]}"
-        )
-    return (
-        f"Answers: {parity['requests']} requests in each of {parity['starts']} starts, {parity['comparisons']} "
-        f"comparisons with the first start: byte-identical text and audio ({parity['audio_bytes'] / 1e6:.1f} MB of "
-        f"audio a start); {parity['failed']} failed."
-    )

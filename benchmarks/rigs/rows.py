@@ -27,11 +27,11 @@ class AStart(Protocol):
 
 
 S = TypeVar("S", bound=AStart)
-R = TypeVar("R", contravariant=True)
+R_contra = TypeVar("R_contra", contravariant=True)
 
 
 @dataclass(frozen=True)
-class Measure(Generic[R]):
+class Measure(Generic[R_contra]):
     """One row.
 
     Attributes:
@@ -49,7 +49,7 @@ class Measure(Generic[R]):
     name: str
     unit: str
     better: Better
-    read: Callable[[R], float]
+    read: Callable[[R_contra], float]
     digits: int = 0
     judged: bool = False
     primary: bool = False

@@ -1,4 +1,4 @@
-"""Stock and fastpath as a user has them, fastpath by its deploy YAML; and the proof that a server was what its arm says."""
+"""Stock and fastpath as a user has them, by environment and deploy YAML, and the proof that a server is one."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ ENGAGED: Mapping[str, str] = {
 }
 """Patches of the API server process, with the counter that must have moved in the fastpath arm."""
 
+STATE_FILES_SETTLE_S = 2.5
+"""After which a state file has the last counters: ``omni_fastpath.publish.REFRESH_S``, and a little."""
 
 
 @dataclasses.dataclass(frozen=True)
