@@ -1,0 +1,119 @@
+"""What the demo shows: the table's columns, the words around it, the picture and the numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.demo.load import Load
+from benchmarks.demo.measure import Start
+from benchmarks.rigs import rows
+from benchmarks.rigs.rows import ARMS, Row
+from omni_fastpath.compare.about import about
+
+COLUMNS = ("measure", *ARMS, "fastpath / stock", "verdict")
+COLOURS = {"stock": "#c2571a", "fastpath": "#1f5fa8"}
+
+WHAT_IS_REAL = (
+    "Simulated: the stage engines (light engines: outputs on the clock, no GPU, no scheduler). Real, upstream's own: "
+    "API server, HTTP and server-sent events, front end, orchestrator, output processing, metrics, logs."
+)
+
+
+def cells(row: Row) -> list[str]:
+    """One row: each arm's median, and the least and most of its starts."""
+    arms = [_spread(row.values[arm], row.measure.digits) for arm in ARMS]
+    return [rows.titled(row.measure), *arms, rows.shown(row.ratio, 2), str(row.verdict or "")]
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    least, half, most = (rows.shown(each, digits) for each in (min(values), statistics.median(values), max(values)))
+    return half if len(values) == 1 else f"{half} ({least} to {most})"
+
+
+def describe(load: Load, starts: Sequence[str], command: str, elapsed_s: float) -> dict[str, Any]:
+    """What was asked of which software on which machine."""
+    return {
+        **about(),
+        "command": command,
+        "what": WHAT_IS_REAL,
+        "load": load.as_json(),
+        "order": list(starts),
+        "minutes": elapsed_s / 60,
+    }
+
+
+def heading(told: Mapping[str, Any]) -> list[str]:
+    """That in lines of text."""
+    load, machine = told["load"], told["machine"]
+    steps = ", ".join(f"{stage} {step:g} ms" for stage, step in load["step_ms"].items())
+    versions = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
+    least, most = load["tokens"]
+    asked = (
+        f"Qwen3-Omni, {load['replicas']} replicas a stage ({load['deploy']}), poll loop; steps: {steps}; "
+        f"{load['silent']} outputs without audio before each one with; {least} to {most} text tokens an answer"
+    )
+    return [
+        told["what"],
+        asked,
+        f"{machine['processor']}, {machine['cores']} cores; commit {told['commit'] or 'none'}, {versions}",
+        f"{told['date']}: {told['command']}; starts in the order {', '.join(told['order'])}",
+    ]
+
+
+def lateness(starts: Sequence[Start]) -> str:
+    """By how much the engines were late: what they could not send in time, no arm could show."""
+    late = [engine["late_p99_ms"] for start in starts for engine in start.engines.values()]
+    if not late:
+        return "The engines did not say how well they kept time."
+    half, most = statistics.median(late), max(late)
+    return f"The engines' steps were late by {half:.1f} ms (p99 of the median engine; {most:.0f} of the worst)."
+
+
+def plain(
+    starts: Sequence[Start], table: Sequence[Row], parity: Mapping[str, Any], told: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything that the table and the picture rest on, as plain data."""
+    return {
+        "schema": 3,
+        "about": told,
+        "parity": parity,
+        "summary": rows.summary(table),
+        "rows": rows.plain(table),
+        "starts": [asdict(start) for start in starts],
+    }
+
+
+def draw(starts: Sequence[Start], load: Load, told: Mapping[str, Any], path: Path) -> None:
+    """TTFP of each request, in start order: one panel a loop, thin lines the starts, a thick one their median."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = (f"{load.streams} at a time (dotted: waves)", f"{load.rate:g} a second, the same arrivals for both arms")
+    for axes, title, name in zip(panels, titles, ("waves", "paced"), strict=True):
+        for arm in ARMS:
+            lines = [_ttfp(getattr(start, name)) for start in starts if start.arm == arm]
+            for line in lines:
+                axes.plot(line, color=COLOURS[arm], linewidth=0.6, alpha=0.35)
+            middle = [statistics.median(each) for each in zip(*lines, strict=True)]
+            axes.plot(middle, color=COLOURS[arm], linewidth=2, label=f"{arm}, median of {len(lines)} starts")
+        axes.set(title=title, xlabel="request, in start order", ylim=(0, None))
+        axes.grid(alpha=0.3)
+    for edge in range(load.streams, load.streams * load.waves, load.streams):
+        panels[0].axvline(edge - 0.5, color="#888", linewidth=0.8, linestyle=":")
+    panels[0].set_ylabel("time to first audio packet (TTFP), ms")
+    panels[0].legend()
+    figure.suptitle("\n".join(heading(told)), fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def _ttfp(samples: Sequence[Any]) -> list[float]:
+    ordered = sorted(samples, key=lambda sample: sample.order)
+    return [1000 * sample.ttfp if sample.ttfp is not None else float("nan") for sample in ordered]

@@ -1,0 +1,137 @@
+"""The demo's load, its rows, its words and its picture; no server is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("omni_simulated_device")
+pytest.importorskip("matplotlib")
+
+from benchmarks.demo import report
+from benchmarks.demo.__main__ import main
+from benchmarks.demo.load import QUICK, SILENT, Load
+from benchmarks.demo.measure import Start, measures
+from benchmarks.rigs import rows, user_arms, whole_server
+from benchmarks.rigs.samples import Sample
+from benchmarks.rigs.side_by_side import compare, parity_line
+from omni_fastpath.compare import verdict
+
+LOAD = Load(streams=2, waves=2, paced=3, alone=1)
+ORDER = ["stock", "fastpath", "fastpath", "stock"]
+
+
+def _samples(count: int, ttfp: float) -> list[Sample]:
+    return [
+        Sample(place, ttfp / 2, ttfp * (1 + place / 10), 4 * ttfp, None, str(place), 10, gap=ttfp, dry=0.0)
+        for place in range(count)
+    ]
+
+
+def _start(arm: str, ttfp: float) -> Start:
+    engines = {"stage0_replica0": {"steps": 9, "work_us": 70.0, "late_p50_ms": 0.1, "late_p99_ms": 2.5}}
+    waves = _samples(LOAD.streams * LOAD.waves, ttfp)
+    proof = user_arms.Proof({"api": {}}, {})
+    return Start(arm, _samples(1, ttfp), waves, _samples(3, ttfp), 2.0, 30.0, 20.0, engines, proof, {})
+
+
+def _starts(an_arm: int) -> list[Start]:
+    stock = [_start("stock", 0.2 + place / 1000) for place in range(an_arm)]
+    return stock + [_start("fastpath", 0.1 + place / 1000) for place in range(an_arm)]
+
+
+def test_every_start_gets_the_same_requests() -> None:
+    """They follow from what they are for; lengths vary, so that requests that end together are luck."""
+    asked = Load().requests("waves", 64)
+    assert asked == Load().requests("waves", 64)
+    lengths = {request.body["max_tokens"] for request in asked}
+    assert len(lengths) > 20
+    assert min(lengths) >= Load.tokens[0]
+    assert max(lengths) <= Load.tokens[1]
+    prompts = {request.body["messages"][0]["content"] for request in (*asked, *Load().requests("paced", 48))}
+    assert len(prompts) == 64 + 48
+
+
+def test_the_device_configuration_is_one_the_device_accepts() -> None:
+    """Step times and silent outputs are in force, and the deploy YAML is there."""
+    from omni_simulated_device.config import load as device_settings
+
+    settings = device_settings(Load().device)
+    assert {name: settings.stage(name).base_ms for name in Load().step_ms} == dict(Load().step_ms)
+    assert settings.stage("code2wav").silent == SILENT
+    assert whole_server.deploy(Load().deploy).is_file()
+    assert whole_server.deploy(QUICK.deploy).is_file()
+
+
+def test_six_starts_an_arm_can_tell_every_row_that_is_named() -> None:
+    """One primary row, and no more others than the default number of starts can decide."""
+    found = rows.rows(measures(LOAD), _starts(verdict.STARTS))
+    judged = [row for row in found if row.verdict is not None]
+    assert sum(row.measure.primary for row in found) == 1
+    assert len(judged) <= 10
+    words = {row.measure.title: row.verdict.word for row in judged if row.verdict is not None}
+    assert {word for title, word in words.items() if "throughput" not in title} == {"better"}
+    assert [word for title, word in words.items() if "throughput" in title] == ["the same"]
+
+
+def test_the_first_wave_is_not_among_the_later_ones() -> None:
+    """As many requests as streams are the first wave."""
+    values = {measure.name: measure.read(_start("stock", 0.1)) for measure in measures(LOAD)}
+    assert values["TTFP first wave p50"] == pytest.approx(105)
+    assert values["TTFP later waves p50"] == pytest.approx(125)
+
+
+def test_a_row_shows_the_median_and_how_far_starts_lie_apart() -> None:
+    """A single start lies nowhere."""
+    [row, *_] = rows.rows(measures(LOAD), _starts(3))
+    assert report.cells(row)[:3] == ["TTFP p50, ms", "201 (200 to 202)", "101 (100 to 102)"]
+    assert len(report.cells(row)) == len(report.COLUMNS)
+    [row, *_] = rows.rows(measures(LOAD), _starts(1))
+    assert report.cells(row)[1:] == ["200", "100", "0.50", "too few starts"]
+
+
+def test_the_report_says_what_is_simulated_and_how_to_run_it_again(tmp_path: Path) -> None:
+    """Command, commit, machine, load; the numbers are JSON, and the picture is one."""
+    starts = _starts(2)
+    told = report.describe(LOAD, ORDER, "python -m benchmarks.demo --starts 2", 60.0)
+    table = rows.rows(measures(LOAD), starts)
+    parity = compare([(start.arm, []) for start in starts])
+    data = json.loads(json.dumps(report.plain(starts, table, parity, told)))
+    assert data["about"]["command"] == "python -m benchmarks.demo --starts 2"
+    assert len(data["rows"]) == len(table)
+    assert len(data["starts"][0]["waves"]) == 4
+    said = "\n".join(report.heading(told))
+    assert said.startswith("Simulated: the stage engines")
+    assert "python -m benchmarks.demo --starts 2" in said
+    assert "commit" in said
+    report.draw(starts, LOAD, told, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_late_engines_are_told() -> None:
+    """An instrument that was late measured itself."""
+    assert report.lateness(_starts(1)).startswith("The engines' steps were late by 2.5 ms")
+    assert "did not say" in report.lateness([dataclasses.replace(_start("stock", 0.1), engines={})])
+
+
+def test_answers_are_compared_with_the_first_start() -> None:
+    """By what a capture says of them; a difference is named, and the line says so."""
+    answer = {"status": 200, "error": None, "audio_bytes": 10, "text": "a"}
+    same = compare([("stock", [answer]), ("fastpath", [answer])])
+    assert (same["comparisons"], same["failed"], same["differences"]) == (1, 0, [])
+    assert "byte-identical" in parity_line(same)
+    other = compare([("stock", [answer]), ("fastpath", [{**answer, "text": "b"}])])
+    assert other["differences"] == ["start 2 (fastpath) against start 1 (stock): request 0: text: 'b' against 'a'"]
+    assert "DID NOT ANSWER ALIKE" in parity_line(other)
+
+
+@pytest.mark.parametrize("arguments", [["--starts", "0"], ["--streams", "x"], ["--fast"]])
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Named, before anything is started."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "error: " in capsys.readouterr().err
