@@ -14,7 +14,7 @@ from rich.console import Console
 
 import benchmarks.demo
 from benchmarks.demo import report
-from benchmarks.demo.load import QUICK, Load
+from benchmarks.demo.load import DEPLOYS, QUICK, Load
 from benchmarks.demo.measure import Start, measures, run_start
 from benchmarks.rigs import rows
 from benchmarks.rigs.phases import Phases
@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--streams", type=positive, metavar="N", help=f"in the waves (default {Load.streams})")
     parser.add_argument(
+        "--replicas", type=int, choices=tuple(DEPLOYS), metavar="N", help=f"of each stage (default {Load.replicas})"
+    )
+    parser.add_argument(
         "--starts",
         type=positive,
         metavar="N",
@@ -78,8 +81,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     commit()  # of the code that runs, whatever is committed meanwhile
     load = QUICK if options.quick else Load()
-    if options.streams is not None:
-        load = dataclasses.replace(load, streams=options.streams)
+    said = {"streams": options.streams, "replicas": options.replicas}
+    load = dataclasses.replace(load, **{name: value for name, value in said.items() if value is not None})
     arms = [arm for _, arm in turns(ARMS, options.starts or (1 if options.quick else verdict.STARTS))]
     names = [arm.name for arm in arms]
     output = options.output.resolve()
@@ -99,7 +102,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     for line in report.heading(told):
         console.print(line, highlight=False)
     print_table(console, report.COLUMNS, table, report.cells)
-    for line in (*rows.summary(table), report.lateness(starts)):
+    for line in (*rows.summary(table), report.CLOSED_LOOP, report.lateness(starts)):
         console.print(line, highlight=False)
     console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
     for what, name in (("picture", "demo.png"), ("numbers", "demo.json")):

@@ -22,6 +22,11 @@ WHAT_IS_REAL = (
     "API server, HTTP and server-sent events, front end, orchestrator, output processing, metrics, logs."
 )
 
+CLOSED_LOOP = (
+    "In the closed loop the arm that answers sooner has more requests to serve in the same time: read its TTFP beside "
+    "its throughput. In the open loop both arms have the same to serve."
+)
+
 
 def cells(row: Row) -> list[str]:
     """One row: each arm's median, and the least and most of its starts."""
