@@ -109,11 +109,12 @@ def draw(starts: Sequence[Start], load: Load, told: Mapping[str, Any], path: Pat
                 axes.plot(line, color=COLOURS[arm], linewidth=0.6, alpha=0.35)
             middle = [statistics.median(each) for each in zip(*lines, strict=True)]
             axes.plot(middle, color=COLOURS[arm], linewidth=2, label=f"{arm}, median of {len(lines)} starts")
-        axes.set(title=title, xlabel="request, in start order", ylim=(0, None))
+        axes.set(title=title, xlabel="request, in start order")
         axes.grid(alpha=0.3)
     for edge in range(load.streams, load.streams * load.waves, load.streams):
         panels[0].axvline(edge - 0.5, color="#888", linewidth=0.8, linestyle=":")
-    panels[0].set_ylabel("time to first audio packet (TTFP), ms")
+    panels[0].set(ylabel="time to first audio packet (TTFP), ms")
+    panels[0].set_ylim(bottom=0)  # of both, once both are drawn: it ends their scaling
     panels[0].legend()
     figure.suptitle("\n".join(heading(told)), fontsize=7)
     figure.savefig(path, dpi=120)

@@ -49,11 +49,12 @@ def guarded(name: str, run: Callable[[Console], int]) -> int:
         The body's status; 1 where it could not measure, 130 where it was interrupted.
     """
     console = Console(soft_wrap=False) if sys.stdout.isatty() else Console(width=_PIPED_WIDTH, no_color=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # SIGINT too: where a shell started this in the background, Python leaves it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
     try:
         return run(console)
-    except (KeyboardInterrupt, SystemExit):
+    except SystemExit:
         console.print("Interrupted; the server is stopped and its files are removed.")
         return 130
     except (WrongArmError, ServerError, BenchError, MeasureError, subprocess.CalledProcessError) as error:
