@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo test lint unit fleets floors pythons bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
+.PHONY: setup demo parity test lint unit fleets floors pythons bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 SHELL := /bin/bash
@@ -7,8 +7,11 @@ SHELL := /bin/bash
 setup:
 	@bash scripts/setup.sh
 
-demo: setup ## the real server, stock and fastpath, side by side
-	@$(VENV_PYTHON) -m benchmarks.demo
+demo: setup ## what the package is for: a server on light engines, stock and fastpath, side by side; under ten minutes
+	@$(VENV_PYTHON) -W ignore -m benchmarks.demo $(ARGS)
+
+parity: setup ## the same answers: a server with real stage engines, stock and fastpath, byte by byte; some seven minutes
+	@$(VENV_PYTHON) -m benchmarks.parity $(ARGS)
 
 test: setup lint floors ## everything that CI runs
 	$(VENV_PYTHON) -m pytest

@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 tools=('pytest>=9' 'pytest-asyncio>=1.5' 'pytest-benchmark>=5' 'pytest-timeout>=2.4')
 
 # Left out: what runs vLLM, what stands on the benchmarks, which are no part of an installation, and what builds one.
-leave_out=(tests/{patches,server,simulated_device,test_demo.py,test_replay.py,test_rigs.py,test_server_benchmark.py,test_packaging.py})
+leave_out=(tests/{patches,server,simulated_device,test_demo.py,test_parity_demo.py,test_replay.py,test_rigs.py,test_server_benchmark.py,test_packaging.py})
 
 # install_into VENV [PIP ARGUMENTS]: this project, in place, and what its tests need.
 install_into() {

@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 
+from benchmarks.rigs import playback
 from benchmarks.rigs.capture import Capture, Event, chat_request
 from benchmarks.server import figures, observed, profile, report, threads
 from benchmarks.server.arms import ARMS, FASTPATH, LEAN, STOCK
@@ -29,7 +30,7 @@ from omni_simulated_device import observe
 
 def wav(seconds: float) -> bytes:
     """A packet as a chat stream sends it: a WAV file of its own."""
-    size = int(seconds * figures.BYTES_A_SECOND)
+    size = int(seconds * playback.BYTES_A_SECOND)
     return (
         b"RIFF"
         + struct.pack("<I", 36 + size)
@@ -52,9 +53,9 @@ def capture(order: int, started: float, audio: list[tuple[float, float]]) -> Cap
 
 def test_a_listener_hears_nothing_while_the_next_packet_is_late() -> None:
     """Played from the first packet on: what is late beyond what was played out; what is early is kept."""
-    assert figures.ran_dry_s([]) == 0
-    assert figures.ran_dry_s([(1.0, 0.3), (1.2, 0.3), (1.9, 1.0)]) == pytest.approx(0.3)
-    assert figures.ran_dry_s([(1.0, 0.3), (1.1, 5.0), (2.0, 0.1)]) == 0
+    assert playback.ran_dry_s([]) == 0
+    assert playback.ran_dry_s([(1.0, 0.3), (1.2, 0.3), (1.9, 1.0)]) == pytest.approx(0.3)
+    assert playback.ran_dry_s([(1.0, 0.3), (1.1, 5.0), (2.0, 0.1)]) == 0
 
 
 def test_figures_tell_the_first_wave_from_later_ones() -> None:
@@ -98,8 +99,8 @@ def test_requests_are_told_in_the_order_of_starting() -> None:
 
 def test_speech_has_no_header() -> None:
     """Raw samples play for all their bytes, a WAV file for all but its header."""
-    assert figures.seconds_of(bytes(figures.BYTES_A_SECOND)) == 1
-    assert figures.seconds_of(wav(1.0)) == 1
+    assert playback.seconds_of(bytes(playback.BYTES_A_SECOND)) == 1
+    assert playback.seconds_of(wav(1.0)) == 1
 
 
 def test_threads_are_told_apart() -> None:

@@ -1,39 +1,45 @@
-"""``python -m benchmarks.demo``: serve Qwen3-Omni on the simulated device, stock and fastpath, and compare."""
+"""``python -m benchmarks.demo``: serve Qwen3-Omni on light engines, stock and fastpath in turn, and compare."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import signal
-import subprocess
+import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.demo import arms, figures
-from benchmarks.demo.figures import Row
-from benchmarks.demo.load import QUICK, Load
-from benchmarks.demo.measure import MeasureError, Outcome, run_start
-from benchmarks.demo.progress import Phases
-from benchmarks.demo.words import compare, describe, heading, parity_line, plan
-from benchmarks.rigs.bench import BenchError
-from benchmarks.rigs.server import ServerError
+import benchmarks.demo
+from benchmarks.demo import report
+from benchmarks.demo.load import DEPLOYS, QUICK, Load
+from benchmarks.demo.measure import Start, measures, run_start
+from benchmarks.rigs import rows
+from benchmarks.rigs.phases import Phases
+from benchmarks.rigs.side_by_side import (
+    Answers,
+    compare,
+    guarded,
+    parity_line,
+    plan,
+    positive,
+    print_table,
+    work_folder,
+    write_model,
+)
+from benchmarks.rigs.user_arms import ARMS
+from omni_fastpath.compare import verdict
 from omni_fastpath.compare.about import commit
-from omni_fastpath.compare.arm import Arm, WrongArmError
+from omni_fastpath.compare.arm import Arm
 from omni_fastpath.compare.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
 
 _PHASES_A_START = 6
-_PIPED_WIDTH = 200
-_LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37
+_MINUTES_A_START = 0.75
+"""On two cores."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,34 +47,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0: the table is true and the arms answered alike. 1: it could not be measured, or they did not. 2: usage.
+        130: interrupted.
     """
     options = _parser().parse_args(argv)
-    console = Console(soft_wrap=False) if sys.stdout.isatty() else Console(width=_PIPED_WIDTH, no_color=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupted)
-    try:
-        return _run(options, console)
-    except (KeyboardInterrupt, SystemExit):
-        console.print("Interrupted; the server is stopped and its files are removed.")
-        return 130
-    except (WrongArmError, ServerError, BenchError, MeasureError, subprocess.CalledProcessError) as error:
-        console.print("The demo has no table to show.", style="bold red")
-        detail = f"\n{error.output}" if isinstance(error, subprocess.CalledProcessError) else ""
-        console.print(f"{type(error).__name__}: {error}{detail}", markup=False, highlight=False)
-        return 1
-
-
-def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    command = shlex.join(["python", "-m", "benchmarks.demo", *(sys.argv[1:] if argv is None else argv)])
+    return guarded("The demo", lambda console: _run(options, command, console))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.demo",
+        description=benchmarks.demo.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--streams", type=positive, metavar="N", help=f"in the waves (default {Load.streams})")
     parser.add_argument(
-        "--concurrency", type=_positive, metavar="N", help="requests in flight; a measurement has four times as many"
+        "--replicas", type=int, choices=tuple(DEPLOYS), metavar="N", help=f"of each stage (default {Load.replicas})"
     )
     parser.add_argument(
-        "--starts", type=_positive, metavar="N", help="starts an arm: stock, fastpath, fastpath, stock, ... (default 2)"
+        "--starts",
+        type=positive,
+        metavar="N",
+        help=f"starts an arm: stock, fastpath, fastpath, stock, ... (default {verdict.STARTS})",
     )
     parser.add_argument("--quick", action="store_true", help="one start an arm and a small load: tries the demo itself")
     parser.add_argument(
@@ -77,94 +78,51 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"found {text}, allowed: 1 or more")
-    return number
-
-
-def _run(options: argparse.Namespace, console: Console) -> int:
+def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     commit()  # of the code that runs, whatever is committed meanwhile
     load = QUICK if options.quick else Load()
-    if options.concurrency is not None:
-        load = dataclasses.replace(load, concurrency=options.concurrency)
-    starts = [arm for _, arm in turns(arms.ARMS, options.starts or (1 if options.quick else 2))]
-    names = [arm.name for arm in starts]
+    said = {"streams": options.streams, "replicas": options.replicas}
+    load = dataclasses.replace(load, **{name: value for name, value in said.items() if value is not None})
+    arms = [arm for _, arm in turns(ARMS, options.starts or (1 if options.quick else verdict.STARTS))]
+    names = [arm.name for arm in arms]
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
-    phases = Phases(console, len(starts) * _PHASES_A_START + 2)
-    for line in plan(names):
+    phases = Phases(console, len(arms) * _PHASES_A_START + 2)
+    for line in plan("The demo", "python -m benchmarks.demo", names, _MINUTES_A_START):
         console.print(line, highlight=False)
     with phases.running():
-        outcomes = _measure(starts, load, output, phases)
+        starts, answers = _measure(arms, load, output, phases)
         with phases.phase("report"):
-            # matplotlib only now: it would otherwise sit in memory beside the measurements
-            from benchmarks.demo import report
-
-            parity = compare(outcomes)
-            about = describe(load, names, phases.elapsed_s)
-            table = figures.rows([outcome.start for outcome in outcomes], load.concurrency)
-            data = report.plain(outcomes, table, parity, about)
+            parity = compare(list(zip(names, answers, strict=True)))
+            table = rows.rows(measures(load), starts)
+            told = report.describe(load, names, command, phases.elapsed_s)
+            data = report.plain(starts, table, parity, told)
             (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-            page = report.page(outcomes, table, parity, about, load)
-            (output / "demo.html").write_text(page, encoding="utf-8")
-    _show(console, outcomes, table, parity, about)
-    console.print(f"report  {output / 'demo.html'}\nnumbers {output / 'demo.json'}", highlight=False, soft_wrap=True)
+            report.draw(starts, load, told, output / "demo.png")
+    for line in report.heading(told):
+        console.print(line, highlight=False)
+    print_table(console, report.COLUMNS, table, report.cells)
+    for line in (*rows.summary(table), report.CLOSED_LOOP, report.lateness(starts)):
+        console.print(line, highlight=False)
+    console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
+    for what, name in (("picture", "demo.png"), ("numbers", "demo.json")):
+        console.print(f"{what} {output / name}", highlight=False, soft_wrap=True)
+    console.print(f"Wall time {told['minutes']:.1f} minutes.", highlight=False)
     return 1 if parity["differences"] else 0
 
 
-def _measure(starts: Sequence[Arm], load: Load, output: Path, phases: Phases) -> list[Outcome]:
-    here = tempfile.gettempdir()
-    outcomes: list[Outcome] = []
-    counts: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(prefix="demo-", dir=here if len(here) <= _LONGEST_FOLDER else "/tmp") as folder:  # noqa: S108
-        work = Path(folder)
+def _measure(arms: Sequence[Arm], load: Load, output: Path, phases: Phases) -> tuple[list[Start], list[Answers]]:
+    starts, answers = [], []
+    with work_folder("demo-") as work:
         with phases.phase("model folder"):
-            # In a process of its own, which takes the memory of what it imports with it.
-            command = [sys.executable, "-m", "omni_simulated_device.models", "qwen3_omni", str(work / "model")]
-            subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=work)
-        for place, arm in enumerate(starts, 1):
-            counts[arm.name] = counts.get(arm.name, 0) + 1
-            outcomes.append(
-                run_start(
-                    f"{place}/{len(starts)} {arm.name} {counts[arm.name]}",
-                    arm,
-                    load,
-                    model=work / "model",
-                    base=arms.BASE,
-                    work=work,
-                    log=output / "demo-logs" / f"{place}-{arm.name}.log",
-                    phases=phases,
-                )
-            )
-    return outcomes
-
-
-def _show(
-    console: Console, outcomes: Sequence[Outcome], rows: Sequence[Row], parity: dict[str, Any], about: dict[str, Any]
-) -> None:
-    for line in heading(about):
-        console.print(line, highlight=False, soft_wrap=True)
-    table = Table(box=None if not console.is_terminal else Table().box, padding=(0, 1))
-    for place, name in enumerate(figures.header([outcome.start for outcome in outcomes])):
-        last = name == "verdict"
-        table.add_column(name, justify="left" if place == 0 or last else "right", no_wrap=not console.is_terminal)
-    group = ""
-    for row in rows:
-        if row.measure.group != group:
-            group = row.measure.group
-            table.add_section()
-            table.add_row(group, style="bold")
-        style = {"better": "green", "worse": "red"}.get(row.verdict.word) if row.verdict is not None else None
-        table.add_row(
-            *(f"  {cell}" if place == 0 else cell for place, cell in enumerate(figures.cells(row))), style=style
-        )
-    console.print(table)
-    for line in (*figures.summary(rows), figures.CLOSED_LOOP):
-        console.print(line, highlight=False)
-    console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
-    console.print(f"Wall time {about['minutes']:.1f} minutes.", highlight=False)
+            model = write_model(work)
+        for place, arm in enumerate(arms, 1):
+            title = f"{place}/{len(arms)} {arm.name}"
+            log = output / "demo-logs" / f"{place}-{arm.name}.log"
+            start, answered = run_start(title, arm, load, model=model, work=work, log=log, phases=phases)
+            starts.append(start)
+            answers.append(answered)
+    return starts, answers
 
 
 if __name__ == "__main__":

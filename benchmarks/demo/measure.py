@@ -1,195 +1,151 @@
-"""One start: the server, its warm-up, the bench, the capture client, and what each brought."""
+"""One start of an arm's server: a stream alone, waves of streams, and the same arrivals for both arms."""
 
 from __future__ import annotations
 
-import bisect
-import contextlib
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.demo import arms
-from benchmarks.demo.figures import Sample, Start
 from benchmarks.demo.load import Load
-from benchmarks.demo.progress import Phases
-from benchmarks.rigs import bench
+from benchmarks.rigs import user_arms, whole_server
 from benchmarks.rigs.capture import Capture, run_closed_loop, run_open_loop
+from benchmarks.rigs.phases import Phases
+from benchmarks.rigs.rows import Measure
+from benchmarks.rigs.samples import Sample, Wave, in_wave, sample, times
+from benchmarks.rigs.server import Server
+from benchmarks.rigs.side_by_side import Answers, served, succeeded
+from benchmarks.server.measure import kept_time
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.quantiles import quantile
 
-_SAMPLE_EVERY_S = 0.25
-_STATE_FILES_SETTLE_S = 2.5  # omni_fastpath.publish.REFRESH_S, and a little
-
-
-class MeasureError(RuntimeError):
-    """A measurement could not be made; its message says which."""
+ROLES = frozenset({"api"})
+"""Who must have a state file: light engines hold nothing that could be patched."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Everything that one start brought."""
+class Start:
+    """What one start gave.
 
-    start: Start
-    captures: Sequence[Capture]
-    proof: arms.Proof
-    moved: Mapping[str, Mapping[str, int]]
-    """Fastpath: how far its counters moved during warm-up, bench and capture."""
-    bench: Mapping[str, Any]
-
-
-class CpuMeter:
-    """Processor time of a server over time, so that it can be read for a load whose bounds are known afterwards.
-
-    Upstream's bench client takes ten seconds to import and end, in which the server idles; that is not the load.
+    Attributes:
+        arm: ``stock`` or ``fastpath``.
+        alone: Requests one after another.
+        waves: Of the closed loop.
+        paced: Of the open loop.
+        throughput: Requests a second of the closed loop.
+        cpu_ms: Processor time of the API process a request of the closed loop, milliseconds.
+        start_s: How long the server took to be ready.
+        engines: How well the light engines kept time, by engine: one that was late measured itself.
+        proof: What the server's state files said after the load.
+        moved: Fastpath: how far its counters moved meanwhile.
     """
 
-    def __init__(self, server: arms.DemoServer) -> None:
-        self._server = server
-        self._times: list[float] = []
-        self._used: list[dict[str, float]] = []
-        self._stop = threading.Event()
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Sample meanwhile."""
-        thread = threading.Thread(target=self._sample, daemon=True)
-        self._read()
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            thread.join()
-            self._read()
-
-    def _sample(self) -> None:
-        while not self._stop.wait(_SAMPLE_EVERY_S):
-            self._read()
-
-    def _read(self) -> None:
-        used = self._server.cpu_seconds()
-        self._times.append(time.perf_counter())
-        self._used.append(used)
-
-    def between(self, begun: float, ended: float) -> dict[str, float]:
-        """Processor seconds by role from *begun* to *ended*, ``time.perf_counter`` seconds."""
-        if not self._times[0] <= begun < ended <= self._times[-1]:
-            raise MeasureError(
-                f"the bench says it ran from {begun:.1f} to {ended:.1f}, which is not within the time of its process, "
-                f"{self._times[0]:.1f} to {self._times[-1]:.1f}"
-            )
-        return {role: self._at(ended, role) - self._at(begun, role) for role in sorted(self._used[-1])}
-
-    def _at(self, moment: float, role: str) -> float:
-        after = min(max(bisect.bisect_left(self._times, moment), 1), len(self._times) - 1)
-        left, right = self._times[after - 1], self._times[after]
-        low, high = (self._used[place].get(role, 0.0) for place in (after - 1, after))
-        return low + (high - low) * ((moment - left) / (right - left) if right > left else 0.0)
-
-
-def sample(capture: Capture) -> Sample:
-    """The times of a capture."""
-    return Sample(
-        order=capture.order,
-        ttft=capture.ttft_s,
-        ttfp=capture.ttfp_s,
-        e2e=capture.e2e_s,
-        error=None if capture.succeeded else str(capture.error or f"status {capture.status}"),
-        digest=capture.digest(),
-        audio_bytes=len(capture.audio),
-    )
+    arm: str
+    alone: Sequence[Sample]
+    waves: Sequence[Sample]
+    paced: Sequence[Sample]
+    throughput: float
+    cpu_ms: float
+    start_s: float
+    engines: Mapping[str, Mapping[str, float]]
+    proof: user_arms.Proof
+    moved: Mapping[str, Mapping[str, int]]
 
 
 def run_start(
-    title: str, arm: Arm, load: Load, *, model: Path, base: Path, work: Path, log: Path, phases: Phases
-) -> Outcome:
-    """Start the arm's server, prove that it is that arm, load it twice, and stop it, whatever happens.
+    title: str, arm: Arm, load: Load, *, model: Path, work: Path, log: Path, phases: Phases
+) -> tuple[Start, Answers]:
+    """Start the arm's server, prove that it is that arm, load it, prove it again, and stop it, whatever happens.
+
+    Returns:
+        The start, and what its requests were answered.
 
     Raises:
-        WrongArmError: The server is not what its arm says.
-        ServerError: It did not start, or ended early.
-        BenchError: The bench client failed.
-        MeasureError: A measurement could not be made.
+        WrongArmError: The server is not what the arm says, or its patches did not take effect.
+        ServerError: It did not start.
+        MeasureError: A request failed, or the server ended.
     """
-    server = arms.DemoServer(
-        model,
-        arms.deploy_config(arm, base, work),
-        temporary=work / "tmp",
-        log=log,
-        values=arms.environment(arm, load.device, work / "tmp"),
-    )
-    try:
-        with phases.phase(f"{title}: starting seven processes"):
-            server.start()
-        with phases.phase(f"{title}: proof of the arm, warm-up"):
-            before = arms.prove(server, arm)
-            warm = run_closed_loop(server.url, load.warm_up_requests(), load.concurrency)
-            _refuse_failures("warm-up", warm)
-        with phases.phase(f"{title}: vllm bench serve --omni, {load.requests} requests"):
-            result, cpu = _bench(server, load, work, title)
-        with phases.phase(f"{title}: capture client, {load.requests} requests"):
-            captures = run_closed_loop(server.url, load.capture_requests(), load.concurrency)
-        with phases.phase(f"{title}: capture client, {load.paced} requests at {load.rate:g} a second"):
-            paced = run_open_loop(server.url, load.paced_requests(), load.rate)
+    import omni_simulated_device
+
+    temporary = work / "tmp"
+    temporary.mkdir(mode=0o700, exist_ok=True)
+    environment = user_arms.environment(arm, load.device, temporary)
+    environment[omni_simulated_device.ENABLE_VARIABLE] = "light"
+    deploy = user_arms.deploy_config(arm, whole_server.deploy(load.deploy), work)
+    server = Server(model, deploy, environment=environment, log_path=log)
+    with served(server, title, "API server and light engines", phases):
+        with phases.phase(f"{title}: proof of the arm, warm-up, {load.alone} requests alone"):
+            before = user_arms.prove(server, arm, ROLES)
+            warm = succeeded("warm-up", run_closed_loop(server.url, load.requests("warm", 8), 8))
+            alone = succeeded("alone", run_closed_loop(server.url, load.requests("alone", load.alone)))
+        count = load.streams * load.waves
+        with phases.phase(f"{title}: {count} requests, {load.streams} at a time"):
+            used = server.cpu_seconds()["api"]
+            waves = succeeded("waves", run_closed_loop(server.url, load.requests("waves", count), load.streams))
+            used = server.cpu_seconds()["api"] - used
+        with phases.phase(f"{title}: {load.paced} requests, {load.rate:g} a second"):
+            paced = succeeded("paced", run_open_loop(server.url, load.requests("paced", load.paced), load.rate))
         with phases.phase(f"{title}: proof of the arm after the load"):
-            time.sleep(_STATE_FILES_SETTLE_S)
-            after = arms.prove(server, arm)
-            sent = len(warm) + load.requests + len(captures) + len(paced)
-            moved = arms.check_engaged(before, after, sent) if arm.on else {}
-    except Exception as error:
-        if not server.alive() and server.start_s is not None:
-            raise MeasureError(f"{error}\nthe server ended; the end of its log:\n{tail(log)}") from error
-        raise
-    finally:
-        with phases.phase(f"{title}: stopping"):
-            server.stop()
+            time.sleep(user_arms.STATE_FILES_SETTLE_S)
+            proof = user_arms.prove(server, arm, ROLES)
+            sent = len(warm) + len(alone) + len(waves) + len(paced)
+            moved = user_arms.check_engaged(before, proof, sent) if arm.on else {}
     assert server.start_s is not None
     start = Start(
         arm=arm.name,
-        throughput=float(result.data["request_throughput"]),
-        failed=int(result.data["failed"]),
-        duration_s=float(result.data["duration"]),
-        cpu_s=cpu,
-        samples=[sample(capture) for capture in captures],
+        alone=_samples(alone),
+        waves=_samples(waves),
+        paced=_samples(paced),
+        throughput=len(waves) / _lasted_s(waves),
+        cpu_ms=1000 * used / len(waves),
         start_s=server.start_s,
-        paced=[sample(capture) for capture in paced],
+        engines=kept_time(server.log_text()),
+        proof=proof,
+        moved=moved,
     )
-    return Outcome(start, captures, after, moved, _without_lists(result.data))
+    return start, [each.answer() for each in (*alone, *waves, *paced)]
 
 
-def _bench(server: arms.DemoServer, load: Load, work: Path, title: str) -> tuple[bench.BenchResult, dict[str, float]]:
-    meter = CpuMeter(server)
-    with meter.running():
-        result = bench.run(
-            server,
-            work / "bench",
-            prompts=load.requests,
-            max_concurrency=load.concurrency,
-            input_tokens=load.input_tokens,
-            output_tokens=load.output_tokens,
-            seed=load.seed,
-            name=title.replace(" ", "-"),
-            arguments=["--ignore-eos"],
-        )
-    begun = min(result.data["start_times"])
-    return result, meter.between(begun, begun + float(result.data["duration"]))
+def _samples(captures: Sequence[Capture]) -> list[Sample]:
+    return [sample(capture) for capture in captures]
 
 
-def _refuse_failures(what: str, captures: Sequence[Capture]) -> None:
-    bad = [capture for capture in captures if not capture.succeeded]
-    if bad:
-        raise MeasureError(f"{what}: {len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
+def _lasted_s(captures: Sequence[Capture]) -> float:
+    return max(each.started_at_s + each.e2e_s for each in captures) - min(each.started_at_s for each in captures)
 
 
-def _without_lists(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in data.items() if not isinstance(value, list)}
+# ---- The rows ----
 
 
-def tail(log: Path, lines: int = 40) -> str:
-    """The end of a log."""
-    try:
-        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-    except OSError as error:
-        return f"({error})"
+def measures(load: Load) -> list[Measure[Start]]:
+    """Every row of the table, in its order."""
+    alone, paced = "one stream alone", f"the same arrivals for both, {load.rate:g} requests a second (open loop)"
+    waves = f"{load.streams} streams, {load.waves} waves (closed loop)"
+
+    def wave(start: Start, which: Wave, share: float) -> float:
+        return _ms(in_wave(start.waves, which, load.streams), "ttfp", share)
+
+    return [
+        Measure(alone, "TTFP p50", "ms", "lower", lambda start: _ms(start.alone, "ttfp", 0.5), judged=True),
+        Measure(alone, "first text p50", "ms", "lower", lambda start: _ms(start.alone, "ttft", 0.5)),
+        Measure(alone, "end to end p50", "ms", "lower", lambda start: _ms(start.alone, "e2e", 0.5), judged=True),
+        Measure(waves, "TTFP first wave p50", "ms", "lower", lambda start: wave(start, "first", 0.5)),
+        Measure(waves, "TTFP later waves p50", "ms", "lower", lambda start: wave(start, "later", 0.5), primary=True),
+        Measure(waves, "TTFP later waves p99", "ms", "lower", lambda start: wave(start, "later", 0.99), judged=True),
+        Measure(waves, "first text p50", "ms", "lower", lambda start: _ms(start.waves, "ttft", 0.5)),
+        Measure(waves, "end to end p50", "ms", "lower", lambda start: _ms(start.waves, "e2e", 0.5), judged=True),
+        Measure(waves, "largest gap p50", "ms", "lower", lambda start: _ms(start.waves, "gap", 0.5)),
+        Measure(waves, "audio ran dry p99", "ms", "lower", lambda start: _ms(start.waves, "dry", 0.99)),
+        Measure(waves, "throughput", "req/s", "higher", lambda start: start.throughput, 1, judged=True),
+        Measure(waves, "API process, CPU a request", "ms", "lower", lambda start: start.cpu_ms),
+        Measure(paced, "TTFP p50", "ms", "lower", lambda start: _ms(start.paced, "ttfp", 0.5), judged=True),
+        Measure(paced, "TTFP p90", "ms", "lower", lambda start: _ms(start.paced, "ttfp", 0.9), judged=True),
+        Measure(paced, "first text p50", "ms", "lower", lambda start: _ms(start.paced, "ttft", 0.5)),
+        Measure(paced, "end to end p50", "ms", "lower", lambda start: _ms(start.paced, "e2e", 0.5), judged=True),
+        Measure(paced, "largest gap p50", "ms", "lower", lambda start: _ms(start.paced, "gap", 0.5)),
+        Measure(paced, "audio ran dry p99", "ms", "lower", lambda start: _ms(start.paced, "dry", 0.99)),
+    ]
+
+
+def _ms(samples: Sequence[Sample], name: str, share: float) -> float:
+    return 1000 * quantile(times(samples, name), share)

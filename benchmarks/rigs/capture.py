@@ -423,9 +423,13 @@ def run_closed_loop(base_url: str, requests: Sequence[Request], max_concurrency:
 
 def differences(ours: Sequence[Capture], theirs: Sequence[Capture]) -> list[str]:
     """Where two runs of the same requests disagree, one line each; empty when they agree."""
+    return answers_differ([each.answer() for each in ours], [each.answer() for each in theirs])
+
+
+def answers_differ(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The same of what `Capture.answer` said, for whoever could not keep the captures."""
     found = [] if len(ours) == len(theirs) else [f"{len(ours)} captures against {len(theirs)}"]
-    for index, (left, right) in enumerate(zip(ours, theirs, strict=False)):
-        mine, other = left.answer(), right.answer()
+    for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         unequal = [key for key in mine if mine[key] != other[key]]
         found += [f"request {index}: {key}: {mine[key]!r} against {other[key]!r}" for key in unequal]
     return found

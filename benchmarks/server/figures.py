@@ -6,12 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from benchmarks.rigs.capture import Capture
+from benchmarks.rigs.playback import ran_dry_s, seconds_of
 from benchmarks.server import observed
 from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
 from omni_fastpath.compare.quantiles import quantile
-
-BYTES_A_SECOND = 24_000 * 2
-HEADER_BYTES = 44
 
 THROUGHPUT = "throughput, req/s"
 FIRST_TTFP = "TTFP first wave p50, ms"
@@ -51,27 +49,6 @@ FIGURES = (
     *observed.FIGURES,
 )
 """In the order of the table; a load has those that it can have."""
-
-
-def seconds_of(audio: bytes) -> float:
-    """How long a packet plays: of a chat stream a WAV file of its own, of speech raw PCM."""
-    header = HEADER_BYTES if audio[:4] == b"RIFF" else 0
-    return max(0, len(audio) - header) / BYTES_A_SECOND
-
-
-def ran_dry_s(packets: Sequence[tuple[float, float]]) -> float:
-    """How long a listener heard nothing who plays from the first packet on.
-
-    Args:
-        packets: When each came and how long it plays, seconds.
-    """
-    if not packets:
-        return 0.0
-    ends, silent = packets[0][0], 0.0
-    for came, plays in packets:
-        silent += max(0.0, came - ends)
-        ends = max(ends, came) + plays
-    return silent
 
 
 def figures(

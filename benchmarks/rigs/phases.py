@@ -1,4 +1,4 @@
-"""What the demo is doing, with elapsed times: a live line on a terminal, plain lines elsewhere."""
+"""What a run is doing, with elapsed times: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

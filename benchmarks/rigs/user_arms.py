@@ -1,20 +1,16 @@
-"""The two arms, their servers, and the proof that each server was what its arm says."""
+"""Stock and fastpath as a user has them, by environment and deploy YAML, and the proof that a server is one."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import shutil
-import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
 
 import omni_simulated_device
 from benchmarks.rigs import server_arms as serving
-from benchmarks.rigs.server import Server, Shutdown
+from benchmarks.rigs.server import Server
 from omni_fastpath import overlay
 from omni_fastpath.compare.arm import Arm, WrongArmError
 from omni_fastpath.patches import PATCHES
@@ -25,9 +21,6 @@ FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})
 """Its server is told the same by its deploy YAML, as a user would."""
 ARMS = (STOCK, FASTPATH)
 
-BASE = Path(omni_simulated_device.__file__).parent / "deploy" / "qwen3_omni_2x.yaml"
-"""The deploy YAML of both arms."""
-
 ENGAGED: Mapping[str, str] = {
     "nonblocking_dequeue": "dequeued",
     "budgeted_drain": "items",
@@ -35,9 +28,8 @@ ENGAGED: Mapping[str, str] = {
 }
 """Patches of the API server process, with the counter that must have moved in the fastpath arm."""
 
-REPLICAS = 2
-STAGES = 3
-_FASTER_STOP_S = 10.0
+STATE_FILES_SETTLE_S = 2.5
+"""After which a state file has the last counters: ``omni_fastpath.publish.REFRESH_S``, and a little."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,48 +66,26 @@ def deploy_config(arm: Arm, base: Path, folder: Path) -> Path:
     return path
 
 
-class DemoServer(Server):
-    """A server that is killed instead of asked to stop, once everything is measured.
-
-    A clean stop of six stage processes takes 22 to 28 seconds on two cores, a fifth of the demo. How servers stop is
-    tested elsewhere; here the group is killed, and what it would have cleaned up is removed: shared memory by the
-    harness, sockets with the server's own temporary folder.
-    """
-
-    def __init__(
-        self, model: Path, deploy: Path, *, temporary: Path, log: Path, values: Mapping[str, str | None]
-    ) -> None:
-        temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._temporary = temporary
-        super().__init__(model, deploy, environment=values, log_path=log, stop_timeout_s=_FASTER_STOP_S)
-
-    def stop(self, *, keep_log: bool = False) -> Shutdown | None:
-        """Kill the server's process group; then as the harness does."""
-        if self._process is not None and self.shutdown is None:
-            self.processes()  # remember whoever left the group
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        try:
-            return super().stop(keep_log=keep_log)
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def api_environment(self) -> dict[str, str]:
-        """The environment that the API server process really has."""
-        assert self._process is not None
-        return psutil.Process(self._process.pid).environ()
-
-
-def prove(server: DemoServer, arm: Arm) -> Proof:
+def prove(server: Server, arm: Arm, roles: Iterable[str]) -> Proof:
     """Read the server's state files and check that it is what the arm says, by the means that a user has.
+
+    Args:
+        server: Ready to be asked.
+        arm: What it should be.
+        roles: The processes that must have a state file.
 
     Raises:
         WrongArmError: It is not.
     """
-    found = serving.prove(server, arm, serving.roles(STAGES, REPLICAS))
-    check_means(arm, server.api_environment())
+    found = serving.prove(server, arm, roles)
+    check_means(arm, api_environment(server))
     return proof_of(found)
+
+
+def api_environment(server: Server) -> dict[str, str]:
+    """The environment that the API server process really has."""
+    [pid] = [pid for pid, role in server.processes().items() if role == "api"]
+    return psutil.Process(pid).environ()
 
 
 def proof_of(snapshots: Mapping[str, Snapshot]) -> Proof:

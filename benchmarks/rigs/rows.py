@@ -1,0 +1,219 @@
+"""A table of stock against fastpath over starts: measures, rows, spreads, and the verdict where one was named for it.
+
+Nothing here knows of servers: a start is whatever a measure can read, and says which arm it was of.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from omni_fastpath.compare import verdict
+from omni_fastpath.compare.verdict import Verdict
+
+ARMS = ("stock", "fastpath")
+Better = Literal["higher", "lower", "neither"]
+
+
+class AStart(Protocol):
+    """What one start of a server gave."""
+
+    @property
+    def arm(self) -> str:
+        """Its arm's name, one of ``ARMS``."""
+
+
+S = TypeVar("S", bound=AStart)
+R_contra = TypeVar("R_contra", contravariant=True)
+
+
+@dataclass(frozen=True)
+class Measure(Generic[R_contra]):
+    """One row.
+
+    Attributes:
+        group: The rows that it stands among.
+        name: Within the group.
+        unit: Of its values; empty for a count.
+        better: Which way is better.
+        read: Its value of a start.
+        digits: Behind the point, in the table.
+        judged: It gets a verdict. Nine besides the primary one: of more, six starts an arm could not tell all.
+        primary: It was named beforehand; one of a table.
+    """
+
+    group: str
+    name: str
+    unit: str
+    better: Better
+    read: Callable[[R_contra], float]
+    digits: int = 0
+    judged: bool = False
+    primary: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name by itself."""
+        return f"{self.name} ({self.group})"
+
+    @property
+    def as_judged(self) -> verdict.Measure:
+        """As the verdict knows it."""
+        return verdict.Measure(self.title, self.unit, "higher" if self.better == "higher" else "lower")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure over all starts.
+
+    Attributes:
+        measure: What it is.
+        values: A value per start, by arm, in the order of the starts.
+        verdict: Of fastpath against stock; None where none was named beforehand, or a start has no value.
+    """
+
+    measure: Measure[Any]
+    values: dict[str, list[float]]
+    verdict: Verdict | None = None
+
+    def mean(self, arm: str) -> float:
+        """Mean of an arm's starts."""
+        return statistics.fmean(self.values[arm])
+
+    def spread(self, arm: str) -> float | None:
+        """Distance between an arm's highest and lowest start; None with a single start, which has no spread."""
+        values = self.values[arm]
+        return max(values) - min(values) if len(values) > 1 else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Fastpath over stock, of the means; None over a zero."""
+        stock = self.mean("stock")
+        return self.mean("fastpath") / stock if stock else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every start has a value."""
+        return not any(math.isnan(value) for values in self.values.values() for value in values)
+
+    @property
+    def exceeds_spread(self) -> bool | None:
+        """Whether the arms differ by more than the wider spread within an arm; None when there is no spread."""
+        spreads = [self.spread(arm) for arm in ARMS]
+        known = [spread for spread in spreads if spread is not None]
+        if len(known) < len(spreads) or not self.is_whole:
+            return None
+        return abs(self.mean("fastpath") - self.mean("stock")) > max(known)
+
+
+def rows(measures: Sequence[Measure[S]], starts: Sequence[S]) -> list[Row]:
+    """The table of the starts, with its verdicts."""
+    table = []
+    for measure in measures:
+        values: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        for start in starts:
+            values[start.arm].append(measure.read(start))
+        table.append(Row(measure, values))
+    return judge(table)
+
+
+def judge(table: Sequence[Row]) -> list[Row]:
+    """The rows with their verdicts; without any where the primary measure has no value in some start."""
+    judged = {row.measure.title: row for row in table if (row.measure.judged or row.measure.primary) and row.is_whole}
+    primary = next((row.measure.as_judged for row in judged.values() if row.measure.primary), None)
+    if primary is None:
+        return list(table)
+    stock, fastpath = ({title: row.values[arm] for title, row in judged.items()} for arm in ARMS)
+    found = verdict.verdicts(primary, [row.measure.as_judged for row in judged.values()], stock, fastpath)
+    return [replace(row, verdict=found.get(row.measure.title)) for row in table]
+
+
+def shown(value: float | None, digits: int) -> str:
+    """A number as the table shows it."""
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def header(starts: Sequence[AStart]) -> list[str]:
+    """The table's column names."""
+    counts = {arm: sum(start.arm == arm for start in starts) for arm in ARMS}
+    numbered = [f"{arm} {index + 1}" for arm in ARMS for index in range(counts[arm])]
+    return ["measure", *numbered, "spread stock", "spread fastpath", "fastpath / stock", "verdict"]
+
+
+def cells(row: Row) -> list[str]:
+    """One row of the table as text."""
+    measure = row.measure
+    numbers = [*row.values["stock"], *row.values["fastpath"], row.spread("stock"), row.spread("fastpath")]
+    return [
+        titled(measure),
+        *(shown(number, measure.digits) for number in numbers),
+        shown(row.ratio, 2),
+        str(row.verdict or ""),
+    ]
+
+
+def titled(measure: Measure[Any]) -> str:
+    """Its name and unit, for a table's first column."""
+    return f"{measure.name}, {measure.unit}" if measure.unit else measure.name
+
+
+def _counted(words: Sequence[str]) -> str:
+    if set(words) == {"too few starts"}:
+        return "too few starts for a verdict on any of them, so that the table describes these starts and no others"
+    return ", ".join(f"{word} in {words.count(word)}" for word in dict.fromkeys(words))
+
+
+def summary(table: Sequence[Row]) -> list[str]:
+    """What the table says, in sentences: the verdicts, what they rest on, and the spreads."""
+    words = [row.verdict.word for row in table if row.verdict is not None]
+    [primary] = [row.measure.as_judged for row in table if row.measure.primary]
+    lines = []
+    if words:
+        starts = min(len(values) for values in table[0].values.values())
+        lines += [f"Fastpath against stock, {len(words)} rows that were named beforehand: {_counted(words)}."]
+        lines += [verdict.legend(primary, len(words) - 1, starts)]
+    else:
+        lines += [f"There is no verdict: {primary.name} has no value in some start."]
+    told = [row.exceeds_spread for row in table]
+    if all(each is None for each in told):
+        return [*lines, "One start an arm has no spread."]
+    description = f"the arms differ by more than the wider spread between starts of one arm in {told.count(True)}"
+    return [*lines, f"Of all {len(table)} rows, {description}; that describes these starts, and is no verdict."]
+
+
+def plain(table: Sequence[Row]) -> list[dict[str, Any]]:
+    """The table as plain data."""
+    return [
+        {
+            "group": row.measure.group,
+            "name": row.measure.name,
+            "unit": row.measure.unit,
+            "better": row.measure.better,
+            "values": row.values,
+            "spread": {arm: row.spread(arm) for arm in row.values},
+            "ratio": row.ratio,
+            "exceeds_spread": row.exceeds_spread,
+            "verdict": _plain(row.verdict),
+        }
+        for row in table
+    ]
+
+
+def _plain(found: Verdict | None) -> dict[str, object] | None:
+    """A verdict as plain data; what is no finite number is None."""
+    if found is None:
+        return None
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "word": found.word,
+        "ratio": finite(found.ratio),
+        "interval": [finite(each) for each in found.interval],
+        "p": found.p,
+        "threshold": found.threshold,
+    }
