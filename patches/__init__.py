@@ -50,6 +50,7 @@ from omni_fastpath.patches.final_output_wakeup import PATCH as FINAL_OUTPUT_WAKE
 from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
 from omni_fastpath.patches.lean_processing import PATCH as LEAN_PROCESSING
+from omni_fastpath.patches.lean_reader import PATCH as LEAN_READER
 from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUEUE
 from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
 
@@ -61,5 +62,6 @@ PATCHES: tuple[Patch, ...] = (
     FORWARD_GATE,
     LEAN_FRONT_END,
     LEAN_PROCESSING,
+    LEAN_READER,
 )
 """Every patch; a patch stands after those that it requires."""
