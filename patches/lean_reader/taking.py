@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
-import zmq
-from zmq.constants import EVENTS, NOBLOCK, POLLIN
+from zmq.constants import EVENTS, FD, NOBLOCK, POLLIN
+from zmq.error import ZMQError
+from zmq.sugar.socket import Socket
 
 from omni_fastpath.ledger import runtime
 
@@ -60,8 +61,8 @@ class Taker:
 
     def __init__(self, socket: Any, limit: int) -> None:
         self._upstreams: Callable[..., Awaitable[Frames]] = socket.recv_multipart
-        self._socket: Any = zmq.Socket.shadow(socket)
-        self._descriptor: int = self._socket.get(zmq.FD)
+        self._socket: Any = Socket.shadow(socket)
+        self._descriptor: int = self._socket.get(FD)
         self._limit, self._left = limit, 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: _Waiter | None = None
@@ -80,7 +81,7 @@ class Taker:
                 _counters["at_once"] += 1
                 return taken
             return self._wait()
-        except zmq.ZMQError:  # pyzmq says what is wrong with it
+        except ZMQError:  # pyzmq says what is wrong with it
             return self._pyzmqs(flags, copy, track)
         except Exception as error:
             step_aside("waiting for a message", error)

@@ -24,14 +24,15 @@ def wrapped_ensure_output_queue_task(wrapped: Callable[..., None], instance: Any
     if instance.resources.output_queue_task is not None or stepped_aside():
         wrapped(*args, **kwargs)
         return
-    taker = None
+    taker: Taker | None = None
     try:
         taker = _prepared(instance)
     except Exception as error:
         step_aside("preparing a client", error)
     wrapped(*args, **kwargs)
+    task: Any = instance.resources.output_queue_task
     if taker is not None:
-        instance.resources.output_queue_task.add_done_callback(taker.leave)
+        task.add_done_callback(taker.leave)
 
 
 def _prepared(client: Any) -> Taker | None:
