@@ -178,7 +178,7 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
     stock = _observe(server("qwen3_omni", "qwen3_omni.yaml", environment={"OMNI_FASTPATH": "0"}))
     path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
-    switches = ["save_queue_cap", "lean_processing", "lean_stream", "gc_pacing"]
+    switches = ["save_queue_cap", "lean_processing", "lean_stream", "lean_reader", "gc_pacing"]
     switches = [*(f"{name}=true" for name in switches), "lean_front_end.summary=thread"]
     path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", switches, PATCHES, output=path))
     return stock, _observe(server("qwen3_omni", path))

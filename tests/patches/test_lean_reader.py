@@ -1,0 +1,499 @@
+"""``lean_reader``: what a client's reader makes of its socket is stock's, in order, whole and once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.upstream, pytest.mark.filterwarnings("ignore:The given buffer is not writable")]
+
+ALONE = {"OMNI_FASTPATH_LEAN_READER": "1"}
+EVERYTHING = {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_LEAN_READER": "1", "OMNI_FASTPATH_LEAN_PROCESSING": "1"}
+
+
+@contextmanager
+def switched_on(environment: dict[str, str] | None = None) -> Iterator[Any]:
+    """Installed meanwhile; the patch's entry in the ledger."""
+    from omni_fastpath import config
+    from omni_fastpath.declare import Process, State
+    from omni_fastpath.install import apply, uninstall
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    apply(config.resolve([], environment or ALONE, PATCHES), Process.SERVER)
+    entry = LEDGER.named("lean_reader")
+    assert entry.state is State.APPLIED, entry.reason
+    try:
+        yield entry
+    finally:
+        for patch in reversed(PATCHES):
+            uninstall(patch)
+
+
+class Wire:
+    """One real client and what an engine sends to it.
+
+    Attributes:
+        client: vLLM's ``AsyncMPClient`` with its real resources, without an engine.
+        socket: The client's.
+    """
+
+    def __init__(self, folder: Path, kind: type | None = None) -> None:
+        import zmq.asyncio
+        from vllm.v1.engine.core_client import BackgroundResources
+        from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+        from vllm_omni.engine import OmniEngineCoreOutputs
+        from zmq.constants import PULL, PUSH, RCVHWM, SNDHWM
+        from zmq.sugar.context import Context
+
+        from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
+
+        address = f"ipc://{folder / str(id(self))}"
+        self._context = Context()
+        self.socket = zmq.asyncio.Context(self._context).socket(PULL)
+        self.socket.setsockopt(RCVHWM, 0)
+        self.socket.bind(address)
+        self.engine = self._context.socket(PUSH)
+        self.engine.setsockopt(SNDHWM, 0)
+        self.engine.connect(address)
+        self._encoder = MsgpackEncoder()
+        self.client: Any = (kind or Replica)(0, QWEN3_OMNI[0], 0)
+        self.client.read_from(self.socket, MsgpackDecoder(OmniEngineCoreOutputs))
+        self.client.resources = BackgroundResources(ctx=self._context, output_socket=self.socket)
+
+    def send(self, *outputs: Any) -> None:
+        """As an engine sends; bytes go as they are."""
+        for each in outputs:
+            self.engine.send_multipart([each] if isinstance(each, bytes) else self._encoder.encode(each))
+
+    def close(self) -> None:
+        """The engine's end too."""
+        self.engine.close(linger=0)
+        self.socket.close(linger=0)
+        self._context.term()
+
+
+def _on_wire(folder: Path, script: Callable[[Wire], Any], kind: type | None = None) -> Any:
+    async def run() -> Any:
+        wire = Wire(folder, kind)
+        try:
+            return await asyncio.wait_for(script(wire), 60)
+        finally:
+            wire.client.resources()
+            await asyncio.sleep(0.01)
+            wire.close()
+
+    return asyncio.run(run())
+
+
+def _both(folder: Path, script: Callable[[Wire], Any], kind: type | None = None) -> tuple[Any, Any, dict[str, int]]:
+    stock = _on_wire(folder, script, kind)
+    with switched_on() as entry:
+        return stock, _on_wire(folder, script, kind), dict(entry.counters)
+
+
+def _plain(outputs: Any) -> Any:
+    """Everything in a raw output as plain data, tensors with type and shape."""
+    import msgspec
+    import torch
+
+    def of(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype), tuple(value.shape), value.is_contiguous(), value.to(torch.float64).tolist()
+        if isinstance(value, msgspec.Struct):
+            return type(value).__name__, {name: of(getattr(value, name)) for name in value.__struct_fields__}
+        if isinstance(value, dict):
+            return {key: of(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [of(each) for each in value]
+        return value
+
+    return of(outputs)
+
+
+def _raw(rng: random.Random, number: int) -> Any:
+    """A raw output of any stage, numbered."""
+    import torch
+    from vllm.v1.engine import FinishReason
+    from vllm.v1.metrics.stats import SchedulerStats
+
+    from benchmarks.rigs.inprocess import audio, batch, codes, silent, text
+
+    kinds: list[Callable[[str], Any]] = [
+        lambda name: text(name, rng.randrange(100)),
+        codes,
+        lambda name: codes(name, FinishReason.STOP, stop_reason="because", kv_transfer_params={"kv_wait_s": 0.5}),
+        lambda name: audio(name, *[rng.random() for _ in range(rng.choice((1, 10, 500)))]),
+        silent,
+        lambda name: text(name, 1, pooling_output=torch.full((3, 200), rng.random())),
+    ]
+    entries = [rng.choice(kinds)(f"r{n}") for n in range(rng.randrange(4))]
+    found = batch(*entries, stats=SchedulerStats() if rng.random() < 0.3 or not entries else None)
+    found.timestamp, found.engine_index = float(number), number
+    return found
+
+
+# ---- What comes of a socket ----
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_comes_is_stocks(tmp_path: Path, seed: int) -> None:
+    """Every raw output comes whole, once and in the order of sending, in bursts and one by one."""
+
+    async def script(wire: Wire) -> list[Any]:
+        rng = random.Random(seed)
+        found, sent = [], 0
+        for _ in range(30):
+            burst = rng.choice((1, 1, 2, 5, 150))
+            wire.send(*(_raw(rng, sent + n) for n in range(burst)))
+            sent += burst
+            if rng.random() < 0.5:
+                await asyncio.sleep(0.002)
+            found += [_plain(await wire.client.get_output_async()) for _ in range(burst)]
+        assert [each[1]["engine_index"] for each in found] == [*range(sent)]
+        return found
+
+    stock, ours, counters = _both(tmp_path, script)
+    assert ours == stock
+    assert repr(ours) == repr(stock)
+    assert counters["messages"] == len(stock)
+    assert counters["at_once"] > 100
+    assert counters["tensors"] > 100
+    assert counters["clients"] == 1
+
+
+def test_no_arrival_is_missed(tmp_path: Path) -> None:
+    """Whatever the gaps between messages, the reader wakes for each: the descriptor tells of a change only once."""
+
+    async def script(wire: Wire) -> list[int]:
+        def feed() -> None:
+            rng = random.Random(1)
+            for number in range(4000):
+                wire.send(_raw(rng, number))
+                if rng.random() < 0.3:
+                    time.sleep(rng.random() * 0.0003)
+
+        thread = threading.Thread(target=feed)
+        thread.start()
+        found = [(await wire.client.get_output_async()).engine_index for _ in range(4000)]
+        thread.join()
+        return found
+
+    with switched_on():
+        assert _on_wire(tmp_path, script) == [*range(4000)]
+
+
+def test_others_get_their_turn(tmp_path: Path) -> None:
+    """However much stands in a socket, everybody else on the event loop runs after ``max_messages``."""
+    count = 1000
+
+    async def script(wire: Wire) -> int:
+        wire.send(*(_raw(random.Random(0), number) for number in range(count)))
+        await asyncio.sleep(0.2)
+        wire.client._ensure_output_queue_task()
+        turns = 0
+        while wire.client.outputs_queue.qsize() < count:
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    with switched_on({**ALONE, "OMNI_FASTPATH_LEAN_READER__MAX_MESSAGES": "8"}):
+        assert _on_wire(tmp_path, script) >= count / 9
+
+
+def test_utility_calls_are_answered(tmp_path: Path) -> None:
+    """Results and failures reach whoever called, between raw outputs, and are none themselves."""
+    from vllm.v1.engine import UtilityOutput
+    from vllm.v1.serial_utils import UtilityResult
+    from vllm_omni.engine import OmniEngineCoreOutputs
+
+    async def script(wire: Wire) -> Any:
+        calls = {number: asyncio.get_running_loop().create_future() for number in (1, 2, 3)}
+        wire.client.utility_results.update(calls)
+        raw = [_raw(random.Random(5), number) for number in range(3)]
+        for number, before in enumerate(raw, 1):
+            failed = number == 2
+            answer = UtilityOutput(number, "no such method" if failed else None, UtilityResult([number, "x"]))
+            wire.send(before, OmniEngineCoreOutputs(utility_output=answer))
+        found = [_plain(await wire.client.get_output_async()) for _ in raw]
+        answers = await asyncio.gather(*calls.values(), return_exceptions=True)
+        assert wire.client.outputs_queue.empty()
+        return found, [repr(each) for each in answers]
+
+    stock, ours, _ = _both(tmp_path, script)
+    assert ours == stock
+    assert ours[1] == ["[1, 'x']", "Exception('no such method')", "[3, 'x']"]
+
+
+@pytest.mark.parametrize("last", ["dead", "garbage"])
+def test_an_error_comes_after_what_was_before_it(tmp_path: Path, last: str) -> None:
+    """A dead engine and a message that cannot be decoded are raised as on stock; what came before is not lost."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    async def script(wire: Wire) -> Any:
+        wire.send(_raw(random.Random(3), 0), _raw(random.Random(4), 1))
+        wire.send(EngineCoreProc.ENGINE_CORE_DEAD if last == "dead" else b"\xc1 no message")
+        await asyncio.sleep(0.05)
+        found = [_plain(await wire.client.get_output_async()) for _ in range(2)]
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what is compared
+            await wire.client.get_output_async()
+        return found, repr(caught.value), wire.client.resources.engine_dead, _readers(wire)
+
+    stock, ours, _ = _both(tmp_path, script)
+    assert ours[:3] == stock[:3]
+    assert ours[3] == 0  # a task that has ended leaves no callback that would find the socket readable for ever
+
+
+def _readers(wire: Wire) -> int:
+    """Callbacks at the socket's descriptor."""
+    selector: Any = vars(asyncio.get_running_loop())["_selector"]
+    return int(wire.socket.FD in {key.fd for key in selector.get_map().values()})
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_shutdown_is_upstreams(tmp_path: Path, waits: bool) -> None:
+    """Closing ends the reader with ``EngineDeadError`` for whoever waits, and leaves nothing on the event loop."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    async def script(wire: Wire) -> Any:
+        wire.send(_raw(random.Random(3), 0))
+        await wire.client.get_output_async()
+        task, descriptor = wire.client.resources.output_queue_task, wire.socket.FD
+        waiting = asyncio.ensure_future(wire.client.get_output_async()) if waits else None
+        await asyncio.sleep(0.01)
+        wire.client.resources()
+        selector: Any = vars(asyncio.get_running_loop())["_selector"]
+        left = [key.fd for key in selector.get_map().values() if key.fd == descriptor]
+        with pytest.raises(EngineDeadError):
+            await (waiting or wire.client.get_output_async())
+        return wire.socket.closed, task.done(), task.cancelled(), left
+
+    stock, ours, _ = _both(tmp_path, script)
+    assert ours == stock == (True, True, False, [])
+
+
+def test_one_socket_after_another(tmp_path: Path) -> None:
+    """A client that is closed makes way for the next one, which may get the same descriptor."""
+
+    async def script() -> None:
+        for number in range(20):
+            wire = Wire(tmp_path)
+            wire.send(_raw(random.Random(number), number), _raw(random.Random(number), number + 1))
+            assert (await wire.client.get_output_async()).engine_index == number
+            assert (await wire.client.get_output_async()).engine_index == number + 1
+            wire.client.resources()
+            wire.close()
+
+    with switched_on() as entry:
+        asyncio.run(asyncio.wait_for(script(), 60))
+        assert entry.counters["messages"] == 40
+
+
+# ---- Who is left alone ----
+
+
+def test_data_parallelism_is_left_alone(tmp_path: Path) -> None:
+    """A client with data parallelism keeps pyzmq's socket and vLLM's decoder, and the state says so."""
+    from benchmarks.rigs.inprocess import Replica
+    from omni_fastpath.declare import State
+
+    class WithHandler(Replica):
+        @staticmethod
+        async def process_engine_outputs(_client: Any, _outputs: Any) -> None:
+            """As the load balancer's."""
+
+    async def script(wire: Wire) -> Any:
+        wire.send(_raw(random.Random(3), 7))
+        number = (await wire.client.get_output_async()).engine_index
+        return number, "recv_multipart" in vars(wire.socket)
+
+    with switched_on() as entry:
+        assert _on_wire(tmp_path, script, WithHandler) == (7, False)
+        assert entry.state is State.NOT_APPLICABLE
+        assert "data parallelism" in entry.reason
+        assert entry.counters["clients"] == entry.counters["messages"] == 0
+        assert _on_wire(tmp_path, script) == (7, True)
+        assert entry.state.value == "applied"
+
+
+# ---- Stepping aside ----
+
+
+@pytest.mark.parametrize("where", ["_wait", "_prepared", "_tensor"])
+def test_an_error_of_ours_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Upstream works alone from then on, the state says why, and every message comes."""
+    from omni_fastpath.declare import State
+
+    async def script(wire: Wire) -> list[Any]:
+        rng = random.Random(2)
+        wire.send(*(_raw(rng, number) for number in range(100)))
+        found = [_plain(await wire.client.get_output_async()) for _ in range(100)]
+        wire.send(_raw(rng, 100))
+        return [*found, _plain(await wire.client.get_output_async())]
+
+    stock = _on_wire(tmp_path, script)
+    with switched_on() as entry:
+        from omni_fastpath.patches.lean_reader import taking, tensors, wrappers
+
+        def broken(*_: Any) -> Any:
+            raise ZeroDivisionError(where)
+
+        owner: Any = {"_wait": taking.Taker, "_prepared": wrappers, "_tensor": tensors}[where]
+        monkeypatch.setattr(owner, where, broken)
+        assert _on_wire(tmp_path, script) == stock
+        assert entry.state is State.FAILED
+        assert where in entry.reason
+
+
+# ---- Tensors ----
+
+
+_SHAPES: Sequence[tuple[int, ...]] = ((), (0,), (3, 0), (1,), (5,), (1, 16), (2, 3, 4), (400,), (10, 50), (1, 300, 2))
+
+
+def test_tensors_are_stocks() -> None:
+    """Every type and shape, in the message and beside it: values, type, shape, layout, and nobody else's memory."""
+    import torch
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from omni_fastpath.patches.lean_reader.tensors import make_lean
+
+    lean, stock, encoder = (*(MsgpackDecoder(dict[str, torch.Tensor]) for _ in range(2)), MsgpackEncoder())
+    make_lean(lean)
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32)
+    for dtype in (*types, torch.int64, torch.uint8, torch.bool, torch.complex64):
+        for shape in _SHAPES:
+            sent = {"one": (torch.rand(shape) * 100).to(dtype), "two": torch.ones(shape, dtype=dtype)}
+            frames = [bytearray(each) for each in encoder.encode(sent)]
+            ours, theirs = lean.decode(frames), stock.decode(frames)
+            for key, value in theirs.items():
+                found = ours[key]
+                assert (found.dtype, found.shape, found.stride()) == (value.dtype, value.shape, value.stride())
+                assert found.requires_grad is value.requires_grad is False
+                assert torch.equal(found, value)
+                assert torch.equal(found, sent[key])
+            if len(frames) == 1 and ours["one"].numel():
+                frames[0][:] = bytes(len(frames[0]))
+                ours["two"].zero_()
+                assert torch.equal(ours["one"], sent["one"])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        ("int64", [3], memoryview(bytes(16))),
+        ("int64", [1], memoryview(bytes(16))),
+        ("int64", [2], memoryview(bytes(15))),
+        ("int64", [2], memoryview(b"")),
+        ("no_such_type", [2], memoryview(bytes(16))),
+        ("int64", [3], 1),
+        ("int64", [2], 7),
+        ("int64", [2], {"elsewhere": 1}),
+        ("int64", [2]),
+    ],
+)
+def test_what_cannot_be_decoded_is_upstreams_error(raw: Any) -> None:
+    """The exception is upstream's own, and no failure of ours."""
+    import torch
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    from omni_fastpath.patches.lean_reader.aside import stepped_aside
+    from omni_fastpath.patches.lean_reader.tensors import _hook
+
+    raised = []
+    for make in (lambda decoder: decoder.dec_hook, _hook):
+        decoder = MsgpackDecoder()
+        decoder.aux_buffers = [b"", bytes(16)]
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what is compared
+            make(decoder)(torch.Tensor, raw)
+        raised.append((type(caught.value), str(caught.value)))
+    assert raised[0] == raised[1]
+    assert not stepped_aside()
+
+
+# ---- The whole way ----
+
+
+@pytest.mark.parametrize("event_driven", [False, True])
+def test_what_users_get_is_stocks(tmp_path: Path, event_driven: bool) -> None:
+    """Three stages over real sockets, the real orchestrator: what each request gets is equal and in order."""
+    stock = _pipeline(tmp_path, event_driven=event_driven)
+    with switched_on(EVERYTHING) as entry:
+        ours = _pipeline(tmp_path, event_driven=event_driven)
+        assert entry.counters["clients"] == 3
+        assert entry.counters["messages"] == 3 * _STEPS
+    assert ours == stock
+    assert {name for name, _ in ours} == {"one", "two"}
+
+
+_STEPS = 40
+
+
+def _pipeline(folder: Path, *, event_driven: bool) -> dict[tuple[str, int], list[Any]]:
+    import zmq.asyncio
+    from vllm.v1.engine import FinishReason
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+    from vllm_omni.engine import OmniEngineCoreOutputs
+    from zmq.constants import PULL, PUSH
+    from zmq.sugar.context import Context
+
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
+
+    pipeline, context, encoder = Pipeline(event_driven=event_driven), Context(), MsgpackEncoder()
+    engines, sockets = [], []
+    for stage, (replica,) in enumerate(pipeline.replicas):
+        address = f"ipc://{folder / f'{stage}-{id(pipeline)}'}"
+        socket = zmq.asyncio.Context(context).socket(PULL)
+        socket.bind(address)
+        replica.read_from(socket, MsgpackDecoder(OmniEngineCoreOutputs))
+        engine = context.socket(PUSH)
+        engine.connect(address)
+        engines.append(engine)
+        sockets.append(socket)
+    for name in ("one", "two"):
+        pipeline.add_request(name)
+
+    def entry(stage: int, name: str, step: int) -> Any:
+        finish = FinishReason.STOP if step == _STEPS - 1 else None
+        if stage == 0:
+            return text(name, step, finish=finish)
+        if stage == 1:
+            return codes(name, finish)
+        return audio(name, *[float(step)] * 100, finish=finish) if step % 4 == 3 else silent(name)
+
+    with pipeline:
+        for step in range(_STEPS):
+            for stage, engine in enumerate(engines):
+                raw = batch(*(entry(stage, name, step) for name in ("one", "two")))
+                engine.send_multipart(encoder.encode(raw))
+            if step % 8 == 7:
+                time.sleep(0.02)
+        found: dict[tuple[str, int], list[Any]] = {}
+        until = time.monotonic() + 30
+        while sum(map(len, found.values())) < 4 * _STEPS and time.monotonic() < until:
+            for message in pipeline.messages():
+                (completion,) = message.engine_outputs.outputs
+                payload = getattr(completion, "multimodal_output", None) or {}
+                sound = payload.get("audio")
+                found.setdefault((message.request_id, message.stage_id), []).append(
+                    SimpleNamespace(
+                        tokens=[*completion.token_ids],
+                        finish=completion.finish_reason,
+                        ends=message.finished,
+                        audio=None if sound is None else sound.tolist(),
+                    )
+                )
+            time.sleep(0.005)
+    for each in (*engines, *sockets):
+        each.close(linger=0)
+    context.term()
+    return found
