@@ -51,8 +51,8 @@ from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
 from omni_fastpath.patches.gc_pacing import PATCH as GC_PACING
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
 from omni_fastpath.patches.lean_processing import PATCH as LEAN_PROCESSING
-from omni_fastpath.patches.lean_stream import PATCH as LEAN_STREAM
 from omni_fastpath.patches.lean_reader import PATCH as LEAN_READER
+from omni_fastpath.patches.lean_stream import PATCH as LEAN_STREAM
 from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUEUE
 from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
 
@@ -63,9 +63,9 @@ PATCHES: tuple[Patch, ...] = (
     SAVE_QUEUE_CAP,
     FORWARD_GATE,
     LEAN_FRONT_END,
-    LEAN_PROCESSING,
     LEAN_STREAM,
-    GC_PACING,
+    LEAN_PROCESSING,
     LEAN_READER,
+    GC_PACING,
 )
 """Every patch; a patch stands after those that it requires."""

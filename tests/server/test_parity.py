@@ -195,6 +195,7 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert fast.states["lean_front_end"]["counters"]["files"] > 50
     assert fast.states["lean_processing"]["counters"]["not_built"] > 50
     assert fast.states["lean_stream"]["counters"]["events"] > 50
+    assert fast.states["lean_reader"]["counters"]["clients"] == 3
     found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]
     for patch in ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"):
         assert {each[patch] for each in found} == {"not_applicable"}
