@@ -111,21 +111,26 @@ def _upstreams_leftover(fleet: Fleet, place: str, name: str, outcome: Outcome) -
     what a stage sends of a request that has ended is still counted by its pool before it is dropped
     (``record_output_timestamps``). A session without async-chunk ends with its asked stages' ends, and no output
     processor is told (``_cleanup_request_ids`` without ``abort``): one whose stage was at work on more keeps it, in
-    stock too.
+    stock too. And where a death is heard while a new request is being given to its stages one after the other
+    (``_prewarm_async_chunk_stages``), it fails the request, and the stages behind are given it all the same.
     """
     what, _, stage = place.rpartition(" of stage ")
     if not what:
         return place.endswith(_BOUNDED)
     dead: set[str] = {more[1] for event, _, *more in outcome.log if event == "died"}
-    over = False
+    over = dispatching = cut = False
     session = any(request.name == name and request.session for request in fleet.requests)
     if session and not fleet.async_chunk and what in {"processor", "external"}:
         return not _sent_its_end(name, int(stage), outcome)
     for event, _, *more in outcome.log:
         if event == "submitted" and more[:2] == [name, int(stage)] and more[2] in dead and what != "bindings":
             return True
+        if event == "submitted" and more[:2] == [name, int(stage)] and cut:
+            return fleet.async_chunk
+        if event == "buried":
+            dispatching = more[2]
         if event == "ended" and more[0] == name:
-            over = True
+            over, cut = True, dispatching
         if over and event == "went" and any((note.request, note.stage) == (name, int(stage)) for note in more[0]):
             return what in {"timestamps", "first_timestamps", "frames", "rates"}
     return False
@@ -142,7 +147,7 @@ def _sent_its_end(name: str, stage: int, outcome: Outcome) -> bool:
     return ended
 
 
-def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa: PLR0912 - one branch an event
+def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa: PLR0912, PLR0915 - one branch an event
     """First in, first out; no end before what had come before it; who is stranded gets what had come before the death.
 
     The last two are ours: stock's poll loop promises neither.
@@ -150,6 +155,7 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa
     problems: list[str] = []
     waiting: dict[tuple[str, str], deque[Note]] = defaultdict(deque)
     came_at: dict[Any, int] = {}
+    due: dict[Any, float] = {}  # what can only be polled is read at upstream's pace, with stock too
     died: dict[str, tuple[int, float]] = {}
     in_front: dict[str, float] = {}
     heard: set[str] = set()
@@ -161,6 +167,7 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa
             note: Note = more[0]
             waiting[note.replica, note.request].append(note)
             came_at[note.uid] = place
+            due[note.uid] = when + (grace_s if fleet.stages[note.stage][1] == "image" else 0.0)
         elif what == "went":
             for note in more[0]:
                 line = waiting[note.replica, note.request]
@@ -201,7 +208,11 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa
             if ours and not while_dispatching and name in died:
                 stranded = {request for (request, at), replica in bound.items() if (at, replica) == (stage, name)}
                 for (replica, request), line in waiting.items():
-                    early = [each.uid for each in line if came_at[each.uid] < died[name][0] and _matters(fleet, each)]
+                    early = [
+                        each.uid
+                        for each in line
+                        if came_at[each.uid] < died[name][0] and due[each.uid] <= when and _matters(fleet, each)
+                    ]
                     if request in stranded - over and early and (replica == name or replica not in died):
                         problems.append(f"{request}: stranded on {name} before {early[:3]} of {replica} went")
         elif what == "ended":

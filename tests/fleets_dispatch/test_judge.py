@@ -55,6 +55,48 @@ def test_who_may_be_sent_to_a_dead_replica(log: tuple[tuple[Any, ...], ...], wro
     assert (wrong in found[0]) if wrong else not found
 
 
+def _given(*stages: int) -> tuple[tuple[Any, ...], ...]:
+    return tuple(("submitted", 0.0, "q", stage, f"{stage}.0") for stage in stages)
+
+
+_ENDED = ("ended", 1.0, "q")
+
+
+@pytest.mark.parametrize(
+    ("log", "is_upstreams"),
+    [
+        ((*_given(0, 1), ("buried", 1.0, 0, "0.0", True), _ENDED, *_given(2)), True),
+        ((*_given(0, 1), ("buried", 1.0, 0, "0.0", False), _ENDED, *_given(2)), False),
+        ((*_given(0, 1, 2), ("buried", 1.0, 0, "0.0", True), _ENDED), False),
+        ((*_given(0, 1), _ENDED, *_given(2)), False),
+    ],
+)
+def test_binding_of_a_request_that_failed_while_its_stages_were_given_it(
+    log: tuple[tuple[Any, ...], ...], is_upstreams: bool
+) -> None:
+    """Upstream goes on giving a request to its stages after a death has failed it; any other binding is a defect."""
+    from tests.fleets_dispatch import judge
+
+    outcome = _outcome(log=log)
+    assert judge._upstreams_leftover(_fleet(), "bindings of stage 2", "q", outcome) is is_upstreams
+    assert not judge._upstreams_leftover(_fleet(async_chunk=False), "bindings of stage 2", "q", outcome)
+
+
+@pytest.mark.parametrize(
+    ("kind", "came", "wrong"), [("image", 0.99, False), ("image", 0.9, True), ("audio", 0.99, True)]
+)
+def test_what_a_stranded_request_gets_first(kind: str, came: float, wrong: bool) -> None:
+    """All that came before the death; of a stage that can only be polled, what was due to be read."""
+    from tests.fleets_dispatch import judge
+    from tests.fleets_dispatch.world import Note
+
+    fleet = _fleet(stages=((True, "text"), (True, kind)), replicas=(1, 1), cost_s=(0.001, 0.001))
+    note = Note("q's", "q", 1, "1.0", True, False)
+    log = (*_given(0, 1), ("came", came, note), ("died", 1.0, 0, "0.0"), ("buried", 1.0, 0, "0.0", False))
+    found = judge._of_log(fleet, _outcome(log=log), ours=True)
+    assert ("stranded" in found[0]) if wrong else not found
+
+
 _TWICE = (2, False), (0, False), (1, False), (0, True), (2, True)
 _ONCE = (2, False), (0, False), (1, False), (0, False), (2, True)
 
