@@ -19,9 +19,7 @@ STEP_MS: Mapping[str, float] = {"thinker": 6.0, "talker": 5.0, "code2wav": 3.0}
 Short ones, because that is where the patches have something to do: upstream's poll loop takes one raw output from each
 replica a round and waits up to a millisecond at each that has none, so that a round over all replicas is longer than a
 step of one of them, and its queue grows with every step. With the steps of a large model on one replica a stage nothing
-queues, and nothing gets faster (``benchmarks.server``). With four replicas a stage the gain is larger, but then a
-closed loop compares two loads: stock gets through half as many requests, and the fewer there are the sooner each is
-heard.
+queues, and nothing gets faster (``benchmarks.server``).
 """
 
 SILENT = 3
@@ -45,13 +43,13 @@ class Load:
         seed: Of prompts and lengths.
     """
 
-    streams: int = 16
+    streams: int = 32
     waves: int = 4
     tokens: tuple[int, int] = (50, 150)
     rate: float = 10.0
     paced: int = 50
     alone: int = 6
-    replicas: int = 2
+    replicas: int = 4
     step_ms: Mapping[str, float] = field(default_factory=lambda: dict(STEP_MS))
     seed: int = 0
 
