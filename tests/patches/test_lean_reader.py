@@ -138,7 +138,7 @@ def _raw(rng: random.Random, number: int) -> Any:
     ]
     entries = [rng.choice(kinds)(f"r{n}") for n in range(rng.randrange(4))]
     found = batch(*entries, stats=SchedulerStats() if rng.random() < 0.3 or not entries else None)
-    found.timestamp, found.engine_index = float(number), number
+    found.timestamp, found.engine_index = float(number + 1), number  # 0.0 becomes the time of decoding
     return found
 
 
@@ -246,6 +246,7 @@ def test_an_error_comes_after_what_was_before_it(tmp_path: Path, last: str) -> N
         found = [_plain(await wire.client.get_output_async()) for _ in range(2)]
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what is compared
             await wire.client.get_output_async()
+        await asyncio.sleep(0)  # the task's end is told one turn after its last message
         return found, repr(caught.value), wire.client.resources.engine_dead, _readers(wire)
 
     stock, ours, _ = _both(tmp_path, script)
@@ -432,7 +433,8 @@ def test_what_users_get_is_stocks(tmp_path: Path, event_driven: bool) -> None:
         assert entry.counters["clients"] == 3
         assert entry.counters["messages"] == 3 * _STEPS
     assert ours == stock
-    assert {name for name, _ in ours} == {"one", "two"}
+    assert sorted(ours) == [("one", 0), ("one", 2), ("two", 0), ("two", 2)]
+    assert all(each[-1].ends for each in ours.values())
 
 
 _STEPS = 40
@@ -443,6 +445,7 @@ def _pipeline(folder: Path, *, event_driven: bool) -> dict[tuple[str, int], list
     from vllm.v1.engine import FinishReason
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
     from vllm_omni.engine import OmniEngineCoreOutputs
+    from vllm_omni.engine.messages import OutputMessage
     from zmq.constants import PULL, PUSH
     from zmq.sugar.context import Context
 
@@ -470,30 +473,36 @@ def _pipeline(folder: Path, *, event_driven: bool) -> dict[tuple[str, int], list
             return codes(name, finish)
         return audio(name, *[float(step)] * 100, finish=finish) if step % 4 == 3 else silent(name)
 
-    with pipeline:
-        for step in range(_STEPS):
-            for stage, engine in enumerate(engines):
-                raw = batch(*(entry(stage, name, step) for name in ("one", "two")))
-                engine.send_multipart(encoder.encode(raw))
-            if step % 8 == 7:
-                time.sleep(0.02)
-        found: dict[tuple[str, int], list[Any]] = {}
-        until = time.monotonic() + 30
-        while sum(map(len, found.values())) < 4 * _STEPS and time.monotonic() < until:
-            for message in pipeline.messages():
-                (completion,) = message.engine_outputs.outputs
-                payload = getattr(completion, "multimodal_output", None) or {}
-                sound = payload.get("audio")
-                found.setdefault((message.request_id, message.stage_id), []).append(
-                    SimpleNamespace(
-                        tokens=[*completion.token_ids],
-                        finish=completion.finish_reason,
-                        ends=message.finished,
-                        audio=None if sound is None else sound.tolist(),
-                    )
-                )
-            time.sleep(0.005)
-    for each in (*engines, *sockets):
-        each.close(linger=0)
-    context.term()
+    found: dict[tuple[str, int], list[Any]] = {}
+    try:
+        with pipeline:
+            for step in range(_STEPS):
+                for stage, engine in enumerate(engines):
+                    engine.send_multipart(encoder.encode(batch(*(entry(stage, name, step) for name in ("one", "two")))))
+                if step % 8 == 7:
+                    time.sleep(0.02)
+            until = time.monotonic() + 30
+            while sum(each[-1].ends for each in found.values()) < 4 and time.monotonic() < until:
+                for message in pipeline.messages():
+                    if isinstance(message, OutputMessage):
+                        _note(found, message)
+                time.sleep(0.005)
+    finally:
+        for each in (*engines, *sockets):
+            each.close(linger=0)
+        context.term()
     return found
+
+
+def _note(found: dict[tuple[str, int], list[Any]], message: Any) -> None:
+    """What one message gives to its request's user."""
+    (completion,) = message.engine_outputs.outputs
+    sound = (getattr(completion, "multimodal_output", None) or {}).get("audio")
+    found.setdefault((message.request_id, message.stage_id), []).append(
+        SimpleNamespace(
+            tokens=[*completion.token_ids],
+            finish=completion.finish_reason,
+            ends=message.finished,
+            audio=None if sound is None else sound.tolist(),
+        )
+    )
