@@ -29,7 +29,12 @@ def wrapped_ensure_output_queue_task(wrapped: Callable[..., None], instance: Any
         taker = _prepared(instance)
     except Exception as error:
         step_aside("preparing a client", error)
-    wrapped(*args, **kwargs)
+    try:
+        wrapped(*args, **kwargs)
+    except BaseException:  # no event loop runs here, for one; whoever comes next starts it as if nothing had been
+        if taker is not None:
+            vars(instance.resources.output_socket).pop("recv_multipart", None)
+        raise
     task: Any = instance.resources.output_queue_task
     if taker is not None:
         task.add_done_callback(taker.leave)

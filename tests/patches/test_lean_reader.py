@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +99,17 @@ def _on_wire(folder: Path, script: Callable[[Wire], Any], kind: type | None = No
     return asyncio.run(run())
 
 
+def read(folder: Path, count: int) -> None:
+    """A client's reader at work on a real socket, for whoever looks at what it calls."""
+
+    async def script(wire: Wire) -> None:
+        wire.send(*(_raw(random.Random(number), number) for number in range(count)))
+        for number in range(count):
+            assert (await wire.client.get_output_async()).engine_index == number
+
+    _on_wire(folder, script)
+
+
 def _both(folder: Path, script: Callable[[Wire], Any], kind: type | None = None) -> tuple[Any, Any, dict[str, int]]:
     stock = _on_wire(folder, script, kind)
     with switched_on() as entry:
@@ -138,7 +153,7 @@ def _raw(rng: random.Random, number: int) -> Any:
     ]
     entries = [rng.choice(kinds)(f"r{n}") for n in range(rng.randrange(4))]
     found = batch(*entries, stats=SchedulerStats() if rng.random() < 0.3 or not entries else None)
-    found.timestamp, found.engine_index = float(number), number
+    found.timestamp, found.engine_index = float(number + 1), number  # 0.0 becomes the time of decoding
     return found
 
 
@@ -246,6 +261,7 @@ def test_an_error_comes_after_what_was_before_it(tmp_path: Path, last: str) -> N
         found = [_plain(await wire.client.get_output_async()) for _ in range(2)]
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what is compared
             await wire.client.get_output_async()
+        await asyncio.sleep(0)  # the task's end is told one turn after its last message
         return found, repr(caught.value), wire.client.resources.engine_dead, _readers(wire)
 
     stock, ours, _ = _both(tmp_path, script)
@@ -296,6 +312,68 @@ def test_one_socket_after_another(tmp_path: Path) -> None:
     with switched_on() as entry:
         asyncio.run(asyncio.wait_for(script(), 60))
         assert entry.counters["messages"] == 40
+
+
+def test_a_client_can_be_collected(tmp_path: Path) -> None:
+    """Nothing of ours keeps a client alive while its reader waits: upstream closes the socket when it is collected."""
+
+    async def script() -> Any:
+        wire = Wire(tmp_path)
+        wire.send(_raw(random.Random(3), 0))
+        await wire.client.get_output_async()
+        await asyncio.sleep(0.01)
+        resources, gone = wire.client.resources, weakref.ref(wire.client)
+        del wire.client
+        gc.collect()
+        found = gone()
+        resources()
+        await asyncio.sleep(0.01)
+        wire.close()
+        return found
+
+    with switched_on() as entry:
+        assert asyncio.run(asyncio.wait_for(script(), 60)) is None
+        assert entry.counters["clients"] == 1
+
+
+def test_a_start_without_an_event_loop_can_be_repeated(tmp_path: Path) -> None:
+    """The first attempt raises as on stock; the next one's reader is ours, and its end leaves no callback."""
+
+    async def script(wire: Wire) -> Any:
+        def attempt() -> Any:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # upstream's coroutine that was never awaited
+                with pytest.raises(RuntimeError) as caught:
+                    wire.client._ensure_output_queue_task()
+                text = str(caught.value)
+                del caught
+                gc.collect()
+            return text
+
+        raised = await asyncio.get_running_loop().run_in_executor(None, attempt)
+        wire.send(_raw(random.Random(3), 5))
+        number = (await wire.client.get_output_async()).engine_index
+        wire.client.resources.output_queue_task.cancel()
+        await asyncio.sleep(0.01)
+        return raised, number, _readers(wire)
+
+    stock, ours, counters = _both(tmp_path, script)
+    assert ours[:2] == stock[:2]
+    assert ours[2] == 0
+    assert counters["messages"] == 1
+
+
+def test_a_second_event_loop_works_alike(tmp_path: Path) -> None:
+    """Two clients on two threads' loops at once: each gets its own, in order."""
+
+    async def script(wire: Wire) -> list[int]:
+        wire.send(*(_raw(random.Random(1), number) for number in range(300)))
+        return [(await wire.client.get_output_async()).engine_index for _ in range(300)]
+
+    with switched_on() as entry, ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(lambda _: _on_wire(tmp_path, script), range(2))]
+        assert found == [[*range(300)]] * 2
+        assert entry.counters["clients"] == 2
 
 
 # ---- Who is left alone ----
@@ -432,7 +510,8 @@ def test_what_users_get_is_stocks(tmp_path: Path, event_driven: bool) -> None:
         assert entry.counters["clients"] == 3
         assert entry.counters["messages"] == 3 * _STEPS
     assert ours == stock
-    assert {name for name, _ in ours} == {"one", "two"}
+    assert sorted(ours) == [("one", 0), ("one", 2), ("two", 0), ("two", 2)]
+    assert all(each[-1].ends for each in ours.values())
 
 
 _STEPS = 40
@@ -443,6 +522,7 @@ def _pipeline(folder: Path, *, event_driven: bool) -> dict[tuple[str, int], list
     from vllm.v1.engine import FinishReason
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
     from vllm_omni.engine import OmniEngineCoreOutputs
+    from vllm_omni.engine.messages import OutputMessage
     from zmq.constants import PULL, PUSH
     from zmq.sugar.context import Context
 
@@ -470,30 +550,48 @@ def _pipeline(folder: Path, *, event_driven: bool) -> dict[tuple[str, int], list
             return codes(name, finish)
         return audio(name, *[float(step)] * 100, finish=finish) if step % 4 == 3 else silent(name)
 
-    with pipeline:
-        for step in range(_STEPS):
-            for stage, engine in enumerate(engines):
-                raw = batch(*(entry(stage, name, step) for name in ("one", "two")))
-                engine.send_multipart(encoder.encode(raw))
-            if step % 8 == 7:
-                time.sleep(0.02)
-        found: dict[tuple[str, int], list[Any]] = {}
-        until = time.monotonic() + 30
-        while sum(map(len, found.values())) < 4 * _STEPS and time.monotonic() < until:
+    def send(stage: int, step: int) -> None:
+        engines[stage].send_multipart(encoder.encode(batch(*(entry(stage, name, step) for name in ("one", "two")))))
+
+    def collect(ends: int) -> None:
+        until = time.monotonic() + 20
+        while sum(each[-1].ends for each in found.values()) < ends and time.monotonic() < until:
             for message in pipeline.messages():
-                (completion,) = message.engine_outputs.outputs
-                payload = getattr(completion, "multimodal_output", None) or {}
-                sound = payload.get("audio")
-                found.setdefault((message.request_id, message.stage_id), []).append(
-                    SimpleNamespace(
-                        tokens=[*completion.token_ids],
-                        finish=completion.finish_reason,
-                        ends=message.finished,
-                        audio=None if sound is None else sound.tolist(),
-                    )
-                )
+                if isinstance(message, OutputMessage):
+                    _note(found, message)
             time.sleep(0.005)
-    for each in (*engines, *sockets):
-        each.close(linger=0)
-    context.term()
+
+    found: dict[tuple[str, int], list[Any]] = {}
+    try:
+        with pipeline:
+            for step in range(_STEPS - 1):
+                for stage in range(3):
+                    send(stage, step)
+                if step % 8 == 7:
+                    time.sleep(0.02)
+            # The last stage's end makes the orchestrator forget a request: what others say after it is lost, on stock
+            # too, so that each stage ends when the one before it has.
+            send(0, _STEPS - 1)
+            collect(2)
+            send(1, _STEPS - 1)
+            send(2, _STEPS - 1)
+            collect(4)
+    finally:
+        for each in (*engines, *sockets):
+            each.close(linger=0)
+        context.term()
     return found
+
+
+def _note(found: dict[tuple[str, int], list[Any]], message: Any) -> None:
+    """What one message gives to its request's user."""
+    (completion,) = message.engine_outputs.outputs
+    sound = (getattr(completion, "multimodal_output", None) or {}).get("audio")
+    found.setdefault((message.request_id, message.stage_id), []).append(
+        SimpleNamespace(
+            tokens=[*completion.token_ids],
+            finish=completion.finish_reason,
+            ends=message.finished,
+            audio=None if sound is None else sound.tolist(),
+        )
+    )

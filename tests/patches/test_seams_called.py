@@ -104,10 +104,11 @@ async def _front_end(*, event_driven: bool) -> None:
     await asyncio.gather(found.final_output_task, return_exceptions=True)
 
 
-def _lean() -> None:
+def _lean(folder: Path) -> None:
     """What the opt-in patches of the API process do for a request and for its end."""
     from tests.fleets_dispatch import compare
     from tests.patches import test_lean_front_end as front_end
+    from tests.patches import test_lean_reader as reader
     from tests.patches import test_lean_stream as stream
     from tests.patches.test_lean_processing import TOO, switched_on
 
@@ -120,6 +121,9 @@ def _lean() -> None:
     with stream.switched_on(unneeded="once") as counters:
         asyncio.run(stream.written())
         assert counters["events"]
+    with reader.switched_on() as entry:
+        reader.read(folder, 30)
+        assert entry.counters["tensors"]
 
 
 async def _served() -> None:
@@ -139,7 +143,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> UpstreamCalls:
 
     with UpstreamCalls(PATCHES) as found:
         _fleets(tmp_path_factory.mktemp("stages"))
-        _lean()
+        _lean(tmp_path_factory.mktemp("sockets"))
         asyncio.run(_served())
         with switched_on():
             for event_driven in (False, True):
