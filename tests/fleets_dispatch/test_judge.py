@@ -91,7 +91,7 @@ def test_what_a_stranded_request_gets_first(kind: str, came: float, wrong: bool)
     from tests.fleets_dispatch.world import Note
 
     fleet = _fleet(stages=((True, "text"), (True, kind)), replicas=(1, 1), cost_s=(0.001, 0.001))
-    note = Note("q's", "q", 1, "1.0", True, False)
+    note = Note(("q's",), "q", 1, "1.0", True, False)
     log = (*_given(0, 1), ("came", came, note), ("died", 1.0, 0, "0.0"), ("buried", 1.0, 0, "0.0", False))
     found = judge._of_log(fleet, _outcome(log=log), ours=True)
     assert ("stranded" in found[0]) if wrong else not found

@@ -591,7 +591,7 @@ def _note(found: dict[tuple[str, int], list[Any]], message: Any) -> None:
         SimpleNamespace(
             tokens=[*completion.token_ids],
             finish=completion.finish_reason,
-            ends=message.finished,
+            ends=message.engine_outputs.finished,
             audio=None if sound is None else sound.tolist(),
         )
     )
