@@ -324,8 +324,8 @@ async def test_an_error_of_ours_does_not_reach_a_requests_end() -> None:
     """A front end that cannot be kept in a weak set: its request ends as upstream's does, and the patch steps aside."""
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
-    class Unhashable(AsyncOmni):
-        __hash__ = None
+    class Unhashable(AsyncOmni):  # type: ignore[misc] # upstream has no types
+        __hash__ = None  # type: ignore[assignment]
 
     before = gc.get_threshold()
     with installed() as entry:

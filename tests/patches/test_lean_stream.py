@@ -236,7 +236,7 @@ async def test_a_call_through_the_class_is_one_too() -> None:
     """A subclass that names its base instead of ``super()``: the same events, and the patch goes on."""
     from vllm_omni.entrypoints.openai.serving_chat import OmniOpenAIServingChat as Base
 
-    class Named(Base):
+    class Named(Base):  # type: ignore[misc] # upstream has no types
         def chat_completion_stream_generator(self, *args: Any, **kwargs: Any) -> Any:
             return Base.chat_completion_stream_generator(self, *args, **kwargs)
 
