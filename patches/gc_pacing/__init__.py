@@ -23,9 +23,10 @@ Fragility:
     counts blocks of Python's allocator, of which an object has one or two, and none of arrays' contents; without that
     allocator (``PYTHONMALLOC=malloc``) the time alone counts. Should our timer stand still, Python collects by itself
     after 10,000 collections of the middle generation. Of what was frozen a cycle that dies later stays for good: what
-    the first requests left, once. Taking the patch off gives Python its thresholds back, not what was frozen.
-    Upstream's freeze at the end of ``lifespan``'s start is what tells that it serves. Read: ``request_states`` of the
-    front end, ``sessions`` of a duplex one.
+    the first requests left, once. A front end is known from the first request that it ends; in a server of duplex
+    sessions alone none ends, and the bounds alone count. Taking the patch off gives Python its thresholds back, not
+    what was frozen. Upstream's freeze at the end of ``lifespan``'s start is what tells that it serves. Read:
+    ``request_states`` of the front end, ``sessions`` of a duplex one.
 Upstream thread:
     vllm PR #24008 (the heap of the start is frozen). Elsewhere: sglang PR #28067 (collections put off to idle times).
 Remove when:

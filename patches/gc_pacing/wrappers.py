@@ -47,9 +47,14 @@ def _begin() -> None:
 
 def wrapped_log_summary_and_cleanup(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's, at each request's end: from the first on its front end is known."""
-    if _running:
-        _front_ends.add(instance)
     wrapped(*args, **kwargs)
+    if not _running:
+        return
+    try:
+        _front_ends.add(instance)
+    except Exception as error:  # one that has no hash or no weak reference; upstream's end of a request is done
+        taken_off()
+        _runtime.report(State.FAILED, f"a front end cannot be kept: {error!r}; Python collects as ever")
 
 
 def taken_off() -> None:

@@ -13,12 +13,14 @@ Why not a hook:
     Upstream has none between an output and its event.
 Scope:
     ``/v1/chat/completions``, streamed, in the API server. An event of exactly one choice with text, without log
-    probabilities, token ids, end or stage metrics; every other event, and every event with audio, is upstream's.
+    probabilities, token ids, end or stage metrics, of a request whose id has at most 256 characters; every other
+    event, and every event with audio, is upstream's.
     Streams that began under the patch keep it until they end. A library user's process with the block in its deploy
     YAML imports upstream's API server for it.
 Fragility:
     ``chat_completion_stream_generator`` is upstream's code object with other globals, in which four classes are ours:
-    its body is pinned. What it makes of them is a real model as soon as anything but its text is asked of it.
+    its body is pinned, and so are what it hands a choice to and how upstream writes a delta. What it makes of them is
+    a real model as soon as anything but its text is asked of it.
 Upstream thread:
     vllm-omni issue #4561 (the CPU-side output path).
 Remove when:
@@ -31,7 +33,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Counter, Options, Patch, Process, Replace
+from omni_fastpath.declare import Counter, Options, Patch, Pin, Process, Replace
 
 
 class StreamOptions(Options):
@@ -81,6 +83,20 @@ PATCH = Patch(
             ),
             wrapper="wrapped_chat_completion_stream_generator",
             fingerprints=("c816f59710f98d6f",),
+        ),
+        # A text that has another form for some tokens would be seen only if it were the first.
+        Pin(
+            "vllm.entrypoints.generate.base.protocol",
+            "DeltaMessage._serialize",
+            ("self", "handler"),
+            fingerprints=("392ff922e8ecca07",),
+        ),
+        # The one call that is given our choice: it must leave alone what is no model.
+        Pin(
+            "vllm.entrypoints.serve.utils.tool_calls_utils",
+            "maybe_filter_parallel_tool_calls",
+            ("choice", "request"),
+            fingerprints=("855a148a4fdacb13",),
         ),
     ),
 )

@@ -14,8 +14,11 @@ from typing import Any
 NAMES = ("DeltaMessage", "ChatCompletionResponseStreamChoice", "OmniChatCompletionStreamResponse", "UsageInfo")
 """Upstream's classes: a token's text, its choice, its event, and the numbers of tokens so far."""
 
-MOST_FORMS = 1024
-"""Forms that are kept; a request has one or two."""
+MOST_FORMS = 4096
+"""Forms that are kept, of requests that ended too; a request has one for each of its choices."""
+
+LONGEST_ID = 256
+"""Characters of a request's id, which a client may choose: a form outlives its request and would keep a longer one."""
 
 _TEXT = "\ue000text\ue001"
 _NUMBERS = (7_310_482_956_173_849, 7_310_482_956_173_857, 7_310_482_956_173_863)
@@ -184,6 +187,7 @@ class Events:
                 and (given["metrics"] is None or given["metrics"] == {})
                 and type(given["created"]) is int
                 and type(given["id"]) is type(given["object"]) is type(given["model"]) is type(given["modality"]) is str
+                and len(given["id"]) <= LONGEST_ID
             ):
                 return Event(self, given)
         except KeyError:

@@ -67,7 +67,8 @@ _REQUEST_ID = 3
 
 
 def _function(wrapped: Any) -> Callable[..., Any]:
-    upstream = wrapped.__func__
+    # Called through the class, with the instance as an argument, it is wrapt's partial of the function.
+    upstream = getattr(wrapped, "__func__", None) or wrapped.__wrapped__
     if not _lean or not _lean[0].is_of(upstream):
         _lean[:] = [_Lean(upstream)]
     return _lean[0].function

@@ -320,6 +320,28 @@ async def test_an_error_of_ours_gives_python_its_thresholds_back() -> None:
         assert gc.get_threshold() == before
 
 
+async def test_an_error_of_ours_does_not_reach_a_requests_end() -> None:
+    """A front end that cannot be kept in a weak set: its request ends as upstream's does, and the patch steps aside."""
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    class Unhashable(AsyncOmni):  # type: ignore[misc] # upstream has no types
+        __hash__ = None  # type: ignore[assignment]
+
+    before = gc.get_threshold()
+    with installed() as entry:
+        async with serving():
+            assert gc.get_threshold() != before
+            served = front_end("one", "two")
+            served.__class__ = Unhashable
+            served._log_summary_and_cleanup("one")
+            assert list(served.request_states) == ["two"]
+            assert entry.state is State.FAILED
+            assert "unhashable" in entry.reason
+            assert gc.get_threshold() == before
+            served._log_summary_and_cleanup("two")
+            assert not served.request_states
+
+
 # ---- In a server ----
 
 

@@ -221,6 +221,35 @@ async def test_names_are_written_as_they_are(name: str) -> None:
             assert _state()[0] == "applied"
 
 
+async def test_a_long_id_is_not_kept() -> None:
+    """A client chooses the id, and a form outlives its request: one with a longer id is upstream's, and takes none."""
+    for length, lean in ((256, len(TEXTS)), (257, 0)):
+        one = "chatcmpl-".ljust(length, "x")
+        expected = await _events(_request(), _outputs(), one=one)
+        with switched_on() as counters:
+            assert await _events(_request(), _outputs(), one=one) == expected
+            assert counters["events"] == lean
+            assert _state()[0] == "applied"
+
+
+async def test_a_call_through_the_class_is_one_too() -> None:
+    """A subclass that names its base instead of ``super()``: the same events, and the patch goes on."""
+    from vllm_omni.entrypoints.openai.serving_chat import OmniOpenAIServingChat as Base
+
+    class Named(Base):  # type: ignore[misc] # upstream has no types
+        def chat_completion_stream_generator(self, *args: Any, **kwargs: Any) -> Any:
+            return Base.chat_completion_stream_generator(self, *args, **kwargs)
+
+    expected = await _events(_request(), _outputs())
+    serving = _serving()
+    serving.__class__ = Named
+    with switched_on() as counters:
+        stream, _ = _stream(serving, _request(), _from(_outputs()))
+        assert [event async for event in stream] == expected[0]
+        assert _state()[0] == "applied"
+        assert (counters["streams"], counters["events"]) == (1, len(TEXTS))
+
+
 async def test_two_requests_of_one_id_do_not_mix() -> None:
     """A client chooses the id: two at the same time, of another model, with and without usage."""
     requests = (_request(), _request(stream_options=None))
