@@ -8,13 +8,8 @@ from omni_fastpath.ledger import logger, runtime
 _runtime = runtime("lean_reader")
 
 
-def stepped_aside() -> bool:
-    """Whether there was one."""
-    return _runtime.entry.state is State.FAILED
-
-
 def step_aside(what: str, error: Exception) -> None:
     """Say it, and be out of upstream's way from here on; to be called where the exception is handled."""
-    if not stepped_aside():
+    if not _runtime.has_failed:
         logger.exception("omni-fastpath: lean_reader: %s failed", what)
         _runtime.report(State.FAILED, f"{what} failed: {error!r}; upstream works alone from here on")

@@ -12,9 +12,10 @@ from zmq.sugar.socket import Socket
 
 from omni_fastpath.ledger import runtime
 
-from .aside import step_aside, stepped_aside
+from .aside import step_aside
 
-_counters = runtime("lean_reader").counters
+_runtime = runtime("lean_reader")
+_counters = _runtime.counters
 
 Frames = list[Any]
 """The parts of one message, ``zmq.Frame`` each."""
@@ -70,7 +71,7 @@ class Taker:
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Frames]:
         """The next message, as ``zmq.asyncio`` gives it; any other call than upstream's reader's is pyzmq's."""
-        if self._is_upstreams or flags or copy or track or stepped_aside():
+        if self._is_upstreams or flags or copy or track or _runtime.has_failed:
             return self._pyzmqs(flags, copy, track)
         socket = self._socket
         try:

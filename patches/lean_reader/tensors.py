@@ -11,9 +11,10 @@ from msgspec import msgpack
 
 from omni_fastpath.ledger import runtime
 
-from .aside import step_aside, stepped_aside
+from .aside import step_aside
 
-_counters = runtime("lean_reader").counters
+_runtime = runtime("lean_reader")
+_counters = _runtime.counters
 
 _BOTH = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
 _NUMPYS = {name: np.dtype(name) for name in _BOTH}
@@ -36,7 +37,7 @@ def make_lean(decoder: Any) -> None:
 
 def _hook(decoder: Any) -> Callable[[type, Any], Any]:
     def hook(kind: type, raw: Any) -> Any:
-        if kind is not torch.Tensor or stepped_aside():
+        if kind is not torch.Tensor or _runtime.has_failed:
             return decoder.dec_hook(kind, raw)
         try:
             tensor = _tensor(decoder, raw)

@@ -12,7 +12,7 @@ from vllm.v1.serial_utils import MsgpackDecoder
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import runtime
 
-from .aside import step_aside, stepped_aside
+from .aside import step_aside
 from .taking import Taker
 from .tensors import decodes_as_upstream, make_lean
 
@@ -21,7 +21,7 @@ _runtime = runtime("lean_reader")
 
 def wrapped_ensure_output_queue_task(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Start the reader as upstream does, once; before that, let the client's socket and decoder be ours."""
-    if instance.resources.output_queue_task is not None or stepped_aside():
+    if instance.resources.output_queue_task is not None or _runtime.has_failed:
         wrapped(*args, **kwargs)
         return
     taker: Taker | None = None

@@ -484,8 +484,7 @@ def test_what_cannot_be_decoded_is_upstreams_error(raw: Any) -> None:
     import torch
     from vllm.v1.serial_utils import MsgpackDecoder
 
-    from omni_fastpath.patches.lean_reader.aside import stepped_aside
-    from omni_fastpath.patches.lean_reader.tensors import _hook
+    from omni_fastpath.patches.lean_reader.tensors import _hook, _runtime
 
     raised = []
     for make in (lambda decoder: decoder.dec_hook, _hook):
@@ -495,7 +494,7 @@ def test_what_cannot_be_decoded_is_upstreams_error(raw: Any) -> None:
             make(decoder)(torch.Tensor, raw)
         raised.append((type(caught.value), str(caught.value)))
     assert raised[0] == raised[1]
-    assert not stepped_aside()
+    assert not _runtime.has_failed
 
 
 # ---- The whole way ----
