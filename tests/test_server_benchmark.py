@@ -143,11 +143,11 @@ def test_an_engines_last_words_are_read() -> None:
 
 
 def test_rows_with_a_verdict_are_named_beforehand() -> None:
-    """Later TTFP and throughput from 16 streams on, the highest first and primary, and end to end at the least."""
+    """Later TTFP and throughput from 16 streams on, the highest first and primary; later TTFP and end to end below."""
     rows = list(judged(Load(LEVELS)))
     assert rows[0] == ("64", figures.LATER_TTFP)
-    assert rows[-1] == ("1", figures.E2E)
-    assert {level for level, _ in rows} == {"1", "16", "32", "64"}
+    assert ("1", figures.E2E) in rows
+    assert {level for level, _ in rows} == {f"{level:g}" for level in LEVELS}
     assert next(iter(judged(Load((2.5, 5), loop="open")))) == ("5", figures.TTFP)
     assert next(iter(judged(Load((4,), api="chat-whole")))) == ("4", figures.E2E)
     assert next(iter(judged(Load((8, 16), requests=16)))) == ("8", figures.LATER_TTFP)

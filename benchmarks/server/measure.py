@@ -131,7 +131,7 @@ def run(
 def judged(load: Load) -> dict[tuple[str, str], Measure]:
     """Rows that get a verdict, by level and figure; the first one is primary.
 
-    The highest levels by what a user waits for and by throughput, and end to end at the least one.
+    The highest levels by what a user waits for and by throughput; every other one by the first of these and end to end.
     """
     levels = list(load.levels)
     if not load.streamed:
@@ -144,7 +144,7 @@ def judged(load: Load) -> dict[tuple[str, str], Measure]:
         waits = (FIRST_TTFP,)
     high = [level for level in levels if level >= 16] or [max(levels)]
     rows = [(level, name) for level in sorted(high, reverse=True) for name in (*waits, THROUGHPUT)]
-    rows.append((min(load.levels), E2E))
+    rows.extend((level, name) for level in load.levels if level not in high for name in (waits[0], E2E))
     return {
         (f"{level:g}", name): measure_of(level, name, higher=name == THROUGHPUT) for level, name in dict.fromkeys(rows)
     }
