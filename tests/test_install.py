@@ -11,6 +11,7 @@ import pytest
 from pydantic import Field
 from wrapt import FunctionWrapper
 
+from omni_fastpath.bodies import fingerprint
 from omni_fastpath.declare import Call, Options, Patch, Pin, Process, Replace, Seam, State, Wrap
 from omni_fastpath.install import (
     RefusedError,
@@ -24,7 +25,6 @@ from omni_fastpath.install import (
     verify_patch,
 )
 from omni_fastpath.ledger import LEDGER, runtime
-from omni_fastpath.seams import fingerprint
 from tests.fakes.upstream import (
     ADDED,
     CHECK,
