@@ -129,11 +129,11 @@ def _show_compared(compared: Mapping[str, Any], found: Mapping[str, str], consol
     title = f"vllm-omni {found['version']} beside the nearest release that each patch knows; none of these runs here"
     table = _table(title, "patch", "beside", "seam", "verdict")
     for name, patch in compared.items():
-        if not patch["seams"]:
-            table.add_row(name, patch["beside"], "-", f"{patch['state']} there: {patch['words']}")
-        for seam in patch["seams"]:
-            for change in seam["changes"] or ["fits"]:
-                table.add_row(name, patch["beside"], seam["seam"], change)
+        seams, beside = patch["seams"], patch["beside"]
+        fitting = f"{sum(not seam['changes'] for seam in seams)} of {len(seams)} seams fit"
+        table.add_row(name, beside, "-", fitting if seams else f"{patch['state']} there: {patch['words']}")
+        for seam in seams:
+            table.add_row(name, beside, seam["seam"], "; ".join(seam["changes"]) or "fits")
     console.print(table)
     console.print()
 

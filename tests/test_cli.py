@@ -330,6 +330,7 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     assert code == 1
     assert "vllm-omni 0.31.0 beside the nearest release that each patch knows" in out
     told = [line.strip().split(maxsplit=3) for line in out.splitlines() if "argparse:" in line]
+    assert f"{FIRST.name} 0.30.0 - 1 of 2 seams fit" in [" ".join(line.split()) for line in out.splitlines()]
     assert told == [
         [FIRST.name, "0.30.0", "argparse:Namespace.__eq__", "fits"],
         [FIRST.name, "0.30.0", "argparse:Namespace.gone", "<class 'argparse.Namespace'> itself has no 'gone'"],
