@@ -324,7 +324,8 @@ def test_verify_compares_the_seams(
 def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each patch is compared with the nearest release that it knows: which seams fit, which moved, and to what."""
     seams = (Call("argparse", "Namespace.__eq__", ("self", "other")), Call("argparse", "Namespace.gone", ()))
-    monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams),)),))
+    known = dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams),))
+    monkeypatch.setattr(cli, "PATCHES", (known,))
     installed(monkeypatch, "0.31.0")
     code, out, _ = run("status", "--verify")
     assert code == 1
@@ -338,8 +339,8 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     found = report(run, "--verify")[1]
     assert found["compared"][FIRST.name]["beside"] == "0.30.0"
     assert [seam["changes"] == [] for seam in found["compared"][FIRST.name]["seams"]] == [True, False]
-    assert found["verify"][FIRST.name] == [install.release_problem(cli.PATCHES[0])]
-    assert found["problems"] == [f"{FIRST.name}: {install.release_problem(cli.PATCHES[0])}"]
+    assert found["verify"][FIRST.name] == [install.release_problem(known)]
+    assert found["problems"] == [f"{FIRST.name}: {install.release_problem(known)}"]
 
 
 @pytest.mark.parametrize("version", [None, KNOWN])

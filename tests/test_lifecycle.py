@@ -308,10 +308,10 @@ def test_module_that_is_gone(module: str) -> None:
     from omni_fastpath.ledger import LEDGER
 
     own = upstreams_own()
-    kept = sys.modules[module]
-    sys.modules[module] = None  # type: ignore[assignment] - as Python has what cannot be imported
+    modules: dict[str, Any] = sys.modules
+    kept, modules[module] = modules[module], None  # as Python has what cannot be imported
     apply_in_both(config.resolve([], ALL_ON, PATCHES))
-    sys.modules[module] = kept
+    modules[module] = kept
     affected = {patch.name for patch in PATCHES for seam in seams_here(patch) if seam.module == module}
     for patch in PATCHES:
         entry = LEDGER.entry(patch)
