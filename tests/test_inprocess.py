@@ -102,20 +102,21 @@ def test_the_orchestrator_serves_what_stages_send(event_driven: bool) -> None:
 @MODES
 def test_what_comes_over_a_socket_is_served_alike(event_driven: bool, tmp_path: Path) -> None:
     """The same raw outputs through vLLM's encoder, a socket and the client's reader: the same messages."""
-    import zmq
     import zmq.asyncio
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
     from vllm_omni.engine import OmniEngineCoreOutputs
+    from zmq.constants import PULL, PUSH
+    from zmq.sugar.context import Context
 
     expected = served(pipeline(event_driven), put)
-    found, encoder, context = pipeline(event_driven), MsgpackEncoder(), zmq.Context()
+    found, encoder, context = pipeline(event_driven), MsgpackEncoder(), Context()
     engines, counted = {}, Counter[int]()
     for stage, replicas in enumerate(found.replicas):
         for number, replica in enumerate(replicas):
             address = f"ipc://{tmp_path / f'{stage}-{number}'}"
-            socket = zmq.asyncio.Context(context).socket(zmq.PULL)
+            socket = zmq.asyncio.Context(context).socket(PULL)
             socket.bind(address)
-            engines[stage, number] = engine = context.socket(zmq.PUSH)
+            engines[stage, number] = engine = context.socket(PUSH)
             engine.connect(address)
             replica.read_from(socket, MsgpackDecoder(OmniEngineCoreOutputs))
 
