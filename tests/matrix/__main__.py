@@ -125,15 +125,14 @@ def server(place: Workplace, release: str) -> tuple[Any, list[str]]:
     problems = list(found.parity["differences"])
     for patch in PATCHES:
         wanted = declared(patch, release) if patch.default_on else State.OFF
+        if wanted is State.UNSUPPORTED:
+            continue  # nothing is promised
         said = found.states.get(patch.name, {})
         # A patch of the server is not_applicable in the stages, and the other way round.
         if not any(each.startswith(f"{wanted.value}:") for each in said.values()):
             problems.append(f"{patch.name} is nowhere {wanted.value}: {said}")
-        problems += [
-            f"{patch.name} in {role} is {each}"
-            for role, each in said.items()
-            if State(each.partition(":")[0]).is_trouble and wanted is not State.UNSUPPORTED
-        ]
+        troubled = {role: each for role, each in said.items() if State(each.partition(":")[0]).is_trouble}
+        problems += [f"{patch.name} in {role} is {each}" for role, each in troubled.items()]
     return dataclasses.asdict(found), problems
 
 
