@@ -19,6 +19,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from tests.matrix.workplace import MatrixError, Workplace, tail
 
 PARTS = ("seams", "cycle", "tests", "server")
 CHILD_TIMEOUT_S = 300.0
+FITS = {State.APPLIED.value: "fit"}
 RESULT = overlays.ROOT / "results" / "matrix.json"
 
 Found = dict[str, Any]
@@ -79,7 +81,12 @@ def seams(place: Workplace, release: str) -> tuple[Any, list[str]]:
     ]
     if not installation["entry_points"]:
         problems.append("no entry point of the wheel is visible")
-    found = {"vllm_omni": installation["vllm_omni"], "vllm": installation["vllm"], "patches": verified}
+    found = {
+        "vllm_omni": installation["vllm_omni"],
+        "vllm": installation["vllm"],
+        "declared": {patch.name: declared(patch, release).value for patch in PATCHES},
+        "patches": verified,
+    }
     if (installation["vllm_omni"] or {}).get("version") != release:
         problems.append(f"the release is {installation['vllm_omni']}")
     return found, problems
@@ -231,7 +238,8 @@ def cell(found: Found, part: str) -> str:
         return f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
     about_part = found[part]
     if part == "seams":
-        return f"{sum(not each for each in about_part['patches'].values())} patches fit"
+        counts = Counter(about_part["declared"].values())
+        return ", ".join(f"{count} {FITS.get(state, state)}" for state, count in counts.items())
     if part == "cycle":
         return f"{len(about_part['held'])} slots, all put back"
     if part == "tests":
