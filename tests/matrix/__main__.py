@@ -30,6 +30,7 @@ from rich.table import Table
 from benchmarks.rigs import overlays
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.server import ServerError
+from benchmarks.rigs.side_by_side import guarded
 from omni_fastpath.compare.about import about
 from omni_fastpath.declare import Fit, NotApplicable, Patch, State, Superseded
 from omni_fastpath.patches import PATCHES
@@ -175,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the releases.
 
     Returns:
-        0: every one is as its rows say. 1: one is not.
+        0: every one is as its rows say. 1: one is not. 2: usage. 130: interrupted.
     """
     parser = argparse.ArgumentParser(
         prog="python -m tests.matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -186,6 +187,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     releases = options.releases or overlays.releases()
     if unknown := sorted(set(releases) - set(overlays.releases())):
         parser.error(f"found {', '.join(unknown)}, allowed: {', '.join(overlays.releases())}")
+    return guarded("The matrix", lambda console: _run(releases, options.parts, console))
+
+
+def _run(releases: Sequence[str], parts: Sequence[str], console: Console) -> int:
     said, began, found = about(), time.monotonic(), dict[str, Found]()
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
         place = Workplace(Path(folder))
@@ -193,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         place.build()
         for release in releases:
             overlays.fetch(release)
-            found[release] = look(place, release, options.parts)
+            found[release] = look(place, release, parts)
     result = {
         "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
         "about": said,
@@ -202,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    show(result, Console(width=150))
+    show(result, console)
     return 1 if any(problems for each in found.values() for problems in each["problems"].values()) else 0
 
 
