@@ -29,7 +29,6 @@ from rich.table import Table
 
 from benchmarks.rigs import overlays
 from benchmarks.rigs.results import progress
-from benchmarks.rigs.server import ServerError
 from benchmarks.rigs.side_by_side import guarded
 from omni_fastpath.compare.about import about
 from omni_fastpath.declare import Fit, NotApplicable, Patch, State, Superseded
@@ -150,6 +149,11 @@ def server(place: Workplace, release: str) -> tuple[Any, list[str]]:
 def look(place: Workplace, release: str, parts: Sequence[str]) -> Found:
     """Look at one release; whatever goes wrong in a part is a problem of that part."""
     found: Found = {"problems": {}, "seconds": {}}
+    try:
+        overlays.fetch(release)
+    except RuntimeError as error:
+        found["problems"]["seams"] = [str(error)]
+        return found
     for name, part in zip(PARTS, (seams, cycle, tests, server), strict=True):
         if name not in parts:
             continue
@@ -157,8 +161,8 @@ def look(place: Workplace, release: str, parts: Sequence[str]) -> Found:
         with _timed(found["seconds"], name):
             try:
                 found[name], problems = part(place, release)
-            except (MatrixError, ServerError) as error:
-                found[name], problems = None, [str(error)]
+            except Exception as error:  # the other releases are looked at all the same
+                found[name], problems = None, [f"{type(error).__name__}: {error}"]
         found["problems"][name] = problems
     return found
 
@@ -197,16 +201,15 @@ def _run(releases: Sequence[str], parts: Sequence[str], console: Console) -> int
         progress("our wheel")
         place.build()
         for release in releases:
-            overlays.fetch(release)
             found[release] = look(place, release, parts)
-    result = {
-        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        "about": said,
-        "seconds": round(time.monotonic() - began, 1),
-        "releases": found,
-    }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            result = {
+                "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+                "about": said,
+                "seconds": round(time.monotonic() - began, 1),
+                "releases": found,
+            }
+            RESULT.parent.mkdir(exist_ok=True)
+            RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     show(result, console)
     return 1 if any(problems for each in found.values() for problems in each["problems"].values()) else 0
 
