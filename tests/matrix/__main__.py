@@ -231,7 +231,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     patches = Table("patch", *releases)
     for patch in PATCHES:
         patches.add_row(patch.name, *(state_of(patch, found) for found in releases.values()))
-    console.print(patches)
+    if any("cycle" in found for found in releases.values()):
+        console.print(patches)
     for release, found in releases.items():
         for part, problems in found["problems"].items():
             for problem in problems:
