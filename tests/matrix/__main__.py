@@ -86,6 +86,7 @@ def seams(place: Workplace, release: str) -> tuple[Any, list[str]]:
         "vllm": installation["vllm"],
         "declared": {patch.name: declared(patch, release).value for patch in PATCHES},
         "patches": verified,
+        "compared": report["compared"],
     }
     if (installation["vllm_omni"] or {}).get("version") != release:
         problems.append(f"the release is {installation['vllm_omni']}")
