@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import json
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from benchmarks.rigs import overlays
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.side_by_side import guarded
 from omni_fastpath.compare.about import about
-from omni_fastpath.declare import Fit, NotApplicable, Patch, State, Superseded
+from omni_fastpath.declare import Fit, NotApplicable, Patch, Process, State, Superseded
 from omni_fastpath.patches import PATCHES
 from tests.matrix import behaviour, served
 from tests.matrix.workplace import MatrixError, Workplace, tail
@@ -125,16 +126,16 @@ def tests(place: Workplace, release: str) -> tuple[Any, list[str]]:
     return dataclasses.asdict(found), problems
 
 
-def server(place: Workplace, release: str) -> tuple[Any, list[str]]:
-    """A real server, where this release gets one."""
+def server(place: Workplace, release: str, device: str) -> tuple[Any, list[str]]:
+    """A real server on a simulated device, where this release gets one."""
     if release not in served.SERVERS:
         return None, []
-    found = served.run(place, release)
+    found = served.run(place, release, device)
     problems = list(found.parity["differences"])
     for patch in PATCHES:
         wanted = declared(patch, release) if patch.default_on else State.OFF
-        if wanted is State.UNSUPPORTED:
-            continue  # nothing is promised
+        if wanted is State.UNSUPPORTED or not (found.has_stages or Process.SERVER in patch.processes):
+            continue  # nothing is promised, or it has no process here
         said = found.states.get(patch.name, {})
         # A patch of the server is not_applicable in the stages, and the other way round.
         if not any(each.startswith(f"{wanted.value}:") for each in said.values()):
@@ -147,7 +148,7 @@ def server(place: Workplace, release: str) -> tuple[Any, list[str]]:
 # ---- The run ----
 
 
-def look(place: Workplace, release: str, parts: Sequence[str]) -> Found:
+def look(place: Workplace, release: str, parts: Sequence[str], device: str) -> Found:
     """Look at one release; whatever goes wrong in a part is a problem of that part."""
     found: Found = {"problems": {}, "seconds": {}}
     try:
@@ -155,7 +156,8 @@ def look(place: Workplace, release: str, parts: Sequence[str]) -> Found:
     except RuntimeError as error:
         found["problems"]["seams"] = [str(error)]
         return found
-    for name, part in zip(PARTS, (seams, cycle, tests, server), strict=True):
+    serve = functools.partial(server, device=device)
+    for name, part in zip(PARTS, (seams, cycle, tests, serve), strict=True):
         if name not in parts:
             continue
         progress(f"{release}: {name}")
@@ -188,21 +190,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help="all of scripts/releases.txt unless given")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument(
+        "--device", choices=(served.STAGES, served.LIGHT), default=served.STAGES, help="1: stages; light: light engines"
+    )
     options = parser.parse_args(argv)
     releases = options.releases or overlays.releases()
     if unknown := sorted(set(releases) - set(overlays.releases())):
         parser.error(f"found {', '.join(unknown)}, allowed: {', '.join(overlays.releases())}")
-    return guarded("The matrix", lambda console: _run(releases, options.parts, console))
+    return guarded("The matrix", lambda console: _run(releases, options, console))
 
 
-def _run(releases: Sequence[str], parts: Sequence[str], console: Console) -> int:
+def _run(releases: Sequence[str], options: argparse.Namespace, console: Console) -> int:
     said, began, found = about(), time.monotonic(), dict[str, Found]()
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
         place = Workplace(Path(folder))
         progress("our wheel")
         place.build()
         for release in releases:
-            found[release] = look(place, release, parts)
+            found[release] = look(place, release, options.parts, options.device)
             result = {
                 "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
                 "about": said,
