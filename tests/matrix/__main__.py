@@ -133,7 +133,7 @@ def server(place: Workplace, release: str, device: str) -> tuple[Any, list[str]]
     found = served.run(place, release, device)
     problems = list(found.parity["differences"])
     for patch in PATCHES:
-        wanted = declared(patch, release) if patch.default_on else State.OFF
+        wanted = declared(patch, release)
         if wanted is State.UNSUPPORTED or not (found.has_stages or Process.SERVER in patch.processes):
             continue  # nothing is promised, or it has no process here
         said = found.states.get(patch.name, {})

@@ -13,6 +13,7 @@ from benchmarks.rigs.capture import Request, chat_request, run_closed_loop
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import compare
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 from tests.matrix.workplace import MatrixError, Workplace
 
@@ -25,7 +26,9 @@ SERVERS = ("0.22.0", "0.26.0", "0.30.0", "0.32.0rc1")
 0.24 and 0.28 are left out: each one's loop, front end and stages are those of a neighbour (0.26, 0.30).
 """
 
-ARMS = (Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH": "1"}))
+ARMS = (Arm("stock"), Arm("fastpath", {patch.env: "1" for patch in PATCHES}))
+"""Fastpath is every patch, so that each one's state is seen where a server runs."""
+
 DEVICE = '{"stages": {"*": {"base_ms": 3, "max_frames": 60}}}'
 CONCURRENCY = 3
 

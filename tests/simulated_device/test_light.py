@@ -297,6 +297,8 @@ def test_silent_outputs_come_before_each_with_audio(tmp_path: Any) -> None:
 
 def test_a_stage_that_nobody_sees_sends_only_ends(tmp_path: Any) -> None:
     """As a talker does on model runner v2: one entry a request, and code2wav gets all of its frames."""
+    if "num_generation_tokens" not in spec(1, tmp_path).output.names:
+        pytest.skip("this release has no model runner v2 for stages")
     made = [
         Client(msgspec.structs.replace(spec(stage, tmp_path), ends_only=stage == 1), tmp_path) for stage in range(3)
     ]
