@@ -52,7 +52,14 @@ class _Puts:
 def members(*pools: _Pool, can_dequeue: bool = True, on_put: Any = lambda: None) -> Membership:
     """The membership of an orchestrator with these pools."""
     orchestrator = SimpleNamespace(num_stages=len(pools), stage_pools=pools)
-    return Membership(orchestrator, lambda _client: can_dequeue, count(), on_put)
+    return Membership(
+        orchestrator,
+        lambda _client: can_dequeue,
+        count(),
+        on_put,
+        available_ids=lambda pool: pool.available_replica_ids(),
+        availability=lambda pool: pool.is_replica_available,
+    )
 
 
 def slots(replicas: Any) -> list[tuple[int, int]]:

@@ -1,0 +1,300 @@
+"""Up to 0.26: upstream's own poll loop, run for one raw output.
+
+There most of what happens to a raw output stands inside the loop itself (streaming state, statistics, what becomes of
+an exception), in no function that could be called. So the whole loop is called, as it is, with a stand-in for its
+``self``: a ``Round``. Everything is the orchestrator's, reading and writing, but for the pools: one has a replica,
+whose next raw output is the one that our loop has taken, and the others have none. When the loop asks for the next
+replica the round is over: its shutdown event reads true, and the loop returns where it looks at that, before its sleep.
+Our loop stays in charge of all that is between two raw outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+from .dispatch import Dispatcher, Outcome
+from .failures import Death, Failures
+from .replicas import Replica
+
+Body = Callable[[Any], Awaitable[None]]
+"""Upstream's ``_orchestration_loop``, as a function of its ``self``."""
+
+AvailableIds = Callable[[Any], Sequence[int]]
+"""The slots of a pool that upstream would poll."""
+
+Judge = Callable[[Any, list[Any]], None]
+"""Told of a raw output and of what was made of it, before that is routed."""
+
+
+class _Shutdown:
+    """The orchestrator's shutdown event as one round sees it.
+
+    Before the round's raw output is read it is not set, whatever the orchestrator's says: what was taken is dispatched.
+
+    Attributes:
+        is_over: Whether the round has nothing more to give.
+        is_read: Whether it has given what it had.
+    """
+
+    __slots__ = ("_event", "is_over", "is_read", "set")
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+        self.set = event.set
+        self.is_over = self.is_read = False
+
+    def is_set(self) -> bool:
+        return self.is_over or (self.is_read and self._event.is_set())
+
+
+class _NoReplicas:
+    """A pool that the loop passes over."""
+
+    def live_replica_ids(self) -> tuple[()]:
+        return ()
+
+    available_replica_ids = live_replica_ids
+
+
+class _OnePool:
+    """A pool of upstream's of which one replica is polled once; else it is what it stands for.
+
+    It is its own sequence of replica ids: the one, and at the next the round is over.
+    """
+
+    def __init__(self, pool: Any, shutdown: _Shutdown, available_ids: AvailableIds) -> None:
+        self.pool = pool
+        self._shutdown = shutdown
+        self._available_ids = available_ids
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing to give, and nothing to keep alive."""
+        self.replica_id = -1
+        self.item: Any = None
+        self.error: BaseException | None = None
+        self.stranded: list[str] | None = None
+        self.judge: Judge | None = None
+        self.processed: list[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pool, name)
+
+    @property
+    def stage_type(self) -> Any:
+        """Upstream's, which a pool has only once it has a replica."""
+        return self.pool.stage_type
+
+    def live_replica_ids(self) -> _OnePool:
+        return self
+
+    available_replica_ids = live_replica_ids
+
+    def __iter__(self) -> _OnePool:
+        return self
+
+    def __next__(self) -> int:
+        shutdown = self._shutdown
+        shutdown.is_over = shutdown.is_read
+        return self.replica_id
+
+    def __bool__(self) -> bool:
+        """Whether anybody is left, which 0.26 asks after a death."""
+        return bool(self._available_ids(self.pool))
+
+    async def poll_llm_raw_output(self, _replica_id: int, *, timeout_s: float = 0.0) -> Any:
+        del timeout_s
+        return self.poll_diffusion_output(_replica_id)
+
+    def poll_diffusion_output(self, _replica_id: int) -> Any:
+        self._shutdown.is_read = True
+        if self.error is not None:
+            raise self.error
+        return self.item
+
+    async def process_llm_raw_outputs(self, replica_id: int, raw_outputs: Any, iteration_stats: Any = None) -> Any:
+        processed = await self.pool.process_llm_raw_outputs(replica_id, raw_outputs, iteration_stats=iteration_stats)
+        if self.judge is not None:
+            self.judge(raw_outputs, processed)
+        self.processed = processed
+        return processed
+
+    def mark_replica_unavailable(self, replica_id: int) -> list[str]:
+        """Upstream's; or, where the slot is another's by now, whom the death of the one before has stranded."""
+        if self.stranded is None:
+            found: list[str] = self.pool.mark_replica_unavailable(replica_id)
+            return found
+        self.pool.release_bindings(self.stranded)
+        return self.stranded
+
+
+class Round:
+    """The orchestrator as upstream's loop sees it, for one raw output of one stage at a time."""
+
+    def __init__(self, orchestrator: Any, stage_id: int, shutdown: _Shutdown, pool: _OnePool) -> None:
+        vars(self).update(
+            _fastpath_stands_for=orchestrator,
+            _shutdown_event=shutdown,
+            num_stages=stage_id + 1,
+            stage_pools=[_NoReplicas()] * stage_id + [pool],
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fastpath_stands_for, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._fastpath_stands_for, name, value)
+
+
+class _Stage:
+    """The rounds of one stage, of which one runs at a time."""
+
+    def __init__(self, orchestrator: Any, stage_id: int, pool: Any, body: Body, available_ids: AvailableIds) -> None:
+        self._shutdown = _Shutdown(orchestrator._shutdown_event)
+        self.pool = _OnePool(pool, self._shutdown, available_ids)
+        self._round = Round(orchestrator, stage_id, self._shutdown, self.pool)
+        self._body = body
+
+    async def run(
+        self,
+        replica_id: int,
+        item: Any = None,
+        *,
+        error: BaseException | None = None,
+        stranded: list[str] | None = None,
+        judge: Judge | None = None,
+    ) -> list[Any] | None:
+        """Put an item, or an exception instead of it, through upstream's loop.
+
+        Args:
+            replica_id: The replica that it came from.
+            item: The raw output, or a diffusion stage's output.
+            error: What reading raises instead.
+            stranded: With an error: who was bound to the replica, where its slot is another's by now.
+            judge: Told before routing.
+
+        Returns:
+            What was made of a raw output; None where its processing failed, and upstream lived with that.
+
+        Raises:
+            BaseException: What upstream's loop raises.
+        """
+        pool, shutdown = self.pool, self._shutdown
+        pool.replica_id, pool.item, pool.error, pool.stranded, pool.judge = replica_id, item, error, stranded, judge
+        shutdown.is_over = shutdown.is_read = False
+        try:
+            await self._body(self._round)
+            return pool.processed
+        finally:
+            pool.clear()
+
+
+class Rounds:
+    """Upstream's loop for one item, whatever its stage.
+
+    Args:
+        orchestrator: Upstream's ``Orchestrator``.
+        body: Its loop, as it stood before the patch.
+        available_ids: The slots of a pool that upstream would poll.
+    """
+
+    def __init__(self, orchestrator: Any, body: Body, available_ids: AvailableIds) -> None:
+        self._orchestrator = orchestrator
+        self._body = body
+        self._available_ids = available_ids
+        self._stages: dict[int, _Stage] = {}
+
+    def of(self, replica: Replica) -> _Stage:
+        """The rounds of a replica's stage."""
+        found = self._stages.get(replica.stage_id)
+        if found is None or found.pool.pool is not replica.pool:
+            found = _Stage(self._orchestrator, replica.stage_id, replica.pool, self._body, self._available_ids)
+            self._stages[replica.stage_id] = found
+        return found
+
+
+class RoundDispatcher(Dispatcher):
+    """Dispatches by upstream's own loop.
+
+    Args:
+        rounds: Upstream's loop.
+        others: As ``Dispatcher``.
+    """
+
+    def __init__(self, orchestrator: Any, *, rounds: Rounds, **others: Any) -> None:
+        super().__init__(orchestrator, **others)
+        self._rounds = rounds
+
+    async def _dispatch(self, replica: Replica, reading: Awaitable[Any], *, judge: bool) -> Outcome:
+        try:
+            raw = await reading
+            if raw is None:
+                return "dropped"
+            if self._observers.on_dequeued is not None:
+                self._observers.on_dequeued(stage_id=replica.stage_id, replica_id=replica.replica_id, raw_outputs=raw)
+        except BaseException as error:
+            await self._failures.handle(replica, error)
+            return "failed"
+        routable = False
+
+        def ask(raw_outputs: Any, processed: list[Any]) -> None:
+            nonlocal routable
+            routable = self._judge(replica, raw_outputs, processed)
+
+        processed = await self._rounds.of(replica).run(replica.replica_id, raw, judge=ask if judge else None)
+        if processed is None:
+            return "failed"
+        self._note_routed(replica, processed)
+        return "routable" if routable else "dispatched"
+
+    def _is_only_metrics(self, _replica: Replica, _output: Any) -> bool:
+        return False  # from 0.28
+
+    async def _route_diffusion(self, replica: Replica, output: Any) -> None:
+        await self._rounds.of(replica).run(replica.replica_id, output)
+        self._note_routed(replica, [output])
+
+
+class RoundFailures(Failures):
+    """Leaves a death to upstream's own except branch, once what came before it has been dispatched.
+
+    On 0.22 and 0.24 a death ends the orchestrator, whoever else lives, and a replica cannot be left out of the
+    selection. From 0.26 on those fail that were bound to the replica, and the orchestrator ends with the last one.
+
+    Args:
+        rounds: Upstream's loop.
+        available_ids: The slots of a pool that upstream would poll.
+        can_exclude: Whether upstream's pools know replicas that live and are left out.
+        others: As ``Failures``.
+    """
+
+    def __init__(self, *others: Any, rounds: Rounds, available_ids: AvailableIds, can_exclude: bool) -> None:
+        super().__init__(*others)
+        self._rounds = rounds
+        self._available_ids = available_ids
+        self._can_exclude = can_exclude
+        self._dying: list[Any] = []
+
+    async def _died(self, replica: Replica, error: BaseException) -> None:
+        if not any(each is replica.client for each in self._dying):  # one that is polled says it again
+            await super()._died(replica, error)
+
+    def _exclude(self, replica: Replica) -> bool:
+        self._dying.append(replica.client)
+        return self._can_exclude and super()._exclude(replica)
+
+    def _who_could_go_on(self, pool: Any) -> Collection[int]:
+        return self._available_ids(pool) if self._can_exclude else ()
+
+    async def _tell(self, replica: Replica, error: BaseException) -> None:
+        await self._rounds.of(replica).run(replica.replica_id, error=error)
+
+    async def _evict(self, death: Death) -> None:
+        replica = death.replica
+        self._dying = [each for each in self._dying if each is not replica.client]
+        self._include(death)
+        stranded = None
+        if self._can_exclude and replica.pool.clients[replica.replica_id] is not replica.client:
+            stranded = self._still_stranded(death)
+        await self._rounds.of(replica).run(replica.replica_id, error=death.error, stranded=stranded)
