@@ -100,7 +100,7 @@ def _declared(patch: Patch, choices: envs.EnvChoices) -> dict[str, Any]:
         "summary": patch.summary,
         "default_on": patch.default_on,
         "requires": list(patch.requires),
-        "tested": list(patch.tested),
+        "tested": list(patch.releases),
         "release_tested": problem is None,
         "release_problem": problem,
         "environment": {

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from omni_fastpath import envs, values
+from omni_fastpath import envs, install, values
 from omni_fastpath.declare import Function, Patch, State
 
 # Piped output is read by grep and by people later: no cell may be cut or wrapped there.
@@ -171,13 +171,13 @@ def show_patch(patch: Patch, console: Console) -> None:
     facts.add_row("default", "on under `fastpath: true`" if patch.default_on else "opt-in: not under `fastpath: true`")
     facts.add_row("requires", ", ".join(patch.requires) or "nothing")
     facts.add_row("processes", ", ".join(sorted(process.value for process in patch.processes)))
-    facts.add_row("tested releases", ", ".join(patch.tested))
+    facts.add_row("tested releases", ", ".join(patch.releases))
     facts.add_row("switch", f"fastpath.{patch.name}, {patch.env}")
     console.print(facts)
     console.print()
     _show_options(patch, console)
     seams = _table("Seams", "slot", "use", "parameters", "body")
-    for seam in patch.seams:
+    for seam in install.seams_here(patch) or patch.fits[-1].seams:
         body = "pinned" if isinstance(seam, Function) and seam.fingerprints else "-"
         parameters = ", ".join(seam.parameters) if isinstance(seam, Function) else ""
         seams.add_row(seam.path, seam.use, parameters or "-", body)

@@ -356,7 +356,7 @@ def test_apply_installs_what_is_on(upstream: Upstream) -> None:
     ("required", "state", "reason"),
     [
         (patch("a", MOVED), State.UNSUPPORTED, "a seam moved"),
-        (patch("a", RUN, tested=("0.28.0",)), State.UNSUPPORTED, "not among the tested"),
+        (patch("a", RUN, releases=("0.28.0",)), State.UNSUPPORTED, "not among the tested"),
         (patch("a", RUN, wrappers_module="made_up_missing"), State.FAILED, "everything was put back"),
         (patch("a", RUN, processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "used in the stage process"),
     ],
