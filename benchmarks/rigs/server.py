@@ -25,6 +25,7 @@ from typing import Self
 
 import psutil
 
+from benchmarks.rigs import overlays
 from omni_fastpath.statefile import Snapshot
 
 READY_TIMEOUT_S = 420.0
@@ -102,7 +103,8 @@ class Server:
 
     ``model`` is a folder that `omni_simulated_device.models` wrote (or any model), ``deploy_config`` a deploy YAML.
     ``environment`` wins over `DEFAULT_ENVIRONMENT`, a value of None removes the variable. The log goes to ``log_path``,
-    or to the server's own folder, which is kept when the server failed.
+    or to the server's own folder, which is kept when the server failed. ``release`` is another one of vllm-omni than is
+    installed (`overlays`), which must have been fetched.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Server:
         log_path: str | Path | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
+        release: str | None = None,
     ) -> None:
         self.model = str(model)
         self.deploy_config = str(deploy_config)
@@ -123,6 +126,7 @@ class Server:
         """Time from start to ready, seconds."""
         self._extra_environment = dict(environment or {})
         self._arguments = list(arguments)
+        self._release = release
         self._folder = Path(tempfile.mkdtemp(prefix="omni-serving-"))
         self.log_path = Path(log_path) if log_path is not None else self._folder / "server.log"
         self._own_log = log_path is None
@@ -160,6 +164,9 @@ class Server:
             "XDG_RUNTIME_DIR": str(self.runtime_folder),
             **self._extra_environment,
         }
+        if self._release is not None:
+            paths = filter(None, [values.get("PYTHONPATH")])
+            values["PYTHONPATH"] = overlays.python_path(self._release, *paths) or None
         return {name: value for name, value in values.items() if value is not None}
 
     def start(self) -> None:

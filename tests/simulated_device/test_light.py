@@ -56,6 +56,7 @@ def spec(stage: int, folder: Any, **changes: Any) -> Spec:
         outputs=manager._layout(OmniEngineCoreOutputs),
         stats=msgspec.to_builtins(SchedulerStats()),
         stats_every_s=1.0,
+        payload="multimodal_output",
         ends_only=False,
         slots=64,
         behaviour=stage_spec,
