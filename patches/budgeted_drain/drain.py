@@ -65,6 +65,8 @@ class Upstream(NamedTuple):
     """The name in a payload by which it knows a first audio that it gives the user at once; None where it has none."""
     monitor: Any
     """The orchestrator's monitor."""
+    front_end_queue: Any
+    """The queue to the front end, of which ``qsize()`` is asked."""
     body: Body | None
     """Its poll loop, where what happens to a raw output stands in that alone; None where there are helpers to call."""
 
@@ -115,7 +117,7 @@ class DrainLoop:
         self._counters = counters
         self._on_pass_end = observers.on_pass_end
         self._gauge = gauge
-        self._pauses = Pauses(orchestrator.output_async_queue, counters)
+        self._pauses = Pauses(upstream.front_end_queue, counters)
         self._order = Order(
             limits.order, floor_of(limits.floor, orchestrator.num_stages), ask, orchestrator.request_states
         )

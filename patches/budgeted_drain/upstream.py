@@ -69,6 +69,7 @@ def upstream_of(orchestrator: Any, body: Body) -> Upstream:
         orchestrator: Upstream's.
         body: Its ``_orchestration_loop``, as a function of the orchestrator.
     """
+    queue = orchestrator.output_async_queue  # from 0.32 a sink over the queue
     dequeue = AsyncMPClient.get_output_nowait  # nonblocking_dequeue's, or one of upstream's that behaves like it
     waiting = AsyncMPClient.get_output_async
 
@@ -92,6 +93,7 @@ def upstream_of(orchestrator: Any, body: Body) -> Upstream:
         keeps_last_message=_KEEPS_LAST_MESSAGE,
         first_audio_key=_FIRST_AUDIO_KEY,
         monitor=getattr(orchestrator, "_orch_monitor", None) or _NoMonitor(),
+        front_end_queue=getattr(queue, "_sync_q", queue),
         body=None if hasattr(orchestrator, _HELPER) else body,
     )
 
