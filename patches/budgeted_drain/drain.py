@@ -22,12 +22,13 @@ from omni_fastpath.hooks.specs import PassReport, RawOutputView
 
 from .dispatch import POLL_WAIT_S, Dispatcher, Observers, Outcome
 from .failures import Failures
+from .inlined import RoundDispatcher, RoundFailures
 from .membership import Membership
 from .order import NextStage, Order, floor_of
 from .overtaking import HeldEnds, Precedence
 from .pauses import Pauses
 from .replicas import QueuedReplica, Stage
-from .rounds import AvailableIds, Body, RoundDispatcher, RoundFailures, Rounds
+from .rounds import AvailableIds, Body, Rounds
 
 _YIELD_AFTER_NS = 100_000
 """Work after which the loop yields. A yield costs some ten microseconds, and what arrives meanwhile waits for it."""
