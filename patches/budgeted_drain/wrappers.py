@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from types import MethodType
 from typing import Any
 
 from omni_fastpath.declare import State
@@ -32,29 +33,26 @@ def drain_loop(orchestrator: Any, *, body: Body, event_driven: bool = False) -> 
     return DrainLoop(orchestrator, _runtime.options, _runtime.counters, policy, ask, observers, upstream, gauge)
 
 
-def wrapped_orchestration_loop(
-    wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
-) -> Awaitable[None]:
+def wrapped_orchestration_loop(wrapped: MethodType, instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
     """Run our loop in place of upstream's poll loop; upstream's, if ours cannot even be built."""
     return _instead(wrapped, instance, args, kwargs, event_driven=False)
 
 
 def wrapped_orchestration_loop_event_driven(
-    wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
+    wrapped: MethodType, instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[None]:
     """Run our loop in place of upstream's readers, queue and dispatcher; upstream's, if ours cannot even be built."""
     return _instead(wrapped, instance, args, kwargs, event_driven=True)
 
 
-def _instead(
-    wrapped: Callable[..., Awaitable[None]], orchestrator: Any, args: Any, kwargs: Any, *, event_driven: bool
-) -> Awaitable[None]:
+def _instead(wrapped: MethodType, orchestrator: Any, args: Any, kwargs: Any, *, event_driven: bool) -> Awaitable[None]:
     try:
         loop = drain_loop(orchestrator, body=wrapped.__func__, event_driven=event_driven)
     except Exception as error:
         logger.exception("omni-fastpath: the drain cannot start; upstream's loop runs")
         _runtime.report(State.FAILED, f"it could not start, upstream's loop runs: {error!r}")
-        return wrapped(*args, **kwargs)
+        upstreams: Awaitable[None] = wrapped(*args, **kwargs)
+        return upstreams
     return loop.run()
 
 
