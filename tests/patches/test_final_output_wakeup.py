@@ -442,7 +442,7 @@ async def _drained(event_driven: bool, messages: int) -> list[int]:
 
     from benchmarks.rigs.inprocess import front_end
 
-    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), thread=threading.current_thread())
+    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=threading.current_thread())
     for number in range(messages):
         pipeline.outputs.sync_q.put_nowait(ErrorMessage(error=str(number), request_id="one", fatal=False))
     watch = _Watch(messages)
