@@ -5,6 +5,7 @@ The real orchestrator, stage pools, output processors and client; both arms in o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ pytest.importorskip("vllm_omni")
 from tests.patches.content import endings, sequences
 from tests.patches.drive import only, options, recording, stages
 from tests.patches.test_budgeted_drain_content import three_stage_script
+from tests.patches.test_overtaking import Diffusion, dying_thinker
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -225,6 +227,76 @@ def test_a_death_waits_for_what_came_before_it(event_driven: bool) -> None:
             pipeline.__exit__()
         kinds = [type(each).__name__ for each in found + pipeline.messages()]
     assert kinds == ["OutputMessage"] * 40 + ["ErrorMessage"]
+
+
+@pytest.mark.parametrize("slot", ["kept", "replaced", "detached"])
+def test_a_death_is_told_once_whatever_becomes_of_its_slot(event_driven: bool, slot: str) -> None:
+    """Who was bound to the dead replica gets what came before, then one error; the one in its slot is not touched."""
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
+
+    with drain_on(order="stage_order", floor=0.0):
+        pipeline = dying_thinker(event_driven, "D")
+        pool, dead = pipeline.pools[THINKER], pipeline.replicas[THINKER][1]
+        if not hasattr(pool, "_unavailable_replicas"):
+            pytest.skip("a death ends the orchestrator on this release")
+        new = Replica(THINKER, QWEN3_OMNI[THINKER], 1)
+        handle = pipeline.orchestrator._handle_processed_outputs
+
+        async def attaches(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+            await handle(stage_id, replica_id, outputs)
+            if slot != "kept" and pool._unavailable_replicas and pool.clients[1] is dead:
+                if slot == "replaced":
+                    pool.add_client("tcp://new", new, replica_id=1)
+                else:
+                    pool.clients[1] = None
+
+        pipeline.orchestrator._handle_processed_outputs = attaches
+        with pipeline:
+            pipeline.settle()
+    messages = pipeline.messages()
+    assert [(each.request_id, type(each).__name__) for each in messages] == [
+        *[("D", "OutputMessage")] * 5,
+        ("D", "ErrorMessage"),
+    ]
+    assert list(pipeline.orchestrator.request_states) == ["S"]
+    assert pool.select_replica_id("somebody new") == 0
+    if slot == "replaced":
+        assert pool.clients[1] is new
+        assert pool.is_replica_available(1)
+
+
+@pytest.mark.parametrize("end", ["image", "error", "death"])
+def test_a_diffusion_stages_end_waits_for_text(event_driven: bool, end: str) -> None:
+    """Its image, its error or its death comes after the text that waits; what it says is stock's."""
+    from vllm.v1.engine import FinishReason
+    from vllm.v1.engine.exceptions import EngineDeadError
+    from vllm_omni.outputs import OmniRequestOutput
+
+    from benchmarks.rigs.inprocess import Pipeline, Stage, batch, text
+
+    def outcome(texts: int) -> Any:
+        pipeline = Pipeline((Stage(True, "text"), Stage(True, "image")), async_chunk=False, event_driven=event_driven)
+        pipeline.add_request("R").final_output_stage_ids = {0, 1}
+        pipeline.pools[1].output_processor.request_states.clear()
+        pipeline.put(THINKER, *(batch(text("R", n)) for n in range(texts)))
+        pipeline.put(THINKER, batch(text("R", 99, finish=FinishReason.STOP)))
+        image = OmniRequestOutput(request_id="R", finished=True, final_output_type="image", images=[1], stage_id=1)
+        failed = OmniRequestOutput.from_error("R", "it broke")
+        pipeline.pools[1].clients[0] = Diffusion({"image": image, "error": failed, "death": EngineDeadError()}[end])
+        del pipeline.replicas[1][0]
+        states = pipeline.orchestrator.request_states
+        with pipeline:
+            while "R" in states and not pipeline.orchestrator._shutdown_event.is_set() and pipeline.thread.is_alive():
+                time.sleep(0.005)
+        said = [(each.stage_id, type(each).__name__) for each in pipeline.messages()]
+        return said, type(pipeline.crash).__name__
+
+    stock = outcome(0)
+    with drain_on(floor=0.0):
+        fast = outcome(20)
+    assert fast[1] == stock[1]
+    assert fast[0][:21] == [(THINKER, "OutputMessage")] * 21
+    assert fast[0][21:] == [each for each in stock[0] if each[0] == 1]
 
 
 def test_a_replica_that_is_attached_meanwhile_is_served(event_driven: bool) -> None:
