@@ -60,6 +60,8 @@ class Upstream(NamedTuple):
     """Of a pool, its word whether one slot is polled."""
     can_exclude: bool
     """Whether its pools know replicas that live and are left out of the selection."""
+    drops_statistics_alone: bool
+    """Whether its reading drops a raw output that has statistics and no entry."""
     keeps_last_message: bool
     """Whether a request's last message waits for the stages before, where later text overwrites it."""
     first_audio_key: str | None
@@ -138,7 +140,7 @@ class DrainLoop:
             orchestrator.request_states,
             upstream.error_reason,
             overwrites=upstream.keeps_last_message,
-            alone_is_dropped=not upstream.can_exclude,
+            alone_is_dropped=upstream.drops_statistics_alone,
         )
         dispatcher: Callable[..., Dispatcher] = Dispatcher
         failures: Callable[..., Failures] = Failures

@@ -44,7 +44,6 @@ except ImportError:  # up to 0.30
 
 _DRAINABLE = tuple(sorted(str(modality) for modality in DRAINABLE_MODALITIES))
 _HELPER = "_process_llm_stage_outputs"  # from 0.28
-_READ = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw  # the first from 0.32
 _KNOWS_AVAILABLE = hasattr(StagePool, "is_replica_available")  # from 0.26
 _IS_TOLD = hasattr(OrchestratorMonitor, "set_dispatch_queue_size")  # from 0.30
 _KEEPS_LAST_MESSAGE = "pending_final_output" in OrchestratorRequestState.__dataclass_fields__  # from 0.30
@@ -86,10 +85,11 @@ def upstream_of(orchestrator: Any, body: Body) -> Upstream:
         dequeue=dequeue,
         can_dequeue=can_dequeue,
         error_reason=FinishReason.ERROR,
-        read=_READ,
+        read=getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw,  # the first from 0.32
         available_ids=_available_ids,
         availability=_availability,
         can_exclude=_KNOWS_AVAILABLE,
+        drops_statistics_alone=not _KNOWS_AVAILABLE,  # in the same releases
         keeps_last_message=_KEEPS_LAST_MESSAGE,
         first_audio_key=_FIRST_AUDIO_KEY,
         monitor=getattr(orchestrator, "_orch_monitor", None) or _NoMonitor(),
