@@ -201,11 +201,11 @@ def _told(pipeline: Any, error: str) -> list[Any]:
     """What the orchestrator says until it has ended by the error, or has told somebody of it and has nothing to do."""
     found: list[Any] = []
     while error == "EngineDeadError" and not any(type(each).__name__ == "ErrorMessage" for each in found):
-        found.append(pipeline.outputs.sync_q.get(timeout=30))
+        found.append(pipeline.outputs.sync_q.get(timeout=120))
     if error == "EngineDeadError" and not pipeline.orchestrator._shutdown_event.is_set():
         pipeline.settle()
     else:
-        pipeline.thread.join(timeout=30)
+        pipeline.thread.join(timeout=120)
         assert not pipeline.thread.is_alive()
     return found
 
