@@ -77,7 +77,7 @@ def keeps_last_message() -> bool:
     [{}, {"order": "stage_order"}, {"order": "downstream_first", "floor": 0.0}],
     ids=["visible_first", "stage_order", "downstream_first"],
 )
-@pytest.mark.parametrize(("seed", "kind"), enumerate(["DELTA", "CUMULATIVE", "FINAL_ONLY"]))
+@pytest.mark.parametrize(("seed", "kind"), list(enumerate(["DELTA", "CUMULATIVE", "FINAL_ONLY"])))
 @pytest.mark.parametrize("bursts", [False, True], ids=["at once", "in bursts"])
 def test_messages_are_the_same(event_driven: bool, bursts: bool, seed: int, kind: str, values: dict[str, Any]) -> None:
     """Every request and stage gets the same messages in the same order, its end last and once."""
