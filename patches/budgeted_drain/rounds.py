@@ -63,12 +63,9 @@ class _OnePool:
 
     def __init__(self, pool: Any, shutdown: _Shutdown, available_ids: AvailableIds) -> None:
         self.pool = pool
+        self.stage_type = pool.stage_type  # asked once: each time upstream's looks for a client
         self._shutdown = shutdown
         self._available_ids = available_ids
-        self.clear()
-
-    def clear(self) -> None:
-        """Nothing to give, and nothing to keep alive."""
         self.replica_id = -1
         self.item: Any = None
         self.error: BaseException | None = None
@@ -78,11 +75,6 @@ class _OnePool:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.pool, name)
-
-    @property
-    def stage_type(self) -> Any:
-        """Upstream's, which a pool has only once it has a replica."""
-        return self.pool.stage_type
 
     def live_replica_ids(self) -> _OnePool:
         return self
@@ -139,9 +131,12 @@ class Round:
         )
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._fastpath_stands_for, name)
+        """The orchestrator's, which is remembered: what the loop reads is given to an orchestrator once."""
+        found = vars(self)[name] = getattr(self._fastpath_stands_for, name)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
+        vars(self).pop(name, None)
         setattr(self._fastpath_stands_for, name, value)
 
 
@@ -181,11 +176,12 @@ class StageRounds:
         pool, shutdown = self.pool, self._shutdown
         pool.replica_id, pool.item, pool.error, pool.stranded, pool.judge = replica_id, item, error, stranded, judge
         shutdown.is_over = shutdown.is_read = False
+        pool.processed = None
         try:
             await self._body(self._round)
             return pool.processed
         finally:
-            pool.clear()
+            pool.item = pool.error = pool.judge = pool.processed = None  # nothing is kept alive
 
 
 class Rounds:
@@ -206,7 +202,7 @@ class Rounds:
     def of(self, replica: Replica) -> StageRounds:
         """The rounds of a replica's stage."""
         found = self._stages.get(replica.stage_id)
-        if found is None or found.pool.pool is not replica.pool:
+        if found is None or found.pool.pool is not replica.pool or found.pool.stage_type is None:
             found = StageRounds(self._orchestrator, replica.stage_id, replica.pool, self._body, self._available_ids)
             self._stages[replica.stage_id] = found
         return found

@@ -166,13 +166,23 @@ async def test_the_death_of_one_who_was_replaced_spares_the_one_in_its_slot() ->
     assert pools[1].clients[0] == "client"
 
 
-async def test_stage_type_is_read_afresh() -> None:
-    """A pool has none before its first replica; a diffusion stage's output is given by the other poll."""
+async def test_a_diffusion_stages_output_is_given_by_the_other_poll() -> None:
+    """A pool that had no replica, and so no type, is asked again."""
     orchestrator, pools, rounds = world()
-    stage = rounds.of(replica(pools, 0))
+    pools[0].stage_type = None
+    assert rounds.of(replica(pools, 0)).pool.stage_type is None
     pools[0].stage_type = "diffusion"
-    await stage.run(0, "image")
+    await rounds.of(replica(pools, 0)).run(0, "image")
     assert orchestrator.calls == ["route 0 image"]
+
+
+async def test_what_the_loop_writes_is_the_orchestrators() -> None:
+    """And is read as it was written."""
+    orchestrator, pools, rounds = world()
+    stand_in = rounds.of(replica(pools, 0))._round
+    assert stand_in.fatal is None
+    stand_in.fatal = "error"
+    assert stand_in.fatal == orchestrator.fatal == "error"
 
 
 async def test_what_else_upstream_asks_of_its_pool_is_the_pools() -> None:
