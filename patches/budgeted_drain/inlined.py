@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection
+from functools import partial
 from typing import Any
 
 from .dispatch import Dispatcher, Outcome
@@ -33,17 +34,13 @@ class RoundDispatcher(Dispatcher):
         except BaseException as error:
             await self._failures.handle(replica, error)
             return "failed"
-        routable = False
-
-        def ask(raw_outputs: Any, processed: list[Any]) -> None:
-            nonlocal routable
-            routable = self._judge(replica, raw_outputs, processed)
-
-        processed = await self._rounds.of(replica).run(replica.replica_id, raw, judge=ask if judge else None)
+        rounds = self._rounds.of(replica)
+        processed = await rounds.run(replica.replica_id, raw, judge=partial(self._judge, replica) if judge else None)
         if processed is None:
             return "failed"
-        self._note_routed(replica, processed)
-        return "routable" if routable else "dispatched"
+        if self._observers.on_routed is not None:
+            self._note_routed(replica, processed)
+        return "routable" if rounds.said else "dispatched"
 
     def _is_only_metrics(self, _replica: Replica, _output: Any) -> bool:
         return False  # from 0.28

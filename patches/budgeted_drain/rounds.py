@@ -21,8 +21,8 @@ Body = Callable[[Any], Awaitable[None]]
 AvailableIds = Callable[[Any], Sequence[int]]
 """The slots of a pool that upstream would poll."""
 
-Judge = Callable[[Any, list[Any]], None]
-"""Told of a raw output and of what was made of it, before that is routed."""
+Judge = Callable[[Any, list[Any]], bool]
+"""Asked about a raw output and what was made of it, before that is routed."""
 
 
 class _Shutdown:
@@ -71,6 +71,7 @@ class _OnePool:
         self.error: BaseException | None = None
         self.stranded: list[str] | None = None
         self.judge: Judge | None = None
+        self.said = False
         self.processed: list[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -93,9 +94,11 @@ class _OnePool:
         """Whether anybody is left, which 0.26 asks after a death."""
         return bool(self._available_ids(self.pool))
 
-    async def poll_llm_raw_output(self, _replica_id: int, *, timeout_s: float = 0.0) -> Any:
-        del timeout_s
-        return self.poll_diffusion_output(_replica_id)
+    async def poll_llm_raw_output(self, _replica_id: int, **_timeout: float) -> Any:
+        self._shutdown.is_read = True
+        if self.error is not None:
+            raise self.error
+        return self.item
 
     def poll_diffusion_output(self, _replica_id: int) -> Any:
         self._shutdown.is_read = True
@@ -106,7 +109,7 @@ class _OnePool:
     async def process_llm_raw_outputs(self, replica_id: int, raw_outputs: Any, iteration_stats: Any = None) -> Any:
         processed = await self.pool.process_llm_raw_outputs(replica_id, raw_outputs, iteration_stats=iteration_stats)
         if self.judge is not None:
-            self.judge(raw_outputs, processed)
+            self.said = self.judge(raw_outputs, processed)
         self.processed = processed
         return processed
 
@@ -149,6 +152,11 @@ class StageRounds:
         self._round = Round(orchestrator, stage_id, self._shutdown, self.pool)
         self._body = body
 
+    @property
+    def said(self) -> bool:
+        """What the last round's judge said; False without one."""
+        return self.pool.said
+
     async def run(
         self,
         replica_id: int,
@@ -165,7 +173,7 @@ class StageRounds:
             item: The raw output, or a diffusion stage's output.
             error: What reading raises instead.
             stranded: With an error: who was bound to the replica, where its slot is another's by now.
-            judge: Told before routing.
+            judge: Asked before routing; what it says is in ``said`` then.
 
         Returns:
             What was made of a raw output; None where its processing failed, and upstream lived with that.
@@ -176,7 +184,7 @@ class StageRounds:
         pool, shutdown = self.pool, self._shutdown
         pool.replica_id, pool.item, pool.error, pool.stranded, pool.judge = replica_id, item, error, stranded, judge
         shutdown.is_over = shutdown.is_read = False
-        pool.processed = None
+        pool.processed, pool.said = None, False
         try:
             await self._body(self._round)
             return pool.processed

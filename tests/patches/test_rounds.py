@@ -122,12 +122,19 @@ async def test_rounds_follow_each_other() -> None:
 
 
 async def test_judge_is_told_before_routing() -> None:
-    """Of the raw output and of what was made of it."""
+    """Of the raw output and of what was made of it; the next round's word is its own."""
     orchestrator, pools, rounds = world()
-    await rounds.of(replica(pools, 0)).run(
-        0, "raw", judge=lambda raw, processed: orchestrator.calls.append(f"judge {raw} {processed}")
-    )
+    stage = rounds.of(replica(pools, 0))
+
+    def judge(raw: Any, processed: Any) -> bool:
+        orchestrator.calls.append(f"judge {raw} {processed}")
+        return True
+
+    await stage.run(0, "raw", judge=judge)
     assert orchestrator.calls[1:] == ["judge raw ['raw, processed']", "route 0 ['raw, processed']"]
+    assert stage.said
+    await stage.run(0, "raw")
+    assert not stage.said
 
 
 async def test_what_was_taken_is_dispatched_in_a_shutdown() -> None:
