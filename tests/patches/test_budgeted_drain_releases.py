@@ -296,7 +296,7 @@ def test_a_diffusion_stages_end_waits_for_text(event_driven: bool, end: str) -> 
         fast = outcome(20)
     assert fast[1] == stock[1]
     assert fast[0][:21] == [(THINKER, "OutputMessage")] * 21
-    assert fast[0][21:] == [each for each in stock[0] if each[0] == 1]
+    assert fast[0][21:] == [each for each in stock[0] if each[0] != THINKER]
 
 
 def test_a_replica_that_is_attached_meanwhile_is_served(event_driven: bool) -> None:

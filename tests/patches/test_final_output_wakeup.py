@@ -346,35 +346,32 @@ async def test_a_shorter_timeout_than_ours_is_upstreams() -> None:
 
 
 @EVENT_DRIVEN
-async def test_upstreams_event_driven_drain_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_upstreams_event_driven_drain_needs_no_thread() -> None:
     """The front end's own loop in event-driven mode gets every message, in order, and makes no thread."""
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
+    from types import SimpleNamespace
 
-    monkeypatch.setenv("VLLM_OMNI_EVENT_DRIVEN_ORCH", "1")
-    engine, _ = _engine()
-    routed: list[Any] = []
-    done = asyncio.Event()
+    from vllm_omni.engine.messages import ErrorMessage
 
-    def route(message: Any) -> bool:
-        routed.append(message)
-        if message == 2:
-            done.set()
-        return True
+    from benchmarks.rigs.inprocess import front_end
 
-    front_end = object.__new__(AsyncOmni)
-    front_end.engine, front_end.final_output_task, front_end.request_states = engine, None, {}
-    front_end._route_engine_message = route
-    front_end._final_output_handler()
+    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=threading.current_thread())
+    routed: asyncio.Queue[Any] = asyncio.Queue()
+    found = front_end(pipeline, {"one": routed}, event_driven=True)
+    found._final_output_handler()
     await asyncio.sleep(0.01)
-    producer = threading.Thread(target=lambda: [engine.output_queue.sync_q.put(number) for number in range(3)])
+
+    def produce() -> None:
+        for number in range(3):
+            pipeline.outputs.sync_q.put(ErrorMessage(error=str(number), request_id="one", fatal=False))
+
+    producer = threading.Thread(target=produce)
     producer.start()
-    await asyncio.wait_for(done.wait(), 10)
+    got = [await asyncio.wait_for(routed.get(), 30) for _ in range(3)]
     producer.join()
-    front_end.final_output_task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await front_end.final_output_task
-    assert routed == [0, 1, 2]
-    assert engine._output_drain_executor is None
+    found.final_output_task.cancel()
+    await asyncio.gather(found.final_output_task, return_exceptions=True)
+    assert [message.error for message in got] == ["0", "1", "2"]
+    assert found.engine._output_drain_executor is None
 
 
 def test_taking_the_patch_off_leaves_upstreams_functions() -> None:
