@@ -111,10 +111,13 @@ def measure(arm: Arm, case: Case, repeats: int) -> list[float]:
 
 
 def _stub(orchestrator: Any, processed: list[Any], stamps: list[int]) -> None:
-    """Replace the work; the stubs do as little as they can, because what they cost counts as dispatch."""
+    """Replace the work; the stubs do as little as they can, because what they cost counts as dispatch.
+
+    Up to 0.26, where processing stands inside upstream's loop, that is the output processors' and a look for KV marks.
+    """
     take = iter(processed).__next__
 
-    async def process(*_: Any) -> Any:
+    async def process(*_: Any, **_stats: Any) -> Any:
         return take()
 
     async def handle(*_: Any, stamp: Any = stamps.append) -> None:
@@ -123,16 +126,21 @@ def _stub(orchestrator: Any, processed: list[Any], stamps: list[int]) -> None:
     async def finish(*_: Any) -> None:
         return
 
-    orchestrator._process_llm_stage_outputs = process
     orchestrator._handle_processed_outputs = handle
-    orchestrator._finish_raw_terminal_requests = finish
+    if hasattr(orchestrator, "_process_llm_stage_outputs"):
+        orchestrator._process_llm_stage_outputs = process
+        orchestrator._finish_raw_terminal_requests = finish
+    else:
+        orchestrator._handle_kv_ready_raw_outputs = finish
+        for pool in orchestrator.stage_pools:
+            pool.process_llm_raw_outputs = process
 
 
 def stubs_us(calls: int = 20_000) -> float:
     """What the stubs cost a raw output, microseconds: counted in every arm's figure."""
 
     class Orchestrator:
-        _process_llm_stage_outputs: Any
+        _process_llm_stage_outputs: Any = None
         _handle_processed_outputs: Any
         _finish_raw_terminal_requests: Any
 

@@ -22,27 +22,31 @@ Why not a hook:
     again while its queue has items, leaves upstream's loop body in place, but it must tell the loop's task from
     every other caller of the same method, cannot put stages in another order, cannot yield between stages except
     inside a poll, and ends each idle wait with upstream's own millisecond. In the event-driven loop queue and readers
-    are locals of the method. In 0.30 the replaced bodies only call helpers; those helpers stay upstream's.
+    are locals of the method. From 0.28 on the replaced bodies only call helpers; those helpers stay upstream's. Up to
+    0.26 what happens to a raw output stands in the loop itself, and that whole loop is run for each one (``rounds``).
 Scope:
     Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, both modes. A client without an output queue
     (upstream's test doubles) is polled as upstream polls it. Diffusion stages are polled as upstream polls them.
     Payloads that model runner v2 packs are unpacked in both modes; upstream's event-driven loop of 0.30 leaves them
     packed, its 0.32 does not. A replica that died is left out of the selection until its requests have what came
-    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then.
+    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then. On 0.22 and 0.24 nobody can
+    be left out, and a death ends the orchestrator, as upstream's. In 0.32 a stage that nobody sees may send a request's
+    first audio (``talker_first_audio``): while such a one waits there, ``visible_first`` counts that stage as seen.
 Fragility:
-    High by design and therefore pinned: the bodies of both loops are replaced, the bodies of ``poll_llm_raw_output``
-    and ``_poll_stage_raw`` are relied on, and those of ``_route_output`` and ``_finish_raw_terminal_requests`` for what
+    High by design and therefore pinned: the bodies of both loops are replaced (up to 0.26: run with a stand-in for
+    ``self``), the bodies of ``poll_llm_raw_output`` and of the reading behind it are relied on, and those of
+    ``_route_output`` and ``_finish_raw_terminal_requests`` (up to 0.26 ``_apply_raw_terminal_stage_finish``) for what
     ends a request. A changed body makes the patch unsupported and upstream's loop runs. The arrival is seen by an
     attribute put on each client's own queue object, because upstream's socket reader holds that object; it is taken off
     when the loop ends. What waits in that queue is seen in the ``deque`` inside of it; a queue without one is polled.
     Read: of the orchestrator ``_shutdown_event``, ``request_states``, ``stage_pools``, ``num_stages``,
-    ``output_async_queue`` (its ``qsize``) and ``_orch_monitor``; of a pool ``clients``, ``stage_type`` and
-    ``final_output``; of a request's state ``stage_submit_ts``, ``streaming``, ``final_output_stage_ids``,
-    ``final_stage_id`` and ``sampling_params_list``; of a client ``outputs_queue``; of a raw output ``outputs``,
-    ``scheduler_stats`` and ``finished_requests``; of its entries ``request_id``, ``finish_reason``,
-    ``is_segment_finished`` and ``kv_transfer_params``; of a request output ``request_id``, ``finished``, ``error`` and
-    ``outputs`` with ``text``, ``token_ids`` and ``multimodal_output``. Set: ``_unavailable_replicas`` of a pool while a
-    death is held, ``outputs`` of a raw output from which an entry is taken.
+    ``output_async_queue`` (its ``qsize``, in 0.32 that of the queue behind it) and ``_orch_monitor``; of a pool
+    ``clients``, ``stage_type`` and ``final_output``; of a request's state ``stage_submit_ts``, ``streaming``,
+    ``final_output_stage_ids``, ``final_stage_id`` and ``sampling_params_list``; of a client ``outputs_queue``; of a raw
+    output ``outputs``, ``scheduler_stats`` and ``finished_requests``; of its entries ``request_id``, ``finish_reason``,
+    ``is_segment_finished``, ``kv_transfer_params`` and the keys of ``multimodal_output``; of a request output
+    ``request_id``, ``finished``, ``error`` and ``outputs`` with ``text``, ``token_ids`` and ``multimodal_output``. Set:
+    ``_unavailable_replicas`` of a pool while a death is held, ``outputs`` of a raw output from which an entry is taken.
 Upstream thread:
     vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop), issue
     #4680 (many replicas).
@@ -56,7 +60,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Call, Counter, Fit, Options, Patch, Pin, Process, Replace, Wrap
+from omni_fastpath.declare import Counter, Options, Patch, Process
+
+from .rows import ROWS
 
 FLOORS_TOGETHER = 0.5
 """Share of processing time that the floors of all stages may promise together."""
@@ -101,10 +107,6 @@ class DrainOptions(Options):
         return "floor", f"at most {FLOORS_TOGETHER / stages:.3g}: {stages} stages share {FLOORS_TOGETHER}"
 
 
-ORCHESTRATOR = "vllm_omni.engine.orchestrator"
-STAGE_POOL = "vllm_omni.engine.stage_pool"
-MONITOR = "vllm_omni.engine.orchestrator_monitor"
-
 PATCH = Patch(
     name="budgeted_drain",
     summary="the orchestrator wakes on arrival and drains within an item and a time budget",
@@ -138,86 +140,5 @@ PATCH = Patch(
             is_maximum=True,
         ),
     ),
-    rows=(
-        Fit(
-            releases=("0.30.0",),
-            seams=(
-                Replace(
-                    ORCHESTRATOR,
-                    "OrchestratorBase._orchestration_loop",
-                    ("self",),
-                    wrapper="wrapped_orchestration_loop",
-                    fingerprints=("21526a0b0087ea6f",),
-                ),
-                Replace(
-                    ORCHESTRATOR,
-                    "OrchestratorBase._orchestration_loop_event_driven",
-                    ("self",),
-                    wrapper="wrapped_orchestration_loop_event_driven",
-                    fingerprints=("9aaab0516c3a5edf",),
-                ),
-                Wrap(
-                    STAGE_POOL,
-                    "StagePool.add_client",
-                    ("self", "input_addr", "client", "replica_id"),
-                    wrapper="wrapped_add_client",
-                ),
-                Pin(
-                    STAGE_POOL,
-                    "StagePool.poll_llm_raw_output",
-                    ("self", "replica_id", "timeout_s"),
-                    fingerprints=("1f64fcbbbc3460c3",),
-                ),
-                Pin(STAGE_POOL, "StagePool._poll_stage_raw", ("self", "client"), fingerprints=("835009208b1d6a59",)),
-                Call(STAGE_POOL, "StagePool.available_replica_ids", ("self",)),
-                Call(STAGE_POOL, "StagePool.live_replica_ids", ("self",)),
-                Call(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id")),
-                Pin(
-                    STAGE_POOL,
-                    "StagePool.is_replica_available",
-                    ("self", "replica_id"),
-                    fingerprints=("c90d83059b66cbce",),
-                ),
-                Call(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id")),
-                Call(STAGE_POOL, "StagePool.record_output_timestamps", ("self", "request_outputs", "output_ts")),
-                Call(
-                    ORCHESTRATOR,
-                    "OrchestratorBase._process_llm_stage_outputs",
-                    ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids"),
-                ),
-                Call(
-                    ORCHESTRATOR,
-                    "OrchestratorBase._handle_processed_outputs",
-                    ("self", "stage_id", "replica_id", "outputs"),
-                ),
-                Pin(
-                    ORCHESTRATOR,
-                    "OrchestratorBase._finish_raw_terminal_requests",
-                    ("self", "stage_id", "replica_id", "request_ids"),
-                    fingerprints=("f8a4ebe7d501312e",),
-                ),
-                Pin(
-                    ORCHESTRATOR,
-                    "OrchestratorBase._route_output",
-                    ("self", "stage_id", "replica_id", "output", "req_state", "stage_metrics"),
-                    fingerprints=("8b69561b20eb72c0",),
-                ),
-                Call(
-                    ORCHESTRATOR, "OrchestratorBase._handle_dead_replica", ("self", "stage_id", "replica_id", "error")
-                ),
-                Call(ORCHESTRATOR, "OrchestratorBase._fail_request_dead_stage", ("self", "req_id", "stage_id")),
-                Call(
-                    ORCHESTRATOR,
-                    "OrchestratorBase._absorb_diffusion_metrics",
-                    ("self", "stage_id", "replica_id", "diffusion_output"),
-                ),
-                Call(MONITOR, "OrchestratorMonitor.note_loop", ("self", "idle")),
-                Call(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size", ("self", "size")),
-                Call(MONITOR, "_NullOrchestratorMonitor.note_loop", ("self", "idle")),
-                Call("vllm_omni.diffusion.data", "is_diffusion_request_started_output", ("output",)),
-                Call("vllm_omni.outputs.mm_outputs", "MultimodalPayload.get", ("self", "key", "default")),
-                Call("vllm.v1.engine.core_client", "MPClient.shutdown", ("self", "timeout")),
-            ),
-        ),
-    ),
+    rows=ROWS,
 )

@@ -57,6 +57,10 @@ class Arrivals:
         self._reconcile()
         return self._numbers[0] if self._numbers else math.inf
 
+    def last_number(self) -> int:
+        """Number of the one that came last; -1 when nothing waits."""
+        return self._numbers[-1] if self._numbers else -1
+
     def last_of(self, request_id: str, *, ends: bool = False) -> int | None:
         """Number of the last that waits with something of a request (``ends``: with an end of it); None without one."""
         first = self.first_waiting()

@@ -39,7 +39,7 @@ class Observers(NamedTuple):
 
 
 class _OneItemClient:
-    """A client that has just one raw output: how one that is already taken passes through ``_poll_stage_raw``.
+    """A client that has just one raw output: how one that is already taken passes through upstream's reading.
 
     One for all: upstream asks at once, and one raw output is taken at a time.
     """
@@ -60,6 +60,7 @@ class Dispatcher:
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
         dequeue: The dequeue that never waits, as a function of the client.
+        read: Upstream's reading of a raw output, as a function of the pool and a client.
         is_diffusion_start: Whether a diffusion output only says that its request began.
         members: Who is there.
         held_ends: What is held.
@@ -77,6 +78,7 @@ class Dispatcher:
         orchestrator: Any,
         *,
         dequeue: Callable[[Any], Any],
+        read: Callable[[Any, Any], Awaitable[Any]],
         is_diffusion_start: Callable[[Any], bool],
         members: Membership,
         held_ends: HeldEnds,
@@ -90,6 +92,7 @@ class Dispatcher:
     ) -> None:
         self._orchestrator = orchestrator
         self._dequeue = dequeue
+        self._read = read
         self._is_diffusion_start = is_diffusion_start
         self._members = members
         self._held_ends = held_ends
@@ -175,7 +178,7 @@ class Dispatcher:
     def _through_upstream(self, replica: QueuedReplica, raw_outputs: Any, judge: bool) -> Awaitable[Outcome]:
         """Dispatch a raw output that is already taken: upstream's keep-or-drop rule and rehydration read it again."""
         self._one.item = raw_outputs
-        return self._dispatch(replica, replica.pool._poll_stage_raw(self._one), judge=judge)
+        return self._dispatch(replica, self._read(replica.pool, self._one), judge=judge)
 
     async def _dispatch(self, replica: Replica, reading: Awaitable[Any], *, judge: bool) -> Outcome:
         """Put the raw output that ``reading`` gives through all of upstream's handling."""
@@ -223,7 +226,7 @@ class Dispatcher:
             output = replica.pool.poll_diffusion_output(replica.replica_id)
             if output is None:
                 return False
-            if self._orchestrator._absorb_diffusion_metrics(*_names(replica), output):
+            if self._is_only_metrics(replica, output):
                 return True
         except BaseException as error:
             await self._failures.handle(replica, error)
@@ -254,6 +257,10 @@ class Dispatcher:
         held = HeldEnd(number, (request_id,), lambda: self._route_diffusion(replica, output), source)
         self._held_ends.add(held, predecessors)
         return True
+
+    def _is_only_metrics(self, replica: Replica, output: Any) -> bool:
+        """Let upstream take the metrics of a diffusion stage's output; whether there is nothing else in it."""
+        return bool(self._orchestrator._absorb_diffusion_metrics(*_names(replica), output))
 
     async def _route_diffusion(self, replica: Replica, output: Any) -> None:
         """A diffusion stage's output through upstream's routing."""

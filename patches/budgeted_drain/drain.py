@@ -12,7 +12,8 @@ yet": the loop yields after ``_YIELD_AFTER_NS`` of work, inside a pass too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from time import perf_counter_ns
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -21,11 +22,13 @@ from omni_fastpath.hooks.specs import PassReport, RawOutputView
 
 from .dispatch import POLL_WAIT_S, Dispatcher, Observers, Outcome
 from .failures import Failures
+from .inlined import RoundDispatcher, RoundFailures
 from .membership import Membership
 from .order import NextStage, Order, floor_of
 from .overtaking import HeldEnds, Precedence
 from .pauses import Pauses
 from .replicas import QueuedReplica, Stage
+from .rounds import AvailableIds, Body, Rounds
 
 _YIELD_AFTER_NS = 100_000
 """Work after which the loop yields. A yield costs some ten microseconds, and what arrives meanwhile waits for it."""
@@ -49,6 +52,26 @@ class Upstream(NamedTuple):
     """Whether a client is served with ``dequeue``; any other is polled as upstream polls it."""
     error_reason: Any
     """``FinishReason.ERROR``."""
+    read: Callable[[Any, Any], Awaitable[Any]]
+    """Its reading of a raw output, keep-or-drop rule and rehydration included, as a function of pool and client."""
+    available_ids: AvailableIds
+    """The slots of a pool that it polls."""
+    availability: Callable[[Any], Callable[[int], bool]]
+    """Of a pool, its word whether one slot is polled."""
+    can_exclude: bool
+    """Whether its pools know replicas that live and are left out of the selection."""
+    drops_statistics_alone: bool
+    """Whether its reading drops a raw output that has statistics and no entry."""
+    keeps_last_message: bool
+    """Whether a request's last message waits for the stages before, where later text overwrites it."""
+    first_audio_key: str | None
+    """The name in a payload by which it knows a first audio that it gives the user at once; None where it has none."""
+    monitor: Any
+    """The orchestrator's monitor."""
+    front_end_queue: Any
+    """The queue to the front end, of which ``qsize()`` is asked."""
+    body: Body | None
+    """Its poll loop, where what happens to a raw output stands in that alone; None where there are helpers to call."""
 
 
 class Limits(Protocol):
@@ -90,30 +113,55 @@ class DrainLoop:
         gauge: Callable[[int], None] | None = None,
     ) -> None:
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
-        self._monitor = orchestrator._orch_monitor
+        self._monitor = upstream.monitor
         self._max_items = limits.max_items
         self._max_time_ns = limits.max_time_us * 1000
         self._stop_at_routable = limits.stop_at_first_routable
         self._counters = counters
         self._on_pass_end = observers.on_pass_end
         self._gauge = gauge
-        self._pauses = Pauses(orchestrator.output_async_queue, counters)
+        self._pauses = Pauses(upstream.front_end_queue, counters)
         self._order = Order(
             limits.order, floor_of(limits.floor, orchestrator.num_stages), ask, orchestrator.request_states
         )
         clock = count()
         on_put = self._pauses.wake if gauge is None else self._wake_and_report
-        self._members = Membership(orchestrator, upstream.can_dequeue, clock, on_put)
+        self._members = Membership(
+            orchestrator,
+            upstream.can_dequeue,
+            clock,
+            on_put,
+            available_ids=upstream.available_ids,
+            availability=upstream.availability,
+            first_audio_key=upstream.first_audio_key,
+        )
         self._held_ends = HeldEnds()
-        precedence = Precedence(orchestrator.request_states, upstream.error_reason)
-        self._dispatcher = Dispatcher(
+        precedence = Precedence(
+            orchestrator.request_states,
+            upstream.error_reason,
+            overwrites=upstream.keeps_last_message,
+            alone_is_dropped=upstream.drops_statistics_alone,
+        )
+        dispatcher: Callable[..., Dispatcher] = Dispatcher
+        failures: Callable[..., Failures] = Failures
+        if upstream.body is not None:
+            rounds = Rounds(orchestrator, upstream.body, upstream.available_ids)
+            dispatcher = partial(RoundDispatcher, rounds=rounds)
+            failures = partial(
+                RoundFailures,
+                rounds=rounds,
+                available_ids=upstream.available_ids,
+                can_exclude=upstream.can_exclude,
+            )
+        self._dispatcher = dispatcher(
             orchestrator,
             dequeue=upstream.dequeue,
+            read=upstream.read,
             is_diffusion_start=upstream.is_diffusion_start,
             members=self._members,
             held_ends=self._held_ends,
             precedence=precedence,
-            failures=Failures(orchestrator, upstream.dead_error, self._members, self._held_ends, precedence, clock),
+            failures=failures(orchestrator, upstream.dead_error, self._members, self._held_ends, precedence, clock),
             is_routable=is_routable,
             observers=observers,
             counters=counters,

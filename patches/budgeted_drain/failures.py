@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from omni_fastpath.ledger import logger
@@ -93,7 +93,7 @@ class Failures:
         if pool.clients[replica_id] is not replica.client:
             return  # the death of a client that was replaced is not its successor's, and one death is told once
         number = next(self._clock)
-        survives = any(each != replica_id for each in pool.live_replica_ids())
+        survives = any(each != replica_id for each in self._who_could_go_on(pool))
         stranded = {
             request_id: state
             for request_id, state in self._orchestrator.request_states.items()
@@ -109,37 +109,63 @@ class Failures:
             for before, last in found.items():
                 predecessors[before] = max(predecessors.get(before, last), last)
         if not predecessors and not self._held_ends.any_before(number, stranded):
-            await self._orchestrator._handle_dead_replica(stage_id, replica_id, error)
+            await self._tell(replica, error)
             return
-        death = Death(replica, error, pool.is_replica_available(replica_id), stranded, bound)
-        pool._unavailable_replicas.add(replica_id)
+        death = Death(replica, error, self._exclude(replica), stranded, bound)
         self._members.stale = True
         self._held_ends.add(HeldEnd(number, stranded, lambda: self._evict(death)), predecessors)
 
     async def _evict(self, death: Death) -> None:
         """What came before a death has been dispatched: evict the replica, or tell its requests if it is gone."""
-        pool, replica_id, client = death.replica.pool, death.replica.replica_id, death.replica.client
-        slot = pool.clients[replica_id]
-        if death.excluded and (slot is None or slot is client):
-            pool._unavailable_replicas.discard(replica_id)
-        if slot is client:
-            await self._orchestrator._handle_dead_replica(death.replica.stage_id, replica_id, death.error)
+        self._include(death)
+        slot = death.replica.pool.clients[death.replica.replica_id]
+        if slot is death.replica.client:
+            await self._tell(death.replica, death.error)
             return
         if slot is not None:  # nobody else shuts down a client that was replaced
             with contextlib.suppress(Exception):
-                client.shutdown()
-        await self._fail_stranded(death)
+                death.replica.client.shutdown()
+        for request_id in self._still_stranded(death):
+            if self._orchestrator.request_states.get(request_id) is death.stranded[request_id]:
+                await self._orchestrator._fail_request_dead_stage(request_id, death.replica.stage_id)
 
-    async def _fail_stranded(self, death: Death) -> None:
-        """Fail who was stranded by a death and has not been told, by upstream's rule (``_handle_dead_replica``).
+    # ---- What upstream does with a dead replica, and knows of it ----
+
+    async def _tell(self, replica: Replica, error: BaseException) -> None:
+        """Let upstream handle a death now."""
+        await self._orchestrator._handle_dead_replica(replica.stage_id, replica.replica_id, error)
+
+    def _who_could_go_on(self, pool: Any) -> Collection[int]:
+        """The slots of a pool whose replicas keep its requests alive, by upstream's rule."""
+        live: Collection[int] = pool.live_replica_ids()
+        return live
+
+    def _exclude(self, replica: Replica) -> bool:
+        """Leave a replica out of the selection; whether it was in it."""
+        was_in: bool = replica.pool.is_replica_available(replica.replica_id)
+        replica.pool._unavailable_replicas.add(replica.replica_id)
+        return was_in
+
+    def _include(self, death: Death) -> None:
+        """Give its slot back to the selection, if it is left out because of this death and nobody else is in it."""
+        pool, replica_id = death.replica.pool, death.replica.replica_id
+        slot = pool.clients[replica_id]
+        if death.excluded and (slot is None or slot is death.replica.client):
+            pool._unavailable_replicas.discard(replica_id)
+
+    def _still_stranded(self, death: Death) -> list[str]:
+        """Who was stranded by a death and has not been told, by upstream's rule (``_handle_dead_replica``).
 
         The slot is empty by now, or another client's, whose own requests are not meant.
         """
-        pool, stage_id, replica_id = death.replica.pool, death.replica.stage_id, death.replica.replica_id
+        pool, replica_id = death.replica.pool, death.replica.replica_id
         replaced = pool.clients[replica_id] is not None
+        found = []
         for request_id, state in death.stranded.items():
             now_at = pool.get_bound_replica_id(request_id)
             # Whoever detaches a replica drops the rows of the coordinator's bindings and tells those requests himself.
             lost = request_id in death.bound and (now_at == replica_id or (now_at is None and replaced))
-            if self._orchestrator.request_states.get(request_id) is state and (lost or not pool.live_replica_ids()):
-                await self._orchestrator._fail_request_dead_stage(request_id, stage_id)
+            still = self._orchestrator.request_states.get(request_id) is state
+            if still and (lost or not self._who_could_go_on(pool)):
+                found.append(request_id)
+        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .replicas import NotifyOnPut, QueuedReplica, Replica, Stage
@@ -38,6 +38,9 @@ class Membership:
         can_dequeue: Whether raw outputs can be taken from a client without waiting; any other is polled.
         clock: The count that numbers all arrivals.
         on_put: Called after each put into a client's output queue.
+        available_ids: The slots of a pool that upstream polls.
+        availability: Upstream's word whether one slot of a pool is polled.
+        first_audio_key: By what a first audio is known that a stage sends although the user gets nothing else of it.
 
     Attributes:
         queued: The replicas with an output queue.
@@ -53,11 +56,18 @@ class Membership:
         can_dequeue: Callable[[Any], bool],
         clock: Iterator[int],
         on_put: Callable[[], None],
+        *,
+        available_ids: Callable[[Any], Sequence[int]],
+        availability: Callable[[Any], Callable[[int], bool]],
+        first_audio_key: str | None = None,
     ) -> None:
         self._orchestrator = orchestrator
         self._can_dequeue = can_dequeue
         self._clock = clock
         self._on_put = on_put
+        self._available_ids = available_ids
+        self._availability = availability
+        self._first_audio_key = first_audio_key
         self._notifiers: dict[Slot, NotifyOnPut] = {}
         self._looked_ns = 0
         self.queued: dict[Slot, QueuedReplica] = {}
@@ -85,7 +95,7 @@ class Membership:
         for stage_id in range(self._orchestrator.num_stages):
             pool = self._orchestrator.stage_pools[stage_id]
             diffusion = pool.stage_type == "diffusion"
-            for replica_id in pool.available_replica_ids():
+            for replica_id in self._available_ids(pool):
                 slot, client = (stage_id, replica_id), pool.clients[replica_id]
                 replica = before.get(slot)
                 if replica is None or replica.client is not client:
@@ -95,7 +105,7 @@ class Membership:
                 if replica is not None:
                     queued[slot] = replica
                 else:
-                    polled.append(Replica(stage_id, pool, replica_id, client))
+                    polled.append(Replica(stage_id, pool, replica_id, client, self._availability(pool)))
         # Evicted, detached, unavailable, or another client is in its slot.
         left = [replica for slot, replica in before.items() if queued.get(slot) is not replica]
         for replica in left:
@@ -129,8 +139,14 @@ class Membership:
         if type(waiting) is not deque:  # some other kind of queue, or another Python's
             return None
         stage = next((each for each in self.stages if each.stage_id == stage_id and each.pool is pool), None)
-        replica = QueuedReplica(stage or Stage(stage_id, pool), replica_id, client, waiting, self._clock)
-        self._notifiers[slot] = NotifyOnPut(queue, replica.arrivals.note_put, self._on_put)
+        stage = stage or Stage(stage_id, pool, self._first_audio_key)
+        replica = QueuedReplica(stage, replica_id, client, waiting, self._clock, self._availability(pool))
+        note_put = replica.arrivals.note_put
+        if stage.first_audio_key is not None:
+            note_put = replica.note_put
+            for raw_outputs in waiting:  # as if the last came last: all of them go first
+                replica.look_for_first_audio(raw_outputs)
+        self._notifiers[slot] = NotifyOnPut(queue, note_put, self._on_put)
         return replica
 
     def _unwatch(self, slot: Slot) -> None:

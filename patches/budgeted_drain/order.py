@@ -80,6 +80,8 @@ class Order:
         self._ranked: list[Stage] = []
         self._ranked_from: dict[int, list[Stage]] = {}
         self._ranked_after: dict[int, list[Stage]] = {}
+        self._may_bring_first_audio: list[Stage] = []
+        self._visible_first = order == "visible_first"
         self.in_turn = order == "stage_order" or ask is not None
         """Whether the end of a pass can let another stage in, other than one that is due."""
         self.contested = False
@@ -96,6 +98,9 @@ class Order:
         turns = self._order == "stage_order"
         count = len(ranked)
         self._ranked = ranked
+        self._may_bring_first_audio = [
+            stage for stage in ranked if self._visible_first and stage.first_audio_key is not None
+        ]
         self._ranked_from = {
             stage.stage_id: ranked[at:] + ranked[:at] if turns else ranked for at, stage in enumerate(ranked)
         }
@@ -121,6 +126,8 @@ class Order:
                     due = stage
             else:  # idle: nothing is saved up
                 stage.due_ns = now + stage.pause_ns
+        if several and self._may_bring_first_audio:
+            first = self._with_first_audio(first)
         if not several or (due is first and self._ask is None):  # a plugin may choose another one
             due = None
         self.due = due
@@ -151,6 +158,13 @@ class Order:
             # What it got beyond its floor is held against it for no longer than its dearest raw output is worth: a
             # stage that had the loop to itself for a while would starve afterwards.
             stage.due_ns = max(stage.due_ns, now + pause)
+
+    def _with_first_audio(self, first: Stage | None) -> Stage | None:
+        """The stage that goes first when those at which first audio waits count as seen."""
+        for stage in self._may_bring_first_audio:
+            if stage.has_first_audio() and (first is None or not first.final_output or stage.stage_id > first.stage_id):
+                return stage
+        return first
 
     def _ask_plugin(self, first: Stage | None) -> Stage | None:
         waiting = {

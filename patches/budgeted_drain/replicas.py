@@ -10,6 +10,10 @@ from typing import Any
 from .arrivals import Arrivals
 
 
+def _always(_replica_id: int) -> bool:
+    return True
+
+
 class Replica:
     """One replica of a stage: the client that was in one slot of upstream's pool when it was looked at.
 
@@ -18,20 +22,23 @@ class Replica:
         pool: Upstream's ``StagePool``.
         replica_id: The slot.
         client: Upstream's client in that slot.
+        is_available: Upstream's word whether a slot of that pool is polled.
     """
 
-    __slots__ = ("client", "pool", "replica_id", "stage_id")
+    __slots__ = ("client", "is_available", "pool", "replica_id", "stage_id")
 
-    def __init__(self, stage_id: int, pool: Any, replica_id: int, client: Any) -> None:
+    def __init__(
+        self, stage_id: int, pool: Any, replica_id: int, client: Any, is_available: Callable[[int], bool]
+    ) -> None:
         self.stage_id = stage_id
         self.pool = pool
         self.replica_id = replica_id
         self.client = client
+        self.is_available = is_available
 
     def is_gone(self) -> bool:
         """Whether it was evicted, detached, replaced or marked unavailable meanwhile."""
-        pool = self.pool
-        return pool.clients[self.replica_id] is not self.client or not pool.is_replica_available(self.replica_id)
+        return self.pool.clients[self.replica_id] is not self.client or not self.is_available(self.replica_id)
 
 
 class QueuedReplica(Replica):
@@ -42,16 +49,40 @@ class QueuedReplica(Replica):
         waiting: The raw outputs in that queue; read only, the queue is upstream's.
         arrivals: When these came, and of which requests they are.
         awaited_by: The ends that are held until it has passed a number: a heap of number, tie breaker, ``HeldEnd``.
+        first_audio: Number of the last that brought somebody's first audio.
     """
 
-    __slots__ = ("arrivals", "awaited_by", "stage", "waiting")
+    __slots__ = ("arrivals", "awaited_by", "first_audio", "stage", "waiting")
 
-    def __init__(self, stage: Stage, replica_id: int, client: Any, waiting: deque[Any], clock: Iterator[int]) -> None:
-        super().__init__(stage.stage_id, stage.pool, replica_id, client)
+    def __init__(
+        self,
+        stage: Stage,
+        replica_id: int,
+        client: Any,
+        waiting: deque[Any],
+        clock: Iterator[int],
+        is_available: Callable[[int], bool] = _always,
+    ) -> None:
+        super().__init__(stage.stage_id, stage.pool, replica_id, client, is_available)
         self.stage = stage
         self.waiting = waiting
         self.arrivals = Arrivals(waiting, clock)
         self.awaited_by: list[tuple[float, int, Any]] = []
+        self.first_audio = -1
+
+    def note_put(self) -> None:
+        """A raw output was put into the queue of a stage that may send first audio."""
+        self.arrivals.note_put()
+        self.look_for_first_audio(self.waiting[-1])
+
+    def look_for_first_audio(self, raw_outputs: Any) -> None:
+        """Note whether the raw output that came last brings first audio."""
+        key = self.stage.first_audio_key
+        for entry in getattr(raw_outputs, "outputs", ()):
+            payload = getattr(entry, "multimodal_output", None)
+            if isinstance(payload, dict) and key in payload:
+                self.first_audio = self.arrivals.last_number()
+                return
 
 
 class Stage:
@@ -64,14 +95,17 @@ class Stage:
         replicas: The one whose turn it is first.
         due_ns: When it is due, on the clock of processing time.
         pause_ns: What must be spent for its floor to be worth a raw output such as its last one.
+        first_audio_key: By what first audio is known that upstream gives the user although the stage is none that is
+            seen; None where there is no such thing.
     """
 
-    __slots__ = ("due_ns", "final_output", "pause_ns", "pool", "replicas", "stage_id")
+    __slots__ = ("due_ns", "final_output", "first_audio_key", "pause_ns", "pool", "replicas", "stage_id")
 
-    def __init__(self, stage_id: int, pool: Any) -> None:
+    def __init__(self, stage_id: int, pool: Any, first_audio_key: str | None = None) -> None:
         self.stage_id = stage_id
         self.pool = pool
         self.final_output = bool(pool.final_output)
+        self.first_audio_key = None if self.final_output else first_audio_key
         self.replicas: deque[QueuedReplica] = deque()
         self.due_ns = self.pause_ns = 0.0
 
@@ -91,6 +125,10 @@ class Stage:
             if replica.waiting:
                 return True
         return False
+
+    def has_first_audio(self) -> bool:
+        """Whether first audio waits at any of its replicas."""
+        return any(replica.first_audio > replica.arrivals.taken for replica in self.replicas)
 
     def is_awaited(self) -> bool:
         """Whether an end is held until one of its replicas has come further."""

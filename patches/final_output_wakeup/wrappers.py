@@ -13,9 +13,15 @@ from time import thread_time_ns
 from typing import Any
 from weakref import WeakSet
 
-from janus import SyncQueueShutDown
-
 from omni_fastpath.ledger import runtime
+
+try:
+    from janus import SyncQueueShutDown
+except ImportError:  # janus 1, whose closed queue says RuntimeError
+
+    class SyncQueueShutDown(Exception):  # type: ignore[no-redef]  # noqa: N818 - named as in janus 2
+        """Never raised."""
+
 
 _counters = runtime("final_output_wakeup").counters
 

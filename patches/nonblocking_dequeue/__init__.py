@@ -30,6 +30,18 @@ from omni_fastpath.declare import Add, Call, Counter, Fit, Patch, Pin, Process
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
+SEAMS = (
+    Add(
+        CORE_CLIENT,
+        "AsyncMPClient.get_output_nowait",
+        function="get_output_nowait",
+        probe="difference_of_upstreams_own",
+    ),
+    Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
+    Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
+    Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),
+)
+
 PATCH = Patch(
     name="nonblocking_dequeue",
     summary="a dequeue on the stage-output client that never waits",
@@ -40,19 +52,7 @@ PATCH = Patch(
         Counter("empty", "calls that found the queue empty"),
     ),
     rows=(
-        Fit(
-            releases=("0.30.0",),
-            seams=(
-                Add(
-                    CORE_CLIENT,
-                    "AsyncMPClient.get_output_nowait",
-                    function="get_output_nowait",
-                    probe="difference_of_upstreams_own",
-                ),
-                Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
-                Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
-                Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),
-            ),
-        ),
+        Fit(releases=("0.22.0", "0.24.0", "0.26.0", "0.28.0", "0.30.0"), seams=SEAMS),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=SEAMS),
     ),
 )

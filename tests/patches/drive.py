@@ -45,6 +45,31 @@ def switched_on(**values: Any) -> Iterator[None]:
 
 
 @contextmanager
+def only(*names: str) -> Iterator[None]:
+    """These patches alone installed, as a server installs them, and taken off afterwards; for every release.
+
+    Skips where one of them is not for this release.
+    """
+    from omni_fastpath import config
+    from omni_fastpath.declare import Process, State
+    from omni_fastpath.install import apply, uninstall
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    apply(config.resolve([], {f"OMNI_FASTPATH_{name.upper()}": "1" for name in names}, PATCHES), Process.SERVER)
+    entries = [LEDGER.named(name) for name in names]
+    try:
+        for entry in entries:
+            if entry.state in (State.SUPERSEDED, State.NOT_APPLICABLE):
+                pytest.skip(f"{entry.patch.name} is {entry.state.value} on this release")
+            assert entry.state is State.APPLIED, entry.reason
+        yield
+    finally:
+        for patch in reversed(PATCHES):
+            uninstall(patch)
+
+
+@contextmanager
 def recording() -> Iterator[Any]:
     """A built-in recorder, registered meanwhile."""
     from omni_fastpath.hooks import HOOKS

@@ -56,7 +56,7 @@ def both(event_driven: bool) -> Iterator[Callable[..., tuple[list[Any], list[Any
         uninstall(patch)
 
 
-def _three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
+def three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
     """Requests of mixed lengths on two replicas a stage; thinker text, talker codes, code2wav N N N A."""
 
     def script(pipeline: Any) -> None:
@@ -103,7 +103,7 @@ def test_messages_are_the_same(both: Any, kind: str, seed: int, bursts: bool) ->
     from vllm.sampling_params import RequestOutputKind
 
     stock, fast = both(
-        _three_stage_script(seed, RequestOutputKind[kind], bursts=bursts),
+        three_stage_script(seed, RequestOutputKind[kind], bursts=bursts),
         stages=_stages(2),
     )
     assert sequences(fast) == sequences(stock)

@@ -51,11 +51,19 @@ class _World:
         self.request_states: dict[str, Any] = {}
         self._shutdown_event = asyncio.Event()
         self.counters = {"held": 0, "judge_errors": 0}
-        self.members = Membership(self, lambda _client: queued, count(), lambda: None)
+        self.members = Membership(
+            self,
+            lambda _client: queued,
+            count(),
+            lambda: None,
+            available_ids=_World.available_replica_ids,
+            availability=lambda _pool: self.is_replica_available,
+        )
         held_ends, precedence, clock = HeldEnds(), Precedence({}, "error"), count()
         self.dispatcher = Dispatcher(
             self,
             dequeue=self._dequeue,
+            read=_World._poll_stage_raw,
             is_diffusion_start=lambda _output: False,
             members=self.members,
             held_ends=held_ends,

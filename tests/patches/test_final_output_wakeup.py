@@ -5,13 +5,39 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import janus
 import pytest
 
-pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
+from tests.patches.drive import only
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+
+@pytest.fixture(autouse=True)
+def _on() -> Iterator[None]:
+    """The patch alone."""
+    with only("final_output_wakeup"):
+        yield
+
+
+def needs_event_driven_drain() -> None:
+    """Skip where the front end of this release has no event-driven drain."""
+    from benchmarks.rigs.upstream import OmniEngineBase
+
+    if not hasattr(OmniEngineBase, "get_output_blocking_async"):
+        pytest.skip("this release has no event-driven drain")
+
+
+@pytest.fixture
+def event_driven_drain() -> None:
+    """For what this release has only if its front end has the event-driven drain."""
+    needs_event_driven_drain()
+
+
+EVENT_DRIVEN = pytest.mark.usefixtures("event_driven_drain")
 
 
 class _Alive:
@@ -22,11 +48,11 @@ class _Alive:
 
 
 def _engine() -> tuple[Any, _Alive]:
-    from vllm_omni.engine.omni_engine_base import OmniEngineBase
+    from benchmarks.rigs.upstream import OmniEngineBase, give_output
 
     class Engine(OmniEngineBase):  # type: ignore[misc]
         def __init__(self) -> None:  # no super(): there are no stages
-            self.output_queue = janus.Queue()
+            give_output(self, janus.Queue(), None, event_driven=False)
             self.alive = _Alive()
 
         def is_alive(self) -> bool:
@@ -155,6 +181,8 @@ def test_a_closed_front_end_does_not_disturb_the_orchestrator() -> None:
 @pytest.mark.parametrize("drain", ["try_get_output_async", "get_output_blocking_async"])
 async def test_nothing_is_lost_or_reordered_under_load(drain: str) -> None:
     """Ten thousand messages from another thread, in bursts and singly, arrive once each and in order."""
+    if drain == "get_output_blocking_async":
+        needs_event_driven_drain()
     engine, _ = _engine()
     total = 10_000
 
@@ -215,6 +243,7 @@ async def test_a_second_waiter_that_gives_up_leaves_the_first_armed() -> None:
 # ---- The event-driven drain ----
 
 
+@EVENT_DRIVEN
 @pytest.mark.parametrize("which", [0, 1], ids=["asyncio", "uvloop"])
 def test_a_message_from_another_thread_wakes_the_event_driven_drain(
     which: int, monkeypatch: pytest.MonkeyPatch
@@ -246,6 +275,7 @@ def test_a_message_from_another_thread_wakes_the_event_driven_drain(
     assert engine._output_drain_executor is None
 
 
+@EVENT_DRIVEN
 @pytest.mark.parametrize("timeout", [{}, {"timeout": 1.0}, {"timeout": 0.25}])
 async def test_the_event_driven_drain_takes_what_waits(timeout: dict[str, float]) -> None:
     """With something in the queue nobody waits: a timeout that is given, upstream's default, one just long enough."""
@@ -258,6 +288,7 @@ async def test_the_event_driven_drain_takes_what_waits(timeout: dict[str, float]
     assert engine._output_drain_executor is None
 
 
+@EVENT_DRIVEN
 async def test_silence_ends_the_event_driven_drains_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a message the wait gives None after its interval and a look at the orchestrator, within any timeout."""
     from omni_fastpath.patches.final_output_wakeup import wrappers
@@ -278,6 +309,7 @@ async def test_silence_ends_the_event_driven_drains_wait(monkeypatch: pytest.Mon
     assert engine._output_drain_executor is None
 
 
+@EVENT_DRIVEN
 async def test_a_dead_orchestrator_is_noticed_by_the_event_driven_drain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Death during the silence raises upstream's own error after the wait; what waits is still returned first."""
     from omni_fastpath.patches.final_output_wakeup import wrappers
@@ -294,6 +326,7 @@ async def test_a_dead_orchestrator_is_noticed_by_the_event_driven_drain(monkeypa
     assert engine._output_drain_executor is None
 
 
+@EVENT_DRIVEN
 async def test_a_shorter_timeout_than_ours_is_upstreams() -> None:
     """Who asks for less than our wait gets upstream's own function, its thread included."""
     engine, alive = _engine()
@@ -312,49 +345,48 @@ async def test_a_shorter_timeout_than_ours_is_upstreams() -> None:
         engine._output_drain_executor.shutdown()
 
 
-async def test_upstreams_event_driven_drain_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@EVENT_DRIVEN
+async def test_upstreams_event_driven_drain_needs_no_thread() -> None:
     """The front end's own loop in event-driven mode gets every message, in order, and makes no thread."""
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
+    from types import SimpleNamespace
 
-    monkeypatch.setenv("VLLM_OMNI_EVENT_DRIVEN_ORCH", "1")
-    engine, _ = _engine()
-    routed: list[Any] = []
-    done = asyncio.Event()
+    from vllm_omni.engine.messages import ErrorMessage
 
-    def route(message: Any) -> bool:
-        routed.append(message)
-        if message == 2:
-            done.set()
-        return True
+    from benchmarks.rigs.inprocess import front_end
 
-    front_end = object.__new__(AsyncOmni)
-    front_end.engine, front_end.final_output_task, front_end.request_states = engine, None, {}
-    front_end._route_engine_message = route
-    front_end._final_output_handler()
+    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=threading.current_thread())
+    routed: asyncio.Queue[Any] = asyncio.Queue()
+    found = front_end(pipeline, {"one": routed}, event_driven=True)
+    found._final_output_handler()
     await asyncio.sleep(0.01)
-    producer = threading.Thread(target=lambda: [engine.output_queue.sync_q.put(number) for number in range(3)])
+
+    def produce() -> None:
+        for number in range(3):
+            pipeline.outputs.sync_q.put(ErrorMessage(error=str(number), request_id="one", fatal=False))
+
+    producer = threading.Thread(target=produce)
     producer.start()
-    await asyncio.wait_for(done.wait(), 10)
+    got = [await asyncio.wait_for(routed.get(), 30) for _ in range(3)]
     producer.join()
-    front_end.final_output_task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await front_end.final_output_task
-    assert routed == [0, 1, 2]
-    assert engine._output_drain_executor is None
+    found.final_output_task.cancel()
+    await asyncio.gather(found.final_output_task, return_exceptions=True)
+    assert [message.error for message in got] == ["0", "1", "2"]
+    assert found.engine._output_drain_executor is None
 
 
 def test_taking_the_patch_off_leaves_upstreams_functions() -> None:
-    """Both slots hold upstream's own functions again, and the blocking drain makes its thread as on stock."""
-    from vllm_omni.engine.omni_engine_base import OmniEngineBase
-
+    """The slots hold upstream's own functions again, and a blocking drain makes its thread as on stock."""
+    from benchmarks.rigs.upstream import OmniEngineBase
     from omni_fastpath.install import uninstall
     from omni_fastpath.ledger import LEDGER
 
-    names = ("try_get_output_async", "get_output_blocking_async")
+    names = [name for name in ("try_get_output_async", "get_output_blocking_async") if hasattr(OmniEngineBase, name)]
     own = {name: vars(OmniEngineBase)[name].__wrapped__ for name in names}
     uninstall(LEDGER.named("final_output_wakeup").patch)
     assert {name: vars(OmniEngineBase)[name] for name in names} == own
     assert all(type(function).__name__ == "function" for function in own.values())
+    if len(names) == 1:
+        return
     engine, _ = _engine()
     engine.output_queue.sync_q.put_nowait("ready")
     assert asyncio.run(engine.get_output_blocking_async(timeout=1.0)) == "ready"
@@ -407,7 +439,7 @@ async def _drained(event_driven: bool, messages: int) -> list[int]:
 
     from benchmarks.rigs.inprocess import front_end
 
-    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), thread=threading.current_thread())
+    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=threading.current_thread())
     for number in range(messages):
         pipeline.outputs.sync_q.put_nowait(ErrorMessage(error=str(number), request_id="one", fatal=False))
     watch = _Watch(messages)
@@ -424,6 +456,8 @@ async def test_a_full_queue_does_not_keep_the_event_loop_to_itself(event_driven:
     """Of a thousand messages that wait, a few are taken, then everybody else has a turn, and so on."""
     from omni_fastpath.patches.final_output_wakeup.wrappers import _LARGEST_BATCH
 
+    if event_driven:
+        needs_event_driven_drain()
     batches = await _drained(event_driven, 1000)
     assert max(batches) <= _LARGEST_BATCH
     assert sum(batches) == 1000

@@ -49,10 +49,18 @@ class _Puts:
         self.calls += 1
 
 
-def members(*pools: _Pool, can_dequeue: bool = True, on_put: Any = lambda: None) -> Membership:
+def members(*pools: _Pool, can_dequeue: bool = True, on_put: Any = lambda: None, key: str | None = None) -> Membership:
     """The membership of an orchestrator with these pools."""
     orchestrator = SimpleNamespace(num_stages=len(pools), stage_pools=pools)
-    return Membership(orchestrator, lambda _client: can_dequeue, count(), on_put)
+    return Membership(
+        orchestrator,
+        lambda _client: can_dequeue,
+        count(),
+        on_put,
+        available_ids=lambda pool: pool.available_replica_ids(),
+        availability=lambda pool: pool.is_replica_available,
+        first_audio_key=key,
+    )
 
 
 def slots(replicas: Any) -> list[tuple[int, int]]:
@@ -123,6 +131,31 @@ def test_other_client_in_a_slot_is_another_replica() -> None:
     assert (has_notifier(old), has_notifier(new)) == (False, True)
     assert found.stages == [stage]
     assert list(stage.replicas) == joined
+
+
+def test_first_audio_is_seen_when_it_comes_or_is_there_already() -> None:
+    """At a stage that nobody sees, by the key that upstream knows it by; an exception in the queue has none."""
+
+    def raw(key: str) -> Any:
+        return SimpleNamespace(
+            outputs=[SimpleNamespace(multimodal_output=None), SimpleNamespace(multimodal_output={key: 1})]
+        )
+
+    pools = _Pool(client(raw("first"))), _Pool(client(raw("other"))), _Pool(client(raw("first")))
+    pools[2].final_output = True
+    pools[0].final_output = pools[1].final_output = False
+    found = members(*pools, key="first")
+    found.look(0)
+    assert [stage.first_audio_key for stage in found.stages] == ["first", "first", None]
+    assert [stage.has_first_audio() for stage in found.stages] == [True, False, False]
+    stage = found.stages[1]
+    for item, has_some in ((EOFError(), False), (raw("first"), True), (raw("other"), True)):
+        pools[1].clients[0].outputs_queue.put_nowait(item)
+        assert stage.has_first_audio() is has_some
+    for has_some in (True, True, False, False):
+        pools[1].clients[0].outputs_queue.get_nowait()
+        stage.replicas[0].arrivals.note_taken()
+        assert stage.has_first_audio() is has_some
 
 
 def test_what_can_only_be_polled() -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.upstream
+from tests.patches.drive import only
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    """The patch alone."""
+    with only("nonblocking_dequeue"):
+        yield
 
 
 @pytest.fixture
@@ -142,7 +152,8 @@ def test_upstreams_own_is_never_overwritten(monkeypatch: pytest.MonkeyPatch, met
 
     monkeypatch.setattr(AsyncMPClient, "get_output_nowait", method, raising=False)
     try:
-        apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
+        asked = {"OMNI_FASTPATH_NONBLOCKING_DEQUEUE": "1", "OMNI_FASTPATH_BUDGETED_DRAIN": "1"}
+        apply(config.resolve([], asked, PATCHES), Process.SERVER)
         assert AsyncMPClient.get_output_nowait is method
         assert LEDGER.named("nonblocking_dequeue").state.value == state
         drain = LEDGER.named("budgeted_drain").state.value

@@ -74,6 +74,36 @@ def test_order_of_stages(order: str, ranked: list[int], passes: list[int]) -> No
     assert choices(ordered(order, *members), 99) == passes
 
 
+@pytest.mark.parametrize(
+    ("order", "passes"),
+    [
+        ("visible_first", [2, 1, 1, 0, 0, 0, 1]),
+        ("downstream_first", [2, 1, 1, 1, 0, 0, 0]),
+        ("stage_order", [0, 1, 2, 0, 1, 0, 1]),
+    ],
+)
+def test_stage_at_which_first_audio_waits_counts_as_seen(order: str, passes: list[int]) -> None:
+    """Until the raw output that brings it is taken, and only where those that are seen go first."""
+    talker = Stage(1, SimpleNamespace(final_output=False), "first")
+    entries: list[Any] = [SimpleNamespace(multimodal_output={key: 1}) for key in ("codes", "first", "codes")]
+    waiting = deque(SimpleNamespace(outputs=[entry]) for entry in entries)
+    replica = QueuedReplica(talker, 0, None, deque(), count())
+    for raw_outputs in waiting:
+        replica.waiting.append(raw_outputs)
+        replica.note_put()
+    talker.replicas.append(replica)
+    made = ordered(order, stage(0, 3), talker, stage(2, 1))
+    found = []
+    while (chosen := made.next()) is not None:
+        taken = chosen.take_turn()
+        assert taken is not None
+        taken.waiting.popleft()
+        taken.arrivals.note_taken()
+        made.pass_ended(chosen)
+        found.append(chosen.stage_id)
+    assert found == passes
+
+
 def test_turns_go_round_past_the_idle() -> None:
     """In ``stage_order`` the turn goes to the next stage that has something, and comes round."""
     members = [stage(0, 3), stage(1), stage(2, 1)]
