@@ -42,19 +42,20 @@ Scope:
     waits stands in one deque again, in the order of arrival, and one lane sends it.
 Fragility:
     Replaces the adapter's deque by an object with the four operations that upstream uses, right after the adapter is
-    made, which the scheduler's constructor does up to 0.26; ``save_loop`` and the adapter's constructor are pinned. Relies on ``Scheduler.schedule`` to count ``current_step`` and
-    to skip by ``next_decode_eligible_step``; that body is pinned too. Unfetched chunks are looked up under the names
-    that ``SharedMemoryConnector`` gives its segments and in its own list of them; ``put`` and ``reap_consumed`` are
-    pinned. That a payload may wait as it is follows from how the runner makes it (`payload`): what it slices is pinned.
+    made, which the scheduler's constructor does up to 0.26; ``save_loop`` and the adapter's constructor are pinned.
+    Relies on ``Scheduler.schedule`` to count ``current_step`` and to skip by ``next_decode_eligible_step``; that body
+    is pinned too. Unfetched chunks are looked up under the names that ``SharedMemoryConnector`` gives its segments and
+    in its own list of them; ``put`` and ``reap_consumed`` are pinned. That a payload may wait as it is follows from how
+    the runner makes it (`payload`): what it slices is pinned.
     Read: of the scheduler ``chunk_transfer_adapter``, ``vllm_config``, ``use_v2_model_runner``, ``num_spec_tokens``,
     ``running`` and ``current_step``; of a request ``request_id``, ``external_req_id``, ``num_output_placeholders``,
     ``num_computed_tokens``, ``is_prefill_chunk`` and ``additional_information`` (``omni_final_stage_id``); of the
     adapter ``save_thread``, ``_save_cond``, ``stop_event``, ``connector``, ``custom_process_next_stage_input_func``,
-    ``custom_process_next_stage_input_batch_func``, ``_sender_tokens``, ``_sender_state_lock`` and ``put_req_chunk``; of the connector ``stage_id``, ``_metrics``, ``_pending_keys`` and
-    ``_pending_keys_lock``; of a task ``request``, ``multimodal_output`` (0.22: ``pooling_output``), ``is_finished``,
-    ``cleanup_shm`` and ``release_shm``; one of another shape makes the queue step aside. Set:
-    ``_pending_save_reqs`` of the adapter, ``next_decode_eligible_step`` of a request, an attribute of ours on the
-    scheduler.
+    ``custom_process_next_stage_input_batch_func``, ``_sender_tokens``, ``_sender_state_lock`` and ``put_req_chunk``; of
+    the connector ``stage_id``, ``_metrics``, ``_pending_keys`` and ``_pending_keys_lock``; of a task ``request``,
+    ``multimodal_output`` (0.22: ``pooling_output``), ``is_finished``, ``cleanup_shm`` and ``release_shm``; one of
+    another shape makes the queue step aside. Set: ``_pending_save_reqs`` of the adapter, ``next_decode_eligible_step``
+    of a request, an attribute of ours on the scheduler.
 Upstream thread:
     vllm-omni PR #3690 (a global semaphore, closed), vllm-omni issue #3535 (credits per stream, proposed).
 Remove when:
