@@ -70,7 +70,7 @@ def stage_config(folder: Path) -> Any:
             async_scheduling=True,
             scheduler_cls="vllm_omni.core.sched.omni_ar_scheduler.OmniARAsyncScheduler",
         ),
-        cache_config=CacheConfig(block_size=16),
+        cache_config=CacheConfig(block_size=16, enable_prefix_caching=False),
         device_config=DeviceConfig("cpu"),
     )
     config.cache_config.num_gpu_blocks = 4096
