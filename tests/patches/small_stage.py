@@ -46,6 +46,32 @@ def _has_payload_fields() -> bool:
     return "inter_stage_outputs" in {each.name for each in dataclasses.fields(OmniModelRunnerOutput)}
 
 
+def _known_model() -> str:
+    """The name of an architecture that vLLM knows without importing itself again in a process to look at it."""
+    import torch
+    from vllm.model_executor.models import ModelRegistry
+
+    class NoModel(torch.nn.Module):
+        """What vLLM asks of a model that generates text; nobody runs it."""
+
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+            super().__init__()
+
+        def embed_input_ids(self, input_ids: Any) -> Any:
+            raise NotImplementedError
+
+        get_input_embeddings = embed_input_ids
+
+        def forward(self, input_ids: Any, positions: Any) -> Any:
+            raise NotImplementedError
+
+        def compute_logits(self, hidden_states: Any) -> Any:
+            raise NotImplementedError
+
+    ModelRegistry.register_model("NoModelForCausalLM", NoModel)
+    return "NoModelForCausalLM"
+
+
 def stage_config(folder: Path) -> Any:
     """A ``VllmConfig`` of a tiny model, with what vLLM-Omni's stages have besides.
 
@@ -55,7 +81,7 @@ def stage_config(folder: Path) -> Any:
     import vllm_omni  # noqa: F401 - replaces vLLM's Request before anything takes it
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 
-    model = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "float32", "vocab_size": 1000}
+    model = {"architectures": [_known_model()], "model_type": "qwen3", "torch_dtype": "float32", "vocab_size": 1000}
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "max_position_embeddings": 4096}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
     (folder / "config.json").write_text(json.dumps(model | sizes | heads))
@@ -133,6 +159,7 @@ class SmallStage:
         self.adapter.connector.put = self._noted
         self._counts: dict[str, int] = defaultdict(int)
         self._streams: set[str] = set()
+        self._aborted: set[str] = set()
 
     def _noted(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
         assert self.open.wait(PATIENCE_S)
@@ -175,6 +202,13 @@ class SmallStage:
         self._streams.add(request.external_req_id)
         self.scheduler.add_request(request)
         return request
+
+    def abort(self, name: str) -> None:
+        """Abort a request, as when its client goes away."""
+        from vllm.v1.request import RequestStatus
+
+        self._aborted.add(name)
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def stream(self, name: str) -> str:
         """The stream of a request."""
@@ -230,4 +264,6 @@ class SmallStage:
 
     def _is_owed(self) -> bool:
         """Whether a payload that was made is not in the connector yet; each makes a chunk."""
-        return sum(map(len, self.chunks.values())) < sum(self._counts.values()) or bool(self.adapter._pending_save_reqs)
+        live = {name: count for name, count in self._counts.items() if name not in self._aborted}
+        put = sum(len(self.chunks[self.stream(name)]) for name in live)
+        return put < sum(live.values()) or len(self.adapter._pending_save_reqs) > 0

@@ -134,7 +134,6 @@ def test_gate_leaves_duplex_sessions_alone() -> None:
     from omni_fastpath.patches.forward_gate import PATCH
 
     LEDGER.entry(PATCH)
-    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
     from vllm_omni.config.stage_config import PipelineConfig
     from vllm_omni.engine.arg_utils import OmniEngineArgs
 
@@ -144,6 +143,11 @@ def test_gate_leaves_duplex_sessions_alone() -> None:
     assert not upstream.serves_duplex(SimpleNamespace(session_mode="turn"), None)
     if hasattr(OmniEngineArgs, "session_mode"):
         return
+    assert not upstream.serves_duplex(SimpleNamespace(), print)
+    if not hasattr(PipelineConfig, "duplex_control_enabled"):
+        return
+    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
+
     may = set()
     for pipeline in OMNI_PIPELINES.values():
         for stage in pipeline.stages if isinstance(pipeline, PipelineConfig) else ():
@@ -151,7 +155,7 @@ def test_gate_leaves_duplex_sessions_alone() -> None:
             processor = SimpleNamespace(__module__=module, __qualname__=name)
             if name and upstream.serves_duplex(SimpleNamespace(), processor):
                 may.add(pipeline.model_type)
-    assert may == ({"minicpmo_4_5"} if hasattr(PipelineConfig, "duplex_control_enabled") else set())
+    assert may == {"minicpmo_4_5"}
 
 
 # ---- save_queue_cap ----
@@ -223,6 +227,27 @@ def test_streams_are_held_where_upstream_can(config: Any) -> None:
             assert entry.counters["holds"] == 0
             assert "no stream is held" in entry.reason
             assert all(steps)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_abort_costs_the_others_nothing(mode: str, config: Any) -> None:
+    """What was queued of an aborted request goes out in order or not at all, as upstream has it; the others' does."""
+    with patched("save_queue_cap", **MODES[mode]) as entries:
+        with SmallStage(config) as stage:
+            for name, tokens in TOKENS.items():
+                stage.add(name, tokens=tokens)
+            stage.open.clear()
+            for _ in range(5):
+                stage.step()
+            stage.abort("b")
+            stage.step()
+            stage.open.set()
+            stage.run()
+            complete(stage, {name: tokens for name, tokens in TOKENS.items() if name != "b"})
+            found = [codes[0] for _, codes, _ in stage.chunks[stage.stream("b")]]
+            assert found == list(range(len(found)))
+        entry = entries["save_queue_cap"]
+        assert (entry.state, entry.counters["stepped_aside"]) == (State.APPLIED, 0)
 
 
 @pytest.mark.parametrize("mode", MODES)
