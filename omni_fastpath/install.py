@@ -231,7 +231,8 @@ def _install_fit(patch: Patch, row: Fit) -> State:
 def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
     installation = _Installation(patch)
     try:
-        LEDGER.entry(patch)  # the wrappers look up their runtime while they are imported
+        # The wrappers look up their runtime while they are imported.
+        LEDGER.entry(patch).remarks = row.remarks
         wrappers = importlib.import_module(patch.wrappers_of(row))
         installation.in_use, installation.taken_off = _named(wrappers, patch.in_use), _named(wrappers, patch.taken_off)
         for slot in slots:

@@ -49,6 +49,7 @@ class Entry:
         origin: Who switched it on or off; empty for one that nobody mentions.
         options: The values in force; None before any were.
         counters: Its engagement counters by name.
+        remarks: What is to be said of it on this release, whatever it says itself while it is applied.
     """
 
     patch: Patch
@@ -58,6 +59,7 @@ class Entry:
     origin: str = ""
     options: Options | None = None
     counters: dict[str, int] = field(default_factory=dict)
+    remarks: str = ""
 
     def __post_init__(self) -> None:
         for counter in self.patch.counters:
@@ -177,7 +179,8 @@ class PatchRuntime:
 
     def report(self, state: State, reason: str) -> None:
         """Set the patch's state for this process."""
-        LEDGER.set(self.entry.patch, state, reason)
+        remarks = self.entry.remarks if state is State.APPLIED else ""
+        LEDGER.set(self.entry.patch, state, f"{reason}; {remarks}" if remarks else reason)
 
 
 def runtime(name: str) -> PatchRuntime:

@@ -1,18 +1,19 @@
 """What a stage sends to the next one through the connector is not sent to the orchestrator as well.
 
 What:
-    Under async-chunk a middle AR stage (Qwen3-Omni's talker) hands its payload to the next stage through the connector,
-    and its scheduler puts the same payload into the outputs for the orchestrator. With the patch those outputs leave
-    the stage with the part that clients may see (the roots ``model_outputs``, ``audio``, ``sr``, ``image``... and the
-    marks of a spoken turn; upstream's ``partition_flat_payload`` says which) and without the rest. Whether there is an
-    output, its tokens, finish reason and statistics stay as they were. What remains of a payload with nothing to see
-    is None, as upstream's own split leaves it: an output processor takes None and an empty payload alike, and on
-    the wire both are one byte.
+    Under async-chunk a middle AR stage (Qwen3-Omni's talker; on 0.22 its thinker too) hands its payload to the next
+    stage through the connector, and its scheduler puts the same payload into the outputs for the orchestrator. With the
+    patch those outputs leave the stage with the part that clients may see (the roots ``model_outputs``, ``audio``,
+    ``sr``, ``image``... and the marks of a spoken turn; upstream's ``partition_flat_payload`` says which) and without
+    the rest. Whether there is an output, its tokens, finish reason and statistics stay as they were. What remains of a
+    payload with nothing to see is None, as upstream's own split leaves it: an output processor takes None and an empty
+    payload alike, and on the wire both are one byte.
 Why:
     The orchestrator decodes the payload, keeps every step's, copies them into each output and joins them at the
     request's end, on the thread that routes everybody's audio, and nobody reads the result. Upstream split the payload
-    in 0.24, for the stage that its connector calls a sender. From 0.26 to 0.30 (model runner v1) a middle stage has the
-    connector of its incoming edge, is called a receiver, and sends everything twice.
+    in 0.24, of every stage; before that, on 0.22, every AR stage sends everything twice. From 0.26 on (model runner v1)
+    only the stage that its connector calls a sender has its payload split: a middle stage has the connector of its
+    incoming edge, is called a receiver, and sends everything twice.
 Why not a hook:
     Upstream has none between the model runner's output and the scheduler's.
 Scope:
@@ -21,9 +22,13 @@ Scope:
     ``not_applicable``: generation stages, no async-chunk, model runner v2, final-output stages, stages that make audio,
     images or video, duplex deployments, KV transfer (PD prefill), and stages whose payload the orchestrator may have to
     hand on: stage 0 without a connector, and stages without a processor for chunks. A stage process does not know its
-    next stage. That one receives chunks follows from the processor: upstream refuses to start where the two ends of an
-    edge whose producer has a processor for chunks differ in async-chunk. Such a processor is known by its parameters,
-    a step's payload and ``is_finished``; one for whole payloads lacks the first or both.
+    next stage. That one receives chunks follows from the processor: from 0.30 on upstream refuses to start where the
+    two ends of an edge whose producer has a processor for chunks differ in async-chunk; on 0.26 and 0.28 it asks the
+    next stage's connector alone; on 0.22 async-chunk is the whole pipeline's. Such a processor is known by its
+    parameters, a step's payload and ``is_finished``; one for whole payloads lacks the first or both.
+    Up to 0.28 a stage process does not know whether its stage is a final-output one: clients get what the roots say, as
+    they do by upstream's own split of a thinker. On 0.26 it does not know either whether the deployment serves duplex
+    sessions: stages of pipelines that may serve them are left alone.
     Left alone request by request: pooling requests, streaming sessions in all their segments, CFG companions. Left
     alone step by step: an output whose payload list is not the very list that goes to the connector, as when the model
     names the keys that its clients get (``omni_client_multimodal_output_keys``).
@@ -33,8 +38,8 @@ Fragility:
     to the outputs is relied on; so is the check of the edges. Not seen: a middle stage of four or more with a processor
     for chunks and no connector on its outgoing edge, while the stage after it has one of its own going out. Upstream
     hands on through the orchestrator there, and leaves the stage's chunks in shared memory; no pipeline of 0.30 is like
-    that. Dicts in ``pooling_output`` are gated where a release has no split at all (0.22); 0.30 packs them into another
-    field, which only model runner v2 uses.
+    that. Dicts in ``pooling_output`` are gated where a release has no split at all (0.22, whose roots are those of
+    upstream's first split); later ones pack them into another field, which only model runner v2 uses.
     Read: of the scheduler ``vllm_config``, ``requests`` and ``chunk_transfer_adapter``, of that
     ``custom_process_next_stage_input_func``; of the model's configuration ``async_chunk``, ``use_v2_model_runner``,
     ``worker_type``, ``final_output``, ``engine_output_type``, ``session_mode``, ``stage_id`` and ``model_stage``; of a
@@ -49,10 +54,48 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Call, Counter, Fit, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Superseded, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
+
+
+def schedulers(body: str) -> tuple[AnySeam, ...]:
+    """The slots, the same on all releases but for this body."""
+    return (
+        Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
+        Wrap(
+            AR_SCHEDULER,
+            "OmniARScheduler.update_from_output",
+            ("self", "scheduler_output", "model_runner_output"),
+            wrapper="wrapped_update_from_output",
+            fingerprints=(body,),
+        ),
+        Wrap(
+            "vllm_omni.core.sched.omni_generation_scheduler",
+            "OmniGenerationScheduler.__init__",
+            ("self", "args", "kwargs"),
+            wrapper="wrapped_generation_init",
+        ),
+    )
+
+
+SPLIT = (
+    Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
+    Pin(CONNECTORS, "stage_sends_async_output", ("model_config",), fingerprints=("b689853693cedada",)),
+    Call(CONNECTORS, "get_stage_connector_role", ("model_config",)),
+)
+"""Upstream's own split, and which stages have it."""
+
+RECEIVES = Pin(CONNECTORS, "stage_receives_chunks", ("model_config",), fingerprints=("9b212ac8c5a43d51",))
+"""By which the orchestrator hands on; it does not look at whether the next stage has async-chunk."""
+
+EDGES = Pin(
+    "vllm_omni.config.stage_config",
+    "validate_stage_async_chunk_edges",
+    ("pipeline", "deploy"),
+    fingerprints=("f9ab5cee7dc765e0",),
+)
 
 PATCH = Patch(
     name="forward_gate",
@@ -66,33 +109,11 @@ PATCH = Patch(
         Counter("pooling_bytes", "bytes of tensors taken out of pooling_output"),
     ),
     rows=(
-        Fit(
-            releases=("0.30.0",),
-            seams=(
-                Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
-                Wrap(
-                    AR_SCHEDULER,
-                    "OmniARScheduler.update_from_output",
-                    ("self", "scheduler_output", "model_runner_output"),
-                    wrapper="wrapped_update_from_output",
-                    fingerprints=("a26adda69a2c6ef8",),
-                ),
-                Wrap(
-                    "vllm_omni.core.sched.omni_generation_scheduler",
-                    "OmniGenerationScheduler.__init__",
-                    ("self", "args", "kwargs"),
-                    wrapper="wrapped_generation_init",
-                ),
-                Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
-                Pin(CONNECTORS, "stage_sends_async_output", ("model_config",), fingerprints=("b689853693cedada",)),
-                Call(CONNECTORS, "get_stage_connector_role", ("model_config",)),
-                Pin(
-                    "vllm_omni.config.stage_config",
-                    "validate_stage_async_chunk_edges",
-                    ("pipeline", "deploy"),
-                    fingerprints=("f9ab5cee7dc765e0",),
-                ),
-            ),
-        ),
+        Fit(releases=("0.22.0",), seams=schedulers("53930db21a77c7c4")),
+        Superseded(releases=("0.24.0",), by="upstream's model runner splits the payload of every async-chunk stage"),
+        Fit(releases=("0.26.0",), seams=(*schedulers("8d0dfd160861980b"), *SPLIT, RECEIVES)),
+        Fit(releases=("0.28.0",), seams=(*schedulers("bf85504e98475be4"), *SPLIT, RECEIVES)),
+        Fit(releases=("0.30.0",), seams=(*schedulers("a26adda69a2c6ef8"), *SPLIT, EDGES)),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=(*schedulers("9fce850c9b7c64dc"), *SPLIT, EDGES)),
     ),
 )

@@ -12,19 +12,10 @@ import torch
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 
-try:
-    from vllm_omni.distributed.omni_connectors.utils.config import get_stage_connector_role, stage_sends_async_output
-    from vllm_omni.utils.mm_outputs import partition_flat_payload
-except ImportError:  # releases before the split: all that is sent is sent twice
-    get_stage_connector_role = stage_sends_async_output = partition_flat_payload = None
+from . import upstream
 
 _runtime = runtime("forward_gate")
 _counters = _runtime.counters
-
-_CLIENT_ROOTS = frozenset(
-    ("model_outputs", "sr", "audio", "image", "images", "video", "videos", "trajectory_latents", "latents")
-)
-"""What clients may see, where upstream has no function to ask: the roots of its first split."""
 
 _CFG_COMPANION = "__cfg_"
 """In the id of every companion that upstream's input processors make; its output is bundled with its parent's."""
@@ -64,7 +55,7 @@ def verdict(scheduler: Any) -> tuple[State, str]:
         return State.NOT_APPLICABLE, f"{stage} runs without async-chunk: the orchestrator hands its payload on"
     if getattr(model_config, "use_v2_model_runner", False):
         return State.NOT_APPLICABLE, f"{stage} runs on model runner v2, which sends no payload to the orchestrator"
-    if stage_sends_async_output is not None and stage_sends_async_output(model_config):
+    if upstream.stage_sends_async_output is not None and upstream.stage_sends_async_output(model_config):
         return State.SUPERSEDED, f"upstream's model runner splits the payload of {stage} itself"
     for found, obstacle in _obstacles(scheduler, model_config):
         if found:
@@ -79,26 +70,27 @@ def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
     yield worker_type not in (None, "ar"), f"has worker type {worker_type}: only AR stages send chunks"
     yield bool(getattr(model_config, "final_output", False)), "is a final-output stage: its outputs go to the client"
     yield output_type in ("audio", "image", "video"), f"makes {output_type}: its outputs go to the client"
-    duplex = getattr(model_config, "session_mode", "turn") != "turn"
+    processor = getattr(
+        getattr(scheduler, "chunk_transfer_adapter", None), "custom_process_next_stage_input_func", None
+    )
+    duplex = upstream.serves_duplex(model_config, processor)
     yield duplex, "serves duplex sessions, which read its payload in the orchestrator"
     prefill = scheduler.vllm_config.kv_transfer_config is not None
     yield prefill, "transfers its KV cache (PD prefill): the orchestrator hands its payload to the decode stage"
-    unconnected = get_stage_connector_role is not None and get_stage_connector_role(model_config) is None
+    role_of = upstream.get_stage_connector_role
+    unconnected = role_of is not None and role_of(model_config) is None
     yield unconnected, "has no connector: the orchestrator hands its payload on"
-    chunks = _sends_chunks(getattr(scheduler, "chunk_transfer_adapter", None))
-    yield not chunks, "has no processor that makes chunks: the orchestrator hands its payload on"
+    yield not _makes_chunks(processor), "has no processor that makes chunks: the orchestrator hands its payload on"
 
 
-def _sends_chunks(adapter: Any) -> bool:
-    """Whether the adapter has a processor that makes chunks of what a step puts out.
+def _makes_chunks(processor: Any) -> bool:
+    """Whether an input processor makes chunks of what a step puts out.
 
     One for whole payloads is known by its parameters: it lacks the step's payload, or the mark of the last chunk.
     """
-    processor = getattr(adapter, "custom_process_next_stage_input_func", None)
     if processor is None:
         return False
-    payload = "multimodal_output" if partition_flat_payload is not None else "pooling_output"
-    return {payload, "is_finished"} <= set(inspect.signature(processor).parameters)
+    return {upstream.PAYLOAD, "is_finished"} <= set(inspect.signature(processor).parameters)
 
 
 def _stage_name(model_config: Any) -> str:
@@ -180,20 +172,12 @@ def _gate_output(output: Any, carrier: str) -> None:
     payload = getattr(output, name, None)
     if not isinstance(payload, dict):  # none, or the tensor of a pooling task
         return
-    visible = _visible_to_client(payload)
+    visible = upstream.visible_to_client(payload)
     if len(visible) == len(payload):
         return
     setattr(output, name, visible or None)
     _counters[f"{carrier}_outputs"] += 1
     _counters[f"{carrier}_bytes"] += sum(_nbytes_of(value) for key, value in payload.items() if key not in visible)
-
-
-def _visible_to_client(payload: dict[str, Any]) -> dict[str, Any]:
-    """What of a flat payload goes to the client."""
-    if partition_flat_payload is not None:
-        client: dict[str, Any] = partition_flat_payload(payload)[1]
-        return client
-    return {key: value for key, value in payload.items() if key.partition(".")[0] in _CLIENT_ROOTS}
 
 
 def _nbytes_of(value: Any) -> int:

@@ -31,25 +31,31 @@ Scope:
     adapters of scheduled requests alone), speculative decoding, transfer of KV cache, pipeline parallelism. Not held
     for tasks: a stream in the middle of its prompt. Refused at the stage's start, with ``holds: always``:
     ``per_stream_tasks`` below 3 with async scheduling (two steps are in flight always) and pipeline parallelism.
-    With one lane (other connectors and input processors than those read for two) a slow send delays the others by
-    itself, once for each turn of its stream: turns are shared by time, and nothing overtakes a send that has begun.
+    With one lane (up to 0.26, whose adapter has no locks; other connectors and input processors than those read for
+    two) a slow send delays the others by itself, once for each turn of its stream: turns are shared by time, and
+    nothing overtakes a send that has begun. On 0.22 no stream is held: its vLLM skips no running request. Up to 0.28
+    chunks that were not fetched are not counted, and limits on them do nothing: upstream keeps the name of each segment
+    that it ever put, and leaves there what an aborted request's receiver did not fetch. From 0.32 on a stage whose
+    processor takes a step's requests together (Fish Audio) is not applicable: its tasks are of no one stream.
     Not covered: the model runner's own save queue, which synchronous full payloads and model runner v2 use.
     An exception of ours, in whatever thread, makes the queue step aside, once and for good, in words: everything that
     waits stands in one deque again, in the order of arrival, and one lane sends it.
 Fragility:
     Replaces the adapter's deque by an object with the four operations that upstream uses, right after the adapter is
-    made; ``save_loop`` and the constructor are pinned. Relies on ``Scheduler.schedule`` to count ``current_step`` and
-    to skip by ``next_decode_eligible_step``; that body is pinned too. Unfetched chunks are looked up under the names
-    that ``SharedMemoryConnector`` gives its segments and in its own list of them; ``put`` and ``reap_consumed`` are
-    pinned. That a payload may wait as it is follows from how the runner makes it (`payload`): what it slices is pinned.
+    made, which the scheduler's constructor does up to 0.26; ``save_loop`` and the adapter's constructor are pinned.
+    Relies on ``Scheduler.schedule`` to count ``current_step`` and to skip by ``next_decode_eligible_step``; that body
+    is pinned too. Unfetched chunks are looked up under the names that ``SharedMemoryConnector`` gives its segments and
+    in its own list of them; ``put`` and ``reap_consumed`` are pinned. That a payload may wait as it is follows from how
+    the runner makes it (`payload`): what it slices is pinned.
     Read: of the scheduler ``chunk_transfer_adapter``, ``vllm_config``, ``use_v2_model_runner``, ``num_spec_tokens``,
     ``running`` and ``current_step``; of a request ``request_id``, ``external_req_id``, ``num_output_placeholders``,
     ``num_computed_tokens``, ``is_prefill_chunk`` and ``additional_information`` (``omni_final_stage_id``); of the
     adapter ``save_thread``, ``_save_cond``, ``stop_event``, ``connector``, ``custom_process_next_stage_input_func``,
-    ``_sender_tokens`` and ``put_req_chunk``; of the connector ``stage_id``, ``_metrics``, ``_pending_keys`` and
-    ``_pending_keys_lock``; of a task ``request``, ``multimodal_output``, ``is_finished`` and ``cleanup_shm``. Set:
-    ``_pending_save_reqs`` of the adapter, ``next_decode_eligible_step`` of a request, an attribute of ours on the
-    scheduler.
+    ``custom_process_next_stage_input_batch_func``, ``_sender_tokens``, ``_sender_state_lock`` and ``put_req_chunk``; of
+    the connector ``stage_id``, ``_metrics``, ``_pending_keys`` and ``_pending_keys_lock``; of a task ``request``,
+    ``multimodal_output`` (0.22: ``pooling_output``), ``is_finished``, ``cleanup_shm`` and ``release_shm``; one of
+    another shape makes the queue step aside. Set: ``_pending_save_reqs`` of the adapter, ``next_decode_eligible_step``
+    of a request, an attribute of ours on the scheduler.
 Upstream thread:
     vllm-omni PR #3690 (a global semaphore, closed), vllm-omni issue #3535 (credits per stream, proposed).
 Remove when:
@@ -62,7 +68,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field
 
-from omni_fastpath.declare import Counter, Fit, Options, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Wrap
 
 
 class SaveQueueOptions(Options):
@@ -110,8 +116,63 @@ class SaveQueueOptions(Options):
 
 SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 MIXIN = "vllm_omni.core.sched.omni_scheduler_mixin"
-ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter"
+BASE = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
+ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
 SHARED_MEMORY = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
+ELEMENT = ("element", "idx", "start", "end", "pass_lists_through", "seq_len", "scheduled_seq_len")
+
+
+def made_by(module: str, qualname: str, *parameters: str) -> AnySeam:
+    """What makes the adapter."""
+    return Wrap(module, qualname, ("self", *parameters), wrapper="wrapped_scheduler_made")
+
+
+def steps(*parameters: str, body: str | None = None) -> tuple[AnySeam, ...]:
+    """Where a step begins, and vLLM's own beginning of it with its body where streams are held."""
+    ours = Wrap(SCHEDULER, "OmniARScheduler.schedule", ("self", *parameters), wrapper="wrapped_schedule")
+    if body is None:
+        return (ours,)
+    theirs = Pin("vllm.v1.core.sched.scheduler", "Scheduler.schedule", ("self", *parameters), fingerprints=(body,))
+    return ours, theirs
+
+
+def lane(init: str, loop: str, *, send: str | None = None, generation: str | None = None) -> tuple[AnySeam, ...]:
+    """The save thread: how it is made, its loop, and what it sends a task with, in one function or in two."""
+    qualname = "OmniChunkTransferAdapter._send_single_request"
+    sent = (send,) if send is not None else ()
+    wrap = Wrap(ADAPTER, qualname, ("self", "task"), wrapper="wrapped_send_single_request", fingerprints=sent)
+    found: tuple[AnySeam, ...] = (
+        wrap,
+        Pin(BASE, "OmniTransferAdapterBase.__init__", ("self", "config"), fingerprints=(init,)),
+        Pin(BASE, "OmniTransferAdapterBase.save_loop", ("self",), fingerprints=(loop,)),
+    )
+    if generation is None:
+        return found
+    inner = Pin(ADAPTER, f"{qualname}_for_generation", ("self", "task", "sender_token"), fingerprints=(generation,))
+    return *found, inner
+
+
+def shared_memory(put: str, reap: str, *parameters: str) -> tuple[AnySeam, ...]:
+    """What tells of chunks that were not fetched."""
+    arguments = ("self", "from_stage", "to_stage", "put_key", "data")
+    return (
+        Pin(SHARED_MEMORY, "SharedMemoryConnector.put", arguments, fingerprints=(put,)),
+        Pin(SHARED_MEMORY, "SharedMemoryConnector.reap_consumed", ("self", *parameters), fingerprints=(reap,)),
+    )
+
+
+def payload(element: str = "321071d1613e7f22", parameters: tuple[str, ...] = ELEMENT) -> tuple[AnySeam, ...]:
+    """What a payload is made by."""
+    outputs = "vllm_omni.utils.mm_outputs"
+    return (
+        Pin(outputs, "to_payload_element", parameters, fingerprints=(element,)),
+        Pin(outputs, "_to_cpu", ("value",), fingerprints=("2e8922bdaa3cbf98",)),
+    )
+
+
+MADE_WITH_SCHEDULER = made_by(SCHEDULER, "OmniARScheduler.__init__", "args", "kwargs")
+MADE_WITH_STATE = made_by(MIXIN, "OmniSchedulerMixin._init_omni_io_scheduling_state")
+UNCOUNTED = "unfetched chunks are not counted"
 
 PATCH = Patch(
     name="save_queue_cap",
@@ -147,61 +208,64 @@ PATCH = Patch(
     ),
     rows=(
         Fit(
+            releases=("0.22.0",),
+            note="no limit holds a stream, they are only served fairly",
+            seams=(
+                MADE_WITH_SCHEDULER,
+                *steps(),
+                *lane("ebf49e012b408f81", "a7efcf538855bd16", send="ee2437fb3cfc673b"),
+                *payload("14e29ac395976dc5", ELEMENT[:-1]),
+            ),
+        ),
+        Fit(
+            releases=("0.24.0",),
+            note=f"one lane, {UNCOUNTED}",
+            seams=(
+                MADE_WITH_SCHEDULER,
+                *steps("throttle_prefills", body="009b19f9b213e1f7"),
+                *lane("ebf49e012b408f81", "a7efcf538855bd16", send="1b53cd9106ca4d1d"),
+                *payload(),
+            ),
+        ),
+        Fit(
+            releases=("0.26.0",),
+            note=f"one lane, {UNCOUNTED}",
+            seams=(
+                MADE_WITH_SCHEDULER,
+                *steps("throttle_prefills", body="fc590678e5063d65"),
+                *lane("ebf49e012b408f81", "a7efcf538855bd16", send="d382effbd091d3dd"),
+                *payload(),
+            ),
+        ),
+        Fit(
+            releases=("0.28.0",),
+            note=UNCOUNTED,
+            seams=(
+                MADE_WITH_STATE,
+                *steps("throttle_prefills", body="dd911012f4e5bf46"),
+                *lane("3b86a77d007eb0fb", "80f9bc6b6b75d7a7", generation="5871625bfbb2225a"),
+                *payload(),
+            ),
+        ),
+        Fit(
             releases=("0.30.0",),
             seams=(
-                Wrap(
-                    MIXIN,
-                    "OmniSchedulerMixin._init_omni_io_scheduling_state",
-                    ("self",),
-                    wrapper="wrapped_init_omni_io_scheduling_state",
-                ),
-                Wrap(SCHEDULER, "OmniARScheduler.schedule", ("self", "throttle_prefills"), wrapper="wrapped_schedule"),
-                Wrap(
-                    f"{ADAPTER}.chunk_transfer_adapter",
-                    "OmniChunkTransferAdapter._send_single_request",
-                    ("self", "task"),
-                    wrapper="wrapped_send_single_request",
-                ),
-                Pin(
-                    f"{ADAPTER}.base",
-                    "OmniTransferAdapterBase.__init__",
-                    ("self", "config"),
-                    fingerprints=("e474ea36bed153c5",),
-                ),
-                Pin(
-                    f"{ADAPTER}.base",
-                    "OmniTransferAdapterBase.save_loop",
-                    ("self",),
-                    fingerprints=("95cc6e48db85a8c7",),
-                ),
-                Pin(
-                    f"{ADAPTER}.chunk_transfer_adapter",
-                    "OmniChunkTransferAdapter._send_single_request_for_generation",
-                    ("self", "task", "sender_token"),
-                    fingerprints=("5494f3e7eb7b0afd",),
-                ),
-                Pin(
-                    "vllm.v1.core.sched.scheduler",
-                    "Scheduler.schedule",
-                    ("self", "throttle_prefills"),
-                    fingerprints=("16ba8988b815426e",),
-                ),
-                Pin(
-                    SHARED_MEMORY,
-                    "SharedMemoryConnector.put",
-                    ("self", "from_stage", "to_stage", "put_key", "data"),
-                    fingerprints=("d2a7f9701675cc2a",),
-                ),
-                Pin(
-                    SHARED_MEMORY, "SharedMemoryConnector.reap_consumed", ("self",), fingerprints=("db338defcdf0b3de",)
-                ),
-                Pin(
-                    "vllm_omni.utils.mm_outputs",
-                    "to_payload_element",
-                    ("element", "idx", "start", "end", "pass_lists_through", "seq_len", "scheduled_seq_len"),
-                    fingerprints=("321071d1613e7f22",),
-                ),
-                Pin("vllm_omni.utils.mm_outputs", "_to_cpu", ("value",), fingerprints=("2e8922bdaa3cbf98",)),
+                MADE_WITH_STATE,
+                *steps("throttle_prefills", body="16ba8988b815426e"),
+                *lane("e474ea36bed153c5", "95cc6e48db85a8c7", generation="5494f3e7eb7b0afd"),
+                *shared_memory("d2a7f9701675cc2a", "db338defcdf0b3de"),
+                *payload(),
+            ),
+        ),
+        Fit(
+            releases=("0.32.0rc1",),
+            preview=True,
+            seams=(
+                MADE_WITH_STATE,
+                *steps("throttle_prefills", body="65057b5422529a4b"),
+                *lane("e474ea36bed153c5", "95cc6e48db85a8c7", generation="87b84d828753112b"),
+                *shared_memory("a18609d5dd1c3a24", "79cd752eaddd1f59", "max_keys"),
+                *payload(),
             ),
         ),
     ),

@@ -19,6 +19,7 @@ from .storage import Storage
 from .streams import CROWD
 from .tasks import QueuedTask
 from .unfetched import Chunks
+from .upstream import PAYLOAD
 
 WEIGH_S = 0.1
 """Between two times that what waits is weighed while its bytes are far from their limit."""
@@ -87,7 +88,7 @@ class Account:
 
     def _weigh_one(self, queued: QueuedTask, task: Mapping[str, Any]) -> None:
         try:
-            weight = weigh(task.get("multimodal_output"))
+            weight = weigh(task.get(PAYLOAD))
         except Exception:  # a kind of tensor that cannot be looked at: it is sent all the same
             logger.exception("omni-fastpath: save_queue_cap could not weigh a payload of %s", queued.stream.key)
             weight = NO_BYTES
@@ -124,7 +125,7 @@ class Account:
         for queued, which in wanted:
             task = queued.task
             if queued.is_waiting and task is not None:
-                payload, copies = keep(task.get("multimodal_output"), which)  # a clean-up has none
+                payload, copies = keep(task.get(PAYLOAD), which)  # a clean-up has none
                 if copies:
                     kept.append((queued, task, payload, weigh(payload), copies))
         if not kept:
@@ -134,7 +135,7 @@ class Account:
                 if queued.is_waiting and queued.weight is not None:
                     self.storage.remove(queued.weight)
                     queued.weight = weight
-                    task["multimodal_output"] = payload
+                    task[PAYLOAD] = payload
                     self.storage.add(weight)
                     self._counters["copied_tensors"] += copies
 

@@ -12,6 +12,7 @@ from .fair import FairQueue
 from .queue import SaveQueue
 from .receivers import Receivers, has_receiver
 from .unfetched import Book, Chunks
+from .upstream import has_locks, knows_unfetched
 
 if TYPE_CHECKING:
     from . import SaveQueueOptions
@@ -70,36 +71,49 @@ def attach(
         calm: Until when it is calm.
         stepped_aside: Told in words why, should the queue step aside.
     """
-    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import (  # noqa: PLC0415 - heavy, once a stage
-        SharedMemoryConnector,
-    )
 
     def abandoned(count: int) -> None:
         counters["abandoned_chunks"] += count
 
-    in_shared_memory = type(adapter.connector) is SharedMemoryConnector
+    counts = obstacle_to_counting(adapter.connector) is None
     on_cpu = vllm_config.device_config.device_type == "cpu"
     fair = FairQueue(counters, keep_all=on_cpu)
-    if in_shared_memory:
+    if counts:
         fair.account.chunks = Chunks(fair.table.gone, abandoned, look_at=options.unfetched_chunks)
     queue = SaveQueue(
         fair,
         counters,
         calm=calm,
-        book=Book(adapter.connector) if in_shared_memory else None,
+        book=Book(adapter.connector) if counts else None,
         keep_all=on_cpu,
         is_live=lambda stream: stream in adapter._sender_tokens,
-        receivers=Receivers(lambda request: has_receiver(request, adapter.connector.stage_id)),
+        receivers=Receivers(lambda request: has_receiver(request, adapter.connector.stage_id)) if counts else None,
         stepped_aside=stepped_aside,
     )
     queue.add_lane(adapter.save_thread)
     # Nothing was queued yet: requests come after the scheduler was made.
     adapter._pending_save_reqs = queue
     function = adapter.custom_process_next_stage_input_func
-    if in_shared_memory and f"{function.__module__}.{function.__qualname__}" in AUDITED_PROCESSORS:
+    reads_well = has_locks(adapter) and _is_shared_memory(adapter.connector)
+    if reads_well and f"{function.__module__}.{function.__qualname__}" in AUDITED_PROCESSORS:
         _start_helper(adapter, queue)
         counters["helpers"] += 1
     return queue
+
+
+def obstacle_to_counting(connector: Any) -> str | None:
+    """Why chunks that were put and not fetched are not counted; None where they are."""
+    if not _is_shared_memory(connector):
+        return "the connector is not shared memory"
+    return None if knows_unfetched(connector) else "upstream's connector does not know them on this release"
+
+
+def _is_shared_memory(connector: Any) -> bool:
+    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import (  # noqa: PLC0415 - heavy, once a stage
+        SharedMemoryConnector,
+    )
+
+    return type(connector) is SharedMemoryConnector
 
 
 def _start_helper(adapter: Any, queue: SaveQueue) -> None:

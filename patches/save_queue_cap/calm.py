@@ -9,6 +9,7 @@ from typing import Any
 
 from .payload import weigh
 from .unfetched import LOOK_S, NEAR_LOOK_S, Book, size_of
+from .upstream import PAYLOAD
 
 STEPS_UNLIMITED = 1000
 """Age at which the calm ends where ``per_stream_tasks`` is null."""
@@ -131,7 +132,7 @@ class CalmBytes:
 def _newest(inbox: deque[dict[str, Any]]) -> int:
     """Bytes of the tensors of the newest task; 0 where a lane has taken it, or it cannot be looked at."""
     try:
-        return sum(viewed for _, viewed in weigh(inbox[-1].get("multimodal_output")).values())
+        return sum(viewed for _, viewed in weigh(inbox[-1].get(PAYLOAD)).values())
     except Exception:
         return 0
 
@@ -143,7 +144,7 @@ def estimate(tasks: Sequence[dict[str, Any]]) -> int:
     seen = set()
     for task in sample:
         try:
-            weight = weigh(task.get("multimodal_output"))
+            weight = weigh(task.get(PAYLOAD))
         except Exception:  # noqa: S112 - a kind of tensor that cannot be looked at: it is sent all the same
             continue
         for address, (nbytes, viewed) in weight.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from omni_fastpath.values import refusal
 
 from .credits import LEAST_WITH_ASYNC_SCHEDULING, limits_of
+from .upstream import may_hold, sends_batches
 
 if TYPE_CHECKING:
     from . import SaveQueueOptions
@@ -26,6 +27,8 @@ def not_applicable(scheduler: Any) -> str | None:
         return "no async-chunk: this stage sends no chunks. The model runner's save queue is not covered"
     if adapter.custom_process_next_stage_input_func is None:
         return "no stage takes this one's chunks"
+    if sends_batches(adapter):
+        return "the chunks of a step's requests are one task here, and are sent together"
     return None
 
 
@@ -41,6 +44,7 @@ def _obstacles(scheduler: Any, options: SaveQueueOptions) -> Iterator[tuple[bool
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as below
     from vllm_omni.core.sched import omni_ar_scheduler as read  # noqa: PLC0415 - it imports what we wrap
 
+    yield not may_hold(scheduler), "vLLM's scheduler cannot leave a running request out of a step on this release"
     kind = type(scheduler)
     yield kind not in (read.OmniARScheduler, read.OmniARAsyncScheduler), f"{kind.__name__} was not read for it"
     paired = getattr(Scheduler.schedule, "_cfg_pairing_patched", False)

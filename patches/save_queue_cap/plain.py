@@ -8,6 +8,7 @@ from typing import Any
 
 from .fair import FairQueue
 from .payload import keep
+from .upstream import PAYLOAD
 
 
 class PlainQueue:
@@ -81,9 +82,9 @@ class PlainQueue:
             count = min(come - self._fresh_from, len(tasks))
             self._fresh_from = come
             for task in tasks[len(tasks) - count :]:
-                payload, copies = keep(task.get("multimodal_output"))
+                payload, copies = keep(task.get(PAYLOAD))
                 if copies:
-                    task["multimodal_output"] = payload
+                    task[PAYLOAD] = payload
                     self._counters["copied_tensors"] += copies
 
     def put_together(self) -> FairQueue:

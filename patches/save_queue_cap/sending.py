@@ -13,15 +13,16 @@ from .queue import SaveQueue
 from .receivers import has_receiver
 from .tasks import stream_of
 from .unfetched import Chunks, size_of
+from .upstream import PAYLOAD
 
 
 def make_again(queue: SaveQueue, task: dict[str, Any]) -> None:
     """Make tensors again of what was copied. What cannot be made fails its request, as a send that fails."""
     try:
-        task["multimodal_output"] = give(task["multimodal_output"])
+        task[PAYLOAD] = give(task[PAYLOAD])
     except Exception as error:
         queue.step_aside(error)
-        task["multimodal_output"] = give(task["multimodal_output"])
+        task[PAYLOAD] = give(task[PAYLOAD])
 
 
 def send_managed(
@@ -40,14 +41,14 @@ def send_managed(
     began = time.monotonic()
     try:
         # Here and not when it is taken: what cannot be made a tensor again fails its request, as a send that fails.
-        if type(task.get("multimodal_output")) is KeptPayload:
+        if type(task.get(PAYLOAD)) is KeptPayload:
             make_again(queue, task)
         return wrapped(*args, **kwargs)
     finally:
         took = time.monotonic() - began
         has_put = is_unfetched = False
         try:
-            is_cleanup = "cleanup_shm" in task
+            is_cleanup = "request" not in task
             # The end of a request clears upstream's counter with the send.
             has_put = not is_cleanup and (task["is_finished"] or adapter.put_req_chunk.get(stream, 0) != number)
             if chunks is not None:

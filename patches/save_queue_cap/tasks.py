@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .payload import Weight
+from .upstream import key_prefix
 
 
 def stream_of(task: Mapping[str, Any]) -> str:
@@ -16,8 +17,7 @@ def stream_of(task: Mapping[str, Any]) -> str:
     if request is not None:
         external_req_id: str = request.external_req_id
         return external_req_id
-    prefix: str = task["cleanup_shm"][0]
-    return prefix.rsplit("_", 1)[0]
+    return key_prefix(task).rsplit("_", 1)[0]
 
 
 @dataclass(slots=True, eq=False)

@@ -11,13 +11,14 @@ from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 from omni_fastpath.values import ConfigError
 
-from .attach import attach, calm_of
+from .attach import attach, calm_of, obstacle_to_counting
 from .calm import Calm
 from .credits import Credits, limits_of
 from .holdable import not_applicable, obstacle_to_holds, refuse
 from .payload import KeptPayload
 from .queue import SaveQueue
 from .sending import make_again, send_managed
+from .upstream import PAYLOAD
 
 if TYPE_CHECKING:
     from . import SaveQueueOptions
@@ -37,8 +38,8 @@ class _Stage:
     credits: Credits | None
 
 
-def wrapped_init_omni_io_scheduling_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Put the queue in place right after the adapter was made.
+def wrapped_scheduler_made(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Put the queue in place right after the adapter was made: with the scheduler or with part of its state.
 
     Raises:
         ConfigError: The values do not go with this stage's scheduling.
@@ -75,9 +76,8 @@ def _set_up(scheduler: Any) -> None:
         credits_ = Credits(scheduler, queue.fair, adapter, options, _counters)
     setattr(scheduler, _ATTRIBUTE, _Stage(queue, credits_))
     helper = ", with a helper for slow sends" if len(queue.lanes) > 1 else ""
-    shared = (
-        "" if queue.chunks is not None else "; unfetched chunks are not counted: the connector is not shared memory"
-    )
+    uncounted = obstacle_to_counting(adapter.connector)
+    shared = f"; unfetched chunks are not counted: {uncounted}" if uncounted is not None else ""
     if unheld is not None:
         held = f"; no stream is held: {unheld}"
     elif credits_ is None:
@@ -133,7 +133,7 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
     if not queue.is_calm and not queue.is_aside:
         return send_managed(wrapped, instance, args, kwargs, queue, task)
     # Nothing afterwards: that the lane asks for more says that it is done. It runs once a task.
-    if type(task.get("multimodal_output")) is KeptPayload:
+    if type(task.get(PAYLOAD)) is KeptPayload:
         make_again(queue, task)
     return wrapped(*args, **kwargs)
 

@@ -600,7 +600,7 @@ def test_every_chunk_processor_of_upstreams_is_known() -> None:
             processor = resolve_obj_by_qualname(path)
         except ImportError:  # a model's own package, or what stands in for torchaudio here
             continue
-        found[path] = wrappers._sends_chunks(SimpleNamespace(custom_process_next_stage_input_func=processor))
+        found[path] = wrappers._makes_chunks(processor)
     assert {path for path in makers & found.keys() if not found[path]} == set()
     assert {path for path in others & found.keys() if found[path]} == set()
     assert len(makers & found.keys()) > 10
@@ -625,7 +625,7 @@ def test_stage_that_cannot_be_judged_runs_as_stock(
         assert any(output.multimodal_output for output in by_request(play(rig))["a"])
 
 
-@pytest.mark.parametrize("function", ["_visible_to_client", "_plan_of_step", "_needs_payload", "_gate_output"])
+@pytest.mark.parametrize("function", ["_plan_of_step", "_needs_payload", "_gate_output"])
 def test_error_while_gating_stops_the_gate_and_not_the_stage(
     function: str, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -656,12 +656,13 @@ def test_payload_bytes() -> None:
 
 def test_releases_without_a_split_have_our_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where upstream has no function to ask (0.22), our own roots decide, and the pooler output is the carrier."""
-    from omni_fastpath.patches.forward_gate import wrappers
+    from omni_fastpath.patches.forward_gate import upstream, wrappers
 
     for name in ("partition_flat_payload", "stage_sends_async_output", "get_stage_connector_role"):
-        monkeypatch.setattr(wrappers, name, None)
+        monkeypatch.setattr(upstream, name, None)
+    monkeypatch.setattr(upstream, "PAYLOAD", "pooling_output")
     payload = {"hidden": 1, "hidden_states.layer_0": 2, "sr": 3, "audio.pcm": 4, "model_outputs": 5}
-    assert set(wrappers._visible_to_client(payload)) == {"sr", "audio.pcm", "model_outputs"}
+    assert set(upstream.visible_to_client(payload)) == {"sr", "audio.pcm", "model_outputs"}
     assert wrappers.verdict(scheduler(role=None, stage_id=0, processor=old_chunks))[0] is State.APPLIED
     output = SimpleNamespace(pooler_output=[payload])  # no field for the next stage
     step = SimpleNamespace(num_scheduled_tokens={"a": 1})
@@ -672,6 +673,6 @@ def test_our_roots_are_upstreams() -> None:
     """The roots that we have for releases without a split are those of upstream's own."""
     from vllm_omni.utils import mm_outputs
 
-    from omni_fastpath.patches.forward_gate import wrappers
+    from omni_fastpath.patches.forward_gate import upstream
 
-    assert wrappers._CLIENT_ROOTS == mm_outputs._CLIENT_MM_ROOT_KEYS
+    assert upstream.CLIENT_ROOTS == mm_outputs._CLIENT_MM_ROOT_KEYS

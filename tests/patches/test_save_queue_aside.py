@@ -281,7 +281,7 @@ def test_setting_up_that_fails_leaves_upstreams_queue(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(wrappers, "_set_up", broken)
     made = SimpleNamespace(chunk_transfer_adapter=SimpleNamespace(_pending_save_reqs=deque()))
-    wrappers.wrapped_init_omni_io_scheduling_state(lambda: None, made, (), {})
+    wrappers.wrapped_scheduler_made(lambda: None, made, (), {})
     assert type(made.chunk_transfer_adapter._pending_save_reqs) is deque
     assert entry().state is State.FAILED
 

@@ -618,7 +618,7 @@ def started(made: Any, **options: Any) -> tuple[State, str]:
     ours = entry()
     before, ours.options = ours.options, ours.patch.options(**options)
     try:
-        wrappers.wrapped_init_omni_io_scheduling_state(lambda: None, made, (), {})
+        wrappers.wrapped_scheduler_made(lambda: None, made, (), {})
         return ours.state, ours.reason
     finally:
         ours.options = before

@@ -1,0 +1,269 @@
+"""A stage of whatever release is first on ``PYTHONPATH``: its real scheduler, adapter, connector and save thread.
+
+Only the runner behind them is ours: each step it answers with one token and one payload for each request. The stage is
+the first of its pipeline, so that nobody feeds it; the next stage is who puts its chunks into the connector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+PATIENCE_S = 30.0
+"""A guard, never something that a test measures."""
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
+
+
+def _chunk(payload: Any) -> Any:
+    from vllm_omni.data_entry_keys import CodesStruct, OmniPayloadStruct
+
+    return None if payload is None else OmniPayloadStruct(codes=CodesStruct(audio=payload["codes"]["audio"]))
+
+
+def send_codes(transfer_manager: Any, multimodal_output: Any, request: Any, is_finished: bool = False) -> Any:
+    """An input processor that sends what was queued, keeping nothing."""
+    return _chunk(multimodal_output)
+
+
+def send_codes_of_pooler(transfer_manager: Any, pooling_output: Any, request: Any, is_finished: bool = False) -> Any:
+    """The same on a release whose payload is the pooler's output."""
+    return _chunk(pooling_output)
+
+
+def _has_payload_fields() -> bool:
+    from vllm_omni.outputs import OmniModelRunnerOutput
+
+    return "inter_stage_outputs" in {each.name for each in dataclasses.fields(OmniModelRunnerOutput)}
+
+
+def _known_model() -> str:
+    """The name of an architecture that vLLM knows without importing itself again in a process to look at it."""
+    import torch
+    from vllm.model_executor.models import ModelRegistry
+
+    class NoModel(torch.nn.Module):
+        """What vLLM asks of a model that generates text; nobody runs it."""
+
+        def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+            super().__init__()
+
+        def embed_input_ids(self, input_ids: Any) -> Any:
+            raise NotImplementedError
+
+        get_input_embeddings = embed_input_ids
+
+        def forward(self, input_ids: Any, positions: Any) -> Any:
+            raise NotImplementedError
+
+        def compute_logits(self, hidden_states: Any) -> Any:
+            raise NotImplementedError
+
+    ModelRegistry.register_model("NoModelForCausalLM", NoModel)
+    return "NoModelForCausalLM"
+
+
+def stage_config(folder: Path) -> Any:
+    """A ``VllmConfig`` of a tiny model, with what vLLM-Omni's stages have besides.
+
+    Args:
+        folder: Where the model's own configuration is written.
+    """
+    import vllm_omni  # noqa: F401 - replaces vLLM's Request before anything takes it
+    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+
+    model = {"architectures": [_known_model()], "model_type": "qwen3", "torch_dtype": "float32", "vocab_size": 1000}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    (folder / "config.json").write_text(json.dumps(model | sizes | heads))
+    config = VllmConfig(
+        model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=4096),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=16,
+            max_num_batched_tokens=8192,
+            max_model_len=4096,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=True,
+            async_scheduling=True,
+            scheduler_cls="vllm_omni.core.sched.omni_ar_scheduler.OmniARAsyncScheduler",
+        ),
+        cache_config=CacheConfig(block_size=16, enable_prefix_caching=False),
+        device_config=DeviceConfig("cpu"),
+    )
+    config.cache_config.num_gpu_blocks = 4096
+    processor = send_codes if _has_payload_fields() else send_codes_of_pooler
+    for name, value in {
+        "stage_id": 0,
+        "model_stage": "talker",
+        "async_chunk": True,
+        "worker_type": "ar",
+        "engine_output_type": "latent",
+        # As a middle stage's: its connector is that of its incoming edge.
+        "stage_connector_config": {"name": "SharedMemoryConnector", "extra": {"role": "receiver", "stage_id": 0}},
+        "custom_process_next_stage_input_func": f"{processor.__module__}.{processor.__qualname__}",
+        "use_v2_model_runner": False,
+        "omni_kv_config": None,
+        "final_output": False,
+        "active_stream_window": 0,
+        "max_num_seqs": 16,
+    }.items():
+        setattr(config.model_config, name, value)
+    return config
+
+
+class SmallStage:
+    """One stage; a context manager.
+
+    Args:
+        config: Of `stage_config`.
+        device: What kind of device the payloads come from, for who asks.
+    """
+
+    def __init__(self, config: Any, *, device: str = "cuda") -> None:
+        import torch
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        config.device_config.device_type = device
+        spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        known = inspect.signature(Scheduler.__init__).parameters
+        wanted = {"hash_block_size": 16, "block_size": 16, "include_finished_set": True, "log_stats": False}
+        self.scheduler = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(
+                num_blocks=4096, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+            ),
+            structured_output_manager=StructuredOutputManager(config),
+            **{name: value for name, value in wanted.items() if name in known},
+        )
+        self.adapter = self.scheduler.chunk_transfer_adapter
+        self.queue = self.adapter._pending_save_reqs
+        self.open = threading.Event()
+        """Cleared, no chunk gets into the connector."""
+        self.open.set()
+        self.chunks: dict[str, list[tuple[str, list[int], bool]]] = defaultdict(list)
+        """What the next stage gets, by stream in order: key, codes, whether it is the last."""
+        self.outputs: dict[str, list[Any]] = defaultdict(list)
+        """What the orchestrator gets, by request in order."""
+        self._put = self.adapter.connector.put
+        self.adapter.connector.put = self._noted
+        self._counts: dict[str, int] = defaultdict(int)
+        self._streams: set[str] = set()
+        self._aborted: set[str] = set()
+
+    def _noted(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
+        assert self.open.wait(PATIENCE_S)
+        codes = None if data.codes is None or data.codes.audio is None else data.codes.audio.flatten().tolist()
+        self.chunks[put_key.rsplit("_", 2)[0]].append((put_key, codes or [], bool(data.meta.finished)))
+        return self._put(from_stage=from_stage, to_stage=to_stage, put_key=put_key, data=data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.open.set()
+        self.adapter.shutdown()
+        for thread in (self.adapter.save_thread, self.adapter.recv_thread):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), f"{thread.name} still waits after the end"
+        for stream in self._streams:
+            for path in self.segments(stream):
+                path.unlink(missing_ok=True)
+
+    def segments(self, stream: str) -> list[Path]:
+        """Files in shared memory of a stream, lock files included."""
+        return [path for path in _SHARED_MEMORY.iterdir() if path.name.removeprefix("shm_").startswith(f"{stream}_")]
+
+    # ---- Requests ----
+
+    def add(self, name: str, *, tokens: int, **fields: Any) -> Any:
+        """Add a request that samples so many tokens; upstream's object. Its stream is unique in shared memory."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        request = Request(
+            request_id=name,
+            prompt_token_ids=[1, 2, 3, 4],
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False),
+            pooling_params=None,
+            **fields,
+        )
+        request.external_req_id, request.payload_sender_info = self.stream(name), None
+        self._streams.add(request.external_req_id)
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, name: str) -> None:
+        """Abort a request, as when its client goes away."""
+        from vllm.v1.request import RequestStatus
+
+        self._aborted.add(name)
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def stream(self, name: str) -> str:
+        """The stream of a request."""
+        return f"ss-{os.getpid()}-{name}"
+
+    # ---- Steps ----
+
+    def step(self) -> list[str]:
+        """Schedule, answer, take in; the requests that were in the step."""
+        import torch
+        from vllm_omni.outputs import OmniModelRunnerOutput
+
+        scheduled = self.scheduler.schedule()
+        names = list(scheduled.num_scheduled_tokens)
+        batch = torch.zeros(len(names), 2, dtype=torch.int64)  # new at each step, as on a GPU stage
+        for row, name in enumerate(names):
+            batch[row] = self._counts[name]
+            self._counts[name] += 1
+        payloads: list[Any] = [
+            {"codes.audio": batch[row : row + 1], "sr": torch.tensor(24000)} for row in range(len(names))
+        ]
+        sent = (
+            {"inter_stage_outputs": payloads, "multimodal_outputs": payloads, "pooler_output": None}
+            if _has_payload_fields()
+            else {"pooler_output": payloads}
+        )
+        made = OmniModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: row for row, name in enumerate(names)},
+            sampled_token_ids=[[7] for _ in names],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            **(sent if names else {"pooler_output": None}),
+        )
+        for batch_of_client in self.scheduler.update_from_output(scheduled, made).values():
+            for output in batch_of_client.outputs:
+                self.outputs[output.request_id].append(output)
+        return names
+
+    def run(self) -> None:
+        """Step until no request is left, and wait until the next stage has every chunk.
+
+        Raises:
+            TimeoutError: That took longer than anybody has patience for.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while self.scheduler.has_requests() or self._is_owed():
+            if not (self.scheduler.has_requests() and self.step()):
+                time.sleep(0.001)
+            if time.monotonic() > deadline:
+                put = sum(map(len, self.chunks.values()))
+                raise TimeoutError(f"{len(self.scheduler.requests)} requests are left, and {put} chunks were put")
+
+    def _is_owed(self) -> bool:
+        """Whether a payload that was made is not in the connector yet; each makes a chunk."""
+        live = {name: count for name, count in self._counts.items() if name not in self._aborted}
+        put = sum(len(self.chunks[self.stream(name)]) for name in live)
+        return put < sum(live.values()) or len(self.adapter._pending_save_reqs) > 0

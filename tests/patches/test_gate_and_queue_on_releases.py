@@ -1,0 +1,311 @@
+"""``forward_gate`` and ``save_queue_cap`` on the real scheduler and adapter of whatever release is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from omni_fastpath.declare import Process, State, Superseded
+from omni_fastpath.install import apply, row_here, uninstall
+from tests.patches.small_stage import SmallStage, stage_config
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+TOKENS = {"a": 12, "b": 20, "c": 7}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The configuration of the stage."""
+    return stage_config(tmp_path_factory.mktemp("model"))
+
+
+@contextmanager
+def patched(*names: str, **values: Any) -> Iterator[dict[str, Any]]:
+    """Patches installed as in a stage process, with these values of ``save_queue_cap``; their entries by name."""
+    from omni_fastpath import config
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches import PATCHES
+
+    wanted = {f"OMNI_FASTPATH_{name.upper()}": "1" for name in names}
+    apply(config.resolve([], wanted, PATCHES), Process.STAGE)
+    found = {name: LEDGER.named(name) for name in names}
+    for entry in found.values():
+        for counter in entry.counters:
+            entry.counters[counter] = 0
+    if values:
+        entry = found["save_queue_cap"]
+        entry.options = entry.patch.options(**values)
+    try:
+        yield found
+    finally:
+        for patch in reversed(PATCHES):
+            uninstall(patch)
+        for entry in found.values():
+            assert entry.state is not State.APPLIED, entry.reason
+            entry.options = None
+
+
+def played(config: Any, device: str = "cuda") -> SmallStage:
+    """Three requests from their beginning to their end, in a stage that is over."""
+    with SmallStage(config, device=device) as stage:
+        for name, tokens in TOKENS.items():
+            stage.add(name, tokens=tokens)
+        stage.run()
+        assert stage.adapter.save_thread.is_alive()
+    return stage
+
+
+def said(output: Any) -> tuple[Any, ...]:
+    """An output but for its payload."""
+    return output.new_token_ids, output.finish_reason, output.stop_reason, getattr(output, "is_segment_finished", None)
+
+
+def payload(output: Any) -> dict[str, Any] | None:
+    """An output's payload, in whichever field."""
+    found = getattr(output, "multimodal_output", None)
+    return output.pooling_output if found is None else found
+
+
+def complete(stage: SmallStage, tokens: dict[str, int]) -> None:
+    """Every payload of every request is one chunk, in order, and the last says so."""
+    for name, count in tokens.items():
+        stream = stage.stream(name)
+        chunks = stage.chunks[stream]
+        assert [key for key, _, _ in chunks] == [f"{stream}_0_{number}" for number in range(count)]
+        assert [codes for _, codes, _ in chunks] == [[number, number] for number in range(count)]
+        assert [last for _, _, last in chunks] == [False] * (count - 1) + [True]
+
+
+# ---- forward_gate ----
+
+
+def test_gate_leaves_all_but_the_payload(config: Any) -> None:
+    """The orchestrator gets the same outputs without what only the next stage needs; that one gets the same chunks."""
+    stock = played(config)
+    with patched("forward_gate") as entries:
+        entry = entries["forward_gate"]
+        row = row_here(entry.patch)
+        assert row is not None
+        assert entry.state is row.state, entry.reason
+        ours = played(config)
+        judged, reason, counted = entry.state, entry.reason, entry.counters["multimodal_outputs"]
+        counted += entry.counters["pooling_outputs"]
+    complete(stock, TOKENS)
+    assert ours.chunks == stock.chunks
+    assert ours.outputs.keys() == stock.outputs.keys() == TOKENS.keys()
+    for name, outputs in stock.outputs.items():
+        assert [said(each) for each in ours.outputs[name]] == [said(each) for each in outputs]
+    theirs = [payload(each) for outputs in stock.outputs.values() for each in outputs]
+    found = [payload(each) for outputs in ours.outputs.values() for each in outputs]
+    assert any(theirs)
+    if isinstance(row, Superseded):
+        assert [each and sorted(each) for each in found] == [each and sorted(each) for each in theirs]
+        return
+    assert judged is State.APPLIED, reason
+    assert ("preview" in reason) is row.preview
+    assert [each and sorted(each) for each in theirs] == [each and ["codes.audio", "sr"] for each in theirs]
+    assert [each and sorted(each) for each in found] == [each and ["sr"] for each in theirs]
+    assert counted == sum(each is not None for each in theirs)
+
+
+def test_gate_knows_who_needs_a_payload(config: Any) -> None:
+    """Upstream's own request says whether it is a session, a pooling request or a companion."""
+    with patched("forward_gate"), SmallStage(config) as stage:
+        from omni_fastpath.patches.forward_gate import wrappers
+
+        request = stage.add("a", tokens=2)
+        assert wrappers._needs_payload(request) is False
+        request.resumable = True
+        assert wrappers._needs_payload(request) is True
+        request.resumable = False
+        request.external_req_id = "a__cfg_text"
+        assert wrappers._needs_payload(request) is True
+        request.external_req_id = stage.stream("a")
+
+
+def test_gate_leaves_duplex_sessions_alone() -> None:
+    """Where a deployment says that it serves them it is believed; else every pipeline that may serve them is."""
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches.forward_gate import PATCH
+
+    LEDGER.entry(PATCH)
+    from vllm_omni.config.stage_config import PipelineConfig
+    from vllm_omni.engine.arg_utils import OmniEngineArgs
+
+    from omni_fastpath.patches.forward_gate import upstream
+
+    assert upstream.serves_duplex(SimpleNamespace(session_mode="duplex"), None)
+    assert not upstream.serves_duplex(SimpleNamespace(session_mode="turn"), None)
+    if hasattr(OmniEngineArgs, "session_mode"):
+        return
+    assert not upstream.serves_duplex(SimpleNamespace(), print)
+    if not hasattr(PipelineConfig, "duplex_control_enabled"):
+        return
+    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
+
+    may = set()
+    for pipeline in OMNI_PIPELINES.values():
+        for stage in pipeline.stages if isinstance(pipeline, PipelineConfig) else ():
+            module, _, name = (stage.async_chunk_process_next_stage_input_func or "").rpartition(".")
+            processor = SimpleNamespace(__module__=module, __qualname__=name)
+            if name and upstream.serves_duplex(SimpleNamespace(), processor):
+                may.add(pipeline.model_type)
+    assert may == {"minicpmo_4_5"}
+
+
+# ---- save_queue_cap ----
+
+
+MODES = {"calm": {}, "managed": {"unfetched_chunks": 1000}}
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("mode", MODES)
+def test_queue_sends_what_upstreams_does(
+    mode: str, device: str, lanes: int, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every chunk once and in order, whatever the queue's mode; two lanes where the adapter bears them."""
+    from omni_fastpath.patches.save_queue_cap import attach
+
+    function = config.model_config.custom_process_next_stage_input_func
+    monkeypatch.setattr(attach, "AUDITED_PROCESSORS", frozenset({function} if lanes == 2 else ()))
+    with patched("save_queue_cap", **{"holds": "never"} | MODES[mode]) as entries:
+        entry = entries["save_queue_cap"]
+        assert entry.state is State.APPLIED, entry.reason
+        stage = played(config, device)
+        complete(stage, TOKENS)
+        assert entry.state is State.APPLIED, entry.reason
+        row = row_here(entry.patch)
+        assert row is not None
+        assert entry.reason.endswith(row.remarks)
+        if mode == "managed":  # in a calm queue they are counted now and then
+            assert entry.counters["tasks"] == sum(TOKENS.values())
+        assert entry.counters["stepped_aside"] == 0
+        has_locks = hasattr(stage.adapter, "_sender_state_lock")
+        assert len(stage.queue.lanes) == (2 if lanes == 2 and has_locks else 1)
+        assert ("not counted" in entry.reason) is not hasattr(stage.adapter.connector, "reap_consumed")
+
+
+def test_both_patches_in_one_stage(config: Any) -> None:
+    """Both are applied, on releases where they share a slot too, and can be taken off."""
+    stock = played(config)
+    with patched("forward_gate", "save_queue_cap") as entries:
+        ours = played(config)
+        assert entries["save_queue_cap"].state is State.APPLIED
+        row = row_here(entries["forward_gate"].patch)
+        assert row is not None
+        assert entries["forward_gate"].state is row.state
+    assert ours.chunks == stock.chunks
+
+
+def test_streams_are_held_where_upstream_can(config: Any) -> None:
+    """While nothing is sent, streams over their credit are left out of steps; all is complete and in order after it."""
+    tokens = {"a": 100, "b": 100, "c": 100}
+    with patched("save_queue_cap", holds="always", per_stream_tasks=4, max_hold_s=600.0) as entries:
+        entry = entries["save_queue_cap"]
+        with SmallStage(config) as stage:
+            for name, count in tokens.items():
+                stage.add(name, tokens=count)
+            stage.open.clear()
+            steps = [stage.step() for _ in range(90)]
+            most = max(each.tasks for each in stage.queue.streams.values())
+            stage.open.set()
+            stage.run()
+            complete(stage, tokens)
+        assert entry.counters["stepped_aside"] == 0
+        if hasattr(stage.scheduler, "current_step"):
+            assert entry.counters["holds"] > 0
+            assert most <= 4 * 4
+            assert not steps[-1]
+        else:
+            assert entry.counters["holds"] == 0
+            assert "no stream is held" in entry.reason
+            assert all(steps)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_abort_costs_the_others_nothing(mode: str, config: Any) -> None:
+    """What was queued of an aborted request goes out in order or not at all, as upstream has it; the others' does."""
+    with patched("save_queue_cap", **MODES[mode]) as entries:
+        with SmallStage(config) as stage:
+            for name, tokens in TOKENS.items():
+                stage.add(name, tokens=tokens)
+            stage.open.clear()
+            for _ in range(5):
+                stage.step()
+            stage.abort("b")
+            stage.step()
+            stage.open.set()
+            stage.run()
+            complete(stage, {name: tokens for name, tokens in TOKENS.items() if name != "b"})
+            found = [codes[0] for _, codes, _ in stage.chunks[stage.stream("b")]]
+            assert found == list(range(len(found)))
+        entry = entries["save_queue_cap"]
+        assert (entry.state, entry.counters["stepped_aside"]) == (State.APPLIED, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_unknown_task_ends_no_thread(mode: str, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of a shape that was not read makes the queue step aside; the save thread lives and loses nothing."""
+    from omni_fastpath.patches.save_queue_cap.judge import Judge
+
+    with patched("save_queue_cap", **MODES[mode]) as entries:
+        entry = entries["save_queue_cap"]
+        with SmallStage(config) as stage:
+            for name, tokens in TOKENS.items():
+                stage.add(name, tokens=tokens)
+            stage.open.clear()
+            for _ in range(4):
+                stage.step()
+            stage.queue.append({"is_finished": False, "of": "another shape"})
+            monkeypatch.setattr(Judge, "is_still_calm", lambda *_: False)
+            stage.step()
+            stage.open.set()
+            stage.run()
+            assert stage.adapter.save_thread.is_alive()
+            complete(stage, TOKENS)
+        assert entry.state is State.FAILED
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_released_segments_go_when_the_chunks_before_them_are_sent(mode: str, config: Any) -> None:
+    """Where upstream takes back what nobody fetched (0.32), that is one more task of the stream, behind its others."""
+    with patched("save_queue_cap", **MODES[mode]) as entries, SmallStage(config) as stage:
+        release: Callable[[str], None] | None = getattr(stage.adapter, "release_shm_resources", None)
+        if release is None:
+            return
+        for name, tokens in TOKENS.items():
+            stage.add(name, tokens=tokens)
+        stage.open.clear()
+        for _ in range(max(TOKENS.values())):
+            stage.step()
+        stage.adapter.request_ids_mapping["a"] = stage.stream("a")
+        release("a")
+        stage.open.set()
+        stage.run()
+        while stage.queue.tasks:
+            pass
+        complete(stage, TOKENS)
+        assert not stage.segments(stage.stream("a"))
+        assert stage.segments(stage.stream("b"))
+        assert stage.adapter.save_thread.is_alive()
+        entry = entries["save_queue_cap"]
+        assert (entry.state, entry.counters["stepped_aside"]) == (State.APPLIED, 0)
+        if mode == "managed":
+            assert entry.counters["tasks"] == sum(TOKENS.values()) + 1
+
+
+def test_stage_that_sends_batches_is_not_applicable(config: Any) -> None:
+    """A task with the chunks of all requests of a step is of no one stream."""
+    with patched("save_queue_cap"), SmallStage(config) as stage:
+        from omni_fastpath.patches.save_queue_cap.holdable import not_applicable
+
+        assert not_applicable(stage.scheduler) is None
+        stage.adapter.custom_process_next_stage_input_batch_func = print
+        assert "are one task here" in (not_applicable(stage.scheduler) or "")
