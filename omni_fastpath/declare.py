@@ -1,4 +1,4 @@
-"""What a patch is, as data: seams, requirements, releases, counters and options.
+"""What a patch is, as data: what it is on each release, requirements, counters and options.
 
 A declaration is read in every process that loads plugins, most of which never use it, so nothing here or in a
 patch's ``__init__`` imports torch, vllm or wrapt: what a patch brings is named by string and imported on install. There
@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
 
 
@@ -157,6 +158,96 @@ class Add(Seam):
     probe: str = field(kw_only=True)
 
 
+AnySeam = Wrap | Replace | Add | Call | Pin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a patch is on some releases of vLLM-Omni: a ``Fit``, ``Superseded`` or ``NotApplicable``.
+
+    Attributes:
+        releases: Exact public releases, for example ``0.30.0`` or ``0.32.0rc1``. Each stands in one row of a patch.
+        preview: Whether these are looked at before they are out. Nothing else is done, but every reason says it.
+    """
+
+    state: ClassVar[State]
+    """What the patch is there, unless upstream's code is another than was read."""
+
+    releases: tuple[str, ...]
+    preview: bool = False
+
+    @property
+    def words(self) -> str:
+        """What is to be said of it there."""
+        raise NotImplementedError
+
+    @property
+    def remarks(self) -> str:
+        """What goes into the reason of its state."""
+        return "; ".join(word for word in ("preview" if self.preview else "", self.words) if word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(Row):
+    """It is installed there.
+
+    Attributes:
+        seams: Verified all before any is written.
+        wrappers: Name of the module in the patch's folder whose functions the seams name.
+        note: What users of these releases should know, in a few words that go into the reason of ``applied``.
+    """
+
+    state = State.APPLIED
+
+    seams: tuple[AnySeam, ...]
+    wrappers: str = "wrappers"
+    note: str = ""
+
+    @property
+    def words(self) -> str:
+        """Its note."""
+        return self.note
+
+
+@dataclass(frozen=True, kw_only=True)
+class Superseded(Row):
+    """Upstream does there what the patch would do.
+
+    Attributes:
+        by: What upstream does, in words.
+    """
+
+    state = State.SUPERSEDED
+
+    by: str
+
+    @property
+    def words(self) -> str:
+        """What upstream does."""
+        return self.by
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotApplicable(Row):
+    """There is nothing there for it to do.
+
+    Attributes:
+        because: Why, in words.
+    """
+
+    state = State.NOT_APPLICABLE
+
+    because: str
+
+    @property
+    def words(self) -> str:
+        """Why."""
+        return self.because
+
+
+AnyRow = Fit | Superseded | NotApplicable
+
+
 @dataclass(frozen=True)
 class Counter:
     """One figure that tells how a patch took effect in a process.
@@ -192,24 +283,22 @@ class Patch:
             variables.
         summary: One line for tables.
         processes: Processes in which its slots are used.
-        tested: vLLM-Omni releases it was tested on; any other is ``unsupported``.
         docs: The full explanation that ``omni-fastpath explain`` prints.
-        seams: Verified all before any is written.
+        rows: What it is on each release that it was tested on, oldest first; on any other it is ``unsupported``.
         counters: What tells that it took effect; the first says how often.
         options: Pydantic model of its values; every field has a default.
         requires: Names of patches without which it must not run.
         default_on: Whether ``fastpath: true`` includes it: only what the benchmarks show neutral or better.
-        in_use: Name of a function in the wrappers module that says who would be left without the patch if it were
+        in_use: Name of a function in every wrappers module that says who would be left without the patch if it were
             taken off now, None for nobody.
-        taken_off: Name of a function in the wrappers module that is called after all slots were put back.
+        taken_off: Name of a function in every wrappers module that is called after all slots were put back.
     """
 
     name: str
     summary: str
     processes: frozenset[Process]
-    tested: tuple[str, ...]
     docs: str
-    seams: tuple[Wrap | Replace | Add | Call | Pin, ...]
+    rows: tuple[AnyRow, ...]
     counters: tuple[Counter, ...]
     options: type[Options] = Options
     requires: tuple[str, ...] = ()
@@ -223,6 +312,26 @@ class Patch:
         return f"OMNI_FASTPATH_{self.name.upper()}"
 
     @property
-    def wrappers(self) -> str:
-        """The module with what its slots hold, imported on install."""
-        return f"omni_fastpath.patches.{self.name}.wrappers"
+    def releases(self) -> tuple[str, ...]:
+        """Of all of its rows, in order."""
+        return tuple(release for row in self.rows for release in row.releases)
+
+    @property
+    def fits(self) -> tuple[Fit, ...]:
+        """The rows in which it is installed, in order."""
+        return tuple(row for row in self.rows if isinstance(row, Fit))
+
+    def row_on(self, release: str) -> AnyRow | None:
+        """What it is on an installed release; None when it was not tested there, or that is no version.
+
+        A local version (``0.30.0+cpu``) is the release itself; a development or another pre-release of it is not.
+        """
+        try:
+            found = Version(Version(release).public)
+        except InvalidVersion:
+            return None
+        return next((row for row in self.rows if found in map(Version, row.releases)), None)
+
+    def wrappers_of(self, fit: Fit) -> str:
+        """The module with what its slots hold in such a row, imported on install."""
+        return f"omni_fastpath.patches.{self.name}.{fit.wrappers}"

@@ -16,9 +16,22 @@ from packaging.version import InvalidVersion, Version
 
 from omni_fastpath import engines
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, Options, Patch, Process, Replace, State, Wrap
+from omni_fastpath.declare import (
+    Add,
+    AnyRow,
+    AnySeam,
+    Fit,
+    NotApplicable,
+    Options,
+    Patch,
+    Process,
+    Replace,
+    State,
+    Superseded,
+    Wrap,
+)
 from omni_fastpath.ledger import LEDGER, logger
-from omni_fastpath.releases import installed_release
+from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
 
 
@@ -46,21 +59,31 @@ _installed: dict[str, _Installation] = {}
 
 
 def release_problem(patch: Patch) -> str | None:
-    """Why the installed vLLM-Omni is none that the patch was tested on; None when it is one.
-
-    A local version (``0.30.0+cpu``) is the release itself; a development or pre-release of it is not.
-    """
-    found = installed_release()
-    allowed = ", ".join(patch.tested)
+    """Why nothing is known of the patch on the installed vLLM-Omni; None when it has a row there."""
+    found = vllm_omni_release()
+    known = ", ".join(patch.releases) or "none"
     if found is None:
-        return f"vllm-omni is not installed; tested: {allowed}"
-    try:
-        parsed = Version(found)
-    except InvalidVersion:
-        return f"vllm-omni {found} is no version that can be compared; tested: {allowed}"
-    if any(Version(tested) == Version(parsed.public) for tested in patch.tested):
+        return f"vllm-omni is not installed; tested: {known}"
+    if patch.row_on(found.version) is not None:
         return None
-    return f"vllm-omni {found} is not among the tested releases: {allowed}"
+    told = f"vllm-omni {found.version} (by {found.source})"
+    try:
+        Version(found.version)
+    except InvalidVersion:
+        return f"{told} is no version that can be compared; tested: {known}"
+    return f"{told} is not among the tested releases: {known}"
+
+
+def row_here(patch: Patch) -> AnyRow | None:
+    """What the patch is on the installed vLLM-Omni; None when it was not tested there."""
+    found = vllm_omni_release()
+    return None if found is None else patch.row_on(found.version)
+
+
+def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
+    """The patch's seams on the installed vLLM-Omni; none where it is not installed."""
+    row = row_here(patch)
+    return row.seams if isinstance(row, Fit) else ()
 
 
 def verify_patch(patch: Patch) -> list[str]:
@@ -68,8 +91,10 @@ def verify_patch(patch: Patch) -> list[str]:
 
     Imports the modules that the patch's seams name.
     """
-    problems = [problem] if (problem := release_problem(patch)) else []
-    for seam in patch.seams:
+    if problem := release_problem(patch):
+        return [problem]
+    problems = []
+    for seam in seams_here(patch):
         try:
             verify(seam)
         except SeamMovedError as error:
@@ -134,7 +159,8 @@ def _apply_one(patch: Patch, options: Options, origin: str, process: Process) ->
         where = " or ".join(sorted(each.value for each in patch.processes))
         LEDGER.set(patch, State.NOT_APPLICABLE, f"its slots are used in the {where} process; this is a {process.value}")
         return
-    for name in patch.requires:
+    # Where upstream leaves it nothing to do, what it requires does not matter.
+    for name in patch.requires if isinstance(row_here(patch), Fit) else ():
         required = LEDGER.named(name)
         if not is_installed(name) and not required.state.satisfies_requirement:
             LEDGER.set(patch, required.state, f"requires {name}, which is {required.state.value}: {required.reason}")
@@ -182,24 +208,31 @@ def install(patch: Patch) -> State:
     with _lock:
         if is_installed(patch.name):
             return LEDGER.entry(patch).state
-        problem = release_problem(patch)
-        if problem is not None:
-            return _set(patch, State.UNSUPPORTED, problem)
-        try:
-            slots = [verify(seam) for seam in patch.seams]
-        except SeamMovedError as error:
-            return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
-        except Exception as error:
-            logger.exception("omni-fastpath: verifying %s failed", patch.name)
-            return _set(patch, State.FAILED, f"verifying it failed: {error!r}")
-        return _install_verified(patch, slots)
+        match row_here(patch):
+            case None:
+                return _set(patch, State.UNSUPPORTED, release_problem(patch) or "it was not tested on this release")
+            case Superseded() | NotApplicable() as row:
+                return _set(patch, row.state, row.remarks)
+            case Fit() as row:
+                return _install_fit(patch, row)
 
 
-def _install_verified(patch: Patch, slots: list[Slot]) -> State:
+def _install_fit(patch: Patch, row: Fit) -> State:
+    try:
+        slots = [verify(seam) for seam in row.seams]
+    except SeamMovedError as error:
+        return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
+    except Exception as error:
+        logger.exception("omni-fastpath: verifying %s failed", patch.name)
+        return _set(patch, State.FAILED, f"verifying it failed: {error!r}")
+    return _install_verified(patch, row, slots)
+
+
+def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
     installation = _Installation(patch)
     try:
         LEDGER.entry(patch)  # the wrappers look up their runtime while they are imported
-        wrappers = importlib.import_module(patch.wrappers)
+        wrappers = importlib.import_module(patch.wrappers_of(row))
         installation.in_use, installation.taken_off = _named(wrappers, patch.in_use), _named(wrappers, patch.taken_off)
         for slot in slots:
             if isinstance(slot.seam, Add) and hasattr(slot.owner, slot.name):
@@ -215,7 +248,7 @@ def _install_verified(patch: Patch, slots: list[Slot]) -> State:
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    return _set(patch, State.APPLIED, _applied_reason(installation))
+    return _set(patch, State.APPLIED, "; ".join(filter(None, (_held(installation), row.remarks))))
 
 
 def _named(wrappers: Any, name: str | None) -> Any:
@@ -223,7 +256,7 @@ def _named(wrappers: Any, name: str | None) -> Any:
     return None if name is None else getattr(wrappers, name)
 
 
-def _applied_reason(installation: _Installation) -> str:
+def _held(installation: _Installation) -> str:
     count = len(installation.written)
     return f"{count} slot{'s' if count != 1 else ''} hold{'s' if count == 1 else ''} ours"
 
@@ -318,5 +351,5 @@ def _patches() -> Sequence[Patch]:
 
 
 def modules_of(patch: Patch) -> frozenset[str]:
-    """The modules whose import makes the patch installable."""
-    return frozenset(seam.module for seam in patch.seams)
+    """The modules whose import makes the patch installable; none where it is not installed."""
+    return frozenset(seam.module for seam in seams_here(patch))

@@ -400,7 +400,7 @@ def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
         patch.docs.strip().splitlines()[0],
         patch.env,
         *(counter.name for counter in patch.counters),
-        *(seam.path for seam in patch.seams),
+        *(seam.path for seam in patch.fits[-1].seams),
     ]
     parts += [envs.value_variable(patch, key) for key in patch.options.model_fields]
     for part in parts:

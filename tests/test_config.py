@@ -11,7 +11,7 @@ import yaml
 from pydantic import ByteSize, Field, model_validator
 
 from omni_fastpath.config import ConfigError, Resolved, resolve, resolve_file
-from omni_fastpath.declare import Counter, Options, Patch, Process
+from omni_fastpath.declare import Counter, Fit, Options, Patch, Process
 from omni_fastpath.deployyaml import ABSENT, Block, read_blocks
 from omni_fastpath.patches import PATCHES
 
@@ -40,8 +40,7 @@ def made_up(name: str, **extra: Any) -> Patch:
         name=name,
         summary=f"{name} in a line",
         processes=frozenset({Process.SERVER}),
-        seams=(),
-        tested=("0.30.0",),
+        rows=(Fit(releases=("0.30.0",), seams=()),),
         docs="",
         counters=(Counter("done", "work done"),),
         **extra,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import os
 import re
 import subprocess
@@ -14,8 +15,22 @@ from typing import Any
 
 import pydantic
 import pytest
+from packaging.version import Version
 
-from omni_fastpath.declare import Add, Call, Function, Options, Patch, Pin, Replace, Seam, Wrap
+from omni_fastpath.declare import (
+    Add,
+    Call,
+    Fit,
+    Function,
+    NotApplicable,
+    Options,
+    Patch,
+    Pin,
+    Replace,
+    Seam,
+    Superseded,
+    Wrap,
+)
 from omni_fastpath.patches import PATCHES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,7 +81,6 @@ def test_upstream_thread_is_named(patch: Patch) -> None:
 def test_names_fit_yaml_and_environment(patch: Patch) -> None:
     """The name is a word in lower case, its folder's and its modules', and no other patch's variable collides."""
     assert WORD.fullmatch(patch.name)
-    assert patch.wrappers == f"omni_fastpath.patches.{patch.name}.wrappers"
     assert "__" not in patch.name
     assert patch.env == f"OMNI_FASTPATH_{patch.name.upper()}"
     assert patch.name not in ("on_unsupported", "fastpath")
@@ -98,15 +112,24 @@ def test_declared_folders_are_the_folders_on_disk() -> None:
     """Every folder is a declared patch and the other way round."""
     folders = {path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == {patch.name for patch in PATCHES}
-    assert all((FOLDER / name / "wrappers.py").is_file() for name in folders)
+
+
+@each_patch
+def test_every_row_has_its_wrappers_module(patch: Patch) -> None:
+    """The module that a row names is in the patch's folder."""
+    for fit in patch.fits:
+        assert WORD.fullmatch(fit.wrappers)
+        assert patch.wrappers_of(fit) == f"omni_fastpath.patches.{patch.name}.{fit.wrappers}"
+        assert (FOLDER / patch.name / f"{fit.wrappers}.py").is_file()
 
 
 @each_patch
 def test_seams_are_complete(patch: Patch) -> None:
     """Each name of upstream's stands there once; a body that is gone past or relied on is one that was read."""
-    assert patch.seams
-    assert len({seam.path for seam in patch.seams}) == len(patch.seams)
-    for seam in patch.seams:
+    for fit in patch.fits:
+        assert fit.seams
+        assert len({seam.path for seam in fit.seams}) == len(fit.seams)
+    for seam in itertools.chain.from_iterable(fit.seams for fit in patch.fits):
         assert isinstance(seam, (Wrap, Replace, Add, Call, Pin)), seam.path
         if isinstance(seam, (Replace, Pin)):
             assert seam.fingerprints, seam.path
@@ -114,10 +137,10 @@ def test_seams_are_complete(patch: Patch) -> None:
             assert all(re.fullmatch("[0-9a-f]{16}", print_) for print_ in seam.fingerprints), seam.path
 
 
-def named(patch: Patch) -> dict[str, str]:
-    """What the declaration names in its wrappers module, each with what it is for."""
+def named(patch: Patch, fit: Fit) -> dict[str, str]:
+    """What the declaration names in a row's wrappers module, each with what it is for."""
     found = {name: what for what in ("in_use", "taken_off") if (name := getattr(patch, what)) is not None}
-    for seam in patch.seams:
+    for seam in fit.seams:
         if isinstance(seam, (Wrap, Replace)):
             found[seam.wrapper] = seam.path
         elif isinstance(seam, Add):
@@ -147,9 +170,24 @@ def test_what_does_not_go_together_cannot_be_said(invalid: Callable[[], Seam]) -
 
 @each_patch
 def test_releases_are_exact(patch: Patch) -> None:
-    """Tested releases are named one by one, as final releases."""
-    assert patch.tested
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", release) for release in patch.tested)
+    """Releases are named one by one, oldest first, each in one row; what is not out yet, and no other, is a preview."""
+    assert patch.fits
+    assert list(patch.releases) == sorted(set(patch.releases), key=Version)
+    for row in patch.rows:
+        assert row.releases
+        assert all(re.fullmatch(r"\d+\.\d+\.\d+(rc\d+)?", release) for release in row.releases)
+        assert {Version(release).is_prerelease for release in row.releases} == {row.preview}
+
+
+def test_what_a_release_is_for_a_patch_is_said_in_words() -> None:
+    """What a reason is made of is there: who supersedes, why a patch does not apply."""
+    for row in itertools.chain.from_iterable(patch.rows for patch in PATCHES):
+        match row:
+            case Superseded(by=words) | NotApplicable(because=words):
+                assert words
+                assert not words.endswith(".")
+            case Fit(note=words):
+                assert not words.endswith(".")
 
 
 @each_patch
@@ -172,12 +210,16 @@ def test_options_have_defaults_limits_and_descriptions(patch: Patch) -> None:
 @pytest.mark.upstream
 @each_patch
 def test_every_wrapper_is_there(patch: Patch) -> None:
-    """Each name that the declaration gives resolves to a function in the wrappers module."""
+    """Each name that the installed release's row gives resolves to a function in its wrappers module."""
+    from omni_fastpath.install import row_here
     from omni_fastpath.ledger import LEDGER
 
+    row = row_here(patch)
+    if not isinstance(row, Fit):
+        return
     LEDGER.entry(patch)
-    wrappers = importlib.import_module(patch.wrappers)
-    for name, what in named(patch).items():
+    wrappers = importlib.import_module(patch.wrappers_of(row))
+    for name, what in named(patch, row).items():
         assert callable(getattr(wrappers, name)), f"{what}: {name}"
 
 
@@ -265,7 +307,13 @@ def test_second_module_identity_is_refused(name: str) -> None:
 
 def test_declaration_is_plain_data() -> None:
     """Declarations cannot be changed once made."""
-    frozen: list[Any] = [PATCHES[0], PATCHES[0].seams[0], PATCHES[0].counters[0], Call("m", "q", ())]
+    frozen: list[Any] = [
+        PATCHES[0],
+        PATCHES[0].fits[0],
+        PATCHES[0].fits[0].seams[0],
+        PATCHES[0].counters[0],
+        Call("m", "q", ()),
+    ]
     for each in frozen:
         with pytest.raises(AttributeError):
             each.name = "other"

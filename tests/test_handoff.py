@@ -21,8 +21,7 @@ PATCH = Patch(
     name="drum",
     summary="",
     processes=frozenset({Process.STAGE}),
-    seams=(),
-    tested=(),
+    rows=(),
     docs="",
     counters=(),
 )
@@ -32,7 +31,7 @@ RECEIVE = """
 import sys
 from omni_fastpath.declare import Patch, Process
 from omni_fastpath.handoff import receive
-patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), tested=(), docs="", seams=(), counters=())
+patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), docs="", rows=(), counters=())
 received = receive((patch,))
 print("nothing" if received is None else ",".join(received.enabled) + " " + str(received.source))
 """
@@ -44,7 +43,7 @@ from omni_fastpath.config import resolve
 from omni_fastpath.deployyaml import Block
 from omni_fastpath.declare import Patch, Process
 from omni_fastpath.handoff import export
-patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), tested=(), docs="", seams=(), counters=())
+patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), docs="", rows=(), counters=())
 export(resolve([Block(Path("deploy.yaml"), {"drum": True})], {}, (patch,)))
 print(os.environ["_OMNI_FASTPATH_HANDOFF"], flush=True)
 """

@@ -11,6 +11,7 @@ import pytest
 from pydantic import Field
 from wrapt import FunctionWrapper
 
+from omni_fastpath.bodies import fingerprint
 from omni_fastpath.declare import Call, Options, Patch, Pin, Process, Replace, Seam, State, Wrap
 from omni_fastpath.install import (
     RefusedError,
@@ -24,7 +25,6 @@ from omni_fastpath.install import (
     verify_patch,
 )
 from omni_fastpath.ledger import LEDGER, runtime
-from omni_fastpath.seams import fingerprint
 from tests.fakes.upstream import (
     ADDED,
     CHECK,
@@ -356,7 +356,7 @@ def test_apply_installs_what_is_on(upstream: Upstream) -> None:
     ("required", "state", "reason"),
     [
         (patch("a", MOVED), State.UNSUPPORTED, "a seam moved"),
-        (patch("a", RUN, tested=("0.28.0",)), State.UNSUPPORTED, "not among the tested"),
+        (patch("a", RUN, releases=("0.28.0",)), State.UNSUPPORTED, "not among the tested"),
         (patch("a", RUN, wrappers_module="made_up_missing"), State.FAILED, "everything was put back"),
         (patch("a", RUN, processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "used in the stage process"),
     ],

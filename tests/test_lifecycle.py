@@ -18,6 +18,7 @@ import pytest
 
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, Function, Patch, Process, Replace, State, Wrap
+from omni_fastpath.install import seams_here
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
 
@@ -51,7 +52,7 @@ def by_name(name: str) -> Patch:
 
 def written(patch: Patch) -> set[Key]:
     """The slots that hold something of ours when the patch is applied."""
-    return {(s.module, s.qualname) for s in patch.seams if isinstance(s, (Wrap, Replace, Add))}
+    return {(s.module, s.qualname) for s in seams_here(patch) if isinstance(s, (Wrap, Replace, Add))}
 
 
 def owner_of(key: Key) -> Any:
@@ -69,9 +70,9 @@ def raw(key: Key) -> Any:
 
 def upstreams_own() -> dict[Key, Any]:
     """The raw slots of every seam of every patch, after importing their modules."""
-    for seam in itertools.chain.from_iterable(patch.seams for patch in PATCHES):
+    for seam in itertools.chain.from_iterable(seams_here(patch) for patch in PATCHES):
         importlib.import_module(seam.module)
-    return {(s.module, s.qualname): raw((s.module, s.qualname)) for patch in PATCHES for s in patch.seams}
+    return {(s.module, s.qualname): raw((s.module, s.qualname)) for patch in PATCHES for s in seams_here(patch)}
 
 
 def is_upstreams(value: Any) -> bool:
@@ -204,7 +205,7 @@ def test_patch_that_is_off_has_no_slot(name: str) -> None:
 SEAMS = [
     pytest.param(patch.name, (seam.module, seam.qualname), id=f"{patch.name}-{seam.qualname}")
     for patch in PATCHES
-    for seam in patch.seams
+    for seam in seams_here(patch)
     if isinstance(seam, Function)
 ]
 
@@ -221,7 +222,7 @@ def _assert_unsupported(name: str, before: dict[Key, Any], key: Key, *, body: bo
     affected = {
         patch.name
         for patch in PATCHES
-        for seam in patch.seams
+        for seam in seams_here(patch)
         if (seam.module, seam.qualname) == key and (not body or (isinstance(seam, Function) and seam.fingerprints))
     }
     for patch in PATCHES:
@@ -258,7 +259,7 @@ def test_parameters_that_moved(name: str, key: Key) -> None:
 PINNED = [
     pytest.param(patch.name, (seam.module, seam.qualname), id=f"{patch.name}-{seam.qualname}")
     for patch in PATCHES
-    for seam in patch.seams
+    for seam in seams_here(patch)
     if isinstance(seam, Function) and seam.fingerprints
 ]
 

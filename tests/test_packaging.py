@@ -251,7 +251,7 @@ def test_install_changes_no_serving_package(built: tuple[Path, Path, Path]) -> N
     [extra] = [each for each in requirements if "extra == 'vllm-omni'" in each]
     release = re.search(r"vllm-omni==([0-9.]+)", extra)
     assert release is not None
-    assert all(release[1] in patch.tested for patch in PATCHES)
+    assert all(release[1] in patch.releases for patch in PATCHES)
 
 
 def test_both_loaders_find_the_plugin(built: tuple[Path, Path, Path]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.forward_gate.stages import OLD, STAGES, Stage, carriers
 from benchmarks.rigs.results import say
 from omni_fastpath.compare.arm import Arm, check, switch_on
-from omni_fastpath.declare import Process, Wrap
+from omni_fastpath.declare import Fit, Process, Wrap
 from omni_fastpath.install import install
 from omni_fastpath.patches.forward_gate import PATCH
 from omni_fastpath.releases import installed_release
@@ -40,8 +40,8 @@ def install_arm(release: str, arm: Arm) -> None:
     """
     if release == OLD and arm.on:
         # The functions that are pinned came with the split; of the slots none has moved but in its body.
-        slots = tuple(dataclasses.replace(s, fingerprints=()) for s in PATCH.seams if isinstance(s, Wrap))
-        install(dataclasses.replace(PATCH, tested=(*PATCH.tested, OLD), seams=slots))
+        slots = tuple(dataclasses.replace(s, fingerprints=()) for s in PATCH.fits[-1].seams if isinstance(s, Wrap))
+        install(dataclasses.replace(PATCH, rows=(Fit(releases=(OLD,), seams=slots),)))
         check(arm, Process.STAGE)
     else:
         switch_on(arm, Process.STAGE)

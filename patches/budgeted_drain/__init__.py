@@ -56,7 +56,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Call, Counter, Options, Patch, Pin, Process, Replace, Wrap
+from omni_fastpath.declare import Call, Counter, Fit, Options, Patch, Pin, Process, Replace, Wrap
 
 FLOORS_TOGETHER = 0.5
 """Share of processing time that the floors of all stages may promise together."""
@@ -109,7 +109,6 @@ PATCH = Patch(
     name="budgeted_drain",
     summary="the orchestrator wakes on arrival and drains within an item and a time budget",
     processes=frozenset({Process.SERVER}),
-    tested=("0.30.0",),
     docs=__doc__,
     options=DrainOptions,
     requires=("nonblocking_dequeue",),
@@ -139,70 +138,86 @@ PATCH = Patch(
             is_maximum=True,
         ),
     ),
-    seams=(
-        Replace(
-            ORCHESTRATOR,
-            "OrchestratorBase._orchestration_loop",
-            ("self",),
-            wrapper="wrapped_orchestration_loop",
-            fingerprints=("21526a0b0087ea6f",),
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Replace(
+                    ORCHESTRATOR,
+                    "OrchestratorBase._orchestration_loop",
+                    ("self",),
+                    wrapper="wrapped_orchestration_loop",
+                    fingerprints=("21526a0b0087ea6f",),
+                ),
+                Replace(
+                    ORCHESTRATOR,
+                    "OrchestratorBase._orchestration_loop_event_driven",
+                    ("self",),
+                    wrapper="wrapped_orchestration_loop_event_driven",
+                    fingerprints=("9aaab0516c3a5edf",),
+                ),
+                Wrap(
+                    STAGE_POOL,
+                    "StagePool.add_client",
+                    ("self", "input_addr", "client", "replica_id"),
+                    wrapper="wrapped_add_client",
+                ),
+                Pin(
+                    STAGE_POOL,
+                    "StagePool.poll_llm_raw_output",
+                    ("self", "replica_id", "timeout_s"),
+                    fingerprints=("1f64fcbbbc3460c3",),
+                ),
+                Pin(STAGE_POOL, "StagePool._poll_stage_raw", ("self", "client"), fingerprints=("835009208b1d6a59",)),
+                Call(STAGE_POOL, "StagePool.available_replica_ids", ("self",)),
+                Call(STAGE_POOL, "StagePool.live_replica_ids", ("self",)),
+                Call(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id")),
+                Pin(
+                    STAGE_POOL,
+                    "StagePool.is_replica_available",
+                    ("self", "replica_id"),
+                    fingerprints=("c90d83059b66cbce",),
+                ),
+                Call(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id")),
+                Call(STAGE_POOL, "StagePool.record_output_timestamps", ("self", "request_outputs", "output_ts")),
+                Call(
+                    ORCHESTRATOR,
+                    "OrchestratorBase._process_llm_stage_outputs",
+                    ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids"),
+                ),
+                Call(
+                    ORCHESTRATOR,
+                    "OrchestratorBase._handle_processed_outputs",
+                    ("self", "stage_id", "replica_id", "outputs"),
+                ),
+                Pin(
+                    ORCHESTRATOR,
+                    "OrchestratorBase._finish_raw_terminal_requests",
+                    ("self", "stage_id", "replica_id", "request_ids"),
+                    fingerprints=("f8a4ebe7d501312e",),
+                ),
+                Pin(
+                    ORCHESTRATOR,
+                    "OrchestratorBase._route_output",
+                    ("self", "stage_id", "replica_id", "output", "req_state", "stage_metrics"),
+                    fingerprints=("8b69561b20eb72c0",),
+                ),
+                Call(
+                    ORCHESTRATOR, "OrchestratorBase._handle_dead_replica", ("self", "stage_id", "replica_id", "error")
+                ),
+                Call(ORCHESTRATOR, "OrchestratorBase._fail_request_dead_stage", ("self", "req_id", "stage_id")),
+                Call(
+                    ORCHESTRATOR,
+                    "OrchestratorBase._absorb_diffusion_metrics",
+                    ("self", "stage_id", "replica_id", "diffusion_output"),
+                ),
+                Call(MONITOR, "OrchestratorMonitor.note_loop", ("self", "idle")),
+                Call(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size", ("self", "size")),
+                Call(MONITOR, "_NullOrchestratorMonitor.note_loop", ("self", "idle")),
+                Call("vllm_omni.diffusion.data", "is_diffusion_request_started_output", ("output",)),
+                Call("vllm_omni.outputs.mm_outputs", "MultimodalPayload.get", ("self", "key", "default")),
+                Call("vllm.v1.engine.core_client", "MPClient.shutdown", ("self", "timeout")),
+            ),
         ),
-        Replace(
-            ORCHESTRATOR,
-            "OrchestratorBase._orchestration_loop_event_driven",
-            ("self",),
-            wrapper="wrapped_orchestration_loop_event_driven",
-            fingerprints=("9aaab0516c3a5edf",),
-        ),
-        Wrap(
-            STAGE_POOL,
-            "StagePool.add_client",
-            ("self", "input_addr", "client", "replica_id"),
-            wrapper="wrapped_add_client",
-        ),
-        Pin(
-            STAGE_POOL,
-            "StagePool.poll_llm_raw_output",
-            ("self", "replica_id", "timeout_s"),
-            fingerprints=("1f64fcbbbc3460c3",),
-        ),
-        Pin(STAGE_POOL, "StagePool._poll_stage_raw", ("self", "client"), fingerprints=("835009208b1d6a59",)),
-        Call(STAGE_POOL, "StagePool.available_replica_ids", ("self",)),
-        Call(STAGE_POOL, "StagePool.live_replica_ids", ("self",)),
-        Call(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id")),
-        Pin(STAGE_POOL, "StagePool.is_replica_available", ("self", "replica_id"), fingerprints=("c90d83059b66cbce",)),
-        Call(STAGE_POOL, "StagePool.poll_diffusion_output", ("self", "replica_id")),
-        Call(STAGE_POOL, "StagePool.record_output_timestamps", ("self", "request_outputs", "output_ts")),
-        Call(
-            ORCHESTRATOR,
-            "OrchestratorBase._process_llm_stage_outputs",
-            ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids"),
-        ),
-        Call(ORCHESTRATOR, "OrchestratorBase._handle_processed_outputs", ("self", "stage_id", "replica_id", "outputs")),
-        Pin(
-            ORCHESTRATOR,
-            "OrchestratorBase._finish_raw_terminal_requests",
-            ("self", "stage_id", "replica_id", "request_ids"),
-            fingerprints=("f8a4ebe7d501312e",),
-        ),
-        Pin(
-            ORCHESTRATOR,
-            "OrchestratorBase._route_output",
-            ("self", "stage_id", "replica_id", "output", "req_state", "stage_metrics"),
-            fingerprints=("8b69561b20eb72c0",),
-        ),
-        Call(ORCHESTRATOR, "OrchestratorBase._handle_dead_replica", ("self", "stage_id", "replica_id", "error")),
-        Call(ORCHESTRATOR, "OrchestratorBase._fail_request_dead_stage", ("self", "req_id", "stage_id")),
-        Call(
-            ORCHESTRATOR,
-            "OrchestratorBase._absorb_diffusion_metrics",
-            ("self", "stage_id", "replica_id", "diffusion_output"),
-        ),
-        Call(MONITOR, "OrchestratorMonitor.note_loop", ("self", "idle")),
-        Call(MONITOR, "OrchestratorMonitor.set_dispatch_queue_size", ("self", "size")),
-        Call(MONITOR, "_NullOrchestratorMonitor.note_loop", ("self", "idle")),
-        Call("vllm_omni.diffusion.data", "is_diffusion_request_started_output", ("output",)),
-        Call("vllm_omni.outputs.mm_outputs", "MultimodalPayload.get", ("self", "key", "default")),
-        Call("vllm.v1.engine.core_client", "MPClient.shutdown", ("self", "timeout")),
     ),
 )

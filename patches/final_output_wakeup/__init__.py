@@ -32,13 +32,12 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Call, Counter, Patch, Pin, Process, Replace, Wrap
+from omni_fastpath.declare import Call, Counter, Fit, Patch, Pin, Process, Replace, Wrap
 
 PATCH = Patch(
     name="final_output_wakeup",
     summary="the front end's drain of the orchestrator's queue wakes on arrival",
     processes=frozenset({Process.SERVER}),
-    tested=("0.30.0",),
     docs=__doc__,
     taken_off="taken_off",
     counters=(
@@ -46,22 +45,27 @@ PATCH = Patch(
         Counter("turns", "turns given to the event loop because messages were waiting all the time"),
         Counter("liveness_checks", "waits that ended without a message and looked whether the orchestrator lives"),
     ),
-    seams=(
-        Wrap(
-            "vllm_omni.engine.omni_engine_base",
-            "OmniEngineBase.try_get_output_async",
-            ("self",),
-            wrapper="wrapped_try_get_output_async",
-            fingerprints=("90e4087a3b50d8fc",),
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Wrap(
+                    "vllm_omni.engine.omni_engine_base",
+                    "OmniEngineBase.try_get_output_async",
+                    ("self",),
+                    wrapper="wrapped_try_get_output_async",
+                    fingerprints=("90e4087a3b50d8fc",),
+                ),
+                Replace(
+                    "vllm_omni.engine.omni_engine_base",
+                    "OmniEngineBase.get_output_blocking_async",
+                    ("self", "timeout"),
+                    wrapper="wrapped_get_output_blocking_async",
+                    fingerprints=("d2fd6084202ae38c",),
+                ),
+                Call("janus", "Queue._put", ("self", "item")),
+                Pin("janus", "Queue._put_internal", ("self", "item"), fingerprints=("b1a0c43bbe5cd793",)),
+            ),
         ),
-        Replace(
-            "vllm_omni.engine.omni_engine_base",
-            "OmniEngineBase.get_output_blocking_async",
-            ("self", "timeout"),
-            wrapper="wrapped_get_output_blocking_async",
-            fingerprints=("d2fd6084202ae38c",),
-        ),
-        Call("janus", "Queue._put", ("self", "item")),
-        Pin("janus", "Queue._put_internal", ("self", "item"), fingerprints=("b1a0c43bbe5cd793",)),
     ),
 )

@@ -49,7 +49,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Call, Counter, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import Call, Counter, Fit, Patch, Pin, Process, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
@@ -58,7 +58,6 @@ PATCH = Patch(
     name="forward_gate",
     summary="payloads that go to the next stage are not sent to the orchestrator as well",
     processes=frozenset({Process.STAGE}),
-    tested=("0.30.0",),
     docs=__doc__,
     counters=(
         Counter("multimodal_outputs", "outputs whose multimodal_output was gated"),
@@ -66,29 +65,34 @@ PATCH = Patch(
         Counter("pooling_outputs", "outputs whose pooling_output was gated"),
         Counter("pooling_bytes", "bytes of tensors taken out of pooling_output"),
     ),
-    seams=(
-        Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
-        Wrap(
-            AR_SCHEDULER,
-            "OmniARScheduler.update_from_output",
-            ("self", "scheduler_output", "model_runner_output"),
-            wrapper="wrapped_update_from_output",
-            fingerprints=("a26adda69a2c6ef8",),
-        ),
-        Wrap(
-            "vllm_omni.core.sched.omni_generation_scheduler",
-            "OmniGenerationScheduler.__init__",
-            ("self", "args", "kwargs"),
-            wrapper="wrapped_generation_init",
-        ),
-        Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
-        Pin(CONNECTORS, "stage_sends_async_output", ("model_config",), fingerprints=("b689853693cedada",)),
-        Call(CONNECTORS, "get_stage_connector_role", ("model_config",)),
-        Pin(
-            "vllm_omni.config.stage_config",
-            "validate_stage_async_chunk_edges",
-            ("pipeline", "deploy"),
-            fingerprints=("f9ab5cee7dc765e0",),
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
+                Wrap(
+                    AR_SCHEDULER,
+                    "OmniARScheduler.update_from_output",
+                    ("self", "scheduler_output", "model_runner_output"),
+                    wrapper="wrapped_update_from_output",
+                    fingerprints=("a26adda69a2c6ef8",),
+                ),
+                Wrap(
+                    "vllm_omni.core.sched.omni_generation_scheduler",
+                    "OmniGenerationScheduler.__init__",
+                    ("self", "args", "kwargs"),
+                    wrapper="wrapped_generation_init",
+                ),
+                Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
+                Pin(CONNECTORS, "stage_sends_async_output", ("model_config",), fingerprints=("b689853693cedada",)),
+                Call(CONNECTORS, "get_stage_connector_role", ("model_config",)),
+                Pin(
+                    "vllm_omni.config.stage_config",
+                    "validate_stage_async_chunk_edges",
+                    ("pipeline", "deploy"),
+                    fingerprints=("f9ab5cee7dc765e0",),
+                ),
+            ),
         ),
     ),
 )

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from omni_fastpath.declare import Counter, Options, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import Counter, Fit, Options, Patch, Pin, Process, Wrap
 
 
 class PacingOptions(Options):
@@ -71,7 +71,6 @@ PATCH = Patch(
     name="gc_pacing",
     summary="full collections of the API process happen when few requests are live",
     processes=frozenset({Process.SERVER}),
-    tested=("0.30.0",),
     docs=__doc__,
     options=PacingOptions,
     default_on=False,
@@ -81,24 +80,29 @@ PATCH = Patch(
         Counter("late", "full collections that could wait no longer"),
         Counter("frozen", "objects that were frozen when the start-up was over", is_maximum=True),
     ),
-    seams=(
-        Wrap(
-            "vllm.entrypoints.launchers.utils.server_utils",
-            "freeze_gc_heap",
-            (),
-            wrapper="wrapped_freeze_gc_heap",
-        ),
-        Pin(
-            "vllm.utils.gc_utils",  # where it is defined
-            "freeze_gc_heap",
-            (),
-            fingerprints=("78ca8f1f45716e1d",),
-        ),
-        Wrap(
-            "vllm_omni.entrypoints.omni_base",
-            "OmniBase._log_summary_and_cleanup",
-            ("self", "request_id", "reason"),
-            wrapper="wrapped_log_summary_and_cleanup",
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Wrap(
+                    "vllm.entrypoints.launchers.utils.server_utils",
+                    "freeze_gc_heap",
+                    (),
+                    wrapper="wrapped_freeze_gc_heap",
+                ),
+                Pin(
+                    "vllm.utils.gc_utils",  # where it is defined
+                    "freeze_gc_heap",
+                    (),
+                    fingerprints=("78ca8f1f45716e1d",),
+                ),
+                Wrap(
+                    "vllm_omni.entrypoints.omni_base",
+                    "OmniBase._log_summary_and_cleanup",
+                    ("self", "request_id", "reason"),
+                    wrapper="wrapped_log_summary_and_cleanup",
+                ),
+            ),
         ),
     ),
 )

@@ -40,7 +40,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Counter, Options, Patch, Pin, Process, Replace, Wrap
+from omni_fastpath.declare import Counter, Fit, Options, Patch, Pin, Process, Replace, Wrap
 
 STATS = "vllm_omni.metrics.stats"
 
@@ -69,7 +69,6 @@ PATCH = Patch(
     name="lean_front_end",
     summary="what the front end does for one request holds up the others less: its summary, its audio",
     processes=frozenset({Process.SERVER}),
-    tested=("0.30.0",),
     docs=__doc__,
     options=FrontEndOptions,
     default_on=False,
@@ -82,42 +81,47 @@ PATCH = Patch(
         Counter("files", "WAV and PCM files made without libsndfile"),
         Counter("dropped", "summaries that were dropped because the log could not keep up"),
     ),
-    seams=(
-        Wrap(
-            STATS,
-            "OrchestratorAggregator.build_and_log_summary",
-            ("self",),
-            wrapper="wrapped_build_and_log_summary",
-            fingerprints=("8a380533a4be5430",),
-        ),
-        Replace(
-            STATS,
-            "_format_table",
-            ("title", "data", "value_fields", "column_key", "column_prefix"),
-            wrapper="wrapped_format_table",
-            fingerprints=("f25a37a7273d3b78",),
-        ),
-        Pin(
-            "vllm_omni.metrics.utils",  # where it is defined: its code runs
-            "_format_table",
-            ("title", "data", "value_fields", "column_key", "column_prefix"),
-            fingerprints=("f25a37a7273d3b78",),
-        ),
-        Wrap(
-            "soundfile",
-            "write",
-            (
-                "file",
-                "data",
-                "samplerate",
-                "subtype",
-                "endian",
-                "format",
-                "closefd",
-                "compression_level",
-                "bitrate_mode",
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Wrap(
+                    STATS,
+                    "OrchestratorAggregator.build_and_log_summary",
+                    ("self",),
+                    wrapper="wrapped_build_and_log_summary",
+                    fingerprints=("8a380533a4be5430",),
+                ),
+                Replace(
+                    STATS,
+                    "_format_table",
+                    ("title", "data", "value_fields", "column_key", "column_prefix"),
+                    wrapper="wrapped_format_table",
+                    fingerprints=("f25a37a7273d3b78",),
+                ),
+                Pin(
+                    "vllm_omni.metrics.utils",  # where it is defined: its code runs
+                    "_format_table",
+                    ("title", "data", "value_fields", "column_key", "column_prefix"),
+                    fingerprints=("f25a37a7273d3b78",),
+                ),
+                Wrap(
+                    "soundfile",
+                    "write",
+                    (
+                        "file",
+                        "data",
+                        "samplerate",
+                        "subtype",
+                        "endian",
+                        "format",
+                        "closefd",
+                        "compression_level",
+                        "bitrate_mode",
+                    ),
+                    wrapper="wrapped_write",
+                ),
             ),
-            wrapper="wrapped_write",
         ),
     ),
 )

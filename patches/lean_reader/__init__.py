@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from omni_fastpath.declare import Call, Counter, Options, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import Call, Counter, Fit, Options, Patch, Pin, Process, Wrap
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 SERIAL = "vllm.v1.serial_utils"
@@ -56,7 +56,6 @@ PATCH = Patch(
     name="lean_reader",
     summary="a socket is emptied in one go; a tensor is made of its bytes in one step",
     processes=frozenset({Process.SERVER}),
-    tested=("0.30.0",),
     docs=__doc__,
     default_on=False,
     options=ReaderOptions,
@@ -66,26 +65,31 @@ PATCH = Patch(
         Counter("tensors", "tensors made in one step"),
         Counter("clients", "clients whose socket it reads"),
     ),
-    seams=(
-        Wrap(
-            CORE_CLIENT,
-            "AsyncMPClient._ensure_output_queue_task",
-            ("self",),
-            wrapper="wrapped_ensure_output_queue_task",
-            fingerprints=("b8acc61cdfb9da48",),
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Wrap(
+                    CORE_CLIENT,
+                    "AsyncMPClient._ensure_output_queue_task",
+                    ("self",),
+                    wrapper="wrapped_ensure_output_queue_task",
+                    fingerprints=("b8acc61cdfb9da48",),
+                ),
+                # How the socket is closed: at once, and the reader's task cancelled with it.
+                Pin(CORE_CLIENT, "BackgroundResources.__call__", ("self",), fingerprints=("c80eb9132bcf8b7d",)),
+                # What our tensors are made instead of, and what we hand on to.
+                Pin(
+                    SERIAL,
+                    "MsgpackDecoder.__init__",
+                    ("self", "t", "share_mem", "oob_tensor_provider"),
+                    fingerprints=("d0e59100f29588c4",),
+                ),
+                Pin(SERIAL, "MsgpackDecoder.decode", ("self", "bufs"), fingerprints=("67c747c9df14371f",)),
+                Pin(SERIAL, "MsgpackDecoder.dec_hook", ("self", "t", "obj"), fingerprints=("a15a4e469735eb19",)),
+                Pin(SERIAL, "MsgpackDecoder._decode_tensor", ("self", "arr"), fingerprints=("5d9d8f0443c5869d",)),
+                Call(SERIAL, "MsgpackDecoder.ext_hook", ("self", "code", "data")),
+            ),
         ),
-        # How the socket is closed: at once, and the reader's task cancelled with it.
-        Pin(CORE_CLIENT, "BackgroundResources.__call__", ("self",), fingerprints=("c80eb9132bcf8b7d",)),
-        # What our tensors are made instead of, and what we hand on to.
-        Pin(
-            SERIAL,
-            "MsgpackDecoder.__init__",
-            ("self", "t", "share_mem", "oob_tensor_provider"),
-            fingerprints=("d0e59100f29588c4",),
-        ),
-        Pin(SERIAL, "MsgpackDecoder.decode", ("self", "bufs"), fingerprints=("67c747c9df14371f",)),
-        Pin(SERIAL, "MsgpackDecoder.dec_hook", ("self", "t", "obj"), fingerprints=("a15a4e469735eb19",)),
-        Pin(SERIAL, "MsgpackDecoder._decode_tensor", ("self", "arr"), fingerprints=("5d9d8f0443c5869d",)),
-        Call(SERIAL, "MsgpackDecoder.ext_hook", ("self", "code", "data")),
     ),
 )

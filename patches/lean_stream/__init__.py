@@ -33,7 +33,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Counter, Options, Patch, Pin, Process, Replace
+from omni_fastpath.declare import Counter, Fit, Options, Patch, Pin, Process, Replace
 
 
 class StreamOptions(Options):
@@ -54,7 +54,6 @@ PATCH = Patch(
     name="lean_stream",
     summary="a token's event in a streamed chat answer is written with less work",
     processes=frozenset({Process.SERVER}),
-    tested=("0.30.0",),
     docs=__doc__,
     options=StreamOptions,
     default_on=False,
@@ -64,39 +63,44 @@ PATCH = Patch(
         Counter("events", "events written without pydantic"),
         Counter("left_out", "warnings for an output that nobody asked for that were counted instead"),
     ),
-    seams=(
-        Replace(
-            "vllm_omni.entrypoints.openai.serving_chat",
-            "OmniOpenAIServingChat.chat_completion_stream_generator",
-            (
-                "self",
-                "request",
-                "result_generator",
-                "request_id",
-                "model_name",
-                "conversation",
-                "tokenizer",
-                "request_metadata",
-                "reasoning_parser",
-                "mm_token_counts",
-                "raw_request",
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Replace(
+                    "vllm_omni.entrypoints.openai.serving_chat",
+                    "OmniOpenAIServingChat.chat_completion_stream_generator",
+                    (
+                        "self",
+                        "request",
+                        "result_generator",
+                        "request_id",
+                        "model_name",
+                        "conversation",
+                        "tokenizer",
+                        "request_metadata",
+                        "reasoning_parser",
+                        "mm_token_counts",
+                        "raw_request",
+                    ),
+                    wrapper="wrapped_chat_completion_stream_generator",
+                    fingerprints=("c816f59710f98d6f",),
+                ),
+                # A text that has another form for some tokens would be seen only if it were the first.
+                Pin(
+                    "vllm.entrypoints.generate.base.protocol",
+                    "DeltaMessage._serialize",
+                    ("self", "handler"),
+                    fingerprints=("392ff922e8ecca07",),
+                ),
+                # The one call that is given our choice: it must leave alone what is no model.
+                Pin(
+                    "vllm.entrypoints.serve.utils.tool_calls_utils",
+                    "maybe_filter_parallel_tool_calls",
+                    ("choice", "request"),
+                    fingerprints=("855a148a4fdacb13",),
+                ),
             ),
-            wrapper="wrapped_chat_completion_stream_generator",
-            fingerprints=("c816f59710f98d6f",),
-        ),
-        # A text that has another form for some tokens would be seen only if it were the first.
-        Pin(
-            "vllm.entrypoints.generate.base.protocol",
-            "DeltaMessage._serialize",
-            ("self", "handler"),
-            fingerprints=("392ff922e8ecca07",),
-        ),
-        # The one call that is given our choice: it must leave alone what is no model.
-        Pin(
-            "vllm.entrypoints.serve.utils.tool_calls_utils",
-            "maybe_filter_parallel_tool_calls",
-            ("choice", "request"),
-            fingerprints=("855a148a4fdacb13",),
         ),
     ),
 )

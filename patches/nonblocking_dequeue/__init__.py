@@ -26,7 +26,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Add, Call, Counter, Patch, Pin, Process
+from omni_fastpath.declare import Add, Call, Counter, Fit, Patch, Pin, Process
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
@@ -34,21 +34,25 @@ PATCH = Patch(
     name="nonblocking_dequeue",
     summary="a dequeue on the stage-output client that never waits",
     processes=frozenset({Process.SERVER}),
-    tested=("0.30.0",),
     docs=__doc__,
     counters=(
         Counter("dequeued", "raw outputs taken without waiting"),
         Counter("empty", "calls that found the queue empty"),
     ),
-    seams=(
-        Add(
-            CORE_CLIENT,
-            "AsyncMPClient.get_output_nowait",
-            function="get_output_nowait",
-            probe="difference_of_upstreams_own",
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Add(
+                    CORE_CLIENT,
+                    "AsyncMPClient.get_output_nowait",
+                    function="get_output_nowait",
+                    probe="difference_of_upstreams_own",
+                ),
+                Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
+                Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
+                Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),
+            ),
         ),
-        Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
-        Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
-        Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),
     ),
 )

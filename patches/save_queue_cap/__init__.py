@@ -62,7 +62,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field
 
-from omni_fastpath.declare import Counter, Options, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import Counter, Fit, Options, Patch, Pin, Process, Wrap
 
 
 class SaveQueueOptions(Options):
@@ -117,7 +117,6 @@ PATCH = Patch(
     name="save_queue_cap",
     summary="chunks on their way to the next stage are bounded, per stream first",
     processes=frozenset({Process.STAGE}),
-    tested=("0.30.0",),
     docs=__doc__,
     options=SaveQueueOptions,
     default_on=False,
@@ -146,52 +145,64 @@ PATCH = Patch(
             is_maximum=True,
         ),
     ),
-    seams=(
-        Wrap(
-            MIXIN,
-            "OmniSchedulerMixin._init_omni_io_scheduling_state",
-            ("self",),
-            wrapper="wrapped_init_omni_io_scheduling_state",
+    rows=(
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                Wrap(
+                    MIXIN,
+                    "OmniSchedulerMixin._init_omni_io_scheduling_state",
+                    ("self",),
+                    wrapper="wrapped_init_omni_io_scheduling_state",
+                ),
+                Wrap(SCHEDULER, "OmniARScheduler.schedule", ("self", "throttle_prefills"), wrapper="wrapped_schedule"),
+                Wrap(
+                    f"{ADAPTER}.chunk_transfer_adapter",
+                    "OmniChunkTransferAdapter._send_single_request",
+                    ("self", "task"),
+                    wrapper="wrapped_send_single_request",
+                ),
+                Pin(
+                    f"{ADAPTER}.base",
+                    "OmniTransferAdapterBase.__init__",
+                    ("self", "config"),
+                    fingerprints=("e474ea36bed153c5",),
+                ),
+                Pin(
+                    f"{ADAPTER}.base",
+                    "OmniTransferAdapterBase.save_loop",
+                    ("self",),
+                    fingerprints=("95cc6e48db85a8c7",),
+                ),
+                Pin(
+                    f"{ADAPTER}.chunk_transfer_adapter",
+                    "OmniChunkTransferAdapter._send_single_request_for_generation",
+                    ("self", "task", "sender_token"),
+                    fingerprints=("5494f3e7eb7b0afd",),
+                ),
+                Pin(
+                    "vllm.v1.core.sched.scheduler",
+                    "Scheduler.schedule",
+                    ("self", "throttle_prefills"),
+                    fingerprints=("16ba8988b815426e",),
+                ),
+                Pin(
+                    SHARED_MEMORY,
+                    "SharedMemoryConnector.put",
+                    ("self", "from_stage", "to_stage", "put_key", "data"),
+                    fingerprints=("d2a7f9701675cc2a",),
+                ),
+                Pin(
+                    SHARED_MEMORY, "SharedMemoryConnector.reap_consumed", ("self",), fingerprints=("db338defcdf0b3de",)
+                ),
+                Pin(
+                    "vllm_omni.utils.mm_outputs",
+                    "to_payload_element",
+                    ("element", "idx", "start", "end", "pass_lists_through", "seq_len", "scheduled_seq_len"),
+                    fingerprints=("321071d1613e7f22",),
+                ),
+                Pin("vllm_omni.utils.mm_outputs", "_to_cpu", ("value",), fingerprints=("2e8922bdaa3cbf98",)),
+            ),
         ),
-        Wrap(SCHEDULER, "OmniARScheduler.schedule", ("self", "throttle_prefills"), wrapper="wrapped_schedule"),
-        Wrap(
-            f"{ADAPTER}.chunk_transfer_adapter",
-            "OmniChunkTransferAdapter._send_single_request",
-            ("self", "task"),
-            wrapper="wrapped_send_single_request",
-        ),
-        Pin(
-            f"{ADAPTER}.base",
-            "OmniTransferAdapterBase.__init__",
-            ("self", "config"),
-            fingerprints=("e474ea36bed153c5",),
-        ),
-        Pin(f"{ADAPTER}.base", "OmniTransferAdapterBase.save_loop", ("self",), fingerprints=("95cc6e48db85a8c7",)),
-        Pin(
-            f"{ADAPTER}.chunk_transfer_adapter",
-            "OmniChunkTransferAdapter._send_single_request_for_generation",
-            ("self", "task", "sender_token"),
-            fingerprints=("5494f3e7eb7b0afd",),
-        ),
-        Pin(
-            "vllm.v1.core.sched.scheduler",
-            "Scheduler.schedule",
-            ("self", "throttle_prefills"),
-            fingerprints=("16ba8988b815426e",),
-        ),
-        Pin(
-            SHARED_MEMORY,
-            "SharedMemoryConnector.put",
-            ("self", "from_stage", "to_stage", "put_key", "data"),
-            fingerprints=("d2a7f9701675cc2a",),
-        ),
-        Pin(SHARED_MEMORY, "SharedMemoryConnector.reap_consumed", ("self",), fingerprints=("db338defcdf0b3de",)),
-        Pin(
-            "vllm_omni.utils.mm_outputs",
-            "to_payload_element",
-            ("element", "idx", "start", "end", "pass_lists_through", "seq_len", "scheduled_seq_len"),
-            fingerprints=("321071d1613e7f22",),
-        ),
-        Pin("vllm_omni.utils.mm_outputs", "_to_cpu", ("value",), fingerprints=("2e8922bdaa3cbf98",)),
     ),
 )

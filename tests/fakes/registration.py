@@ -46,11 +46,12 @@ def is_ours(value: Any) -> bool:
 
 def ours() -> set[str]:
     """Every slot of a patch, and the reader's, that holds something of ours."""
+    from omni_fastpath.install import seams_here
     from omni_fastpath.patches import PATCHES
 
     keys = {READER}
     for patch in PATCHES:
-        keys |= {(s.module, s.qualname) for s in patch.seams}
+        keys |= {(s.module, s.qualname) for s in seams_here(patch)}
     return {path for module, path in keys if is_ours(raw(module, path))}
 
 

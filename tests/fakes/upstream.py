@@ -14,8 +14,9 @@ import pytest
 
 from omni_fastpath import install
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, Call, Counter, Options, Patch, Process, Seam, State, Wrap
+from omni_fastpath.declare import Add, AnyRow, AnySeam, Call, Counter, Fit, Options, Patch, Process, State, Wrap
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.releases import Release
 
 TESTED = "0.30.0"
 
@@ -87,7 +88,8 @@ class Upstream:
 
     def release(self, version: str | None) -> None:
         """Set the installed release."""
-        self._monkeypatch.setattr(install, "installed_release", lambda *_: version)
+        found = None if version is None else Release("vllm-omni", version, "a test")
+        self._monkeypatch.setattr(install, "vllm_omni_release", lambda: found)
 
     def slots(self) -> dict[str, dict[str, Any]]:
         """The raw slots of everything that a patch could write."""
@@ -114,22 +116,22 @@ class MadeUpPatch(Patch):
 
     wrappers_module: str = "made_up_wrappers"
 
-    @property
-    def wrappers(self) -> str:
-        """Its wrappers module."""
-        return self.wrappers_module
+    def wrappers_of(self, fit: Fit) -> str:
+        """Its wrappers module, or the one that the row names."""
+        return self.wrappers_module if fit.wrappers == "wrappers" else fit.wrappers
 
 
-def patch(name: str, *seams: Seam, **fields: Any) -> Patch:
-    """A patch on the made-up upstream."""
+def patch(
+    name: str, *seams: AnySeam, releases: tuple[str, ...] = (TESTED,), rows: tuple[AnyRow, ...] = (), **fields: Any
+) -> Patch:
+    """A patch on the made-up upstream: with these seams on these releases, or with these rows."""
     given: dict[str, Any] = {
         "summary": "",
         "processes": frozenset({Process.SERVER}),
-        "tested": (TESTED,),
         "docs": "",
         "counters": (Counter("done", "times"),),
     }
-    return MadeUpPatch(name=name, **{**given, "seams": seams, **fields})
+    return MadeUpPatch(name=name, rows=rows or (Fit(releases=releases, seams=seams),), **{**given, **fields})
 
 
 def resolved(

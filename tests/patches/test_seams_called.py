@@ -21,6 +21,7 @@ import pytest
 import wrapt
 
 from omni_fastpath.declare import Patch, Pin, Replace, Wrap
+from omni_fastpath.install import seams_here
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.seams import find
 from tests.patches.upstream_calls import UPSTREAM, UpstreamCalls, _path_of, declared_by, functions_named, tasks_made
@@ -40,7 +41,7 @@ def _trees(patch: Patch) -> dict[str, ast.Module]:
 @each_patch
 def test_functions_imported_are_seams(patch: Patch) -> None:
     """A function that a patch imports from upstream, or reads off a class or module of upstream's, is its seam."""
-    declared = declared_by(patch, PATCHES)
+    declared = declared_by(patch, PATCHES, anywhere=True)
     missing = [
         f"{name}: {source} is {path}"
         for name, tree in _trees(patch).items()
@@ -166,7 +167,7 @@ def test_the_content_reached_every_wrapper(calls: UpstreamCalls, patch: Patch) -
     """The run above is worth something: each method of upstream's that a patch wraps was called through its wrapper."""
     wrapped = {
         _path_of(find(seam).raw(), UPSTREAM) or seam.path  # where it is defined, whoever has imported it
-        for seam in patch.seams
+        for seam in seams_here(patch)
         if isinstance(seam, Wrap)
         and seam.module.split(".")[0] in UPSTREAM
         # A coroutine that a wrapper hands on runs for whoever awaits it.
@@ -174,7 +175,7 @@ def test_the_content_reached_every_wrapper(calls: UpstreamCalls, patch: Patch) -
     }
     assert {path for path in wrapped if not path.endswith(".__init__")} <= calls.found[patch.name].keys()
     # One that takes a function's place, and calls nothing, leaves no call: its content asserts that it ran.
-    assert calls.found[patch.name] or all(isinstance(seam, (Pin, Replace)) for seam in patch.seams)
+    assert calls.found[patch.name] or all(isinstance(seam, (Pin, Replace)) for seam in seams_here(patch))
 
 
 # ---- The tracer ----

@@ -26,6 +26,7 @@ from typing import Any
 from typing_extensions import Self
 
 from omni_fastpath.declare import Patch
+from omni_fastpath.install import seams_here
 
 UPSTREAM = frozenset({"vllm", "vllm_omni"})
 """Whose functions are seams. What other libraries promise in public needs no declaration."""
@@ -41,11 +42,15 @@ _NOT_CALLED = (property, functools.cached_property)
 """What looks like an attribute where it stands: no seam but, as an attribute, a line under Fragility."""
 
 
-def declared_by(patch: Patch, patches: Sequence[Patch]) -> set[str]:
-    """The paths of the seams that a patch declares, and of those without whose patches it is not installed."""
+def declared_by(patch: Patch, patches: Sequence[Patch], *, anywhere: bool = False) -> set[str]:
+    """The paths of the seams that a patch declares, and of those without whose patches it is not installed.
+
+    Those of the installed release, or with ``anywhere`` of all: a source may hold what only another release is for.
+    """
     named = {each.name: each for each in patches}
-    found = {seam.path for seam in patch.seams}
-    return found.union(*(declared_by(named[name], patches) for name in patch.requires))
+    seams = [seam for fit in patch.fits for seam in fit.seams] if anywhere else seams_here(patch)
+    found = {seam.path for seam in seams}
+    return found.union(*(declared_by(named[name], patches, anywhere=anywhere) for name in patch.requires))
 
 
 class UpstreamCalls:
@@ -74,11 +79,12 @@ class UpstreamCalls:
 
     def undeclared(self) -> list[str]:
         """The calls of functions that are no seam of the calling patch, in words."""
+        declared = {patch.name: declared_by(patch, self._patches) for patch in self._patches}
         return [
-            f"{patch.name} calls {path} at {line}, which is none of its seams"
-            for patch in self._patches
-            for path, line in sorted(self.found[patch.name].items())
-            if path not in declared_by(patch, self._patches) and not _PROTOCOL.search(path)
+            f"{name} calls {path} at {line}, which is none of its seams"
+            for name, found in self.found.items()
+            for path, line in sorted(found.items())
+            if path not in declared[name] and not _PROTOCOL.search(path)
         ]
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
