@@ -12,9 +12,7 @@ the orchestrator's own messages and stage metrics (tests/patches/test_forward_ga
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.forward_gate.component import ARMS
 from benchmarks.forward_gate.stages import NEW, OLD
-from benchmarks.rigs import results
+from benchmarks.rigs import overlays, results
 from benchmarks.rigs.driver import announced, last_line, run_module
 from omni_fastpath.compare import about
 from omni_fastpath.compare.arm import Arm, clean
@@ -47,8 +45,7 @@ FIGURES = {
 def environment(release: str) -> dict[str, str]:
     """Ours without what an arm alone says, and the release's own packages first."""
     found = {key: value for key, value in clean().items() if not key.startswith("OMNI_SIMULATED_DEVICE")}
-    paths = [str(ROOT / ".cache" / "releases" / release)] if release != NEW else []
-    found["PYTHONPATH"] = os.pathsep.join([*paths, str(ROOT)])
+    found["PYTHONPATH"] = overlays.python_path(release, ROOT)
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return found | quiet | {"VLLM_NO_USAGE_STATS": "1"}
 
@@ -75,8 +72,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="of all arms, forwards and backwards")
     options = parser.parse_args()
     for release in options.releases:
-        if release != NEW:
-            subprocess.run(["bash", str(ROOT / "scripts" / "release.sh"), release], check=True)
+        overlays.fetch(release)
         found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         with tempfile.TemporaryDirectory() as folder:
             run(release, "benchmarks.forward_gate.stages", release, folder)

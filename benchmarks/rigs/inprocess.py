@@ -2,7 +2,7 @@
 
 Real are the ``Orchestrator`` and its loop, the stage pools, the output processors and vLLM's ``AsyncMPClient`` with
 its dequeue, its exception path and, over ZMQ, its socket reader and decoder. Only what stands behind the socket is
-ours: raw outputs are put into the client's queue, or sent by a feeder.
+ours: raw outputs are put into the client's queue, or sent by a feeder. It runs on every release that `upstream` knows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs, OmniEn
 from vllm_omni.engine.messages import ShutdownRequestMessage
 from vllm_omni.engine.orchestrator import Orchestrator, OrchestratorRequestState
 from vllm_omni.engine.stage_pool import StagePool
-from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
+
+from benchmarks.rigs import upstream
 
 SAMPLE_RATE = 24000
 
@@ -97,6 +98,9 @@ class Pipeline:
         stages: The stages, first to last.
         async_chunk: As the deploy YAML's key.
         event_driven: Upstream's event-driven loop instead of the poll loop.
+
+    Raises:
+        ValueError: This release has no event-driven loop.
     """
 
     def __init__(
@@ -113,20 +117,17 @@ class Pipeline:
             StagePool(
                 stage_id,
                 list(replicas),
-                output_processor=MultimodalOutputProcessor(
+                output_processor=upstream.MultimodalOutputProcessor(
                     None, log_stats=True, engine_core_output_type=self.stages[stage_id].modality
                 ),
             )
             for stage_id, replicas in enumerate(self.replicas)
         ]
+        self.writer = upstream.output_writer(self.outputs)
         self.orchestrator = Orchestrator(
-            self.requests.async_q,
-            self.outputs.async_q,
-            self.rpc.async_q,
-            self.pools,
-            async_chunk=async_chunk,
-            event_driven_orch_default=event_driven,
+            self.requests.async_q, self.writer, self.rpc.async_q, self.pools, async_chunk=async_chunk
         )
+        upstream.set_event_driven(self.orchestrator, event_driven)
 
     # ---- Requests ----
 
@@ -260,14 +261,12 @@ def front_end(pipeline: Pipeline, queues: Mapping[str, Any], *, event_driven: bo
         event_driven: Its event-driven drain, which blocks in a thread, instead of the polling one. A server has the
             same mode here and in the orchestrator.
     """
-    from vllm_omni.engine.omni_engine_base import OmniEngineBase
     from vllm_omni.entrypoints.async_omni import AsyncOmni
     from vllm_omni.entrypoints.client_request_state import ClientRequestState
 
-    class Engine(OmniEngineBase):  # type: ignore[misc]
+    class Engine(upstream.OmniEngineBase):  # type: ignore[misc]
         def __init__(self) -> None:  # no super(): there are no stages
-            self.output_queue = pipeline.outputs
-            self._event_driven_orch_default = event_driven
+            upstream.give_output(self, pipeline.outputs, pipeline.writer, event_driven=event_driven)
 
         def is_alive(self) -> bool:
             return pipeline.thread.is_alive()
@@ -277,6 +276,7 @@ def front_end(pipeline: Pipeline, queues: Mapping[str, Any], *, event_driven: bo
 
     found = object.__new__(AsyncOmni)
     found.engine, found.final_output_task = Engine(), None
+    upstream.drain_in_mode(found, event_driven=event_driven)
     found.request_states = {each: ClientRequestState(each, queue=queue) for each, queue in queues.items()}
     return found
 
@@ -302,16 +302,20 @@ def text(request_id: str, *token_ids: int, finish: FinishReason | None = None, *
 def codes(request_id: str, finish: FinishReason | None = None, **fields: Any) -> OmniEngineCoreOutput:
     """A talker's entry: codec frames, which nobody sees and which are never drained."""
     payload = {"codes.audio": torch.zeros(1, 16, dtype=torch.long)}
-    return OmniEngineCoreOutput(request_id, [7], multimodal_output=payload, finish_reason=finish, **fields)
+    return _with(payload, request_id, [7], finish_reason=finish, **fields)
 
 
 def audio(request_id: str, *samples: float, finish: FinishReason | None = None, **fields: Any) -> OmniEngineCoreOutput:
     """A code2wav entry with audio in it."""
     payload = {"model_outputs": torch.tensor(samples), "sr": torch.tensor(SAMPLE_RATE)}
-    return OmniEngineCoreOutput(request_id, [], multimodal_output=payload, finish_reason=finish, **fields)
+    return _with(payload, request_id, [], finish_reason=finish, **fields)
 
 
 def silent(request_id: str, **fields: Any) -> OmniEngineCoreOutput:
     """A code2wav entry that nobody hears: the sample rate, and no samples."""
     payload = {"model_outputs": torch.zeros(0), "sr": torch.tensor(SAMPLE_RATE)}
-    return OmniEngineCoreOutput(request_id, [], multimodal_output=payload, **fields)
+    return _with(payload, request_id, [], **fields)
+
+
+def _with(payload: Mapping[str, Any], *given: Any, **fields: Any) -> OmniEngineCoreOutput:
+    return OmniEngineCoreOutput(*given, **{upstream.PAYLOAD: payload}, **fields)

@@ -25,6 +25,7 @@ from typing import Self
 
 import psutil
 
+from benchmarks.rigs import overlays
 from omni_fastpath.statefile import Snapshot
 
 READY_TIMEOUT_S = 420.0
@@ -40,6 +41,7 @@ DEFAULT_ENVIRONMENT: Mapping[str, str] = {
 }
 
 _LIGHT_ENGINES = "omni_simulated_device.light.host"
+_STAGE = "StageEngineCoreProc"
 _STAGE_NAME = re.compile(r"stage(\d+)_replica(\d+)")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 
@@ -83,7 +85,7 @@ def vllm_command() -> list[str]:
 def role(process: psutil.Process) -> str:
     """``api``, ``stage<i>_replica<j>``, ``engines`` (all light ones) or ``helper`` (resource trackers).
 
-    From what the process calls itself.
+    From what the process calls itself. The stages of 0.22 do not say which they are: each is ``stage``.
     """
     try:
         title = " ".join(process.cmdline()) or process.name()
@@ -92,6 +94,8 @@ def role(process: psutil.Process) -> str:
     match = _STAGE_NAME.search(title)
     if match:
         return f"stage{match[1]}_replica{match[2]}"
+    if _STAGE in title:
+        return "stage"
     if _LIGHT_ENGINES in title:
         return "engines"
     return "helper" if "multiprocessing" in title else "api"
@@ -102,7 +106,8 @@ class Server:
 
     ``model`` is a folder that `omni_simulated_device.models` wrote (or any model), ``deploy_config`` a deploy YAML.
     ``environment`` wins over `DEFAULT_ENVIRONMENT`, a value of None removes the variable. The log goes to ``log_path``,
-    or to the server's own folder, which is kept when the server failed.
+    or to the server's own folder, which is kept when the server failed. ``release`` is another one of vllm-omni than is
+    installed (`overlays`), which must have been fetched.
     """
 
     def __init__(
@@ -115,6 +120,7 @@ class Server:
         log_path: str | Path | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
+        release: str | None = None,
     ) -> None:
         self.model = str(model)
         self.deploy_config = str(deploy_config)
@@ -123,6 +129,7 @@ class Server:
         """Time from start to ready, seconds."""
         self._extra_environment = dict(environment or {})
         self._arguments = list(arguments)
+        self._release = release
         self._folder = Path(tempfile.mkdtemp(prefix="omni-serving-"))
         self.log_path = Path(log_path) if log_path is not None else self._folder / "server.log"
         self._own_log = log_path is None
@@ -160,6 +167,9 @@ class Server:
             "XDG_RUNTIME_DIR": str(self.runtime_folder),
             **self._extra_environment,
         }
+        if self._release is not None:
+            paths = filter(None, [values.get("PYTHONPATH")])
+            values["PYTHONPATH"] = overlays.python_path(self._release, *paths) or None
         return {name: value for name, value in values.items() if value is not None}
 
     def start(self) -> None:

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-_TIMES = ("_ms", "_ts", "timings", "stage_stats", "tokens_per_s", "batch_id")  # the last counts a stage's ends
+# What is a time, or counts a stage's ends (the last one).
+_TIMES = ("_ms", "_ts", "timings", "stage_stats", "tokens_per_s", "audio_rtf", "batch_id")
 
 
 def plain(value: Any) -> Any:
@@ -47,7 +48,8 @@ def message(found: Any) -> tuple[Any, ...]:
     """One message; the request-level ``finished`` is left out, because it stands on whichever stage ends last."""
     kind = type(found).__name__
     if kind == "ErrorMessage":
-        return (kind, found.error, found.status_code, found.error_type, found.fatal)
+        said = (getattr(found, name, None) for name in ("status_code", "error_type"))  # 0.22 has neither
+        return (kind, found.error, *said, found.fatal)
     if kind == "StageMetricsMessage":
         return (kind, found.replica_id, metrics(found.metrics))
     output = found.engine_outputs

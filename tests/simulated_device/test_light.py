@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ STEP_MS = 2.0
 IDENTITY = (0).to_bytes(2, "little")
 MODEL_STAGES = ("thinker", "talker", "code2wav")
 WAIT_MS = 10_000
+LENGTHS = {"min_tokens": 6, "max_tokens": 9, "min_frames": 5, "max_frames": 40}
 
 
 def spec(stage: int, folder: Any, **changes: Any) -> Spec:
@@ -32,7 +35,7 @@ def spec(stage: int, folder: Any, **changes: Any) -> Spec:
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs, OmniEngineCoreRequest
 
-    settings = config.StageSettings(base_ms=STEP_MS, min_tokens=6, max_tokens=9, min_frames=5, max_frames=40)
+    settings = config.StageSettings(base_ms=STEP_MS, **LENGTHS)
     stage_spec = behaviour.StageSpec(
         model_stage=MODEL_STAGES[stage],
         context=4096,
@@ -56,6 +59,7 @@ def spec(stage: int, folder: Any, **changes: Any) -> Spec:
         outputs=manager._layout(OmniEngineCoreOutputs),
         stats=msgspec.to_builtins(SchedulerStats()),
         stats_every_s=1.0,
+        payload="multimodal_output",
         ends_only=False,
         slots=64,
         behaviour=stage_spec,
@@ -139,7 +143,7 @@ def ask(clients: Sequence[Client], name: str, *, most: int = 100, final: int = 2
     text = SamplingParams(temperature=0.0, max_tokens=most)
     text._eos_token_id = 151645
     audio = SamplingParams(temperature=0.9, seed=42, max_tokens=4096, stop_token_ids=[2150])
-    for stage, (client, params) in enumerate(zip(clients, (text, audio, audio), strict=True)):
+    for stage, (client, params) in enumerate(zip(clients, (text, audio, audio), strict=False)):
         if stage <= final:
             request = engine_request(name, [5, 6, 7] if stage == 0 else [0, 0], params)
             if stage == 0:
@@ -173,6 +177,43 @@ def test_a_request_goes_through_the_stages(clients: Sequence[Client]) -> None:
     whole = torch.cat([torch.from_numpy(content.frame_samples(frame, 1920)) for frame in said])
     assert torch.equal(torch.cat(waves, dim=1)[0], whole)
     assert int(audio[0].multimodal_output["sr"]) == 24000
+
+
+def test_a_thinker_sends_its_rows_where_the_client_gets_them(tmp_path: Any) -> None:
+    """As on 0.22: each layer's rows of the tokens of a step and the marks of speech, as the simulated stage's."""
+    import torch
+
+    from omni_simulated_device import stages
+
+    layers = ["hidden", "hidden_states.layer_0", "hidden_states.layer_24"]
+    made = spec(0, tmp_path)
+    made.behaviour = dataclasses.replace(made.behaviour, client_rows=layers, width=16)
+    client = Client(made, tmp_path)
+    try:
+        ask([client], "one")
+        sent = [each.multimodal_output for each in client.outputs_of("one")]
+    finally:
+        client.close()
+    hf_config = SimpleNamespace(
+        im_end_token_id=151645,
+        talker_config=SimpleNamespace(accept_hidden_layer=24),
+        thinker_config=SimpleNamespace(text_config=SimpleNamespace(hidden_size=16)),
+    )
+    model = SimpleNamespace(model_stage="thinker", hf_config=hf_config, max_model_len=4096)
+    stage = stages.Thinker(
+        SimpleNamespace(model_config=model), config.load(json.dumps({"stages": {"thinker": LENGTHS}}))
+    )
+    params = SimpleNamespace(max_tokens=100, min_tokens=0, ignore_eos=False, temperature=0.0, seed=None)
+    state = stages.RequestState("one", [5, 6, 7], params, {})
+    for payload in sent:
+        scheduled = 1 if state.computed else 3
+        expected = stage.outputs([stage.step(state, scheduled)])
+        state.computed += scheduled
+        assert payload.keys() == expected.keys()
+        for name, value in expected.items():
+            wanted = value[0] if isinstance(value, list) else value
+            assert payload[name].dtype == wanted.dtype == torch.bfloat16
+            assert torch.equal(payload[name], wanted), name
 
 
 def test_an_aborted_request_falls_silent_and_the_others_go_on(clients: Sequence[Client]) -> None:

@@ -1,8 +1,8 @@
 """The simulated workers: upstream's worker interface over a clock.
 
 Payloads lie in memory as upstream's runners leave them on a GPU stage: ``vllm_omni/worker/gpu_ar_model_runner.py``
-(``_build_omni_model_runner_output_from_snapshot``), with ``vllm_omni/worker/output/payload_build.py`` and
-``vllm_omni/utils/mm_outputs.py``, whose functions do it here too. The step's batch comes to main memory as one tensor
+(``_build_omni_model_runner_output_from_snapshot``), with ``vllm_omni/utils/mm_outputs.py``, whose functions do it here
+too. The step's batch comes to main memory as one tensor
 for each output, new at each step, and a request's payload is its rows of it. ``element[start:end].contiguous()`` copies
 nothing, because rows are contiguous already: whoever holds one request's payload holds the whole step's. What is the
 same for everybody (the marks of speech) is cloned for each request. Generation stages move each request's output by
@@ -23,20 +23,18 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
-from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
 from vllm_omni.engine.serialization import deserialize_additional_information
 from vllm_omni.outputs import OmniModelRunnerOutput
-from vllm_omni.utils.mm_outputs import partition_payload_list
+from vllm_omni.utils.mm_outputs import to_payload_element
 from vllm_omni.worker.mixins import OmniWorkerMixin
 from vllm_omni.worker.omni_connector_model_runner_mixin import OmniConnectorModelRunnerMixin
-from vllm_omni.worker.output.payload_build import build_omni_mm_payload
 
-from omni_simulated_device import config, stages
+from omni_simulated_device import config, stages, upstream
 
 logger = init_logger("vllm.omni_simulated_device")
 
-_Payload = dict[str, torch.Tensor]
-_Payloads = list[_Payload | None] | None
+_Payload = upstream.Payload
+_Payloads = upstream.Payloads
 
 
 class _DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
@@ -132,8 +130,7 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
             req_ids=list(scheduled),
             req_id_to_index={req_id: index for index, req_id in enumerate(scheduled)},
             sampled_token_ids=[r.tokens for r in results] if self.samples_tokens else [],
-            inter_stage_outputs=inter_stage,
-            multimodal_outputs=client,
+            **upstream.payload_fields(inter_stage, client),
         )
         cost = self.settings
         step_s = (
@@ -159,18 +156,10 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
             if not request.goes_on:
                 payloads.append({})
                 continue
-            payload: _Payload = build_omni_mm_payload(
-                combined_multimodal_outputs=None,
-                mm_cpu=outputs,
-                rid=request.req_id,
-                idx=index,
-                start=start,
-                end=end,
-                audio_sparse_output=False,
-                sparse_mm_index={},
-                hidden_seq_len=ends[-1],
-                scheduled_seq_len=ends[-1],
-            )
+            payload: _Payload = {
+                name: to_payload_element(element, index, start, end, seq_len=ends[-1])
+                for name, element in outputs.items()
+            }
             payloads.append(payload if hidden is None else {"hidden": hidden[start:end], **payload})
         return payloads
 
@@ -180,9 +169,8 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
         A stage whose connector is no sender gives both the very same list: what the next stage gets is also sent to the
         orchestrator.
         """
-        if self.model_config.async_chunk and stage_sends_async_output(self.model_config):
-            inter_stage, client = partition_payload_list(payloads)
-            return inter_stage, client
+        if self.model_config.async_chunk and upstream.stage_sends_async_output(self.model_config):
+            return upstream.split(payloads)
         both = [payload or None for payload in payloads]
         return (both, both) if any(both) else (None, None)
 
@@ -206,8 +194,7 @@ class SimulatedGenerationModelRunner(SimulatedModelRunner):
         """As upstream's generation runner: under async-chunk every stage's payload is split."""
         if not self.model_config.async_chunk:
             return list(payloads), list(payloads)
-        inter_stage, client = partition_payload_list(payloads)
-        return inter_stage, client
+        return upstream.split(payloads)
 
 
 class SimulatedARWorker(OmniWorkerMixin, WorkerBase):  # type: ignore[misc]

@@ -30,18 +30,22 @@ class Layout(msgspec.Struct):
 
 
 class Record:
-    """Makes arrays of a layout out of a few fields that are always given, in this order."""
+    """Makes arrays of a layout out of a few fields that are always given, in this order.
+
+    A field that the layout does not have is left out: releases differ.
+    """
 
     def __init__(self, layout: Layout, *names: str) -> None:
         self._defaults = list(layout.defaults)
-        self._places = [layout.place(name) for name in names]
-        self._end = max(self._places) + 1
+        self._places = [layout.place(name) if name in layout.names else None for name in names]
+        self._end = max(place for place in self._places if place is not None) + 1
 
     def make(self, *values: Any) -> list[Any]:
         """The array, with these values and everything else at its default; as short as the last field allows."""
         found = self._defaults[: self._end]
         for place, value in zip(self._places, values, strict=True):
-            found[place] = value
+            if place is not None:
+                found[place] = value
         return found
 
 

@@ -1,0 +1,140 @@
+"""What differs between the releases of vLLM-Omni that the rigs run on, found by looking at what is there.
+
+The rigs are written in the names of 0.30. Another release is first on ``PYTHONPATH`` (`overlays`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vllm_omni.engine import OmniEngineCoreOutput
+from vllm_omni.engine import orchestrator as _orchestrator
+
+try:
+    from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
+except ImportError:  # up to 0.24
+    from vllm_omni.engine.output_processor import MultimodalOutputProcessor
+
+try:
+    from vllm_omni.engine.omni_engine_base import OmniEngineBase
+except ImportError:  # up to 0.28
+    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine as OmniEngineBase
+
+try:
+    from vllm_omni.engine.async_engine_utils import OutputQueueSink
+except ImportError:  # up to 0.30 the orchestrator writes into janus' own asynchronous side
+    OutputQueueSink = None
+
+__all__ = [
+    "PAYLOAD",
+    "MultimodalOutputProcessor",
+    "OmniEngineBase",
+    "add_client",
+    "drain_in_mode",
+    "event_driven_modes",
+    "give_output",
+    "output_writer",
+    "set_event_driven",
+]
+
+_MODE_VARIABLE = "VLLM_OMNI_EVENT_DRIVEN_ORCH"
+
+PAYLOAD: str = (
+    "multimodal_output" if "multimodal_output" in OmniEngineCoreOutput.__struct_fields__ else "pooling_output"
+)
+"""The field of an entry in which tensors come: on 0.22 one is both the client's and the connector's."""
+
+
+# ---- The two modes ----
+
+
+def event_driven_modes() -> tuple[bool, ...]:
+    """The orchestrator's modes on this release: the poll loop, and from 0.28 the event-driven one."""
+    return (False, True) if hasattr(_orchestrator, "_event_driven_orch_enabled") else (False,)
+
+
+def set_event_driven(orchestrator: Any, event_driven: bool) -> None:
+    """Let an orchestrator that does not run yet have this mode, whatever the environment says.
+
+    Raises:
+        ValueError: This release has no event-driven loop.
+    """
+    if event_driven not in event_driven_modes():
+        raise ValueError("this release of vllm-omni has no event-driven orchestrator")
+    orchestrator._event_driven_orch = event_driven  # nobody reads it where there is one mode
+
+
+# ---- The way to the front end ----
+
+
+def output_writer(queue: Any) -> Any:
+    """What the orchestrator of a server writes its messages into, over the janus queue of its front end."""
+    return queue.async_q if OutputQueueSink is None else OutputQueueSink(queue.sync_q)
+
+
+def give_output(engine: Any, queue: Any, writer: Any, *, event_driven: bool) -> None:
+    """Let an engine that was made without stages read what an orchestrator writes.
+
+    Args:
+        engine: An `OmniEngineBase`.
+        queue: The janus queue.
+        writer: `output_writer` of it.
+        event_driven: The engine's mode; 0.28 asks the environment (`drain_in_mode`), 0.32 has one.
+    """
+    engine.output_queue = queue
+    engine._event_driven_orch_default = event_driven
+    engine._output_sink = writer
+    engine._output_drain_executor = None
+
+
+def drain_in_mode(front_end: Any, *, event_driven: bool) -> None:
+    """Let an ``AsyncOmni``'s drain start in this mode where only the environment says it, as on 0.28."""
+    asked = getattr(_orchestrator, "_event_driven_orch_enabled", None)
+    if asked is None or "default" in inspect.signature(asked).parameters:  # one mode, or the engine's word
+        return
+    start = front_end._final_output_handler
+
+    def _final_output_handler() -> None:
+        with _environment({_MODE_VARIABLE: "1" if event_driven else "0"}):
+            start()
+
+    front_end._final_output_handler = _final_output_handler
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# ---- Replicas ----
+
+
+def add_client(pool: Any, address: str, client: Any, *, replica_id: int | None = None) -> int:
+    """Register a replica with a stage pool at run time; the result is its slot.
+
+    Raises:
+        ValueError: A slot was asked for, and this release gives the next one only.
+    """
+    if replica_id is None:
+        found: int = pool.add_client(address, client)
+        return found
+    if "replica_id" in inspect.signature(pool.add_client).parameters:
+        found = pool.add_client(address, client, replica_id=replica_id)
+    elif replica_id == len(pool.clients):  # up to 0.24
+        found = pool.add_client(address, client)
+    else:
+        raise ValueError(f"this release of vllm-omni gives slot {len(pool.clients)}, not {replica_id}")
+    return found

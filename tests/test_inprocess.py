@@ -1,0 +1,192 @@
+"""The rig of the real orchestrator without engines: what it serves on every release."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+from tests.patches.content import endings, sequences
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+STEPS = {"one": 12, "two": 5, "three": 1}
+MODES = pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
+TEXT, AUDIO = 0, 2
+
+Rows = Iterator[tuple[int, Any]]
+Put = Callable[[Any, int, Any], None]
+
+
+def pipeline(event_driven: bool) -> Any:
+    """Three stages with two replicas each, and the requests; skips where this release has no such mode."""
+    from benchmarks.rigs import upstream
+    from benchmarks.rigs.inprocess import Pipeline
+    from tests.patches.drive import stages
+
+    if event_driven not in upstream.event_driven_modes():
+        pytest.skip("this release has no event-driven orchestrator")
+    found = Pipeline(stages(2), event_driven=event_driven)
+    for number, name in enumerate(STEPS):
+        found.add_request(name, replicas=[number % 2] * 3)
+    return found
+
+
+def raw_outputs() -> Rows:
+    """Stage and raw output, step by step: tokens, codec frames, and audio at every third step and the last one."""
+    from vllm.v1.engine import FinishReason
+
+    from benchmarks.rigs.inprocess import audio, batch, codes, silent, text
+
+    for step in range(max(STEPS.values())):
+        for name, steps in STEPS.items():
+            if step >= steps:
+                continue
+            finish = FinishReason.STOP if step == steps - 1 else None
+            heard = finish is not None or step % 3 == 0
+            yield 0, batch(text(name, 100 + step, finish=finish))
+            yield 1, batch(codes(name, finish=finish))
+            yield 2, batch(audio(name, 0.25 * step, finish=finish) if heard else silent(name))
+
+
+def replica_of(raw: Any) -> int:
+    """Where its request is bound to."""
+    return list(STEPS).index(raw.outputs[0].request_id) % 2
+
+
+def put(found: Any, stage: int, raw: Any) -> None:
+    """As the socket's reader does."""
+    found.put(stage, raw, replica_id=replica_of(raw))
+
+
+def served(found: Any, put: Put) -> list[Any]:
+    """Every message, with the queues never empty for long."""
+    with found as running:
+        for stage, raw in raw_outputs():
+            put(running, stage, raw)
+        running.settle()
+    assert found.crash is None
+    messages: list[Any] = found.messages()
+    return messages
+
+
+@MODES
+def test_the_orchestrator_serves_what_stages_send(event_driven: bool) -> None:
+    """A message for each visible output with tokens or samples, in its request's order; each request ends once."""
+    messages = served(pipeline(event_driven), put)
+    visible = Counter((each.request_id, each.stage_id) for each in messages if type(each).__name__ == "OutputMessage")
+    assert {name: visible[name, TEXT] for name in STEPS} == STEPS
+    for name, steps in STEPS.items():
+        assert visible[name, AUDIO] >= len(range(0, steps, 3)), visible
+    assert visible.keys() == {(name, stage) for name in STEPS for stage in (TEXT, AUDIO)}
+    assert endings(messages) == dict.fromkeys(STEPS, (1, "end"))
+    for (name, stage), sent in sequences(messages).items():
+        if stage == TEXT:
+            tokens = [each[3][0]["token_ids"] for each in sent if each[0] == "OutputMessage"]
+            assert list(itertools.chain(*tokens)) == [100 + step for step in range(STEPS[name])]
+
+
+@MODES
+def test_what_comes_over_a_socket_is_served_alike(event_driven: bool, tmp_path: Path) -> None:
+    """The same raw outputs through vLLM's encoder, a socket and the client's reader: the same messages."""
+    import zmq
+    import zmq.asyncio
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+    from vllm_omni.engine import OmniEngineCoreOutputs
+
+    expected = served(pipeline(event_driven), put)
+    found, encoder, context = pipeline(event_driven), MsgpackEncoder(), zmq.Context()
+    engines, counted = {}, Counter[int]()
+    for stage, replicas in enumerate(found.replicas):
+        for number, replica in enumerate(replicas):
+            address = f"ipc://{tmp_path / f'{stage}-{number}'}"
+            socket = zmq.asyncio.Context(context).socket(zmq.PULL)
+            socket.bind(address)
+            engines[stage, number] = engine = context.socket(zmq.PUSH)
+            engine.connect(address)
+            replica.read_from(socket, MsgpackDecoder(OmniEngineCoreOutputs))
+
+    def send(running: Any, stage: int, raw: Any) -> None:
+        del running
+        counted[stage] += 1
+        engines[stage, replica_of(raw)].send_multipart(encoder.encode(raw))
+
+    messages: list[Any] = []
+    with found as running:
+        for stage, raw in raw_outputs():
+            send(running, stage, raw)
+        while len(messages) < len(expected):
+            assert running.thread.is_alive()
+            messages += running.messages()
+        running.settle()
+        messages += running.messages()
+    assert sequences(messages) == sequences(expected)
+    assert set(counted.values()) == {sum(STEPS.values())}
+    for engine in (*engines.values(), *(each.resources.output_socket for each in itertools.chain(*found.replicas))):
+        engine.close(linger=0)
+    context.term()
+
+
+@MODES
+async def test_the_front_end_gets_every_message(event_driven: bool) -> None:
+    """Upstream's drain, without a server around it, gives each request its messages in order, ends included."""
+    from benchmarks.rigs.inprocess import front_end
+
+    expected = sequences(served(pipeline(event_driven), put))
+    found = pipeline(event_driven)
+    queues: dict[str, asyncio.Queue[Any]] = {name: asyncio.Queue() for name in STEPS}
+    drain = front_end(found, queues, event_driven=event_driven)
+    drain._final_output_handler()
+    wanted = {
+        name: sum(
+            each[0] == "OutputMessage" for (request, _), sent in expected.items() if request == name for each in sent
+        )
+        for name in STEPS
+    }
+
+    async def take(name: str) -> list[Any]:
+        return [await asyncio.wait_for(queues[name].get(), 30) for _ in range(wanted[name])]
+
+    def run() -> None:
+        with found as running:
+            for stage, raw in raw_outputs():
+                put(running, stage, raw)
+            running.settle()
+
+    running = asyncio.create_task(asyncio.to_thread(run))
+    messages = await asyncio.gather(*map(take, STEPS))
+    await running
+    drain.final_output_task.cancel()
+    await asyncio.gather(drain.final_output_task, return_exceptions=True)
+    assert found.crash is None
+    assert all(queue.empty() for queue in queues.values())
+    for name, sent in zip(STEPS, messages, strict=True):
+        ours = sequences(sent)
+        assert {key: value for key, value in ours.items() if key[0] == name} == ours
+        for key, value in ours.items():
+            assert value == [each for each in expected[key] if each[0] == "OutputMessage"]
+
+
+@MODES
+def test_a_replica_comes_while_it_runs(event_driven: bool) -> None:
+    """What a replica that was attached at run time sends is served like any other's."""
+    from benchmarks.rigs import upstream
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica, batch, text
+
+    with pipeline(event_driven) as running:
+        running.settle()
+        fresh = Replica(0, QWEN3_OMNI[0], 2)
+        assert running.do(lambda: upstream.add_client(running.pools[0], "tcp://fresh", fresh, replica_id=2)) == 2
+        running.do(lambda: fresh.outputs_queue.put_nowait(batch(text("one", 7))))
+        found: list[Any] = []
+        while not found:
+            assert running.thread.is_alive()
+            found = running.messages()
+    assert [(each.request_id, each.replica_id) for each in found] == [("one", 2)]
