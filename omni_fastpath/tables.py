@@ -129,12 +129,11 @@ def _show_compared(compared: Mapping[str, Any], found: Mapping[str, str], consol
     title = f"vllm-omni {found['version']} beside the nearest release that each patch knows; nothing is installed here"
     table = _table(title, "patch", "beside", "seam", "verdict")
     for name, patch in compared.items():
-        beside = patch["beside"] or "-"
         if not patch["seams"]:
-            table.add_row(name, beside, "-", f"{patch['state']} there: {patch['words']}")
+            table.add_row(name, patch["beside"], "-", f"{patch['state']} there: {patch['words']}")
         for seam in patch["seams"]:
             for change in seam["changes"] or ["fits"]:
-                table.add_row(name, beside, seam["seam"], change)
+                table.add_row(name, patch["beside"], seam["seam"], change)
     console.print(table)
     console.print()
 

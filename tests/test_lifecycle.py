@@ -288,6 +288,33 @@ def test_slot_that_is_gone(name: str, key: Key) -> None:
     _assert_unsupported(name, before, key)
 
 
+MODULES = sorted({seam.module for patch in PATCHES for seam in seams_here(patch)})
+
+
+@pytest.mark.parametrize("module", MODULES)
+@isolated("warm")
+def test_module_that_is_gone(module: str) -> None:
+    """Without a module the patches that have a seam in it are unsupported and name it; the others are applied."""
+    from omni_fastpath import config
+    from omni_fastpath.ledger import LEDGER
+
+    own = upstreams_own()
+    kept = sys.modules[module]
+    sys.modules[module] = None  # type: ignore[assignment] - as Python has what cannot be imported
+    apply_in_both(config.resolve([], ALL_ON, PATCHES))
+    sys.modules[module] = kept
+    affected = {patch.name for patch in PATCHES for seam in seams_here(patch) if seam.module == module}
+    for patch in PATCHES:
+        entry = LEDGER.entry(patch)
+        if affected & {patch.name, *patch.requires}:
+            assert entry.state is State.UNSUPPORTED, entry
+            assert f"a seam moved: {module}:" in entry.reason, entry.reason
+        else:
+            assert entry.state is State.APPLIED, entry
+    still = set().union(*(written(patch) for patch in PATCHES if LEDGER.entry(patch).state is State.APPLIED))
+    assert all(raw(key) is held for key, held in own.items() if key not in still)
+
+
 @isolated("warm")
 def test_shipped_declarations_fit_the_installed_upstream() -> None:
     """On the installed release every seam of every patch verifies, and verifying writes nothing."""
