@@ -210,7 +210,7 @@ def install(patch: Patch) -> State:
             return LEDGER.entry(patch).state
         match row_here(patch):
             case None:
-                return _set(patch, State.UNSUPPORTED, release_problem(patch) or "it was not tested on this release")
+                return _set(patch, State.UNSUPPORTED, str(release_problem(patch)))
             case Superseded() | NotApplicable() as row:
                 return _set(patch, row.state, row.remarks)
             case Fit() as row:

@@ -44,8 +44,8 @@ def compare(patch: Patch, release: str) -> dict[str, Any]:
     """How upstream as it is installed differs from what the patch was made for.
 
     Returns:
-        ``beside``: the release compared with. ``state``: what the patch is there, and
-        ``words``: why, where it is not installed there. ``seams``: ``look`` at each, where it is.
+        ``beside``: the release compared with. ``state`` and ``words``: what the patch is there, and what is said of it.
+        ``seams``: ``look`` at each that it has there.
     """
     beside, row = nearest(patch.rows, release)
     read = bodies.stored(patch.name)

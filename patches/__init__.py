@@ -8,9 +8,8 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
    the page that ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. What it is on a release is a
    row: ``Fit``, ``Superseded`` or ``NotApplicable`` (``omni_fastpath.declare``). Every function of upstream's that it
    writes or calls is a seam, in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``);
-   attributes that it reads are named under Fragility. Values are an ``Options`` model,
-   figures are ``Counter``s. It is read in every process, so that it imports nothing but the standard library, pydantic
-   and ``omni_fastpath.declare``.
+   attributes that it reads are named under Fragility. Values are an ``Options`` model, figures are ``Counter``s. It is
+   read in every process, so that it imports nothing but the standard library, pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names, imported on install and only then. A wrapper
    takes ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values and its
    counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream: the
