@@ -90,7 +90,11 @@ class Play:
         for module in _READERS:
             name = "time" if module in _READERS[:2] else "_time"
             monkeypatch.setattr(f"{module}.{name}", self.clock)
-        monkeypatch.setattr(detokenizers, "USE_FAST_DETOKENIZER", setting.detokenizer != "slow")
+        fast = setting.detokenizer != "slow"
+        if hasattr(detokenizers, "USE_FAST_DETOKENIZER"):
+            monkeypatch.setattr(detokenizers, "USE_FAST_DETOKENIZER", fast)
+        else:  # 0.32
+            monkeypatch.setattr(detokenizers, "uses_fast_detokenizer", lambda _tokenizer: fast)
         self.rng = random.Random(setting.seed)
         self.pipeline = Pipeline(async_chunk=setting.async_chunk)
         self.orchestrator = self.pipeline.orchestrator
