@@ -237,7 +237,7 @@ def _first_half(completion: str, *more: str) -> tuple[AnySeam, ...]:
 
 
 _FIRST_HALF = "latencies and copies of token ids; what nobody sees is built"
-_STEPS_ARE_UPSTREAMS = "steps are counted by upstream"
+_STEPS_ARE_UPSTREAMS = "a step's statistics are upstream's own"
 
 _UP_TO_0_28: tuple[AnySeam, ...] = (
     _admission("1ea161a4a9453987"),

@@ -323,6 +323,7 @@ def everything(found: Any) -> Any:
         ]
         known = {name: everything(getattr(found, name)) for name in names}
         if "token_ids" in known:
+            known.pop("cumulative_token_ids", None)  # an attribute's place is nobody's business
             known["cumulative_token_ids"] = list(getattr(found, "cumulative_token_ids", ()))
         return known
     if isinstance(found, dict):

@@ -241,7 +241,7 @@ CONDITIONS: dict[str, Callable[[Play], Any]] = {
 def test_what_somebody_may_look_at_is_built(lean: tuple[Play, dict[str, int]], why: str) -> None:
     """Each condition by itself is enough for upstream to make every output."""
     play, counters = lean
-    fields = {"kv_transfer_params": {"kv": 1}} if why == "kv transfer" else {}
+    fields: dict[str, Any] = {"kv_transfer_params": {"kv": 1}} if why == "kv transfer" else {}
     CONDITIONS[why](play)
     found = _talk(play, **fields)
     assert counters["not_built"] == 0
