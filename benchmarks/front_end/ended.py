@@ -42,7 +42,6 @@ def ended(request_id: str, text_tokens: int, seed: int = 0) -> Any:
             rx_in_flight_time_ms=0.0,
             stage_stats=StageStats(),
             replica_id=0,
-            finish_reason="stop",
             output_unit_type="audio_frame" if is_audio else "token",
             output_unit_count=steps,
             serving_time_to_first_output_ms=40.0 + rng.random(),
@@ -55,6 +54,7 @@ def ended(request_id: str, text_tokens: int, seed: int = 0) -> Any:
             vllm_itls_ms=[] if is_audio else list(latencies),
             pipeline_timings={"queue_wait_ms": rng.random(), "preprocess_ms": 1.0 + rng.random()},
         )
+        stats.finish_reason = "stop"  # up to 0.26 it is in no table
         if is_audio:
             stats.audio_generated_frames = text_tokens * SAMPLES_A_FRAME
             stats.audio_sample_rate = RATE

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from omni_fastpath.declare import Counter, Fit, Options, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Wrap
 
 
 class PacingOptions(Options):
@@ -67,6 +67,21 @@ class PacingOptions(Options):
     )
 
 
+def _seams(lifespans: str, *more: str) -> tuple[AnySeam, ...]:
+    """With the module whose ``lifespan`` freezes, and what else a request's end is told."""
+    return (
+        Wrap(lifespans, "freeze_gc_heap", (), wrapper="wrapped_freeze_gc_heap"),
+        # Where it is defined.
+        Pin("vllm.utils.gc_utils", "freeze_gc_heap", (), fingerprints=("78ca8f1f45716e1d",)),
+        Wrap(
+            "vllm_omni.entrypoints.omni_base",
+            "OmniBase._log_summary_and_cleanup",
+            ("self", "request_id", *more),
+            wrapper="wrapped_log_summary_and_cleanup",
+        ),
+    )
+
+
 PATCH = Patch(
     name="gc_pacing",
     summary="full collections of the API process happen when few requests are live",
@@ -81,28 +96,14 @@ PATCH = Patch(
         Counter("frozen", "objects that were frozen when the start-up was over", is_maximum=True),
     ),
     rows=(
+        Fit(releases=("0.22.0",), seams=_seams("vllm.entrypoints.openai.server_utils")),
+        Fit(releases=("0.24.0", "0.26.0"), seams=_seams("vllm.entrypoints.serve.utils.server_utils")),
+        Fit(releases=("0.28.0",), seams=_seams("vllm.entrypoints.serve.utils.server_utils", "reason")),
+        Fit(releases=("0.30.0",), seams=_seams("vllm.entrypoints.launchers.utils.server_utils", "reason")),
         Fit(
-            releases=("0.30.0",),
-            seams=(
-                Wrap(
-                    "vllm.entrypoints.launchers.utils.server_utils",
-                    "freeze_gc_heap",
-                    (),
-                    wrapper="wrapped_freeze_gc_heap",
-                ),
-                Pin(
-                    "vllm.utils.gc_utils",  # where it is defined
-                    "freeze_gc_heap",
-                    (),
-                    fingerprints=("78ca8f1f45716e1d",),
-                ),
-                Wrap(
-                    "vllm_omni.entrypoints.omni_base",
-                    "OmniBase._log_summary_and_cleanup",
-                    ("self", "request_id", "reason"),
-                    wrapper="wrapped_log_summary_and_cleanup",
-                ),
-            ),
+            releases=("0.32.0rc1",),
+            preview=True,
+            seams=_seams("vllm.entrypoints.launchers.utils.server_utils", "reason"),
         ),
     ),
 )

@@ -19,7 +19,8 @@ Why not a hook:
     Upstream offers ``--disable-log-stats`` only, which takes the metrics away as well.
 Scope:
     Event loop of the API server, of ``AsyncOmni`` and of duplex sessions; ``Omni`` too. Metrics, gauges, what is
-    returned and what clients get are not touched. The thread writes later: what a killed process had not written is
+    returned and what clients get are not touched. From 0.32 on ``summary`` changes nothing: upstream itself logs the
+    line alone there, the tables at DEBUG. The thread writes later: what a killed process had not written is
     lost, up to 256 requests of it; one that ends writes for a second at the most, and says what is left.
 Fragility:
     Wraps ``OrchestratorAggregator.build_and_log_summary``, pinned because tables are told from other records by
@@ -31,7 +32,8 @@ Fragility:
 Upstream thread:
     vllm-omni issue #4561 (the CPU-side output path).
 Remove when:
-    Every supported release logs one line a request and keeps the tables for DEBUG, as 0.32 does.
+    Every supported release logs one line a request and keeps the tables for DEBUG, and makes PCM with numpy, as 0.32
+    does, and WAV too.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from omni_fastpath.declare import Counter, Fit, Options, Patch, Pin, Process, Replace, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Replace, Wrap
 
 STATS = "vllm_omni.metrics.stats"
 
@@ -65,6 +67,25 @@ class FrontEndOptions(Options):
     )
 
 
+def _summary(body: str) -> AnySeam:
+    return Wrap(
+        STATS,
+        "OrchestratorAggregator.build_and_log_summary",
+        ("self",),
+        wrapper="wrapped_build_and_log_summary",
+        fingerprints=(body,),
+    )
+
+
+_TABLE = ("title", "data", "value_fields", "column_key", "column_prefix")
+TABLES: tuple[AnySeam, ...] = (
+    Replace(STATS, "_format_table", _TABLE, wrapper="wrapped_format_table", fingerprints=("f25a37a7273d3b78",)),
+    # Where it is defined: its code runs.
+    Pin("vllm_omni.metrics.utils", "_format_table", _TABLE, fingerprints=("f25a37a7273d3b78",)),
+)
+_FILE = ("file", "data", "samplerate", "subtype", "endian", "format", "closefd", "compression_level", "bitrate_mode")
+FILES = Wrap("soundfile", "write", _FILE, wrapper="wrapped_write")
+
 PATCH = Patch(
     name="lean_front_end",
     summary="what the front end does for one request holds up the others less: its summary, its audio",
@@ -82,46 +103,13 @@ PATCH = Patch(
         Counter("dropped", "summaries that were dropped because the log could not keep up"),
     ),
     rows=(
+        Fit(releases=("0.22.0", "0.24.0", "0.26.0", "0.28.0"), seams=(_summary("8050577d62c4b726"), *TABLES, FILES)),
+        Fit(releases=("0.30.0",), seams=(_summary("8a380533a4be5430"), *TABLES, FILES)),
         Fit(
-            releases=("0.30.0",),
-            seams=(
-                Wrap(
-                    STATS,
-                    "OrchestratorAggregator.build_and_log_summary",
-                    ("self",),
-                    wrapper="wrapped_build_and_log_summary",
-                    fingerprints=("8a380533a4be5430",),
-                ),
-                Replace(
-                    STATS,
-                    "_format_table",
-                    ("title", "data", "value_fields", "column_key", "column_prefix"),
-                    wrapper="wrapped_format_table",
-                    fingerprints=("f25a37a7273d3b78",),
-                ),
-                Pin(
-                    "vllm_omni.metrics.utils",  # where it is defined: its code runs
-                    "_format_table",
-                    ("title", "data", "value_fields", "column_key", "column_prefix"),
-                    fingerprints=("f25a37a7273d3b78",),
-                ),
-                Wrap(
-                    "soundfile",
-                    "write",
-                    (
-                        "file",
-                        "data",
-                        "samplerate",
-                        "subtype",
-                        "endian",
-                        "format",
-                        "closefd",
-                        "compression_level",
-                        "bitrate_mode",
-                    ),
-                    wrapper="wrapped_write",
-                ),
-            ),
+            releases=("0.32.0rc1",),
+            preview=True,
+            seams=(FILES,),
+            note="wav alone: upstream itself logs one line a request and makes PCM without libsndfile",
         ),
     ),
 )

@@ -14,9 +14,10 @@ from typing import Any
 
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer, IncrementalDetokenizer, SlowIncrementalDetokenizer
-from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 
 from omni_fastpath.ledger import runtime
+
+from .upstream import MultimodalCompletionOutput
 
 _counters = runtime("lean_processing").counters
 

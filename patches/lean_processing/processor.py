@@ -8,15 +8,19 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessorOutput
 from vllm.v1.metrics.stats import IterationStats
 from vllm_omni.engine import OmniEngineCoreOutput
-from vllm_omni.outputs.output_processor import (
-    MultimodalOutputProcessor,
-    _accumulate_segment_tpot,
-    _modality_to_type_string,
-)
 
 from .aside import patch, step_aside
 from .latencies import Samples
 from .states import LeanState, UnseenState
+from .upstream import (
+    HAS_COALESCED,
+    HAS_PROMPT_TOKEN_ID_LOGPROBS,
+    HAS_SAMPLING_MASK,
+    HAS_SPEC_DECODE_METRICS,
+    MultimodalOutputProcessor,
+    accumulate_segment_tpot,
+    modality_to_type_string,
+)
 
 _STATES = (LeanState, UnseenState)
 
@@ -44,7 +48,7 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         ):
             # Upstream accumulates all payloads of a raw output before it makes the first output.
             return super().process_outputs(engine_core_outputs, engine_core_timestamp, iteration_stats)
-        states, kind = self.request_states, _modality_to_type_string(self.output_modality)
+        states, kind = self.request_states, modality_to_type_string(self.output_modality)
         made: list[Any] = []
         aborts: list[str] = []
         rest: list[Any] = []
@@ -103,6 +107,7 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
                 or engine_core_output.events is not None
                 or engine_core_output.num_nans_in_logits
                 or engine_core_output.num_generation_tokens is not None
+                or (HAS_COALESCED and engine_core_output.is_coalesced)
                 or (last := (native := req_state.native_text_stats).last_token_ts) <= 0
                 or patch.has_failed
             )
@@ -121,7 +126,11 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
         record["num_generation_tokens"] = native.num_generation_tokens
         latency_ms = max(latency * 1000.0, 0.0)
         samples.append(latency_ms)
-        _accumulate_segment_tpot(record, elapsed_ms=latency_ms, new_tokens=tokens)
+        accumulate_segment_tpot(record, elapsed_ms=latency_ms, new_tokens=tokens)
+
+
+if accumulate_segment_tpot is None:
+    del LeanProcessor._update_stats_from_output  # upstream's records hold other things there, which it counts itself
 
 
 def _is_plain(state: UnseenState, entry: Any) -> bool:
@@ -144,8 +153,9 @@ def _brings_no_more(state: UnseenState, entry: Any) -> bool:
         and entry.new_logprobs is None
         and entry.new_prompt_logprobs_tensors is None
         and entry.routed_experts is None
-        and entry.spec_decode_metrics is None
-        and entry.new_sampling_mask is None
+        and not (HAS_SPEC_DECODE_METRICS and entry.spec_decode_metrics is not None)
+        and not (HAS_SAMPLING_MASK and entry.new_sampling_mask is not None)
+        and not (HAS_PROMPT_TOKEN_ID_LOGPROBS and entry.prompt_token_id_logprobs is not None)
         and not state.is_prefilling
         and type(state.detokenizer) is IncrementalDetokenizer  # no text, so no stop strings
     )

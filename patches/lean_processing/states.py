@@ -8,15 +8,19 @@ from typing import Any, Literal
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm_omni.metrics.definitions import _SAMPLE_RATE_KEYS
-from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
-from vllm_omni.outputs.multimodal_accumulation import drain_delta_payload
-from vllm_omni.outputs.output_modality import DRAINABLE_MODALITIES
-from vllm_omni.outputs.output_processor import OmniRequestState
 
 from omni_fastpath.ledger import runtime
 
 from .aside import patch, step_aside
 from .completions import READ, StandIn, defer
+from .upstream import (
+    DRAINABLE_MODALITIES,
+    HAS_OWNED_SESSIONS,
+    TAKES_OUT_AT_EACH_OUTPUT,
+    MultimodalCompletionOutput,
+    OmniRequestState,
+    drain_delta_payload,
+)
 
 _counters = runtime("lean_processing").counters
 
@@ -44,13 +48,15 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
     def _new_completion_output(
         self, token_ids: list[int], finish_reason: Any, stop_reason: Any, routed_experts: Any = None
     ) -> Any:
+        if routed_experts is not None:  # of a stage without a detokenizer; 0.22 has none
+            return super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
         detokenizer = self.detokenizer
         stand_in = self._stand_in_for(detokenizer) if finish_reason is None else None
         if stand_in is None:
-            return super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
+            return super()._new_completion_output(token_ids, finish_reason, stop_reason)
         self.detokenizer = stand_in
         try:
-            completion = super()._new_completion_output(token_ids, finish_reason, stop_reason, routed_experts)
+            completion = super()._new_completion_output(token_ids, finish_reason, stop_reason)
         finally:
             self.detokenizer = detokenizer
         if self.output_kind is not _DELTA:
@@ -86,11 +92,13 @@ class UnseenState(LeanState):
         finish_reason: Any,
         stop_reason: Any,
         kv_transfer_params: Any = None,
-        ec_transfer_params: Any = None,
-        *,
-        routed_experts: Any = None,
+        *more: Any,
+        **named: Any,
     ) -> Any:
-        """What upstream makes; in the middle of the request a bare object that says whose it is."""
+        """What upstream makes; in the middle of the request a bare object that says whose it is.
+
+        What comes after the transfer parameters differs between releases, and comes with an end alone.
+        """
         if (
             finish_reason is None
             and pooling_output is None
@@ -104,8 +112,8 @@ class UnseenState(LeanState):
             finish_reason,
             stop_reason,
             kv_transfer_params,
-            ec_transfer_params,
-            routed_experts=routed_experts,
+            *more,
+            **named,
         )
 
     def _new_completion_output(
@@ -171,7 +179,9 @@ class Unseen:
 
     def _goes_by(self, state: LeanState) -> bool:
         request = self._request
-        if request.streaming.enabled or request.session_owned:
+        if request.streaming.enabled or (
+            request.session_owned if HAS_OWNED_SESSIONS else request.duplex_identity is not None
+        ):
             return False
         if self._name not in self._firsts:  # its binding was released: all that is recorded of it begins anew
             self.forget()
@@ -181,10 +191,14 @@ class Unseen:
         holds = bool(tensors or metadata)
         if holds and (tensors.keys() != self._tensors or metadata.keys() != self._metadata):
             return False
+        if TAKES_OUT_AT_EACH_OUTPUT and state.sampling_mask_chunks:  # with DELTA each output takes them out
+            return False
         if state.output_kind is _DELTA:
             state.detokenizer.get_next_output_text(False, True)
             if state.logprobs_processor is not None:
                 state.logprobs_processor.pop_prompt_logprobs()
+                if TAKES_OUT_AT_EACH_OUTPUT:
+                    state.logprobs_processor.pop_prompt_token_id_logprobs()
             if holds and self._drains:
                 drain_delta_payload(payload)
         elif holds:

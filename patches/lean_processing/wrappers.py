@@ -8,8 +8,6 @@ from weakref import ref
 
 from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.metrics.definitions import _SAMPLE_RATE_KEYS
-from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
-from vllm_omni.outputs.output_processor import MultimodalOutputProcessor, OmniRequestState
 
 from omni_fastpath.ledger import runtime
 
@@ -17,6 +15,16 @@ from .aside import patch, step_aside
 from .latencies import Records
 from .processor import LeanProcessor
 from .states import BareOutput, LeanState, Unseen, UnseenState, unseen_kind
+from .upstream import (
+    GOES_PAST,
+    MAY_LEAVE_METRICS_OUT,
+    MultimodalOutputProcessor,
+    OmniRequestState,
+    count_audio_frames,
+    is_looked_at,
+    is_session,
+    iter_mm_outputs,
+)
 
 _counters = runtime("lean_processing").counters
 
@@ -40,7 +48,7 @@ def _make_lean(instance: Any, request: Any) -> None:
     if type(state) is OmniRequestState:
         state.__class__ = LeanState
         _counters["requests"] += 1
-    if type(instance) is MultimodalOutputProcessor:
+    if GOES_PAST and type(instance) is MultimodalOutputProcessor:
         instance.__class__ = LeanProcessor
     records = instance._native_text_metrics_by_request
     if type(records) is dict:
@@ -51,7 +59,12 @@ def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any
     """Record what upstream records; whether an output is the first with something in it, only until one was."""
     stamp = kwargs.get("output_ts")
     # A diffusion stage's, or a caller that we do not know.
-    if stamp is None or len(args) != 1 or patch.has_failed:
+    if (
+        stamp is None
+        or len(args) != 1
+        or patch.has_failed
+        or (MAY_LEAVE_METRICS_OUT and not instance.collect_stage_metrics)
+    ):
         wrapped(*args, **kwargs)
         return
     stamps, firsts = instance._output_timestamps_by_request, instance._non_empty_first_output_timestamps_by_request
@@ -109,11 +122,16 @@ def _nobody() -> None:
 
 
 def wrapped_process_llm_stage_outputs(
-    wrapped: Callable[..., Awaitable[list[Any]]], instance: Any, args: Any, kwargs: Any
-) -> Awaitable[list[Any]]:
-    """Process as upstream does; before that, find out whether anybody sees the outputs of requests that are new."""
-    if len(args) == 4 and not patch.has_failed:  # as both of upstream's loops call it
-        stage_id, _, raw_outputs, _ = args
+    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
+) -> Awaitable[Any]:
+    """Go on as upstream does; before that, find out whether anybody sees the outputs of requests that are new.
+
+    Of ``_process_llm_stage_outputs``, as both of upstream's loops call it; up to 0.26 processing stands in the loop
+    itself, and this is of ``_handle_kv_ready_raw_outputs``, which it calls right before.
+    """
+    given = len(args)
+    if given in (4, 2) and not patch.has_failed:
+        stage_id, raw_outputs = args[0], args[2] if given == 4 else args[1]
         try:
             states = instance.stage_pools[stage_id].output_processor.request_states
             for entry in raw_outputs.outputs:
@@ -146,6 +164,7 @@ def _is_unseen(orchestrator: Any, stage_id: int, pool: Any, state: LeanState, na
     return (
         # Not a subclass: a duplex orchestrator's plugins look at every output.
         type(orchestrator) is Orchestrator
+        and not is_looked_at(orchestrator)
         and orchestrator.async_chunk
         and orchestrator._pd_pair is None
         and stage_id + 1 < orchestrator.num_stages
@@ -154,7 +173,7 @@ def _is_unseen(orchestrator: Any, stage_id: int, pool: Any, state: LeanState, na
         and orchestrator._stage_receives_async_chunks(stage_id + 1)
         and request is not None
         and not request.streaming.enabled
-        and not request.session_owned
+        and not is_session(request)
         and state.external_req_id == name
         and not companions.is_companion(name)
         and not companions.has_companions(name)

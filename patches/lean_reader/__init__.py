@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from omni_fastpath.declare import Call, Counter, Fit, Options, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Options, Patch, Pin, Process, Wrap
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 SERIAL = "vllm.v1.serial_utils"
@@ -49,6 +49,32 @@ class ReaderOptions(Options):
         ge=1,
         le=4096,
         description="messages that a reader takes from its socket before everybody else on the event loop gets a turn",
+    )
+
+
+def _seams(*, start: str, close: str, decoder: str) -> tuple[AnySeam, ...]:
+    """With the bodies that differ: the reader's start, a client's end, and how a decoder is made."""
+    return (
+        Wrap(
+            CORE_CLIENT,
+            "AsyncMPClient._ensure_output_queue_task",
+            ("self",),
+            wrapper="wrapped_ensure_output_queue_task",
+            fingerprints=(start,),
+        ),
+        # How the socket is closed: at once, and the reader's task cancelled with it.
+        Pin(CORE_CLIENT, "BackgroundResources.__call__", ("self",), fingerprints=(close,)),
+        # What our tensors are made instead of, and what we hand on to.
+        Pin(
+            SERIAL,
+            "MsgpackDecoder.__init__",
+            ("self", "t", "share_mem", "oob_tensor_provider"),
+            fingerprints=(decoder,),
+        ),
+        Pin(SERIAL, "MsgpackDecoder.decode", ("self", "bufs"), fingerprints=("67c747c9df14371f",)),
+        Pin(SERIAL, "MsgpackDecoder.dec_hook", ("self", "t", "obj"), fingerprints=("a15a4e469735eb19",)),
+        Pin(SERIAL, "MsgpackDecoder._decode_tensor", ("self", "arr"), fingerprints=("5d9d8f0443c5869d",)),
+        Call(SERIAL, "MsgpackDecoder.ext_hook", ("self", "code", "data")),
     )
 
 
@@ -67,29 +93,21 @@ PATCH = Patch(
     ),
     rows=(
         Fit(
-            releases=("0.30.0",),
-            seams=(
-                Wrap(
-                    CORE_CLIENT,
-                    "AsyncMPClient._ensure_output_queue_task",
-                    ("self",),
-                    wrapper="wrapped_ensure_output_queue_task",
-                    fingerprints=("b8acc61cdfb9da48",),
-                ),
-                # How the socket is closed: at once, and the reader's task cancelled with it.
-                Pin(CORE_CLIENT, "BackgroundResources.__call__", ("self",), fingerprints=("c80eb9132bcf8b7d",)),
-                # What our tensors are made instead of, and what we hand on to.
-                Pin(
-                    SERIAL,
-                    "MsgpackDecoder.__init__",
-                    ("self", "t", "share_mem", "oob_tensor_provider"),
-                    fingerprints=("d0e59100f29588c4",),
-                ),
-                Pin(SERIAL, "MsgpackDecoder.decode", ("self", "bufs"), fingerprints=("67c747c9df14371f",)),
-                Pin(SERIAL, "MsgpackDecoder.dec_hook", ("self", "t", "obj"), fingerprints=("a15a4e469735eb19",)),
-                Pin(SERIAL, "MsgpackDecoder._decode_tensor", ("self", "arr"), fingerprints=("5d9d8f0443c5869d",)),
-                Call(SERIAL, "MsgpackDecoder.ext_hook", ("self", "code", "data")),
-            ),
+            releases=("0.22.0",),
+            seams=_seams(start="4c8d3aad1881707d", close="09fd592e028e3713", decoder="1d17c6191566ac67"),
+        ),
+        Fit(
+            releases=("0.24.0", "0.26.0"),
+            seams=_seams(start="4c8d3aad1881707d", close="c80eb9132bcf8b7d", decoder="d0e59100f29588c4"),
+        ),
+        Fit(
+            releases=("0.28.0", "0.30.0"),
+            seams=_seams(start="b8acc61cdfb9da48", close="c80eb9132bcf8b7d", decoder="d0e59100f29588c4"),
+        ),
+        Fit(
+            releases=("0.32.0rc1",),
+            preview=True,
+            seams=_seams(start="b8acc61cdfb9da48", close="00c66677da8f495c", decoder="d0e59100f29588c4"),
         ),
     ),
 )

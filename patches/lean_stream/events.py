@@ -53,9 +53,11 @@ class Choice:
 
     Attributes:
         given: What upstream makes it of.
+        tool_calls: None: 0.32 takes what is no choice of its own for a delta, and looks for calls to be left out.
     """
 
     __slots__ = ("_events", "given")
+    tool_calls: tuple[()] = ()
 
     def __init__(self, events: Events, given: dict[str, Any]) -> None:
         self._events = events

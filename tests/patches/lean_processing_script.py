@@ -90,7 +90,11 @@ class Play:
         for module in _READERS:
             name = "time" if module in _READERS[:2] else "_time"
             monkeypatch.setattr(f"{module}.{name}", self.clock)
-        monkeypatch.setattr(detokenizers, "USE_FAST_DETOKENIZER", setting.detokenizer != "slow")
+        fast = setting.detokenizer != "slow"
+        if hasattr(detokenizers, "USE_FAST_DETOKENIZER"):
+            monkeypatch.setattr(detokenizers, "USE_FAST_DETOKENIZER", fast)
+        else:  # 0.32
+            monkeypatch.setattr(detokenizers, "uses_fast_detokenizer", lambda _tokenizer: fast)
         self.rng = random.Random(setting.seed)
         self.pipeline = Pipeline(async_chunk=setting.async_chunk)
         self.orchestrator = self.pipeline.orchestrator
@@ -136,15 +140,32 @@ class Play:
         from benchmarks.rigs.inprocess import batch
 
         raw, terminal = batch(*entries), set[str]()
-        processed = await self.orchestrator._process_llm_stage_outputs(stage_id, 0, raw, terminal)
-        await self.orchestrator._handle_processed_outputs(stage_id, 0, processed)
-        await self.orchestrator._finish_raw_terminal_requests(stage_id, 0, terminal)
+        if hasattr(self.orchestrator, "_process_llm_stage_outputs"):
+            processed = await self.orchestrator._process_llm_stage_outputs(stage_id, 0, raw, terminal)
+            await self.orchestrator._handle_processed_outputs(stage_id, 0, processed)
+            await self.orchestrator._finish_raw_terminal_requests(stage_id, 0, terminal)
+        else:
+            processed = await self._in_the_loop(stage_id, raw)
         self.held += [output for output in processed if output.finished]
         return list(processed)
 
+    async def _in_the_loop(self, stage_id: int, raw: Any) -> list[Any]:
+        """What upstream's loop itself does up to 0.26 with the raw output of requests that are no sessions."""
+        from vllm.v1.metrics.stats import IterationStats
+
+        assert not self.sessions
+        iteration = IterationStats() if self.setting.statistics else None
+        await self.orchestrator._handle_kv_ready_raw_outputs(stage_id, raw)
+        pool = self.pipeline.pools[stage_id]
+        processed: list[Any] = await pool.process_llm_raw_outputs(0, raw, iteration_stats=iteration)
+        if iteration is not None:
+            self.statistics.record(None, iteration)
+        await self.orchestrator._handle_processed_outputs(stage_id, 0, processed)
+        return processed
+
     async def abort(self, name: str) -> None:
         """The user hangs up."""
-        self.held += await self.orchestrator._abort_request_ids([name])
+        self.held += await self.orchestrator._abort_request_ids([name]) or ()
         self.orchestrator.request_states.pop(name, None)
 
     def run(self) -> dict[str, Any]:
@@ -180,8 +201,9 @@ class Play:
 
     def _entry(self, name: str, stage_id: int, style: str, *, last: bool) -> Any:
         from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
-        from vllm.v1.metrics.stats import PrefillStats
         from vllm_omni.engine import OmniEngineCoreOutput
+
+        from benchmarks.rigs.upstream import PAYLOAD
 
         rng = self.rng
         finish = rng.choice([FinishReason.STOP, FinishReason.LENGTH]) if last else None
@@ -193,14 +215,19 @@ class Play:
             fields["new_logprobs"] = _log_probabilities(tokens)
         payload = _payload(rng, style if stage_id == 1 else "audio" if stage_id == 2 else "none")
         if payload is not None:
-            fields["multimodal_output"] = payload
+            fields[PAYLOAD] = payload
         if rng.random() < 0.05:
             fields["kv_transfer_params"] = {"block": rng.randrange(100)}
-        if rng.random() < 0.05:
+        known = OmniEngineCoreOutput.__struct_fields__
+        if "num_generation_tokens" in known and rng.random() < 0.05:
             fields["num_generation_tokens"] = rng.randrange(100)
+        if "is_coalesced" in known and rng.random() < 0.05:
+            fields["is_coalesced"] = True
         if rng.random() < 0.05:
             fields["events"] = [EngineCoreEvent(EngineCoreEventType.PREEMPTED, rng.random())]
-        if rng.random() < 0.05:
+        if "prefill_stats" in known and rng.random() < 0.05:
+            from vllm.v1.metrics.stats import PrefillStats
+
             fields["prefill_stats"] = PrefillStats(3, 2, 1)
         return OmniEngineCoreOutput(name, tokens, finish_reason=finish, **fields)
 
@@ -274,12 +301,12 @@ def _log_probabilities(tokens: list[int]) -> Any:
 
 
 def _state(state: Any) -> dict[str, Any]:
-    detokenizer = state.detokenizer
+    detokenizer, payload = state.detokenizer, state.mm_accumulated
     return {
         "ids": list(detokenizer.output_token_ids),
         "text": getattr(detokenizer, "output_text", None),
         "offset": getattr(detokenizer, "_last_output_text_offset", None),
-        "payload": [plain(state.mm_accumulated.tensors), plain(state.mm_accumulated.metadata)],
+        "payload": [plain(payload.tensors), plain(payload.metadata)] if hasattr(payload, "tensors") else plain(payload),
         "stats": vars(state.native_text_stats),
         "prompt_logprobs": plain(state.logprobs_processor.prompt_logprobs),
         "prefilling": state.is_prefilling,
@@ -296,6 +323,7 @@ def everything(found: Any) -> Any:
         ]
         known = {name: everything(getattr(found, name)) for name in names}
         if "token_ids" in known:
+            known.pop("cumulative_token_ids", None)  # an attribute's place is nobody's business
             known["cumulative_token_ids"] = list(getattr(found, "cumulative_token_ids", ()))
         return known
     if isinstance(found, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +16,7 @@ import pytest
 from omni_fastpath.declare import State
 
 pytestmark = pytest.mark.upstream
+every_release = pytest.mark.every_release
 
 MANY = 64
 
@@ -268,6 +270,7 @@ def test_an_hour_of_cyclic_garbage_keeps_memory_flat(live: int, values: dict[str
 # ---- Others' settings, and errors ----
 
 
+@every_release
 @pytest.mark.parametrize("setting", ["gc.disable()", "gc.set_debug()", "gc.set_threshold(50000, 20, 20)"])
 async def test_an_operators_own_setting_wins(setting: str) -> None:
     """From the beginning: nothing is touched, and the state says what was found."""
@@ -304,6 +307,7 @@ def test_a_later_setting_wins_too(live: int) -> None:
         assert gc.get_threshold() == (900, 9, 9)
 
 
+@every_release
 async def test_an_error_of_ours_gives_python_its_thresholds_back() -> None:
     """It is told once, and Python collects as ever."""
     from omni_fastpath.ledger import runtime
@@ -320,6 +324,7 @@ async def test_an_error_of_ours_gives_python_its_thresholds_back() -> None:
         assert gc.get_threshold() == before
 
 
+@every_release
 async def test_an_error_of_ours_does_not_reach_a_requests_end() -> None:
     """A front end that cannot be kept in a weak set: its request ends as upstream's does, and the patch steps aside."""
     from vllm_omni.entrypoints.async_omni import AsyncOmni
@@ -354,18 +359,21 @@ def front_end(*requests: str) -> Any:
     found.engine = SimpleNamespace(shutdown=lambda: None)
     found.log_stats = False
     found.request_states = {each: ClientRequestState(each) for each in requests}
+    found._consumed_metric_messages = {}  # up to 0.28
     return found
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[None]:
-    """Upstream's own start and end of an API server's app."""
+    """Upstream's own start and end of an API server's app, from the module that the installed release's row names."""
     from fastapi import FastAPI
-    from vllm.entrypoints.launchers.utils.server_utils import lifespan
+
+    from omni_fastpath.install import seams_here
+    from omni_fastpath.patches.gc_pacing import PATCH
 
     app = FastAPI()
     app.state.log_stats = False
-    async with lifespan(app):
+    async with importlib.import_module(seams_here(PATCH)[0].module).lifespan(app):
         yield
 
 
@@ -378,6 +386,7 @@ async def seen(counters: dict[str, int], name: str) -> None:
     raise AssertionError(f"{name} did not count: {counters}")
 
 
+@every_release
 async def test_a_server_is_paced_from_upstreams_freeze_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's own lifespan and clean-up: put off at the freeze, made after the last request's end, with a freeze."""
     monkeypatch.setattr("omni_fastpath.patches.gc_pacing.pacing.LOOK_S", 0.01)
@@ -407,6 +416,7 @@ async def test_a_server_is_paced_from_upstreams_freeze_on(monkeypatch: pytest.Mo
     assert gc.get_threshold() == before
 
 
+@every_release
 async def test_taken_off_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thresholds are Python's again at once, and the timer makes nothing any more."""
     monkeypatch.setattr("omni_fastpath.patches.gc_pacing.pacing.LOOK_S", 0.01)
@@ -424,6 +434,7 @@ async def test_taken_off_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
             assert entry.counters == {"quiet": 0, "late": 0, "frozen": 0}
 
 
+@every_release
 def test_a_library_users_process_is_left_alone() -> None:
     """Without an API server nothing of the collector changes, whatever ends."""
     before = gc.get_threshold()

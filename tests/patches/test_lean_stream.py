@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
+import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.upstream
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 SERVING = "vllm_omni.entrypoints.openai.serving_chat"
 TEXTS = (
@@ -75,6 +77,8 @@ def _serving() -> Any:
     values = {
         "use_harmony": False,
         "parser_cls": None,
+        "tool_parser": None,  # this and the next 0.22's
+        "tool_call_id_type": "random",
         "enable_auto_tools": False,
         "enable_force_include_usage": False,
         "enable_log_outputs": False,
@@ -105,16 +109,15 @@ def _request(**more: Any) -> Any:
 
 
 def _output(kind: str, choices: Sequence[Any], *, finished: bool = False, **more: Any) -> Any:
+    from vllm.outputs import RequestOutput
     from vllm_omni.outputs import OmniRequestOutput
 
+    told = {"stage_id": 0 if kind == "text" else 2, "final_output_type": kind, **more}
+    if "request_output" in inspect.signature(OmniRequestOutput).parameters:  # up to 0.26 one stands in the other
+        inner = RequestOutput("one", None, [1, 2, 3], None, list(choices), finished)
+        return OmniRequestOutput(request_id="one", request_output=inner, finished=finished, **told)
     return OmniRequestOutput(
-        request_id="one",
-        prompt_token_ids=[1, 2, 3],
-        outputs=list(choices),
-        finished=finished,
-        stage_id=0 if kind == "text" else 2,
-        final_output_type=kind,
-        **more,
+        request_id="one", prompt_token_ids=[1, 2, 3], outputs=list(choices), finished=finished, **told
     )
 
 
@@ -151,12 +154,10 @@ async def _from(outputs: Sequence[Any]) -> AsyncIterator[Any]:
 
 
 def _stream(serving: Any, request: Any, outputs: Any, *, model: str = "m", one: str = "chatcmpl-1") -> Any:
-    from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
-
-    metadata = RequestResponseMetadata(request_id=one)
-    found = serving.chat_completion_stream_generator(
-        request, outputs, one, model, [], None, metadata, None, mm_token_counts=None, raw_request=None
-    )
+    metadata = vars(importlib.import_module(SERVING))["RequestResponseMetadata"](request_id=one)
+    generator = serving.chat_completion_stream_generator
+    counts = {"mm_token_counts": None} if "mm_token_counts" in inspect.signature(generator).parameters else {}
+    found = generator(request, outputs, one, model, [], None, metadata, None, **counts, raw_request=None)
     return found, metadata
 
 
@@ -336,8 +337,6 @@ async def test_an_event_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_asked_besides_is_the_models() -> None:
     """A delta, a choice and an event are upstream's models to whoever looks at more than the event's text."""
-    import importlib
-
     from omni_fastpath.patches.lean_stream.events import NAMES, Events
 
     serving = importlib.import_module(SERVING)
@@ -479,8 +478,6 @@ def test_off_is_upstreams_own() -> None:
 
 async def test_a_module_that_changes_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody writes into upstream's module later is what a new stream uses."""
-    import importlib
-
     serving = importlib.import_module(SERVING)
     with switched_on():
         await _events(_request(), _outputs())
