@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ RESULT = overlays.ROOT / "results" / "matrix.json"
 
 Found = dict[str, Any]
 """Of a release: by part what it found, ``problems`` and ``seconds``."""
+
+Part = Callable[[Workplace, str], tuple[Any, list[str]]]
+"""Looks at a release: what it found, and what is wrong with that."""
 
 
 # ---- What a release is looked at for ----
@@ -156,8 +159,8 @@ def look(place: Workplace, release: str, parts: Sequence[str], device: str) -> F
     except RuntimeError as error:
         found["problems"]["seams"] = [str(error)]
         return found
-    serve = functools.partial(server, device=device)
-    for name, part in zip(PARTS, (seams, cycle, tests, serve), strict=True):
+    runs: Sequence[Part] = (seams, cycle, tests, functools.partial(server, device=device))
+    for name, part in zip(PARTS, runs, strict=True):
         if name not in parts:
             continue
         progress(f"{release}: {name}")
