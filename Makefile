@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test lint unit fleets floors pythons bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
+.PHONY: setup demo parity test lint unit fleets floors pythons matrix bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 SHELL := /bin/bash
@@ -29,6 +29,9 @@ floors: ## the machinery on the oldest dependencies that pyproject.toml allows, 
 
 pythons: ## the same with the newest dependencies, on every Python that pyproject.toml declares and this machine has
 	@bash scripts/pythons.sh
+
+matrix: setup ## our built wheel on every release; half an hour, RELEASE="0.22.0 0.30.0" for some
+	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
 
 fleets: setup ## 1,000 random fleets of the orchestrator and 1,000 of a stage against stock; half an hour
 	$(VENV_PYTHON) -W ignore -m tests.fleets_dispatch --seeds 1000

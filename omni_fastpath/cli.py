@@ -1,6 +1,6 @@
 """``omni-fastpath``: what is on, what it does, and an overlay YAML to switch it on.
 
-Nothing here imports vllm or vllm-omni, except ``status --verify``, which compares the declarations with them.
+Nothing here imports vllm or vllm-omni, except ``status --verify`` and ``seams``, which look at their functions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_fastpath import __version__, overlay, tables, values
+from omni_fastpath import __version__, bodies, overlay, tables, upgrade, values
+from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.status import status_report
 from omni_fastpath.values import ConfigError
 
@@ -65,7 +67,18 @@ def _parser() -> argparse.ArgumentParser:
         "explain", help="what a patch does, or all patches in a line each", allow_abbrev=False
     )
     explain.add_argument("patch", nargs="?", metavar="PATCH")
+    explain.add_argument("--matrix", action="store_true", help="what it is on each release, as Markdown")
     explain.set_defaults(run=_explain)
+
+    seams = commands.add_parser(
+        "seams", help="each seam as the installed release has it: a row to begin with there", allow_abbrev=False
+    )
+    seams.add_argument("patch", nargs="?", metavar="PATCH")
+    seams.add_argument("--json", action="store_true", help="everything as one JSON document")
+    seams.add_argument(
+        "--write-bodies", action="store_true", help="in a checkout: keep the hashes of the statements that were read"
+    )
+    seams.set_defaults(run=_seams)
 
     write = commands.add_parser("overlay", help="write a deploy YAML with a fastpath block", allow_abbrev=False)
     write.add_argument("base", nargs="?", metavar="NAME_OR_PATH", help="deploy YAML: a bundled one's name, or a file")
@@ -107,14 +120,49 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    declared = {patch.name: patch for patch in PATCHES}
-    if arguments.patch is not None and arguments.patch not in declared:
-        raise values.unknown("explain", arguments.patch, declared, found=f"an unknown patch {arguments.patch!r}")
+    named = _named("explain", arguments.patch)
     with _until_nobody_reads():
-        if arguments.patch is None:
-            tables.show_patches(PATCHES, tables.standard_output())
+        if arguments.matrix:
+            print(tables.matrix(named))  # noqa: T201
+        elif arguments.patch is None:
+            tables.show_patches(named, tables.standard_output())
         else:
-            tables.show_patch(declared[arguments.patch], tables.standard_output())
+            tables.show_patch(named[0], tables.standard_output())
+    return FINE
+
+
+def _named(command: str, name: str | None) -> Sequence[Patch]:
+    """The patch of that name, or all."""
+    declared = {patch.name: patch for patch in PATCHES}
+    if name is None:
+        return PATCHES
+    if name not in declared:
+        raise values.unknown(command, name, declared, found=f"an unknown patch {name!r}")
+    return (declared[name],)
+
+
+# seams
+
+
+def _seams(arguments: argparse.Namespace) -> int:
+    named, found = _named("seams", arguments.patch), vllm_omni_release()
+    if found is None:
+        raise ConfigError("vllm-omni is not installed")
+    if arguments.write_bodies and not bodies.IN_A_CHECKOUT:
+        raise ConfigError("--write-bodies writes into the sources: it is for a checkout of omni-fastpath")
+    # vllm logs to standard output while it is imported; that does not belong to what is printed here.
+    with contextlib.redirect_stdout(sys.stderr):
+        if arguments.write_bodies:
+            for patch in named:
+                file, missing = upgrade.write_bodies(patch)
+                print(f"wrote {file}; {missing} pinned bodies are of other releases and not in it")  # noqa: T201
+        sheets = [upgrade.sheet(patch, found) for patch in named]
+    with _until_nobody_reads():
+        if arguments.json:
+            print(json.dumps(sheets, indent=2))  # noqa: T201
+        else:
+            for sheet in sheets:
+                print(f"# {sheet['patch']} on {sheet['release']}, beside {sheet['beside']}\n{sheet['row']}")  # noqa: T201
     return FINE
 
 

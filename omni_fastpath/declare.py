@@ -170,8 +170,21 @@ class Row:
         preview: Whether these are looked at before they are out. Nothing else is done, but every reason says it.
     """
 
+    state: ClassVar[State]
+    """What the patch is there, unless upstream's code is another than was read."""
+
     releases: tuple[str, ...]
     preview: bool = False
+
+    @property
+    def words(self) -> str:
+        """What is to be said of it there."""
+        raise NotImplementedError
+
+    @property
+    def remarks(self) -> str:
+        """What goes into the reason of its state."""
+        return "; ".join(word for word in ("preview" if self.preview else "", self.words) if word)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +197,16 @@ class Fit(Row):
         note: What users of these releases should know, in a few words that go into the reason of ``applied``.
     """
 
+    state = State.APPLIED
+
     seams: tuple[AnySeam, ...]
     wrappers: str = "wrappers"
     note: str = ""
+
+    @property
+    def words(self) -> str:
+        """Its note."""
+        return self.note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +217,14 @@ class Superseded(Row):
         by: What upstream does, in words.
     """
 
+    state = State.SUPERSEDED
+
     by: str
+
+    @property
+    def words(self) -> str:
+        """What upstream does."""
+        return self.by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +235,14 @@ class NotApplicable(Row):
         because: Why, in words.
     """
 
+    state = State.NOT_APPLICABLE
+
     because: str
+
+    @property
+    def words(self) -> str:
+        """Why."""
+        return self.because
 
 
 AnyRow = Fit | Superseded | NotApplicable
@@ -287,13 +321,13 @@ class Patch:
         """The rows in which it is installed, in order."""
         return tuple(row for row in self.rows if isinstance(row, Fit))
 
-    def row_on(self, release: str | None) -> AnyRow | None:
-        """What it is on an installed release; None when it was not tested there.
+    def row_on(self, release: str) -> AnyRow | None:
+        """What it is on an installed release; None when it was not tested there, or that is no version.
 
         A local version (``0.30.0+cpu``) is the release itself; a development or another pre-release of it is not.
         """
         try:
-            found = Version(Version(release or "").public)
+            found = Version(Version(release).public)
         except InvalidVersion:
             return None
         return next((row for row in self.rows if found in map(Version, row.releases)), None)

@@ -26,13 +26,12 @@ from omni_fastpath.declare import (
     Patch,
     Process,
     Replace,
-    Row,
     State,
     Superseded,
     Wrap,
 )
 from omni_fastpath.ledger import LEDGER, logger
-from omni_fastpath.releases import installed_release
+from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
 
 
@@ -61,22 +60,24 @@ _installed: dict[str, _Installation] = {}
 
 def release_problem(patch: Patch) -> str | None:
     """Why nothing is known of the patch on the installed vLLM-Omni; None when it has a row there."""
-    found = installed_release()
+    found = vllm_omni_release()
     known = ", ".join(patch.releases)
     if found is None:
         return f"vllm-omni is not installed; tested: {known}"
-    if patch.row_on(found) is not None:
+    if patch.row_on(found.version) is not None:
         return None
+    told = f"vllm-omni {found.version} (by {found.source})"
     try:
-        Version(found)
+        Version(found.version)
     except InvalidVersion:
-        return f"vllm-omni {found} is no version that can be compared; tested: {known}"
-    return f"vllm-omni {found} is not among the tested releases: {known}"
+        return f"{told} is no version that can be compared; tested: {known}"
+    return f"{told} is not among the tested releases: {known}"
 
 
 def row_here(patch: Patch) -> AnyRow | None:
     """What the patch is on the installed vLLM-Omni; None when it was not tested there."""
-    return patch.row_on(installed_release())
+    found = vllm_omni_release()
+    return None if found is None else patch.row_on(found.version)
 
 
 def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
@@ -209,11 +210,9 @@ def install(patch: Patch) -> State:
             return LEDGER.entry(patch).state
         match row_here(patch):
             case None:
-                return _set(patch, State.UNSUPPORTED, release_problem(patch) or "it was not tested on this release")
-            case Superseded() as row:
-                return _set(patch, State.SUPERSEDED, _remarks(row.by, row))
-            case NotApplicable() as row:
-                return _set(patch, State.NOT_APPLICABLE, _remarks(row.because, row))
+                return _set(patch, State.UNSUPPORTED, str(release_problem(patch)))
+            case Superseded() | NotApplicable() as row:
+                return _set(patch, row.state, row.remarks)
             case Fit() as row:
                 return _install_fit(patch, row)
 
@@ -249,17 +248,12 @@ def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    return _set(patch, State.APPLIED, _remarks(_held(installation), row, row.note))
+    return _set(patch, State.APPLIED, "; ".join(filter(None, (_held(installation), row.remarks))))
 
 
 def _named(wrappers: Any, name: str | None) -> Any:
     """What the declaration names in its wrappers module; None where it names nothing."""
     return None if name is None else getattr(wrappers, name)
-
-
-def _remarks(reason: str, row: Row, note: str = "") -> str:
-    """A reason with what is to be known of the release."""
-    return "; ".join([reason, *(["preview"] if row.preview else []), *([note] if note else [])])
 
 
 def _held(installation: _Installation) -> str:

@@ -19,7 +19,7 @@ from omni_fastpath import __version__, statefile
 from omni_fastpath.declare import Process, State
 from omni_fastpath.gcpauses import PAUSES
 from omni_fastpath.ledger import LEDGER, logger
-from omni_fastpath.releases import installed_release, vllm_release
+from omni_fastpath.releases import vllm_omni_release, vllm_release
 
 REFRESH_S = 2.0
 """How stale a counter in the state file may be, and how soon a lost file is back, seconds."""
@@ -58,11 +58,11 @@ class Publisher:
         self._source = source
         self._pid = os.getpid()
         # Looked up once: they do not change while a process lives, and the file is written every few seconds.
-        vllm = vllm_release()
+        vllm, vllm_omni = vllm_release(), vllm_omni_release()
         self._releases = {
             "omni_fastpath": __version__,
             "vllm": str(vllm) if vllm is not None else None,
-            "vllm_omni": installed_release(),
+            "vllm_omni": vllm_omni.version if vllm_omni is not None else None,
         }
         self._lock = threading.Lock()
         self._stage, self._replica = stage_and_replica()

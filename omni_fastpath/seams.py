@@ -6,17 +6,14 @@ writes back makes every subclass's call the owner's, and a function taken out of
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import importlib
 import inspect
-import io
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from omni_fastpath.bodies import SourceError, fingerprint
 from omni_fastpath.declare import Function, Pin, Replace, Seam
 
 MARK = "_self_omni_fastpath"
@@ -99,27 +96,40 @@ def verify(seam: Seam) -> Slot:
     """
     slot = find(seam)
     if isinstance(seam, Function):
-        _verify_function(seam, slot)
+        for difference in differences(seam, slot):
+            raise SeamMovedError(f"{seam.path}: {difference}")
     return slot
 
 
-def _verify_function(seam: Function, slot: Slot) -> None:
+def differences(seam: Function, slot: Slot) -> Iterator[str]:
+    """Each way in which what stands in the slot is not as declared."""
     raw = slot.raw()
     if raw is _ABSENT:
-        raise SeamMovedError(f"{seam.path}: {slot.owner!r} itself has no {slot.name!r}")
+        yield f"{slot.owner!r} itself has no {slot.name!r}"
+        return
     found = _descriptor(raw)
     if found != seam.descriptor:
-        raise SeamMovedError(f"{seam.path}: is a {found}, expected a {seam.descriptor}")
-    function = inspect.unwrap(raw.__func__ if seam.descriptor != "function" else raw)
+        yield f"is a {found}, expected a {seam.descriptor}"
+        return
+    function = function_in(raw)
     parameters = tuple(inspect.signature(function).parameters)
     if parameters != seam.parameters:
-        raise SeamMovedError(f"{seam.path}: its parameters are {parameters}, expected {seam.parameters}")
+        yield f"its parameters are {parameters}, expected {seam.parameters}"
     if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
-        raise SeamMovedError(f"{seam.path}: holds somebody else's wrapper {raw!r}, which the patch would go past")
+        yield f"holds somebody else's wrapper {raw!r}, which the patch would go past"
     if seam.fingerprints:
-        body = fingerprint(function)
-        if body not in seam.fingerprints:
-            raise SeamMovedError(f"{seam.path}: its body moved: fingerprint {body}, expected {seam.fingerprints}")
+        try:
+            body = fingerprint(function)
+        except SourceError as error:
+            yield str(error)
+        else:
+            if body not in seam.fingerprints:
+                yield f"its body moved: fingerprint {body}, expected {seam.fingerprints}"
+
+
+def function_in(raw: Any) -> Any:
+    """Upstream's own function, below whatever stands in the slot."""
+    return inspect.unwrap(raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw)
 
 
 def _descriptor(raw: Any) -> str:
@@ -148,84 +158,3 @@ def is_ours(raw: Any) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def fingerprint(function: Any) -> str:
-    """A short hash of a function's source, decorators included, that comments, docstrings and layout do not change.
-
-    Taken from the source's tokens and not from byte code or an AST dump, which differ between Python releases.
-
-    Raises:
-        SeamMovedError: The source is not to be had.
-    """
-    try:
-        tokens = list(_meaning(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError) as error:
-        raise SeamMovedError(f"{function!r}: its source cannot be read ({error})") from error
-    # No token contains a NUL, so that different sequences stay different.
-    return hashlib.sha256("\0".join(tokens).encode()).hexdigest()[:16]
-
-
-_LAYOUT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER})
-# One name for each, whatever blanks stand for it: the depth of a block is meaning, its width is not.
-_STRUCTURE = {tokenize.NEWLINE: "NEWLINE\n", tokenize.INDENT: "INDENT\n", tokenize.DEDENT: "DEDENT\n"}
-
-
-def _meaning(source: str) -> Iterator[str]:
-    """The source's tokens without layout and docstrings."""
-    if source[:1].isspace():
-        source = "if True:\n" + source  # a method stands deeper than a module's functions
-    docstrings = list(_docstrings(source))
-    skip_end = False
-    for start, end, kind, text in _tokens(source):
-        if any(first <= start and end <= last for first, last in docstrings):
-            skip_end = True
-        elif kind not in _LAYOUT:
-            # What ends the statement that was the docstring goes with it.
-            if not (skip_end and (kind == tokenize.NEWLINE or text == ";")):
-                yield _STRUCTURE.get(kind, text)
-            skip_end = False
-
-
-_Place = tuple[int, int]
-
-
-def _docstrings(source: str) -> Iterator[tuple[_Place, _Place]]:
-    """Where each docstring begins and ends, as the tokenizer counts: rows from one, columns in characters."""
-    lines = source.split("\n")
-
-    def place(row: int, column: int) -> _Place:
-        return row, len(lines[row - 1].encode()[:column].decode())
-
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            first = node.body[0]
-            if isinstance(first, ast.Expr) and ast.get_docstring(node, clean=False) is not None:
-                string = first.value
-                yield (
-                    place(string.lineno, string.col_offset),
-                    place(string.end_lineno or string.lineno, string.end_col_offset or 0),
-                )
-
-
-def _tokens(source: str) -> Iterator[tuple[_Place, _Place, int, str]]:
-    """The tokens, an f-string as one, as Python below 3.12 has it: begin, end, type, text."""
-    lines = source.split("\n")
-    depth, begin = 0, (0, 0)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        kind = tokenize.tok_name[token.type]
-        if kind == "FSTRING_START":
-            depth, begin = depth + 1, begin if depth else token.start
-        elif kind == "FSTRING_END":
-            depth -= 1
-            if not depth:
-                yield begin, token.end, tokenize.STRING, _between(lines, begin, token.end)
-        elif not depth:
-            yield token.start, token.end, token.type, token.string
-
-
-def _between(lines: list[str], begin: _Place, end: _Place) -> str:
-    (first, left), (last, right) = begin, end
-    if first == last:
-        return lines[first - 1][left:right]
-    return "\n".join((lines[first - 1][left:], *lines[first : last - 1], lines[last - 1][:right]))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_fastpath import __version__, entrypoint, envs, install, overlay, servers, statefile
+from omni_fastpath import __version__, entrypoint, envs, install, overlay, servers, statefile, upgrade
 from omni_fastpath.config import Resolved, resolve_file
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.releases import Release, vllm_omni_release, vllm_release
@@ -46,6 +46,7 @@ def status_report(
         "servers_without_state": servers.without_state({process["pid"] for process in processes}),
         "resolved": json.loads(resolved.to_json()) if resolved else None,
         "verify": _verify(patches) if verify else None,
+        "compared": _compared(patches) if verify else None,
         "configuration_error": error,
     }
     asked = set(resolved.enabled) if resolved else _asked_by(choices, patches)
@@ -95,7 +96,7 @@ def _named(release: Release | None) -> dict[str, str] | None:
 
 
 def _declared(patch: Patch, choices: envs.EnvChoices) -> dict[str, Any]:
-    problem = install.release_problem(patch)
+    problem, row = install.release_problem(patch), install.row_here(patch)
     return {
         "summary": patch.summary,
         "default_on": patch.default_on,
@@ -103,6 +104,8 @@ def _declared(patch: Patch, choices: envs.EnvChoices) -> dict[str, Any]:
         "tested": list(patch.releases),
         "release_tested": problem is None,
         "release_problem": problem,
+        "release_state": (State.UNSUPPORTED if row is None else row.state).value,
+        "release_words": "" if row is None else row.remarks,
         "environment": {
             "switch": False if choices.master is False else choices.switches.get(patch.name),
             "values": dict(choices.values.get(patch.name, {})),
@@ -128,6 +131,16 @@ def _verify(patches: Sequence[Patch]) -> dict[str, list[str]]:
             return install.verify_all(patches)
         except Exception as error:  # whatever an import of vllm may raise
             return {patch.name: [f"vllm and vllm-omni cannot be imported: {error!r}"] for patch in patches}
+
+
+def _compared(patches: Sequence[Patch]) -> dict[str, Any]:
+    """On a release that is not known, for each patch: what still fits there, and what has moved."""
+    found = vllm_omni_release()
+    if found is None:
+        return {}
+    with contextlib.redirect_stdout(sys.stderr):
+        unknown = [patch for patch in patches if install.row_here(patch) is None]
+        return {patch.name: upgrade.compare(patch, found.version) for patch in unknown}
 
 
 def _problems(report: Mapping[str, Any], asked: set[str]) -> list[str]:

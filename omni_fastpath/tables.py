@@ -7,11 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from packaging.version import Version
 from rich.console import Console
 from rich.table import Table
 
 from omni_fastpath import envs, install, values
-from omni_fastpath.declare import Function, Patch, State
+from omni_fastpath.declare import AnyRow, Fit, Function, Patch, State
 
 # Piped output is read by grep and by people later: no cell may be cut or wrapped there.
 _PIPED_WIDTH = 10_000
@@ -42,7 +43,7 @@ def show_status(report: Mapping[str, Any], console: Console) -> None:
     """What ``status_report`` found, problems last."""
     _show_installation(report["installation"], console)
     if report["verify"] is not None:
-        _show_verify(report["verify"], console)
+        _show_verify(report["verify"], report["compared"], report["installation"], console)
     if report["resolved"] is not None:
         _show_resolved(report["resolved"], console)
     _show_processes(report["processes"], console)
@@ -72,9 +73,8 @@ def _show_installation(installation: Mapping[str, Any], console: Console) -> Non
     table.add_row("omni-fastpath", installation["omni_fastpath"])
     for name in ("vllm_omni", "vllm"):
         found = installation[name]
-        table.add_row(
-            name.replace("_", "-"), f"{found['distribution']} {found['version']}" if found else "not installed"
-        )
+        told = f"{found['distribution']} {found['version']} (by {found['source']})" if found else "not installed"
+        table.add_row(name.replace("_", "-"), told)
     table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
     excluded = " (excludes omni_fastpath)" if installation["excluded_by_vllm_plugins"] else ""
     plugins = installation["vllm_plugins"]
@@ -91,7 +91,7 @@ def _show_installation(installation: Mapping[str, Any], console: Console) -> Non
             name,
             "on" if patch["default_on"] else "opt-in",
             ", ".join(patch["tested"]),
-            "tested" if patch["release_tested"] else "not tested",
+            _on_this_release(patch),
             _environment(patch["environment"]),
             patch["summary"],
         )
@@ -99,16 +99,41 @@ def _show_installation(installation: Mapping[str, Any], console: Console) -> Non
     console.print()
 
 
+def _on_this_release(patch: Mapping[str, Any]) -> str:
+    if not patch["release_tested"]:
+        return "not tested"
+    state = patch["release_state"]
+    return "; ".join(filter(None, ("tested" if state == State.APPLIED.value else state, patch["release_words"])))
+
+
 def _environment(said: Mapping[str, Any]) -> str:
     switch = {True: ["on"], False: ["off"], None: []}[said["switch"]]
     return ", ".join([*switch, *(f"{key}={json.dumps(value)}" for key, value in said["values"].items())]) or "-"
 
 
-def _show_verify(found: Mapping[str, Sequence[str]], console: Console) -> None:
+def _show_verify(
+    found: Mapping[str, Sequence[str]], compared: Mapping[str, Any], installation: Mapping[str, Any], console: Console
+) -> None:
     table = _table("Seams against the installed vllm and vllm-omni", "patch", "verdict")
     for name, problems in found.items():
-        for line in problems or ["as declared"]:
+        state = installation["patches"][name]["release_state"]
+        for line in problems or ["as declared" if state == State.APPLIED.value else f"{state}: it has none here"]:
             table.add_row(name, line)
+    console.print(table)
+    console.print()
+    if compared:
+        _show_compared(compared, installation["vllm_omni"], console)
+
+
+def _show_compared(compared: Mapping[str, Any], found: Mapping[str, str], console: Console) -> None:
+    title = f"vllm-omni {found['version']} beside the nearest release that each patch knows; none of these runs here"
+    table = _table(title, "patch", "beside", "seam", "verdict")
+    for name, patch in compared.items():
+        seams, beside = patch["seams"], patch["beside"]
+        fitting = f"{sum(not seam['changes'] for seam in seams)} of {len(seams)} seams fit"
+        table.add_row(name, beside, "-", fitting if seams else f"{patch['state']} there: {patch['words']}")
+        for seam in seams:
+            table.add_row(name, beside, seam["seam"], "; ".join(seam["changes"]) or "fits")
     console.print(table)
     console.print()
 
@@ -171,22 +196,62 @@ def show_patch(patch: Patch, console: Console) -> None:
     facts.add_row("default", "on under `fastpath: true`" if patch.default_on else "opt-in: not under `fastpath: true`")
     facts.add_row("requires", ", ".join(patch.requires) or "nothing")
     facts.add_row("processes", ", ".join(sorted(process.value for process in patch.processes)))
-    facts.add_row("tested releases", ", ".join(patch.releases))
+    row = install.row_here(patch)
+    here = install.release_problem(patch) if row is None else "; ".join(filter(None, (row.state.value, row.remarks)))
+    facts.add_row("on the installed release", here)
     facts.add_row("switch", f"fastpath.{patch.name}, {patch.env}")
     console.print(facts)
     console.print()
     _show_options(patch, console)
-    seams = _table("Seams", "slot", "use", "parameters", "body")
-    for seam in install.seams_here(patch) or patch.fits[-1].seams:
+    _show_rows(patch, console)
+    counters = _table("Counters (the first says how often it took effect)", "counter", "meaning")
+    for counter in patch.counters:
+        counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
+    console.print(counters)
+
+
+def _show_rows(patch: Patch, console: Console) -> None:
+    here = install.row_here(patch)
+    releases = _table("Releases", "release", "state there", "what to know")
+    for row in patch.rows:
+        for release in row.releases:
+            releases.add_row(release, row.state.value, row.remarks or "-")
+    console.print(releases)
+    console.print()
+    fit = here if isinstance(here, Fit) else patch.fits[-1]
+    seams = _table(f"Seams on {', '.join(fit.releases)}", "slot", "use", "parameters", "body")
+    for seam in fit.seams:
         body = "pinned" if isinstance(seam, Function) and seam.fingerprints else "-"
         parameters = ", ".join(seam.parameters) if isinstance(seam, Function) else ""
         seams.add_row(seam.path, seam.use, parameters or "-", body)
     console.print(seams)
     console.print()
-    counters = _table("Counters (the first says how often it took effect)", "counter", "meaning")
-    for counter in patch.counters:
-        counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
-    console.print(counters)
+
+
+def matrix(patches: Sequence[Patch]) -> str:
+    """What each patch is on each release that any of them knows, as Markdown; what is to be said stands below."""
+    previews = {release: row.preview for patch in patches for row in patch.rows for release in row.releases}
+    releases = sorted(previews, key=Version)
+    words: list[str] = []
+    lines = [
+        " | ".join(["| patch", *(f"{each} (preview)" if previews[each] else each for each in releases)]) + " |",
+        " | ".join(["| ---", *("---" for _ in releases)]) + " |",
+    ]
+    for patch in patches:
+        cells = [_cell(patch.row_on(release), words) for release in releases]
+        lines.append(" | ".join([f"| `{patch.name}`", *cells]) + " |")
+    notes = [f"{number}. {each}" for number, each in enumerate(words, 1)]
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def _cell(row: AnyRow | None, words: list[str]) -> str:
+    """A state, with the number of what is to be said; that joins ``words`` when it is new."""
+    if row is None:
+        return State.UNSUPPORTED.value
+    if row.words and row.words not in words:
+        words.append(row.words)
+    mark = f"<sup>{words.index(row.words) + 1}</sup>" if row.words else ""
+    return f"{row.state.value}{mark}".replace("_", " ")
 
 
 def _show_options(patch: Patch, console: Console) -> None:

@@ -33,8 +33,8 @@ from benchmarks.server.load import Load
 from omni_fastpath.compare.verdict import Measure
 
 Start = Mapping[str, Any]
-"""Of one start: ``figures`` by level and name, ``requests`` and ``seen`` by level, ``engines`` by engine, ``start_s``
-and ``stop_s``."""
+"""Of one start: ``figures`` by level and name, ``requests``, ``answers`` (their digests, in the order of asking) and
+``seen`` by level, ``engines`` by engine, ``start_s`` and ``stop_s``."""
 
 _LATE = re.compile(
     r"LightEngine_(\S+): (\d+) steps, ([\d.]+) us of work each, late by ([\d.]+) ms .*?, ([\d.]+) ms \(99"
@@ -80,6 +80,7 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool
     """
     found: dict[str, dict[str, float]] = {}
     requests: dict[str, list[dict[str, float | None]]] = {}
+    answers: dict[str, list[str]] = {}
     seen: dict[str, Sequence[observed.Seen]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="seen-") as folder,
@@ -95,6 +96,7 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool
             found[f"{level:g}"] = figures(captures, load.first_wave(level), cpu_s, streamed=load.streamed)
             found[f"{level:g}"][CLIENT_MS] = 1000 * mine_s / len(captures)
             requests[f"{level:g}"] = by_request(captures)
+            answers[f"{level:g}"] = [capture.digest() for capture in captures]
             if observe:
                 seen[f"{level:g}"] = observed.ask(Path(folder), pids)
                 found[f"{level:g}"] |= observed.figures(seen[f"{level:g}"])
@@ -102,6 +104,7 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool
     return {
         "figures": found,
         "requests": requests,
+        "answers": answers,
         "engines": kept_time(log.read_text(encoding="utf-8", errors="replace")),
         "seen": seen,
         "start_s": server.start_s,
@@ -131,7 +134,7 @@ def run(
 def judged(load: Load) -> dict[tuple[str, str], Measure]:
     """Rows that get a verdict, by level and figure; the first one is primary.
 
-    The highest levels by what a user waits for and by throughput, and end to end at the least one.
+    The highest levels by what a user waits for and by throughput; every other one by the first of these and end to end.
     """
     levels = list(load.levels)
     if not load.streamed:
@@ -144,7 +147,7 @@ def judged(load: Load) -> dict[tuple[str, str], Measure]:
         waits = (FIRST_TTFP,)
     high = [level for level in levels if level >= 16] or [max(levels)]
     rows = [(level, name) for level in sorted(high, reverse=True) for name in (*waits, THROUGHPUT)]
-    rows.append((min(load.levels), E2E))
+    rows.extend((level, name) for level in load.levels if level not in high for name in (waits[0], E2E))
     return {
         (f"{level:g}", name): measure_of(level, name, higher=name == THROUGHPUT) for level, name in dict.fromkeys(rows)
     }

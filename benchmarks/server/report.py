@@ -46,7 +46,7 @@ def show(found: Mapping[str, Sequence[Start]], load: Load) -> None:
     console.print(table)
     if pairs(list(found)):
         _show_verdicts(console, found, load)
-    print(kept(found), about.line(), sep="\n")
+    print(alike(found), kept(found), about.line(), sep="\n")
 
 
 def _values(starts: Iterable[Start], level: float, name: str) -> list[float]:
@@ -74,6 +74,21 @@ def _show_verdicts(console: Console, found: Mapping[str, Sequence[Start]], load:
         table.add_row(row.name, *cells)
     console.print(table)
     print(verdict.legend(next(iter(rows.values())), len(rows) - 1, starts))
+
+
+def alike(found: Mapping[str, Sequence[Start]]) -> str:
+    """One line: whether every start answered as the first one did: text, tokens, audio, usage, ends."""
+    starts = [(arm, start["answers"]) for arm, each in found.items() for start in each]
+    (first_arm, first), *others = starts
+    compared = 0
+    for arm, answers in others:
+        for level, digests in answers.items():
+            compared += len(digests)
+            unequal = [n for n, pair in enumerate(zip(digests, first[level], strict=True)) if len(set(pair)) > 1]
+            if unequal:
+                where = f"{len(unequal)} of {len(digests)} at {level}, the first is request {unequal[0]}"
+                return f"THE ARMS DID NOT ANSWER ALIKE: {arm} against {first_arm}: {where}."
+    return f"Answers: all starts alike, byte by byte, in {compared} comparisons with the first start."
 
 
 def kept(found: Mapping[str, Sequence[Start]]) -> str:

@@ -16,6 +16,7 @@ from omni_fastpath import install
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnyRow, AnySeam, Call, Counter, Fit, Options, Patch, Process, State, Wrap
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.releases import Release
 
 TESTED = "0.30.0"
 
@@ -85,9 +86,18 @@ class Upstream:
         monkeypatch.setitem(sys.modules, "made_up_wrappers", self.wrappers)
         self.release(TESTED)
 
+    def imported(self) -> Any:
+        """The upstream module that is imported now."""
+        return sys.modules[MODULE]
+
+    def module_is(self, module: ModuleType) -> None:
+        """Have a module imported."""
+        self._monkeypatch.setitem(sys.modules, module.__name__, module)
+
     def release(self, version: str | None) -> None:
         """Set the installed release."""
-        self._monkeypatch.setattr(install, "installed_release", lambda *_: version)
+        found = None if version is None else Release("vllm-omni", version, "a test")
+        self._monkeypatch.setattr(install, "vllm_omni_release", lambda: found)
 
     def slots(self) -> dict[str, dict[str, Any]]:
         """The raw slots of everything that a patch could write."""

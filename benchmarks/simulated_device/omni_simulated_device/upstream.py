@@ -27,6 +27,18 @@ except ImportError:  # up to 0.24 every stage's payload is split
         return True
 
 
+__all__ = [
+    "PAYLOAD",
+    "SPLITS",
+    "Payload",
+    "Payloads",
+    "client_gets_payload",
+    "emits_output",
+    "payload_fields",
+    "split",
+    "stage_sends_async_output",
+]
+
 Payload = dict[str, torch.Tensor]
 Payloads = list[Payload | None] | None
 
@@ -55,6 +67,6 @@ PAYLOAD = "multimodal_output" if SPLITS else "pooling_output"
 """The field of an engine's output that has the client's payload."""
 
 
-def client_gets_codes(model_config: Any) -> bool:
-    """Whether a talker's codec frames, which are for the next stage, are sent to the orchestrator too."""
+def client_gets_payload(model_config: Any) -> bool:
+    """Whether what a stage makes for the next one is sent to the orchestrator too."""
     return not (SPLITS and stage_sends_async_output(model_config))

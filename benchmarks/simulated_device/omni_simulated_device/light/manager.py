@@ -254,7 +254,7 @@ def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshak
         payload=upstream.PAYLOAD,
         ends_only=not upstream.emits_output(model, stopped=False, has_control=False),
         slots=vllm_config.scheduler_config.max_num_seqs,
-        behaviour=_behaviour(model, gets_payload=upstream.client_gets_codes(model)),
+        behaviour=_behaviour(model, gets_payload=upstream.client_gets_payload(model)),
     )
 
 
@@ -265,6 +265,11 @@ def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
     connector = model.stage_connector_config
     extra = (connector.get("extra") if isinstance(connector, dict) else None) or {}
     omni = hasattr(hf_config, "thinker_config")
+    settings = device.stage(model.model_stage)
+    layers, width = list[str](), 0
+    if model.model_stage == "thinker" and gets_payload:
+        layers = ["hidden", *(f"hidden_states.layer_{layer}" for layer in (0, int(talker.accept_hidden_layer)))]
+        width = settings.hidden_size or int(hf_config.thinker_config.text_config.hidden_size)
     return StageSpec(
         model_stage=model.model_stage,
         context=int(model.max_model_len),
@@ -276,7 +281,9 @@ def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
         left_context=int(extra.get("codec_left_context_frames", 25)) if omni else 0,
         client_gets_payload=gets_payload,
         seed=device.seed,
-        settings=dataclasses.asdict(device.stage(model.model_stage)),
+        settings=dataclasses.asdict(settings),
+        client_rows=layers,
+        width=width,
     )
 
 
