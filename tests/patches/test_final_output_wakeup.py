@@ -65,6 +65,13 @@ def _engine() -> tuple[Any, _Alive]:
     return engine, engine.alive
 
 
+def _message(number: int) -> Any:
+    """One for the request ``one``; on 0.22 an error would end the front end's loop."""
+    from vllm_omni.engine.messages import OutputMessage
+
+    return OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False)
+
+
 def _counters() -> dict[str, int]:
     from omni_fastpath.ledger import LEDGER
 
@@ -350,8 +357,6 @@ async def test_upstreams_event_driven_drain_needs_no_thread() -> None:
     """The front end's own loop in event-driven mode gets every message, in order, and makes no thread."""
     from types import SimpleNamespace
 
-    from vllm_omni.engine.messages import ErrorMessage
-
     from benchmarks.rigs.inprocess import front_end
 
     pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=threading.current_thread())
@@ -362,7 +367,7 @@ async def test_upstreams_event_driven_drain_needs_no_thread() -> None:
 
     def produce() -> None:
         for number in range(3):
-            pipeline.outputs.sync_q.put(ErrorMessage(error=str(number), request_id="one", fatal=False))
+            pipeline.outputs.sync_q.put(_message(number))
 
     producer = threading.Thread(target=produce)
     producer.start()
@@ -370,7 +375,7 @@ async def test_upstreams_event_driven_drain_needs_no_thread() -> None:
     producer.join()
     found.final_output_task.cancel()
     await asyncio.gather(found.final_output_task, return_exceptions=True)
-    assert [message.error for message in got] == ["0", "1", "2"]
+    assert [message.engine_outputs for message in got] == [0, 1, 2]
     assert found.engine._output_drain_executor is None
 
 
@@ -435,13 +440,11 @@ async def _drained(event_driven: bool, messages: int) -> list[int]:
     """How upstream's own loop of the front end takes messages that all wait already: the sizes of its batches."""
     from types import SimpleNamespace
 
-    from vllm_omni.engine.messages import ErrorMessage
-
     from benchmarks.rigs.inprocess import front_end
 
     pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=threading.current_thread())
     for number in range(messages):
-        pipeline.outputs.sync_q.put_nowait(ErrorMessage(error=str(number), request_id="one", fatal=False))
+        pipeline.outputs.sync_q.put_nowait(_message(number))
     watch = _Watch(messages)
     found = front_end(pipeline, {"one": watch}, event_driven=event_driven)
     found._final_output_handler()

@@ -92,7 +92,7 @@ async def _front_end(*, event_driven: bool) -> None:
 
     from benchmarks.rigs.inprocess import front_end
 
-    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), thread=threading.current_thread())
+    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=threading.current_thread())
     inbox: asyncio.Queue[Any] = asyncio.Queue()
     found = front_end(pipeline, {"one": inbox}, event_driven=event_driven)
     found._final_output_handler()
