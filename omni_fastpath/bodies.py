@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 
 _PATCHES = Path(__file__).parent / "patches"
 
+IN_A_CHECKOUT = (Path(__file__).parents[1] / "pyproject.toml").is_file()
+"""Whether what is kept here can be written: an installed package is not."""
+
 
 class SourceError(Exception):
     """The source of a function is not to be had; the message says of which, and why."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_fastpath import __version__, overlay, tables, upgrade, values
+from omni_fastpath import __version__, bodies, overlay, tables, upgrade, values
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
@@ -148,7 +148,9 @@ def _seams(arguments: argparse.Namespace) -> int:
     named, found = _named("seams", arguments.patch), vllm_omni_release()
     if found is None:
         raise ConfigError("vllm-omni is not installed")
-    # vllm logs to standard output while it is imported; that belongs to what is printed here.
+    if arguments.write_bodies and not bodies.IN_A_CHECKOUT:
+        raise ConfigError("--write-bodies writes into the sources: it is for a checkout of omni-fastpath")
+    # vllm logs to standard output while it is imported; that does not belong to what is printed here.
     with contextlib.redirect_stdout(sys.stderr):
         if arguments.write_bodies:
             for patch in named:

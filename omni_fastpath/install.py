@@ -61,7 +61,7 @@ _installed: dict[str, _Installation] = {}
 def release_problem(patch: Patch) -> str | None:
     """Why nothing is known of the patch on the installed vLLM-Omni; None when it has a row there."""
     found = vllm_omni_release()
-    known = ", ".join(patch.releases) or "none"
+    known = ", ".join(patch.releases)
     if found is None:
         return f"vllm-omni is not installed; tested: {known}"
     if patch.row_on(found.version) is not None:
@@ -210,7 +210,7 @@ def install(patch: Patch) -> State:
             return LEDGER.entry(patch).state
         match row_here(patch):
             case None:
-                return _set(patch, State.UNSUPPORTED, release_problem(patch) or "it was not tested on this release")
+                return _set(patch, State.UNSUPPORTED, str(release_problem(patch)))
             case Superseded() | NotApplicable() as row:
                 return _set(patch, row.state, row.remarks)
             case Fit() as row:

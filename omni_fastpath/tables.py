@@ -126,15 +126,14 @@ def _show_verify(
 
 
 def _show_compared(compared: Mapping[str, Any], found: Mapping[str, str], console: Console) -> None:
-    title = f"vllm-omni {found['version']} beside the nearest release that each patch knows; nothing is installed here"
+    title = f"vllm-omni {found['version']} beside the nearest release that each patch knows; none of these runs here"
     table = _table(title, "patch", "beside", "seam", "verdict")
     for name, patch in compared.items():
-        beside = patch["beside"] or "-"
-        if not patch["seams"]:
-            table.add_row(name, beside, "-", f"{patch['state']} there: {patch['words']}")
-        for seam in patch["seams"]:
-            for change in seam["changes"] or ["fits"]:
-                table.add_row(name, beside, seam["seam"], change)
+        seams, beside = patch["seams"], patch["beside"]
+        fitting = f"{sum(not seam['changes'] for seam in seams)} of {len(seams)} seams fit"
+        table.add_row(name, beside, "-", fitting if seams else f"{patch['state']} there: {patch['words']}")
+        for seam in seams:
+            table.add_row(name, beside, seam["seam"], "; ".join(seam["changes"]) or "fits")
     console.print(table)
     console.print()
 
@@ -197,6 +196,9 @@ def show_patch(patch: Patch, console: Console) -> None:
     facts.add_row("default", "on under `fastpath: true`" if patch.default_on else "opt-in: not under `fastpath: true`")
     facts.add_row("requires", ", ".join(patch.requires) or "nothing")
     facts.add_row("processes", ", ".join(sorted(process.value for process in patch.processes)))
+    row = install.row_here(patch)
+    here = install.release_problem(patch) if row is None else "; ".join(filter(None, (row.state.value, row.remarks)))
+    facts.add_row("on the installed release", here)
     facts.add_row("switch", f"fastpath.{patch.name}, {patch.env}")
     console.print(facts)
     console.print()
@@ -213,8 +215,7 @@ def _show_rows(patch: Patch, console: Console) -> None:
     releases = _table("Releases", "release", "state there", "what to know")
     for row in patch.rows:
         for release in row.releases:
-            preview, installed = " (preview)" if row.preview else "", " (installed)" if row is here else ""
-            releases.add_row(f"{release}{preview}{installed}", row.state.value, row.words or "-")
+            releases.add_row(release, row.state.value, row.remarks or "-")
     console.print(releases)
     console.print()
     fit = here if isinstance(here, Fit) else patch.fits[-1]

@@ -18,7 +18,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from omni_fastpath import bodies
-from omni_fastpath.declare import AnyRow, AnySeam, Fit, Function, Patch, State
+from omni_fastpath.declare import AnyRow, AnySeam, Fit, Function, Patch, Seam
 from omni_fastpath.install import seams_here
 from omni_fastpath.releases import Release
 from omni_fastpath.seams import SeamMovedError, differences, find, function_in
@@ -44,11 +44,9 @@ def compare(patch: Patch, release: str) -> dict[str, Any]:
     """How upstream as it is installed differs from what the patch was made for.
 
     Returns:
-        ``beside``: the release compared with, None where none is known. ``state``: what the patch is there, and
-        ``words``: why, where it is not installed there. ``seams``: ``look`` at each, where it is.
+        ``beside``: the release compared with. ``state`` and ``words``: what the patch is there, and what is said of it.
+        ``seams``: ``look`` at each that it has there.
     """
-    if not patch.rows:
-        return {"beside": None, "state": State.UNSUPPORTED.value, "words": "no release is known", "seams": []}
     beside, row = nearest(patch.rows, release)
     read = bodies.stored(patch.name)
     found = [look(seam, read) for seam in row.seams] if isinstance(row, Fit) else []
@@ -99,7 +97,7 @@ def _function(seam: Function, raw: Any) -> dict[str, Any]:
     }
 
 
-def _place(seam: AnySeam, it: Any) -> str:
+def _place(seam: Seam, it: Any) -> str:
     """File and line, the file from its package on."""
     file, top = inspect.getsourcefile(it) or "", seam.module.partition(".")[0]
     _, package, rest = file.rpartition(f"/{top}")
@@ -174,11 +172,12 @@ def _as_row(release: str, row: Fit, found: Sequence[Mapping[str, Any]]) -> str:
 
 def _as_source(seam: AnySeam, found: Mapping[str, Any]) -> str:
     if isinstance(seam, Function):
-        seam = dataclasses.replace(seam, parameters=tuple(found["parameters"]), descriptor=found["descriptor"])
-        if seam.fingerprints:
-            seam = dataclasses.replace(seam, fingerprints=(found["fingerprint"],))
-    positional = [repr(getattr(seam, field.name)) for field in dataclasses.fields(seam) if not field.kw_only]
-    return f"{type(seam).__name__}({', '.join([*positional, *(f'{name}={value!r}' for name, value in _given(seam))])})"
+        here: dict[str, Any] = {"parameters": tuple(found["parameters"]), "descriptor": found["descriptor"]}
+        here |= {"fingerprints": (found["fingerprint"],)} if seam.fingerprints else {}
+        seam = dataclasses.replace(seam, **here)
+    places = [field.name for field in dataclasses.fields(seam) if field.init and not field.kw_only]
+    said = [*(repr(getattr(seam, name)) for name in places), *(f"{name}={value!r}" for name, value in _given(seam))]
+    return f"{type(seam).__name__}({', '.join(said)})"
 
 
 def _given(declared: Any) -> list[tuple[str, Any]]:

@@ -5,11 +5,11 @@ The machinery reads ``PATCHES`` and knows no patch by name; no patch imports ano
 To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small one:
 
 1. ``patches/NAME/__init__.py``: a docstring of one summary line and the seven headings that every patch has, which is
-   the page that ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. Every function of upstream's
-   that it writes or calls is a seam of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin`` in
-   ``omni_fastpath.declare``); attributes that it reads are named under Fragility. Values are an ``Options`` model,
-   figures are ``Counter``s. It is read in every process, so that it imports nothing but the standard library, pydantic
-   and ``omni_fastpath.declare``.
+   the page that ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. What it is on a release is a
+   row: ``Fit``, ``Superseded`` or ``NotApplicable`` (``omni_fastpath.declare``). Every function of upstream's that it
+   writes or calls is a seam, in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``);
+   attributes that it reads are named under Fragility. Values are an ``Options`` model, figures are ``Counter``s. It is
+   read in every process, so that it imports nothing but the standard library, pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names, imported on install and only then. A wrapper
    takes ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values and its
    counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream: the
@@ -18,8 +18,8 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
 4. ``tests/patches/test_NAME.py``: everybody gets the same with the patch and without it.
 5. ``README.md``: a row in the table of patches, and its keys in the YAML block. ``CHANGELOG.md``: a line.
 
-For a fingerprint that is not known yet write sixteen zeros: ``omni-fastpath status --verify`` says what it found. Read
-the body before you believe it.
+For a fingerprint that is not known yet write sixteen zeros: ``omni-fastpath seams NAME`` says what it found. Read the
+body before you believe it; then ``omni-fastpath seams NAME --write-bodies`` keeps the hashes of its statements.
 
 Of a new patch ``tests/test_declarations.py`` asks for the headings, for defaults and limits of its values, and that
 each function and counter that it names is there. ``tests/test_lifecycle.py`` installs it on the real upstream, takes it
@@ -31,7 +31,7 @@ The states of a patch in one process:
 - ``applied``: its slots hold ours. Its counters say whether it took effect.
 - ``not_applicable``: it was asked for, and this process, stage or mode has no use for it.
 - ``superseded``: upstream does here what it would do.
-- ``unsupported``: the release is none that it was tested on, or a seam is not as declared. Upstream's own code runs.
+- ``unsupported``: it has no row for the release, or a seam is not as declared. Upstream's own code runs.
 - ``failed``: an error of ours. On install everything was put back; later on the patch stepped aside.
 
 What requires a patch that cannot serve has that one's state. Under ``on_unsupported: fail`` the last two refuse a

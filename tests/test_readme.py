@@ -14,6 +14,7 @@ from omni_fastpath import envs
 from omni_fastpath.declare import State
 from omni_fastpath.master import MASTER, ON_UNSUPPORTED
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.tables import matrix
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -62,6 +63,12 @@ def test_every_state_and_patch_stands_in_its_table() -> None:
     text = README.read_text(encoding="utf-8")
     for name in (*(state.value for state in State), *(patch.name for patch in PATCHES)):
         assert re.search(rf"^\| `{name}` \|", text, re.MULTILINE), name
+
+
+def test_the_matrix_is_what_the_declarations_say() -> None:
+    """Between its marks, where they are, stands what ``omni-fastpath explain --matrix`` prints."""
+    for found in re.findall(r"<!-- matrix -->\n(.*?)\n<!-- /matrix -->", README.read_text(encoding="utf-8"), re.DOTALL):
+        assert found.strip() == matrix(PATCHES)
 
 
 def test_relative_links_lead_somewhere() -> None:

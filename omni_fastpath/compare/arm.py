@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from omni_fastpath import config
-from omni_fastpath.declare import Process, State
-from omni_fastpath.install import apply, is_installed
+from omni_fastpath.declare import NotApplicable, Patch, Process, State
+from omni_fastpath.install import apply, is_installed, row_here
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
@@ -70,7 +70,7 @@ def check(arm: Arm, process: Process) -> dict[str, dict[str, int]]:
     Raises:
         WrongArmError: It is not.
     """
-    here = {patch.name for patch in PATCHES if process in patch.processes}
+    here = {patch.name for patch in PATCHES if process in patch.processes and not _has_no_use(patch)}
     installed = {patch.name for patch in PATCHES if is_installed(patch.name)}
     entries = {entry.patch.name: entry for entry in LEDGER}
     problems = [f"{name} is installed" for name in sorted(installed - arm.enabled)]
@@ -103,7 +103,7 @@ def check_server(arm: Arm, processes: Mapping[str, Snapshot], expected: Iterable
             if record is None:
                 problems.append(f"{role}: {patch.name} is not in the state file")
                 continue
-            wanted = _wanted(patch.name in arm.enabled, patch.processes, snapshot.role)
+            wanted = _wanted(patch.name in arm.enabled, patch, snapshot.role)
             if record.state not in wanted:
                 words = " or ".join(state.value for state in wanted)
                 problems.append(f"{role}: {patch.name} is {record.state.value} ({record.reason}), wanted {words}")
@@ -111,10 +111,15 @@ def check_server(arm: Arm, processes: Mapping[str, Snapshot], expected: Iterable
         raise WrongArmError(f"this server is no {arm.name} arm:\n  " + "\n  ".join(problems))
 
 
-def _wanted(is_on: bool, processes: frozenset[Process], here: Process) -> tuple[State, ...]:
+def _has_no_use(patch: Patch) -> bool:
+    """Whether the installed release has nothing for it to do."""
+    return isinstance(row_here(patch), NotApplicable)
+
+
+def _wanted(is_on: bool, patch: Patch, here: Process) -> tuple[State, ...]:
     if not is_on:
         return (State.OFF,)
-    if here not in processes:
+    if here not in patch.processes or _has_no_use(patch):
         return (State.NOT_APPLICABLE,)
     # Which stage a stage's patch serves is its pipeline's matter; in the server there is no such choice.
     return _SERVES if here is Process.SERVER else (*_SERVES, State.NOT_APPLICABLE)

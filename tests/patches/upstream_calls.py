@@ -147,7 +147,7 @@ def functions_named(tree: ast.Module, packages: Collection[str]) -> Iterator[tup
     """Each upstream function that a file imports or reads off what it imports: its path, and the expression.
 
     Classes, their members that are no functions, constants and modules are no functions: nothing of theirs is called by
-    naming them.
+    naming them. What the installed release does not have is another release's, where it is looked at.
     """
     imported: dict[str, Any] = {}
     for node in ast.walk(tree):
@@ -177,7 +177,11 @@ def tasks_made(tree: ast.Module) -> Iterator[str]:
 
 
 def _module(name: str) -> Any:
-    return __import__(name, fromlist=["*"])
+    """A module; None where there is none."""
+    try:
+        return __import__(name, fromlist=["*"])
+    except ModuleNotFoundError:
+        return None
 
 
 def _from_module(module: str, name: str) -> Any:
