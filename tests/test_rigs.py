@@ -6,6 +6,7 @@ import json
 import math
 import random
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ pytest.importorskip("omni_simulated_device")
 from benchmarks.concurrency import measure as concurrency
 from benchmarks.concurrency import report
 from benchmarks.drift.split import drift
-from benchmarks.rigs import driver, results, whole_server
+from benchmarks.rigs import driver, overlays, results, whole_server
 from benchmarks.rigs import server_arms as serving
+from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import Figures
 from omni_fastpath.compare.arm import Arm
 from omni_fastpath.compare.verdict import STARTS, starts_for
@@ -55,6 +57,31 @@ def test_a_server_is_told_its_arm_and_nothing_of_this_shell(monkeypatch: pytest.
     assert fastpath.items() >= {**mode, "OMNI_FASTPATH": "1"}.items()
     assert serving.environment(Arm("any", event_driven=True))["VLLM_OMNI_EVENT_DRIVEN_ORCH"] == "1"
     assert serving.roles(1, 2) == {"api", "stage0_replica0", "stage0_replica1"}
+
+
+# ---- Other releases ----
+
+
+def test_a_release_is_fetched_as_the_table_says() -> None:
+    """The oldest first; one that the table does not have is refused."""
+    assert overlays.releases()[0] == "0.22.0"
+    with pytest.raises(RuntimeError, match=r"release\.sh 0\.99\.0 ended with status 1"):
+        overlays.fetch("0.99.0")
+
+
+def test_a_server_of_another_release_has_its_packages_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before what its environment names; one of the installed release gets what it got."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "outside")
+    monkeypatch.setattr(overlays, "installed_release", lambda _: "0.30.0")
+
+    def path(release: str | None, **environment: str) -> str:
+        return Server("model", "deploy", environment=environment, release=release).environment()["PYTHONPATH"]
+
+    other = str(overlays.ROOT / ".cache" / "releases" / "0.22.0")
+    assert path(None) == path("0.30.0") == "outside"
+    assert path("0.22.0") == f"{other}:outside"
+    assert path("0.22.0", PYTHONPATH="inside") == f"{other}:inside"
 
 
 # ---- Whole servers ----

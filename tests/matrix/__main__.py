@@ -15,10 +15,12 @@ import argparse
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,15 +30,16 @@ from rich.table import Table
 
 from benchmarks.rigs import overlays
 from benchmarks.rigs.results import progress
-from benchmarks.rigs.server import ServerError
+from benchmarks.rigs.side_by_side import guarded
 from omni_fastpath.compare.about import about
-from omni_fastpath.declare import Fit, NotApplicable, Patch, State, Superseded
+from omni_fastpath.declare import Fit, NotApplicable, Patch, Process, State, Superseded
 from omni_fastpath.patches import PATCHES
 from tests.matrix import behaviour, served
 from tests.matrix.workplace import MatrixError, Workplace, tail
 
 PARTS = ("seams", "cycle", "tests", "server")
 CHILD_TIMEOUT_S = 300.0
+FITS = {State.APPLIED.value: "fit"}
 RESULT = overlays.ROOT / "results" / "matrix.json"
 
 Found = dict[str, Any]
@@ -79,7 +82,13 @@ def seams(place: Workplace, release: str) -> tuple[Any, list[str]]:
     ]
     if not installation["entry_points"]:
         problems.append("no entry point of the wheel is visible")
-    found = {"vllm_omni": installation["vllm_omni"], "vllm": installation["vllm"], "patches": verified}
+    found = {
+        "vllm_omni": installation["vllm_omni"],
+        "vllm": installation["vllm"],
+        "declared": {patch.name: declared(patch, release).value for patch in PATCHES},
+        "patches": verified,
+        "compared": report["compared"],
+    }
     if (installation["vllm_omni"] or {}).get("version") != release:
         problems.append(f"the release is {installation['vllm_omni']}")
     return found, problems
@@ -117,41 +126,46 @@ def tests(place: Workplace, release: str) -> tuple[Any, list[str]]:
     return dataclasses.asdict(found), problems
 
 
-def server(place: Workplace, release: str) -> tuple[Any, list[str]]:
-    """A real server, where this release gets one."""
+def server(place: Workplace, release: str, device: str) -> tuple[Any, list[str]]:
+    """A real server on a simulated device, where this release gets one."""
     if release not in served.SERVERS:
         return None, []
-    found = served.run(place, release)
+    found = served.run(place, release, device)
     problems = list(found.parity["differences"])
     for patch in PATCHES:
-        wanted = declared(patch, release) if patch.default_on else State.OFF
+        wanted = declared(patch, release)
+        if wanted is State.UNSUPPORTED or not (found.has_stages or Process.SERVER in patch.processes):
+            continue  # nothing is promised, or it has no process here
         said = found.states.get(patch.name, {})
         # A patch of the server is not_applicable in the stages, and the other way round.
         if not any(each.startswith(f"{wanted.value}:") for each in said.values()):
             problems.append(f"{patch.name} is nowhere {wanted.value}: {said}")
-        problems += [
-            f"{patch.name} in {role} is {each}"
-            for role, each in said.items()
-            if State(each.partition(":")[0]).is_trouble and wanted is not State.UNSUPPORTED
-        ]
+        troubled = {role: each for role, each in said.items() if State(each.partition(":")[0]).is_trouble}
+        problems += [f"{patch.name} in {role} is {each}" for role, each in troubled.items()]
     return dataclasses.asdict(found), problems
 
 
 # ---- The run ----
 
 
-def look(place: Workplace, release: str, parts: Sequence[str]) -> Found:
+def look(place: Workplace, release: str, parts: Sequence[str], device: str) -> Found:
     """Look at one release; whatever goes wrong in a part is a problem of that part."""
     found: Found = {"problems": {}, "seconds": {}}
-    for name, part in zip(PARTS, (seams, cycle, tests, server), strict=True):
+    try:
+        overlays.fetch(release)
+    except RuntimeError as error:
+        found["problems"]["seams"] = [str(error)]
+        return found
+    serve = functools.partial(server, device=device)
+    for name, part in zip(PARTS, (seams, cycle, tests, serve), strict=True):
         if name not in parts:
             continue
         progress(f"{release}: {name}")
         with _timed(found["seconds"], name):
             try:
                 found[name], problems = part(place, release)
-            except (MatrixError, ServerError) as error:
-                found[name], problems = None, [str(error)]
+            except Exception as error:  # the other releases are looked at all the same
+                found[name], problems = None, [f"{type(error).__name__}: {error}"]
         found["problems"][name] = problems
     return found
 
@@ -169,34 +183,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the releases.
 
     Returns:
-        0: every one is as its rows say. 1: one is not.
+        0: every one is as its rows say. 1: one is not. 2: usage. 130: interrupted.
     """
     parser = argparse.ArgumentParser(
         prog="python -m tests.matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help="all of scripts/releases.txt unless given")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument(
+        "--device", choices=(served.STAGES, served.LIGHT), default=served.STAGES, help="1: stages; light: light engines"
+    )
     options = parser.parse_args(argv)
     releases = options.releases or overlays.releases()
     if unknown := sorted(set(releases) - set(overlays.releases())):
         parser.error(f"found {', '.join(unknown)}, allowed: {', '.join(overlays.releases())}")
+    return guarded("The matrix", lambda console: _run(releases, options, console))
+
+
+def _run(releases: Sequence[str], options: argparse.Namespace, console: Console) -> int:
     said, began, found = about(), time.monotonic(), dict[str, Found]()
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
         place = Workplace(Path(folder))
         progress("our wheel")
         place.build()
         for release in releases:
-            overlays.fetch(release)
-            found[release] = look(place, release, options.parts)
-    result = {
-        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        "about": said,
-        "seconds": round(time.monotonic() - began, 1),
-        "releases": found,
-    }
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    show(result, Console(width=150))
+            found[release] = look(place, release, options.parts, options.device)
+            result = {
+                "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+                "about": said,
+                "seconds": round(time.monotonic() - began, 1),
+                "releases": found,
+            }
+            RESULT.parent.mkdir(exist_ok=True)
+            RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    show(result, console)
     return 1 if any(problems for each in found.values() for problems in each["problems"].values()) else 0
 
 
@@ -217,7 +237,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     patches = Table("patch", *releases)
     for patch in PATCHES:
         patches.add_row(patch.name, *(state_of(patch, found) for found in releases.values()))
-    console.print(patches)
+    if any("cycle" in found for found in releases.values()):
+        console.print(patches)
     for release, found in releases.items():
         for part, problems in found["problems"].items():
             for problem in problems:
@@ -232,7 +253,8 @@ def cell(found: Found, part: str) -> str:
         return f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
     about_part = found[part]
     if part == "seams":
-        return f"{sum(not each for each in about_part['patches'].values())} patches fit"
+        counts = Counter(about_part["declared"].values())
+        return ", ".join(f"{count} {FITS.get(state, state)}" for state, count in counts.items())
     if part == "cycle":
         return f"{len(about_part['held'])} slots, all put back"
     if part == "tests":

@@ -13,16 +13,22 @@ from benchmarks.rigs.capture import Request, chat_request, run_closed_loop
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import compare
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 from tests.matrix.workplace import MatrixError, Workplace
 
-SERVERS: Mapping[str, str] = {"0.22.0": "1", "0.26.0": "1", "0.30.0": "1", "0.32.0rc1": "1"}
-"""Releases that get a server, with the simulated device that it runs on: ``1`` are stages, ``light`` engines.
+STAGES, LIGHT = "1", "light"
+"""Simulated devices: stage processes, or light engines in their place."""
+
+SERVERS = ("0.22.0", "0.26.0", "0.30.0", "0.32.0rc1")
+"""Releases that get a server.
 
 0.24 and 0.28 are left out: each one's loop, front end and stages are those of a neighbour (0.26, 0.30).
 """
 
-ARMS = (Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH": "1"}))
+ARMS = (Arm("stock"), Arm("fastpath", {patch.env: "1" for patch in PATCHES}))
+"""Fastpath is every patch, so that each one's state is seen where a server runs."""
+
 DEVICE = '{"stages": {"*": {"base_ms": 3, "max_frames": 60}}}'
 CONCURRENCY = 3
 
@@ -51,14 +57,21 @@ class Served:
         states: What the fastpath arm's state files say.
         parity: `compare` of the answers.
         start_s: From start to ready, seconds, by arm.
+        device: The simulated device that it ran on.
     """
 
     states: States
     parity: Mapping[str, Any]
     start_s: Mapping[str, float]
+    device: str
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether there were stage processes, in which patches of the stages are."""
+        return self.device != LIGHT
 
 
-def run(place: Workplace, release: str) -> Served:
+def run(place: Workplace, release: str, device: str) -> Served:
     """Start, ask and stop both arms.
 
     Raises:
@@ -67,7 +80,7 @@ def run(place: Workplace, release: str) -> Served:
     """
     answers, states, start_s = [], States(), dict[str, float]()
     for arm in ARMS:
-        server = _server(place, release, arm)
+        server = _server(place, release, arm, device)
         with server:
             captures = run_closed_loop(server.url, load(), CONCURRENCY)
             time.sleep(user_arms.STATE_FILES_SETTLE_S if arm.on else 0)
@@ -82,14 +95,14 @@ def run(place: Workplace, release: str) -> Served:
         _check_release(snapshots.values(), release, arm)
         answers.append((arm.name, [capture.answer() for capture in captures]))
         states = _states(snapshots)
-    return Served(states, compare(answers), start_s)
+    return Served(states, compare(answers), start_s, device)
 
 
-def _server(place: Workplace, release: str, arm: Arm) -> Server:
+def _server(place: Workplace, release: str, arm: Arm, device: str) -> Server:
     environment: dict[str, str | None] = {
         **server_arms.environment(arm),
         omni_simulated_device.CONFIG_VARIABLE: DEVICE,
-        omni_simulated_device.ENABLE_VARIABLE: SERVERS[release],
+        omni_simulated_device.ENABLE_VARIABLE: device,
         "PYTHONPATH": str(place.site),
     }
     return Server(

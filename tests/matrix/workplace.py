@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.rigs import overlays
+from benchmarks.rigs.side_by_side import MeasureError
 from omni_fastpath.compare.arm import clean
 
 QUIET: Mapping[str, str] = {
@@ -22,7 +23,7 @@ QUIET: Mapping[str, str] = {
 TAIL = 3000
 
 
-class MatrixError(RuntimeError):
+class MatrixError(MeasureError):
     """Something could not be looked at; the message has the end of its output."""
 
 

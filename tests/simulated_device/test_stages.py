@@ -13,7 +13,7 @@ pytest.importorskip("vllm_omni")
 
 from omni_simulated_device import stages  # noqa: E402
 
-pytestmark = pytest.mark.upstream
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 SETTINGS = config.load(
     '{"stages": {"*": {"hidden_size": 16, "min_frames": 3, "max_frames": 9, "samples_per_frame": 8}}}'

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm_omni")
 
-from omni_simulated_device import stages, worker  # noqa: E402
+from omni_simulated_device import stages, upstream, worker  # noqa: E402
 from tests.simulated_device.test_stages import SETTINGS, request, vllm_config  # noqa: E402
 
 pytestmark = pytest.mark.upstream
@@ -58,6 +58,7 @@ def test_audio_goes_to_the_client() -> None:
     assert split("receiver", [wave], generation=True, async_chunk=False) == ([wave], [wave])
 
 
+@pytest.mark.every_release
 @pytest.mark.parametrize(("info", "goes_on"), [({"omni_final_stage_id": 0}, False), ({"omni_final_stage_id": 2}, True)])
 def test_request_for_text_alone_makes_no_payload(info: dict[str, int], goes_on: bool) -> None:
     """A request that ends at stage 0 has no payload for anybody; it is read plain and as the orchestrator packs it."""
@@ -67,10 +68,22 @@ def test_request_for_text_alone_makes_no_payload(info: dict[str, int], goes_on: 
     assert worker._goes_on(serialize_additional_information(dict(info))) is goes_on
 
 
+@pytest.mark.every_release
 def test_request_without_a_mark_makes_payloads() -> None:
     """As long as nothing says where a request ends, its payloads are made."""
     assert worker._goes_on(None)
     assert worker._goes_on({})
+
+
+@pytest.mark.every_release
+def test_a_runners_output_has_the_payload_where_the_scheduler_looks() -> None:
+    """For the client beside what is for the next stage; on 0.22 there is one place for both."""
+    from vllm_omni.outputs import OmniModelRunnerOutput
+
+    wave = {"model_outputs": torch.zeros(1, 8), "sr": torch.tensor(24000)}
+    fields = upstream.payload_fields(*split("receiver", [wave], generation=True))
+    output = OmniModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[], **fields)
+    assert (output.multimodal_outputs if upstream.SPLITS else output.pooler_output) == [wave]
 
 
 def payloads(stage: str, prompts: list[int], *, last_goes_on: bool = True) -> list[Any]:
@@ -82,6 +95,7 @@ def payloads(stage: str, prompts: list[int], *, last_goes_on: bool = True) -> li
     return runner._payloads(requests, [runner.model.step(each, len(each.prompt_token_ids)) for each in requests])
 
 
+@pytest.mark.every_release
 def test_payloads_are_views_of_the_steps_batch() -> None:
     """As on a GPU stage, each request's rows are a part of one tensor a layer, which others' payloads keep too."""
     first, second = payloads("thinker", [3, 2])
@@ -95,6 +109,7 @@ def test_payloads_are_views_of_the_steps_batch() -> None:
     assert len(layers) == 3 + 2 * 3, "three batches, and the marks of speech are each request's own"
 
 
+@pytest.mark.every_release
 def test_a_request_has_the_same_rows_in_any_batch() -> None:
     """A request's payload has the same content beside others as alone."""
     (alone,) = payloads("thinker", [3])

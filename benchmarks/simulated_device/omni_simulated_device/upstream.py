@@ -27,6 +27,18 @@ except ImportError:  # up to 0.24 every stage's payload is split
         return True
 
 
+__all__ = [
+    "PAYLOAD",
+    "SPLITS",
+    "Payload",
+    "Payloads",
+    "client_gets_payload",
+    "emits_output",
+    "payload_fields",
+    "split",
+    "stage_sends_async_output",
+]
+
 Payload = dict[str, torch.Tensor]
 Payloads = list[Payload | None] | None
 

@@ -209,7 +209,7 @@ class Thinker(_Behaviour):
         rows[:, : content.ROW_BYTES] = tags
         halves, mark = (rows.view(np.uint32) >> 16).astype(np.uint16), np.zeros((1, 1, self.spec.width), np.uint16)
         marks = {f"embed.tts_{name}": ("bfloat16", mark) for name in ("bos", "eos", "pad")}
-        return {**{name: ("bfloat16", halves) for name in self.spec.client_rows}, **marks}
+        return {**dict.fromkeys(self.spec.client_rows, ("bfloat16", halves)), **marks}
 
 
 class _Talker(_Behaviour):
