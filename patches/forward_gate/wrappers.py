@@ -13,6 +13,7 @@ from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 
 from . import upstream
+from .upstream import visible_to_client
 
 _runtime = runtime("forward_gate")
 _counters = _runtime.counters
@@ -172,7 +173,7 @@ def _gate_output(output: Any, carrier: str) -> None:
     payload = getattr(output, name, None)
     if not isinstance(payload, dict):  # none, or the tensor of a pooling task
         return
-    visible = upstream.visible_to_client(payload)
+    visible = visible_to_client(payload)
     if len(visible) == len(payload):
         return
     setattr(output, name, visible or None)

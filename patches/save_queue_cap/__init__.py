@@ -42,7 +42,7 @@ Scope:
     waits stands in one deque again, in the order of arrival, and one lane sends it.
 Fragility:
     Replaces the adapter's deque by an object with the four operations that upstream uses, right after the adapter is
-    made, which the scheduler's constructor does up to 0.26; ``save_loop`` and the adapter's constructor are pinned.
+    made, which the schedulers' constructors do up to 0.26; ``save_loop`` and the adapter's constructor are pinned.
     Relies on ``Scheduler.schedule`` to count ``current_step`` and to skip by ``next_decode_eligible_step``; that body
     is pinned too. Unfetched chunks are looked up under the names that ``SharedMemoryConnector`` gives its segments and
     in its own list of them; ``put`` and ``reap_consumed`` are pinned. That a payload may wait as it is follows from how
@@ -115,16 +115,12 @@ class SaveQueueOptions(Options):
 
 
 SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
+GENERATION = "vllm_omni.core.sched.omni_generation_scheduler"
 MIXIN = "vllm_omni.core.sched.omni_scheduler_mixin"
 BASE = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
 SHARED_MEMORY = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
 ELEMENT = ("element", "idx", "start", "end", "pass_lists_through", "seq_len", "scheduled_seq_len")
-
-
-def made_by(module: str, qualname: str, *parameters: str) -> AnySeam:
-    """What makes the adapter."""
-    return Wrap(module, qualname, ("self", *parameters), wrapper="wrapped_scheduler_made")
 
 
 def steps(*parameters: str, body: str | None = None) -> tuple[AnySeam, ...]:
@@ -170,8 +166,14 @@ def payload(element: str = "321071d1613e7f22", parameters: tuple[str, ...] = ELE
     )
 
 
-MADE_WITH_SCHEDULER = made_by(SCHEDULER, "OmniARScheduler.__init__", "args", "kwargs")
-MADE_WITH_STATE = made_by(MIXIN, "OmniSchedulerMixin._init_omni_io_scheduling_state")
+MADE = "wrapped_scheduler_made"
+MADE_WITH_SCHEDULER = (
+    Wrap(SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper=MADE),
+    Wrap(GENERATION, "OmniGenerationScheduler.__init__", ("self", "args", "kwargs"), wrapper=MADE),
+)
+MADE_WITH_STATE = (Wrap(MIXIN, "OmniSchedulerMixin._init_omni_io_scheduling_state", ("self",), wrapper=MADE),)
+"""What makes the adapter, in both kinds of scheduler."""
+
 UNCOUNTED = "unfetched chunks are not counted"
 
 PATCH = Patch(
@@ -211,7 +213,7 @@ PATCH = Patch(
             releases=("0.22.0",),
             note="no limit holds a stream, they are only served fairly",
             seams=(
-                MADE_WITH_SCHEDULER,
+                *MADE_WITH_SCHEDULER,
                 *steps(),
                 *lane("ebf49e012b408f81", "a7efcf538855bd16", send="ee2437fb3cfc673b"),
                 *payload("14e29ac395976dc5", ELEMENT[:-1]),
@@ -221,7 +223,7 @@ PATCH = Patch(
             releases=("0.24.0",),
             note=f"one lane, {UNCOUNTED}",
             seams=(
-                MADE_WITH_SCHEDULER,
+                *MADE_WITH_SCHEDULER,
                 *steps("throttle_prefills", body="009b19f9b213e1f7"),
                 *lane("ebf49e012b408f81", "a7efcf538855bd16", send="1b53cd9106ca4d1d"),
                 *payload(),
@@ -231,7 +233,7 @@ PATCH = Patch(
             releases=("0.26.0",),
             note=f"one lane, {UNCOUNTED}",
             seams=(
-                MADE_WITH_SCHEDULER,
+                *MADE_WITH_SCHEDULER,
                 *steps("throttle_prefills", body="fc590678e5063d65"),
                 *lane("ebf49e012b408f81", "a7efcf538855bd16", send="d382effbd091d3dd"),
                 *payload(),
@@ -241,7 +243,7 @@ PATCH = Patch(
             releases=("0.28.0",),
             note=UNCOUNTED,
             seams=(
-                MADE_WITH_STATE,
+                *MADE_WITH_STATE,
                 *steps("throttle_prefills", body="dd911012f4e5bf46"),
                 *lane("3b86a77d007eb0fb", "80f9bc6b6b75d7a7", generation="5871625bfbb2225a"),
                 *payload(),
@@ -250,7 +252,7 @@ PATCH = Patch(
         Fit(
             releases=("0.30.0",),
             seams=(
-                MADE_WITH_STATE,
+                *MADE_WITH_STATE,
                 *steps("throttle_prefills", body="16ba8988b815426e"),
                 *lane("e474ea36bed153c5", "95cc6e48db85a8c7", generation="5494f3e7eb7b0afd"),
                 *shared_memory("d2a7f9701675cc2a", "db338defcdf0b3de"),
@@ -261,7 +263,7 @@ PATCH = Patch(
             releases=("0.32.0rc1",),
             preview=True,
             seams=(
-                MADE_WITH_STATE,
+                *MADE_WITH_STATE,
                 *steps("throttle_prefills", body="65057b5422529a4b"),
                 *lane("e474ea36bed153c5", "95cc6e48db85a8c7", generation="87b84d828753112b"),
                 *shared_memory("a18609d5dd1c3a24", "79cd752eaddd1f59", "max_keys"),

@@ -126,9 +126,10 @@ class SmallStage:
     Args:
         config: Of `stage_config`.
         device: What kind of device the payloads come from, for who asks.
+        generates: Whether its scheduler is a generation stage's, which is not stepped here.
     """
 
-    def __init__(self, config: Any, *, device: str = "cuda") -> None:
+    def __init__(self, config: Any, *, device: str = "cuda", generates: bool = False) -> None:
         import torch
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -138,7 +139,10 @@ class SmallStage:
         spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
         known = inspect.signature(Scheduler.__init__).parameters
         wanted = {"hash_block_size": 16, "block_size": 16, "include_finished_set": True, "log_stats": False}
-        self.scheduler = config.scheduler_config.get_scheduler_cls()(
+        kind = config.scheduler_config.get_scheduler_cls()
+        if generates:
+            from vllm_omni.core.sched.omni_generation_scheduler import OmniGenerationScheduler as kind  # noqa: N813
+        self.scheduler = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
                 num_blocks=4096, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]

@@ -625,7 +625,7 @@ def test_stage_that_cannot_be_judged_runs_as_stock(
         assert any(output.multimodal_output for output in by_request(play(rig))["a"])
 
 
-@pytest.mark.parametrize("function", ["_plan_of_step", "_needs_payload", "_gate_output"])
+@pytest.mark.parametrize("function", ["visible_to_client", "_plan_of_step", "_needs_payload", "_gate_output"])
 def test_error_while_gating_stops_the_gate_and_not_the_stage(
     function: str, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

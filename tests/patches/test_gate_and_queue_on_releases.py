@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -299,6 +300,17 @@ def test_released_segments_go_when_the_chunks_before_them_are_sent(mode: str, co
         assert (entry.state, entry.counters["stepped_aside"]) == (State.APPLIED, 0)
         if mode == "managed":
             assert entry.counters["tasks"] == sum(TOKENS.values()) + 1
+
+
+def test_generation_stage_says_that_it_sends_nothing(config: Any) -> None:
+    """Both patches say of a stage with the other kind of scheduler that there is nothing to do; its queue is stock."""
+    with patched("forward_gate", "save_queue_cap") as entries, SmallStage(config, generates=True) as stage:
+        assert type(stage.queue) is deque
+        assert entries["save_queue_cap"].state is State.NOT_APPLICABLE
+        gate = entries["forward_gate"]
+        assert gate.state is (
+            State.SUPERSEDED if isinstance(row_here(gate.patch), Superseded) else State.NOT_APPLICABLE
+        )
 
 
 def test_stage_that_sends_batches_is_not_applicable(config: Any) -> None:

@@ -588,6 +588,7 @@ def stage(
         device_config=SimpleNamespace(device_type="cuda"),
     )
     made.use_v2_model_runner = v2
+    made.current_step = 0
     connector = SimpleNamespace(stage_id=0, reap_consumed=lambda: None, close=lambda: None)
     made.chunk_transfer_adapter = (
         SimpleNamespace(
