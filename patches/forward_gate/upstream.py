@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = [
+    "CLIENT_ROOTS",
+    "PAYLOAD",
+    "get_stage_connector_role",
+    "partition_flat_payload",
+    "serves_duplex",
+    "stage_sends_async_output",
+    "visible_to_client",
+]
+
 try:
     from vllm_omni.utils.mm_outputs import partition_flat_payload
 except ImportError:  # releases before the split: all that is sent is sent twice

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from typing import Any
 
 
 def _payload() -> str:
-    """The key of a save task with its payload, which is also the parameter of what queues one."""
+    """The key of a save task with its payload: the pooler's output, where runners have no other for the next stage."""
     # Where vLLM-Omni is not loaded, there are no tasks of its own either.
     if "vllm_omni" in sys.modules:
-        from vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter import (  # noqa: PLC0415
-            OmniChunkTransferAdapter,
-        )
+        from vllm_omni.outputs import OmniModelRunnerOutput  # noqa: PLC0415 - as said above
 
-        if "pooling_output" in inspect.signature(OmniChunkTransferAdapter.save_async).parameters:
+        if "inter_stage_outputs" not in OmniModelRunnerOutput.__dataclass_fields__:
             return "pooling_output"
     return "multimodal_output"
 

@@ -7,6 +7,7 @@ the first of its pipeline, so that nobody feeds it; the next stage is who puts i
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 import os
@@ -51,7 +52,7 @@ def _known_model() -> str:
     import torch
     from vllm.model_executor.models import ModelRegistry
 
-    class NoModel(torch.nn.Module):
+    class NoModel(torch.nn.Module):  # type: ignore[misc]  # upstream is not typed here
         """What vLLM asks of a model that generates text; nobody runs it."""
 
         def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -141,7 +142,7 @@ class SmallStage:
         wanted = {"hash_block_size": 16, "block_size": 16, "include_finished_set": True, "log_stats": False}
         kind = config.scheduler_config.get_scheduler_cls()
         if generates:
-            from vllm_omni.core.sched.omni_generation_scheduler import OmniGenerationScheduler as kind  # noqa: N813
+            kind = importlib.import_module("vllm_omni.core.sched.omni_generation_scheduler").OmniGenerationScheduler
         self.scheduler = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(

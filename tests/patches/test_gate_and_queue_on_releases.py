@@ -68,8 +68,8 @@ def said(output: Any) -> tuple[Any, ...]:
 
 def payload(output: Any) -> dict[str, Any] | None:
     """An output's payload, in whichever field."""
-    found = getattr(output, "multimodal_output", None)
-    return output.pooling_output if found is None else found
+    found: dict[str, Any] | None = getattr(output, "multimodal_output", None) or output.pooling_output
+    return found
 
 
 def complete(stage: SmallStage, tokens: dict[str, int]) -> None:
