@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import re
 
-_ENGINE = re.compile(r"StageEngineCoreProc_stage\d|EngineCore(_DP\d+)?$")
+_ENGINE = re.compile(r"StageEngineCoreProc(_stage\d|$)|EngineCore(_DP\d+)?$")
 _WORKER = re.compile(r"StageDiffusionProc$|VllmWorker-\d+$|DiffusionWorker-\d+$")
 
 

@@ -50,7 +50,9 @@ def _stage(name: str = STAGE) -> tuple[dict[str, str], list[dict[str, Any]], lis
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize("name", [STAGE, "StageDiffusionProc", "EngineCore", "EngineCore_DP1", "VllmWorker-0"])
+@pytest.mark.parametrize(
+    "name", [STAGE, "StageEngineCoreProc", "StageDiffusionProc", "EngineCore", "EngineCore_DP1", "VllmWorker-0"]
+)
 @isolated("warm")
 def test_stage_gets_what_its_parent_resolved(tmp_path: Path, name: str) -> None:
     """A spawned stage reports the parent's patches as not applicable there, without importing upstream for it."""
