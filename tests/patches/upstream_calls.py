@@ -18,6 +18,7 @@ import inspect
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -177,9 +178,11 @@ def tasks_made(tree: ast.Module) -> Iterator[str]:
 
 
 def _module(name: str) -> Any:
-    """A module; None where there is none."""
+    """A module; None where there is none. What only another release needs may be deprecated on this one."""
     try:
-        return __import__(name, fromlist=["*"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return __import__(name, fromlist=["*"])
     except ModuleNotFoundError:
         return None
 
