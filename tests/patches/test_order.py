@@ -428,7 +428,7 @@ def test_real_order_of_dispatches(order: str, expected: list[int], event_driven:
 @MODES
 def test_real_replicas_take_turns(event_driven: bool) -> None:
     """The replicas of the stage whose turn it is are served one after the other, pass by pass."""
-    with switched_on(order="downstream_first", floor=0.0, max_items=2), recording() as recorder:
+    with switched_on(order="downstream_first", floor=0.0, max_items=2, max_time_us=100_000), recording() as recorder:
         run(backlog(event_driven=event_driven, replicas=2))
     passes = [(report.stage_id, report.replica_id, report.items) for (report,) in recorder.of("pass")]
     assert passes == [
