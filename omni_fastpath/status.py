@@ -77,6 +77,7 @@ def _installation(environ: Mapping[str, str], choices: envs.EnvChoices, patches:
         "entry_points": entrypoint.visible_groups(),
         "vllm_plugins": allowed,
         "excluded_by_vllm_plugins": entrypoint.is_left_out(allowed),
+        "upstreams_excluded_by_vllm_plugins": entrypoint.upstreams_left_out(allowed),
         "environment": {name: environ[name] for name in envs.said(environ, patches)},
         "unknown_variables": list(choices.unknown),
         "state_folder": _state_folder(),

@@ -77,6 +77,8 @@ def _show_installation(installation: Mapping[str, Any], console: Console) -> Non
         table.add_row(name.replace("_", "-"), told)
     table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
     excluded = " (excludes omni_fastpath)" if installation["excluded_by_vllm_plugins"] else ""
+    if upstreams := installation["upstreams_excluded_by_vllm_plugins"]:
+        excluded += f" (excludes vLLM-Omni's own {', '.join(upstreams)}: its models are not registered)"
     plugins = installation["vllm_plugins"]
     table.add_row("VLLM_PLUGINS", "not set: every plugin loads" if plugins is None else f"{plugins!r}{excluded}")
     for name, text in installation["environment"].items():

