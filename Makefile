@@ -1,9 +1,10 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-patches test-rest lint unit fleets floors pythons matrix bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
+.PHONY: setup demo parity test test-serving test-rest lint unit fleets floors pythons matrix bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
-# About half of the time that all tests take.
-OF_PATCHES := tests/patches tests/fleets tests/fleets_dispatch
+# About half of the time that all tests take, and whatever starts servers or puts chunks into shared memory: a server
+# that has ended is tidied up after, by what is new in /dev/shm and open nowhere.
+SERVING := tests/server tests/simulated_device tests/patches tests/fleets tests/fleets_dispatch
 SHELL := /bin/bash
 
 setup:
@@ -15,14 +16,14 @@ demo: setup ## what the package is for: a server on light engines, stock and fas
 parity: setup ## the same answers: a server with real stage engines, stock and fastpath, byte by byte; some seven minutes
 	@$(VENV_PYTHON) -m benchmarks.parity $(ARGS)
 
-test: setup lint floors ## everything that CI runs; the tests in two processes, whose words come when each is done
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-patches test-rest
+test: setup lint floors ## everything that CI runs; the tests in two processes, each of which speaks when it is done
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-serving test-rest
 
-test-patches: setup
-	$(VENV_PYTHON) -m pytest $(OF_PATCHES)
+test-serving: setup
+	$(VENV_PYTHON) -m pytest $(SERVING)
 
 test-rest: setup
-	$(VENV_PYTHON) -m pytest tests $(addprefix --ignore=,$(OF_PATCHES))
+	$(VENV_PYTHON) -m pytest tests $(addprefix --ignore=,$(SERVING))
 
 lint: setup
 	$(VENV_PYTHON) -m ruff check .

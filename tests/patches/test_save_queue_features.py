@@ -138,6 +138,7 @@ def scheduler(kind: str = "OmniARScheduler", **config: Any) -> Any:
     made = kinds[kind].__new__(kinds[kind])
     defaults = {"parallel_config": SimpleNamespace(pipeline_parallel_size=1)}
     made.vllm_config = SimpleNamespace(**{**defaults, **config})
+    made.current_step = 0
     return made
 
 
