@@ -1,0 +1,81 @@
+"""Stages in servers of their own, one of them attached while its sibling serves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.server.conftest import DEPLOY, all_states
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+
+PATIENCE_S = 180.0
+FILE = DEPLOY / "qwen3_omni.yaml"
+
+
+@contextlib.contextmanager
+def headless(server: Any, stage: int, master: tuple[str, ...], folder: Path) -> Iterator[None]:
+    """``vllm serve --headless`` for one stage, in the server's environment, gone at the end with what it spawned."""
+    from benchmarks.rigs.server import vllm_command
+
+    command = [*vllm_command(), "serve", server.model, "--omni", "--headless", "--deploy-config", str(FILE)]
+    log = folder / f"stage{stage}-{time.monotonic_ns()}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--stage-id", str(stage), *master],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=server.environment(),
+            cwd=folder,
+        )
+    try:
+        yield
+    finally:
+        tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        process.terminate()
+        _, left = psutil.wait_procs(tree, timeout=20)
+        for each in left:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        process.wait(20)
+
+
+def talkers(server: Any) -> list[dict[str, Any]]:
+    """What ``forward_gate`` says in each of the talkers' processes."""
+    found = [each["forward_gate"] for each in all_states(server, "stage")]
+    return [each for each in found if each["state"] == "applied"]
+
+
+def test_headless_stages_serve_and_one_more_attaches(server: Callable[..., Any], tmp_path: Path) -> None:
+    """Thinker beside the API server, talker and code2wav headless; a second talker joins and gets its share."""
+    from benchmarks.rigs.capture import chat_request, differences, run_closed_loop
+    from benchmarks.rigs.server import free_port
+
+    requests = [chat_request(f"Question {n}", max_tokens=8 + n, ignore_eos=True) for n in range(8)]
+    master = ("--omni-master-address", "127.0.0.1", "--omni-master-port", str(free_port()))
+    arguments = ("--stage-id", "0", *master, "--omni-lb-policy", "round-robin")
+    head = server("qwen3_omni", FILE, environment={"OMNI_FASTPATH": "1"}, arguments=arguments)
+    with contextlib.ExitStack() as stack:
+        stack.callback(head.stop)
+        for stage in (1, 2):
+            stack.enter_context(headless(head, stage, master, tmp_path))
+        head.start()
+        first = run_closed_loop(head.url, requests, 4)
+        assert all(capture.succeeded and capture.audio for capture in first)
+        assert len(talkers(head)) == 1
+        stack.enter_context(headless(head, 1, master, tmp_path))
+        deadline = time.monotonic() + PATIENCE_S
+        while len(told := talkers(head)) < 2 or not all(each["counters"]["multimodal_outputs"] for each in told):
+            assert time.monotonic() < deadline, json.dumps(told)
+            assert differences(run_closed_loop(head.url, requests, 4), first) == []
+        headless_ones = all_states(head, "headless")
+    assert len(headless_ones) == 3
+    assert {entry["state"] for states in headless_ones for entry in states.values()} <= {"not_applicable", "off"}
