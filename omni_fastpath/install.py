@@ -10,6 +10,7 @@ import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, NoReturn
 
 from packaging.version import InvalidVersion, Version
@@ -33,6 +34,8 @@ from omni_fastpath.declare import (
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
+
+_UPSTREAM = frozenset({"vllm", "vllm_omni"})
 
 
 class RefusedError(RuntimeError):
@@ -89,18 +92,27 @@ def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
 def verify_patch(patch: Patch) -> list[str]:
     """Every way in which the installed upstream differs from the declaration; empty when it fits.
 
-    Imports the modules that the patch's seams name.
+    Imports the modules that the patch's seams name, and, where all of them fit, the patch's wrappers.
     """
     if problem := release_problem(patch):
         return [problem]
-    problems = []
-    for seam in seams_here(patch):
+    row, problems = row_here(patch), list[str]()
+    if not isinstance(row, Fit):
+        return problems
+    for seam in row.seams:
         try:
             verify(seam)
         except SeamMovedError as error:
             problems.append(str(error))
         except Exception as error:  # whatever importing upstream's module raises
             problems.append(f"{seam.path}: looking at it failed: {error!r}")
+    if not problems:
+        try:
+            import_wrappers(patch, row)
+        except SeamMovedError as error:
+            problems.append(str(error))
+        except Exception as error:  # of ours, or whatever importing upstream's modules raises
+            problems.append(f"its wrappers cannot be imported: {error!r}")
     return problems
 
 
@@ -231,9 +243,8 @@ def _install_fit(patch: Patch, row: Fit) -> State:
 def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
     installation = _Installation(patch)
     try:
-        # The wrappers look up their runtime while they are imported.
         LEDGER.entry(patch).remarks = row.remarks
-        wrappers = importlib.import_module(patch.wrappers_of(row))
+        wrappers = import_wrappers(patch, row)
         installation.in_use, installation.taken_off = _named(wrappers, patch.in_use), _named(wrappers, patch.taken_off)
         for slot in slots:
             if isinstance(slot.seam, Add) and hasattr(slot.owner, slot.name):
@@ -244,12 +255,29 @@ def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
                     _write(installation.written, slot, _around(slot.raw(), _named(wrappers, name), patch))
                 case Add(function=name):
                     _write(installation.written, slot, _named(wrappers, name))
+    except SeamMovedError as error:  # what the wrappers import, before anything was written
+        return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
     return _set(patch, State.APPLIED, "; ".join(filter(None, (_held(installation), row.remarks))))
+
+
+def import_wrappers(patch: Patch, row: Fit) -> ModuleType:
+    """The module with what the patch's slots hold.
+
+    Raises:
+        SeamMovedError: A module of upstream's is gone, or a name in it, that the patch imports and has no seam in.
+    """
+    LEDGER.entry(patch)  # they look up their runtime while they are imported
+    try:
+        return importlib.import_module(patch.wrappers_of(row))
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in _UPSTREAM:
+            raise
+        raise SeamMovedError(f"{error.name}: what the patch imports from it cannot be had ({error})") from error
 
 
 def _named(wrappers: Any, name: str | None) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -170,6 +172,30 @@ def test_missing_wrappers_module_fails_the_patch(upstream: Upstream) -> None:
     before = upstream.slots()
     assert install(patch("broken", RUN, wrappers_module="made_up_missing")) is State.FAILED
     assert_same_slots(upstream, before)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("from vllm_omni.gone import Thing", "vllm_omni.gone: "),
+        ("from vllm_omni import Thing", "vllm_omni: "),
+    ],
+)
+def test_what_the_wrappers_import_of_upstream_is_gone(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, told: str
+) -> None:
+    """The patch does not fit this release: unsupported, naming the module; before an install it is told as well."""
+    monkeypatch.setitem(sys.modules, "vllm_omni", ModuleType("vllm_omni"))
+    (tmp_path / "made_up_importing.py").write_text(f"{line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = upstream.slots()
+    importing = patch("importing", RUN, wrappers_module="made_up_importing")
+    [problem] = verify_patch(importing)
+    assert install(importing) is State.UNSUPPORTED
+    assert_same_slots(upstream, before)
+    assert LEDGER.entry(importing).reason == f"a seam moved: {problem}"
+    assert problem.startswith(told)
+    assert ": what the patch imports from it cannot be had (" in problem
 
 
 class _Refuses(type):
