@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -133,3 +135,27 @@ def test_fail_alone_refuses_it_there(tmp_path: Path) -> None:
         assert f"{patch.name} is unsupported: " in str(refused.value)
     assert str(refused.value).count(f"{told}{', '.join(PATCHES[0].releases)}") == len(PATCHES)
     assert ours() == {"resolve_deploy_yaml"}
+
+
+@isolated("cold")
+def test_a_bad_value_is_refused_before_the_stages_are_spawned(tmp_path: Path) -> None:
+    """On each release an engine comes past the gate, whatever it is called there: also one whose reading was swallowed.
+
+    So the gate knows of every engine, and refuses that of a file in which a value is bad.
+    """
+    from omni_fastpath import gates
+    from omni_fastpath.config import ConfigError
+
+    register()
+    bad = yaml(tmp_path, fastpath={**BLOCK, "budgeted_drain": {"max_itmes": 8}})
+    with pytest.raises(ConfigError):
+        read(bad)
+    kinds = []
+    for module, name in gates.GATES:
+        with contextlib.suppress(ImportError):
+            kinds.append(getattr(importlib.import_module(module), name))
+    [kind] = [each for each in kinds if gates.GATE_METHOD in vars(each)]
+    engine = type("Engine", (kind,), {"__init__": lambda self: None, "__del__": lambda self: None})()
+    vars(engine).update(_config_path=str(bad), config_path=str(bad))
+    with pytest.raises(ConfigError, match="max_itmes"):
+        getattr(engine, gates.GATE_METHOD)()
