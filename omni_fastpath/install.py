@@ -33,7 +33,7 @@ from omni_fastpath.declare import (
 )
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
+from omni_fastpath.seams import ABSENT, MARK, SeamMovedError, Slot, SlotTakenError, is_plain_or_ours, verify
 
 _UPSTREAM = frozenset({"vllm", "vllm_omni"})
 
@@ -262,7 +262,9 @@ def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    return _set(patch, State.APPLIED, "; ".join(filter(None, (_held(installation), row.remarks))))
+    entry = LEDGER.entry(patch)
+    entry.remarks = "; ".join(filter(None, (row.remarks, _below(installation))))
+    return _set(patch, State.APPLIED, "; ".join(filter(None, (_held(installation), entry.remarks))))
 
 
 def import_wrappers(patch: Patch, row: Fit) -> ModuleType:
@@ -288,6 +290,12 @@ def _named(wrappers: Any, name: str | None) -> Any:
 def _held(installation: _Installation) -> str:
     count = len(installation.written)
     return f"{count} slot{'s' if count != 1 else ''} hold{'s' if count == 1 else ''} ours"
+
+
+def _below(installation: _Installation) -> str:
+    """What is to be said of somebody else's wrappers, which ours call."""
+    slots = [each.slot for each in installation.written if each.raw is not ABSENT and not is_plain_or_ours(each.raw)]
+    return f"on somebody else's wrapper of {', '.join(slot.seam.path for slot in slots)}" if slots else ""
 
 
 def _judge_upstreams_own(patch: Patch, slot: Slot, probe: Callable[[Any], str | None]) -> State:

@@ -19,7 +19,8 @@ from omni_fastpath.declare import Function, Pin, Replace, Seam
 MARK = "_self_omni_fastpath"
 """Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper."""
 
-_ABSENT = object()
+ABSENT = object()
+"""What stands in a slot that is not there."""
 
 
 class SeamMovedError(Exception):
@@ -39,13 +40,13 @@ class Slot:
     name: str
 
     def raw(self) -> Any:
-        """What stands in the owner's own ``__dict__``; ``_ABSENT`` if nothing does."""
-        return getattr(self.owner, "__dict__", {}).get(self.name, _ABSENT)
+        """What stands in the owner's own ``__dict__``; ``ABSENT`` if nothing does."""
+        return getattr(self.owner, "__dict__", {}).get(self.name, ABSENT)
 
     @property
     def present(self) -> bool:
         """Whether the owner itself has the slot."""
-        return self.raw() is not _ABSENT
+        return self.raw() is not ABSENT
 
     def holds(self, value: Any) -> bool:
         """Whether the slot holds exactly this object."""
@@ -63,7 +64,7 @@ class Slot:
         """
         if not self.holds(ours):
             raise SlotTakenError(f"{self.seam.path} was written by someone else after us: found {self.raw()!r}")
-        if raw is _ABSENT:
+        if raw is ABSENT:
             delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, raw)
@@ -81,8 +82,8 @@ def find(seam: Seam) -> Slot:
         raise SeamMovedError(f"{seam.path}: the module cannot be imported ({error})") from error
     *parents, name = seam.qualname.split(".")
     for parent in parents:
-        found = getattr(owner, "__dict__", {}).get(parent, _ABSENT)
-        if found is _ABSENT:
+        found = getattr(owner, "__dict__", {}).get(parent, ABSENT)
+        if found is ABSENT:
             raise SeamMovedError(f"{seam.path}: {owner!r} has no {parent!r}")
         owner = found
     return Slot(seam, owner, name)
@@ -104,7 +105,7 @@ def verify(seam: Seam) -> Slot:
 def differences(seam: Function, slot: Slot) -> Iterator[str]:
     """Each way in which what stands in the slot is not as declared."""
     raw = slot.raw()
-    if raw is _ABSENT:
+    if raw is ABSENT:
         yield f"{slot.owner!r} itself has no {slot.name!r}"
         return
     found = _descriptor(raw)
@@ -115,7 +116,7 @@ def differences(seam: Function, slot: Slot) -> Iterator[str]:
     parameters = tuple(inspect.signature(function).parameters)
     if parameters != seam.parameters:
         yield f"its parameters are {parameters}, expected {seam.parameters}"
-    if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
+    if isinstance(seam, (Replace, Pin)) and not is_plain_or_ours(raw):
         yield f"holds somebody else's wrapper {raw!r}, which the patch would go past"
     if seam.fingerprints:
         try:
@@ -141,7 +142,7 @@ def _descriptor(raw: Any) -> str:
     return "function" if isinstance(inspect.unwrap(raw), FunctionType) else type(raw).__name__
 
 
-def _is_plain_or_ours(raw: Any) -> bool:
+def is_plain_or_ours(raw: Any) -> bool:
     """Whether nobody else stands between the slot and upstream's function, in whatever depth."""
     while is_ours(raw):
         raw = raw.__wrapped__

@@ -141,6 +141,7 @@ def test_patches_stack_on_a_replaced_slot(upstream: Upstream) -> None:
     """A replacing patch may stand on another of ours: nothing foreign is lost by that."""
     install(patch("lower", RUN))
     assert install(patch("upper", REPLACING)) is State.APPLIED
+    assert LEDGER.named("upper").reason == "1 slot holds ours"
 
 
 # ---- All or nothing ----
@@ -306,8 +307,9 @@ def test_wrapping_a_foreign_wrapper_is_fine(upstream: Upstream) -> None:
     """A wrapper that calls what it wraps stands on anybody's and comes off again."""
     theirs = foreign(upstream.module.Loop.run)
     upstream.module.Loop.run = theirs
-    wrapping = patch("wrapping", RUN)
+    wrapping = patch("wrapping", RUN, MAKE)
     assert install(wrapping) is State.APPLIED
+    assert LEDGER.named("wrapping").reason == f"2 slots hold ours; on somebody else's wrapper of {RUN.path}"
     assert upstream.module.Loop().run(1) == ("ours", ("theirs", ("stock", 1)))
     uninstall(wrapping)
     assert vars(upstream.module.Loop)["run"] is theirs

@@ -181,6 +181,7 @@ def test_all_patches_together_and_off_again() -> None:
     for _ in range(2):
         apply_in_both(on)
         assert {e.patch.name: e.state for e in LEDGER} == {each.name: declared(each) for each in enabled}
+        assert not any("somebody else" in entry.reason for entry in LEDGER)  # upstream's own decorators are upstream's
         for key, stock in own.items():
             found, layers = raw(key), 0
             while found is not stock:
