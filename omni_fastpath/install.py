@@ -79,8 +79,17 @@ def release_problem(patch: Patch) -> str | None:
 
 def row_here(patch: Patch) -> AnyRow | None:
     """What the patch is on the installed vLLM-Omni; None when it was not tested there."""
+    return patch.row_on(_installed_release())
+
+
+def state_here(patch: Patch) -> State:
+    """The state that its rows promise on the installed vLLM-Omni."""
+    return patch.state_on(_installed_release())
+
+
+def _installed_release() -> str | None:
     found = vllm_omni_release()
-    return None if found is None else patch.row_on(found.version)
+    return None if found is None else found.version
 
 
 def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
@@ -243,7 +252,6 @@ def _install_fit(patch: Patch, row: Fit) -> State:
 def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
     installation = _Installation(patch)
     try:
-        LEDGER.entry(patch).remarks = row.remarks
         wrappers = import_wrappers(patch, row)
         installation.in_use, installation.taken_off = _named(wrappers, patch.in_use), _named(wrappers, patch.taken_off)
         for slot in slots:
@@ -262,9 +270,8 @@ def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    entry = LEDGER.entry(patch)
-    entry.remarks = "; ".join(filter(None, (row.remarks, _below(installation))))
-    return _set(patch, State.APPLIED, "; ".join(filter(None, (_held(installation), entry.remarks))))
+    LEDGER.entry(patch).remarks = "; ".join(filter(None, (row.remarks, _below(installation))))
+    return _set(patch, State.APPLIED, _held(installation))
 
 
 def import_wrappers(patch: Patch, row: Fit) -> ModuleType:

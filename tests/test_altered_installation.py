@@ -34,7 +34,7 @@ def use(folder: Path, *alterations: Alteration) -> None:
 @isolated("cold")
 def test_that_patch_is_unsupported_and_the_others_are_on(tmp_path: Path, alteration: Alteration) -> None:
     """A server's process, every patch asked for: the reason names the seam, and so does ``status --verify``."""
-    from omni_fastpath.install import row_here
+    from omni_fastpath.install import state_here
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.status import status_report
 
@@ -44,15 +44,14 @@ def test_that_patch_is_unsupported_and_the_others_are_on(tmp_path: Path, alterat
     assert str(sys.modules["vllm_omni"].__file__).startswith(str(tmp_path))
     verified = status_report(os.environ, PATCHES, verify=True)
     for patch in PATCHES:
-        entry, row, problems = LEDGER.entry(patch), row_here(patch), verified["verify"][patch.name]
-        assert row is not None
+        entry, problems = LEDGER.entry(patch), verified["verify"][patch.name]
         if patch.name == alteration.patch:
             assert entry.state.value == "unsupported"
             assert entry.reason.startswith(f"a seam moved: {alteration.told}"), entry.reason
             assert problems[0].startswith(alteration.told)
             assert any(each.startswith(f"{patch.name}: {alteration.told}") for each in verified["problems"])
         else:
-            here = row.state.value if Process.SERVER in patch.processes else "not_applicable"
+            here = state_here(patch).value if Process.SERVER in patch.processes else "not_applicable"
             assert (entry.state.value, problems) == (here, []), entry.reason
 
 
