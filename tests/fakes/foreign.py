@@ -21,7 +21,7 @@ said = set()
 
 
 def register():
-    """The entry point: as such packages do it, when the modules are there; or when there is a front end."""
+    """The entry point: as such packages do it, when the modules are there; or at the first request."""
     if LATE:
         register_post_import_hook(wrap_front_end, "vllm_omni.entrypoints.async_omni")
         return
@@ -30,14 +30,16 @@ def register():
 
 
 def wrap_front_end(module):
-    begin = module.AsyncOmni.__init__
+    generate = module.AsyncOmni.generate
 
-    @functools.wraps(begin)
-    def init(self, *args, **kwargs):
-        begin(self, *args, **kwargs)
-        wrap_all()
+    @functools.wraps(generate)
+    def first(self, *args, **kwargs):
+        if module.AsyncOmni.generate is first:
+            module.AsyncOmni.generate = generate
+            wrap_all()
+        return generate(self, *args, **kwargs)
 
-    module.AsyncOmni.__init__ = init
+    module.AsyncOmni.generate = first
 
 
 def wrap_all():
@@ -70,7 +72,7 @@ def package(folder: Path, name: str, slots: Sequence[str], *, late: bool = False
         folder: Where.
         name: Of distribution, module and entry point.
         slots: ``module:qualname`` of each function that it wraps, as most do, with ``functools.wraps``.
-        late: Wrap when an ``AsyncOmni`` was made, when ours are written already.
+        late: Wrap when the first request comes, when ours are written already.
 
     Returns:
         The folder.
