@@ -140,7 +140,7 @@ def test_seams_are_complete(patch: Patch) -> None:
 
 def named(patch: Patch, fit: Fit) -> dict[str, str]:
     """What the declaration names in a row's wrappers module, each with what it is for."""
-    found = {name: what for what in ("in_use", "taken_off") if (name := getattr(patch, what)) is not None}
+    found = {name: what for what in ("in_use", "taken_off", "figures") if (name := getattr(patch, what)) is not None}
     for seam in fit.seams:
         if isinstance(seam, (Wrap, Replace)):
             found[seam.wrapper] = seam.path
