@@ -19,9 +19,10 @@ Scope:
     output comes by a local transport: another host's clock is another. A diffusion stage's outputs have no time of
     construction. First audio is what upstream counts frames of, at a stage whose audio goes to the user; first text
     what upstream takes for a first output that is not empty. What the event-driven loop has read and not dispatched
-    stands in a queue of that loop's own and counts in residence, not in the depth. A raw output of which ``budgeted_
-    drain`` holds an end is two. What 0.32 routes inside of a raw output's processing counts as that raw output's. The
-    bytes of a save queue are reckoned from 64 of its tasks, and only while it is a deque of upstream's.
+    stands in a queue of that loop's own and counts in residence, not in the depth. A raw output is two where
+    ``budgeted_drain`` holds an end of it. What 0.32 routes inside of a raw output's processing counts as that raw
+    output's. The bytes of a save queue are reckoned from 64 of its tasks, and only while it is a deque of upstream's.
+    What stages, and other API processes, have is up to two seconds old.
 Fragility:
     Puts two functions (0.32: three) in front of an orchestrator's own, as attributes of it, right before its loop
     begins, and takes them off with the patch. Relies on one raw output being processed and routed at a time. Read: of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from omni_fastpath.figures import Distribution
@@ -41,7 +41,7 @@ class Line:
 
     def look_at(self, client: Any) -> None:
         """Another client may stand in the slot by now, of a replica on another host."""
-        self._client = weakref.ref(client) if client is not None else lambda: None
+        self._client: Callable[[], Any] = weakref.ref(client) if client is not None else _nobody
         self.is_on_this_host = is_on_this_host(client)
 
     def is_of(self, client: Any) -> bool:
@@ -52,6 +52,10 @@ class Line:
     def raw_outputs(self) -> int:
         """All that were routed."""
         return sum(self.residence.counts) + self.elsewhere
+
+
+def _nobody() -> None:
+    """A slot without a client."""
 
 
 class Account:

@@ -33,9 +33,13 @@ def is_on_this_host(client: Any) -> bool:
     A socket that listens on an address of a network may have anybody behind it.
     """
     socket = getattr(getattr(client, "resources", None), "output_socket", None)
-    address = getattr(socket, "LAST_ENDPOINT", b"") if socket is not None else b""
-    text = address.decode() if isinstance(address, bytes) else str(address)
-    parts = urlsplit(text.rstrip("\0"))
+    if socket is None:
+        return True
+    try:
+        address: bytes = socket.LAST_ENDPOINT
+    except Exception:  # it is closed
+        return False
+    parts = urlsplit(address.decode().rstrip("\0"))
     return parts.scheme != "tcp" or (parts.hostname or "").startswith(_LOOPBACK)
 
 

@@ -20,7 +20,8 @@ _runtime = runtime("queue_metrics")
 _counters = _runtime.counters
 
 _accounts: list[Account] = []
-_fronts: list[Fronts] = []
+_fronts: WeakSet[Fronts] = WeakSet()
+"""They live as long as the orchestrators that they stand on."""
 _lags: list[Lag] = []
 _adapters: WeakSet[Any] = WeakSet()
 
@@ -32,7 +33,7 @@ def wrapped_orchestration_output_handler(
     if not _runtime.has_failed:
         try:
             account = Account(instance)
-            _fronts.append(Fronts(instance, account, _step_aside))
+            _fronts.add(Fronts(instance, account, _step_aside))
             _accounts.append(account)
             _lags.append(_OrchestratorsLag(account))
         except Exception as error:
@@ -147,8 +148,9 @@ def _step_aside(error: Exception) -> None:
 
 
 def _end() -> None:
-    while _fronts:
-        _fronts.pop().remove()
+    for fronts in list(_fronts):
+        fronts.remove()
+    _fronts.clear()
     for lag in _lags:
         lag.stop()
 

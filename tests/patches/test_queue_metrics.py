@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -122,7 +123,7 @@ def test_nothing_that_is_sent_differs(event_driven: bool, others: tuple[str, ...
 
 @every_release
 def test_depth_is_what_waits_now() -> None:
-    """Of each replica from the start on, and of none when the orchestrator is gone."""
+    """Of each replica from the start on, and of none when the orchestrator is gone; what was counted stays."""
     with observed():
         pipeline = filled(event_driven=False)
         with pipeline:
@@ -131,6 +132,9 @@ def test_depth_is_what_waits_now() -> None:
         pipeline.put(TALKER, "never taken", replica_id=1)
         later = {labels: each["value"] for labels, each in shown("queued_raw_outputs").items()}
         del pipeline
+        gc.collect()
+        assert shown("queued_raw_outputs") == {}
+        assert sum(counts("residence_seconds").values()) == 24
     assert depth == {(str(stage), str(at)): 0 for stage in range(3) for at in range(2)}
     assert later == {**depth, ("1", "1"): 1}
 
@@ -419,8 +423,9 @@ def test_what_is_kept_of_a_front_is_inert_afterwards(monkeypatch: pytest.MonkeyP
         (Client(b"tcp://[::1]:5555"), True),
         (Client(b"tcp://10.0.0.1:5555"), False),
         (Client(b"tcp://0.0.0.0:5555"), False),
+        (_Object(resources=_Object(output_socket=object())), False),
     ],
-    ids=["none", "in this process", "ipc", "loopback", "loopback, IPv6", "a network", "any"],
+    ids=["none", "in this process", "ipc", "loopback", "loopback, IPv6", "a network", "any", "closed"],
 )
 def test_whose_clock_is_ours(client: Any, expected: bool) -> None:
     """Only where a replica sends by a local transport its time of construction says something here."""
