@@ -135,6 +135,8 @@ class _Firsts(dict[int, dict[str, Any]]):
 
     def __missing__(self, stage_id: int) -> dict[str, Any]:
         pool = self._of[stage_id]()
+        if pool is None or pool.stage_client is None:  # its last replica died before this raw output's turn came
+            return {}
         frames = audio_frames(pool)
         self.is_audio[stage_id] = frames is not None
         texts = first_texts(pool) if frames is None else None
