@@ -186,12 +186,14 @@ def _apply_one(patch: Patch, options: Options, origin: str, process: Process) ->
         if not is_installed(name) and not required.state.satisfies_requirement:
             LEDGER.set(patch, required.state, f"requires {name}, which is {required.state.value}: {required.reason}")
             return
-    install(patch)
+    install(patch, process)
 
 
 def _verify_for_stages(patch: Patch, process: Process) -> None:
     """A stage can no longer refuse the server's start: look at its seams here, before it is spawned."""
-    if Process.STAGE not in patch.processes or process in patch.processes:
+    row = row_here(patch)
+    has_others = isinstance(row, Fit) and bool(row.of_stages)
+    if Process.STAGE not in patch.processes or (process in patch.processes and not has_others):
         return
     problems = verify_patch(patch)
     if problems:
@@ -224,8 +226,13 @@ def refuse(patches: Sequence[Patch], what: str) -> NoReturn:
     raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {what}")
 
 
-def install(patch: Patch) -> State:
-    """Install one patch and return its state; never raises for a reason of the patch or of upstream."""
+def install(patch: Patch, process: Process | None = None) -> State:
+    """Install one patch and return its state; never raises for a reason of the patch or of upstream.
+
+    Args:
+        patch: Its declaration.
+        process: The kind of process whose slots are written; of None, all.
+    """
     with _lock:
         if is_installed(patch.name):
             return LEDGER.entry(patch).state
@@ -235,12 +242,12 @@ def install(patch: Patch) -> State:
             case Superseded() | NotApplicable() as row:
                 return _set(patch, row.state, row.remarks)
             case Fit() as row:
-                return _install_fit(patch, row)
+                return _install_fit(patch, row, process)
 
 
-def _install_fit(patch: Patch, row: Fit) -> State:
+def _install_fit(patch: Patch, row: Fit, process: Process | None) -> State:
     try:
-        slots = [verify(seam) for seam in row.seams]
+        slots = [verify(seam) for seam in row.seams_in(process)]
     except SeamMovedError as error:
         return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
     except Exception as error:
@@ -271,6 +278,7 @@ def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
     LEDGER.entry(patch).remarks = "; ".join(filter(None, (row.remarks, _below(installation))))
+    LEDGER.entry(patch).figures = _named(wrappers, patch.figures)
     return _set(patch, State.APPLIED, _held(installation))
 
 
@@ -333,6 +341,7 @@ def uninstall(patch: Patch) -> None:
             return
         _put_back(installation)
         del _installed[patch.name]
+        LEDGER.entry(patch).figures = None
         _set(patch, State.OFF, "taken off")
 
 
@@ -395,5 +404,6 @@ def _patches() -> Sequence[Patch]:
 
 
 def modules_of(patch: Patch) -> frozenset[str]:
-    """The modules whose import makes the patch installable; none where it is not installed."""
-    return frozenset(seam.module for seam in seams_here(patch))
+    """The modules whose import makes the patch installable in a server; none where it is not installed."""
+    row = row_here(patch)
+    return frozenset(seam.module for seam in row.seams_in(Process.SERVER)) if isinstance(row, Fit) else frozenset()

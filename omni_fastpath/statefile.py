@@ -36,6 +36,17 @@ class UnsafeFolderError(PermissionError):
     """The runtime folder, or the one that it is in, is a link, or somebody else's, or open to others' writing."""
 
 
+class Sample(BaseModel):
+    """One sample of a patch's figures (``omni_fastpath.figures``): of a histogram, or one value."""
+
+    model_config = ConfigDict(extra="allow")
+
+    labels: dict[str, str] = {}
+    counts: list[int] | None = None
+    sum: float = 0.0
+    value: float | None = None
+
+
 class PatchRecord(BaseModel):
     """One patch in a state file."""
 
@@ -46,6 +57,7 @@ class PatchRecord(BaseModel):
     origin: str = ""
     options: dict[str, Any] = {}
     counters: dict[str, int] = {}
+    figures: dict[str, list[Sample]] = {}
 
 
 class GcPauses(BaseModel):

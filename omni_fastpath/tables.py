@@ -210,6 +210,12 @@ def show_patch(patch: Patch, console: Console) -> None:
     for counter in patch.counters:
         counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
     console.print(counters)
+    if patch.metrics:
+        console.print()
+        metrics = _table("On /metrics besides", "metric", "kind", "meaning")
+        for metric in patch.metrics:
+            metrics.add_row(metric.name, "gauge" if metric.bounds is None else "histogram", metric.meaning)
+        console.print(metrics)
 
 
 def _show_rows(patch: Patch, console: Console) -> None:

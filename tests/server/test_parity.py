@@ -178,7 +178,7 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
     stock = _observe(server("qwen3_omni", "qwen3_omni.yaml", environment={"OMNI_FASTPATH": "0"}))
     path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
-    switches = ["save_queue_cap", "lean_processing", "lean_stream", "lean_reader", "gc_pacing"]
+    switches = ["save_queue_cap", "lean_processing", "lean_stream", "lean_reader", "gc_pacing", "queue_metrics"]
     switches = [*(f"{name}=true" for name in switches), "lean_front_end.summary=thread"]
     path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", switches, PATCHES, output=path))
     return stock, _observe(server("qwen3_omni", path))
@@ -196,6 +196,7 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert fast.states["lean_processing"]["counters"]["not_built"] > 50
     assert fast.states["lean_stream"]["counters"]["events"] > 50
     assert fast.states["lean_reader"]["counters"]["clients"] == 3
+    assert fast.states["queue_metrics"]["counters"]["observed"] > 500
     found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]
     for patch in ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"):
         assert {each[patch] for each in found} == {"not_applicable"}
