@@ -120,7 +120,7 @@ def redacted(text: str) -> str:
     """Text without the names of this host and user, home folders and addresses."""
     text = _HOMES.sub("~", text.replace(str(Path.home()), "~") if Path.home() != Path("/") else text)
     text = _ADDRESS.sub("ADDRESS", text)
-    for name, instead in ((socket.gethostname(), "HOST"), (socket.getfqdn(), "HOST"), (_user(), "USER")):
+    for name, instead in ((socket.getfqdn(), "HOST"), (socket.gethostname(), "HOST"), (_user(), "USER")):
         if len(name) > 2 and name not in {"root", "localhost"}:  # a word of everybody's
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", instead, text)
     return text

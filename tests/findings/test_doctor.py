@@ -137,7 +137,7 @@ def test_leftovers_are_listed_for_a_pipe(run: Run, monkeypatch: pytest.MonkeyPat
         Leftover(Path("/dev/shm/c"), "shared memory", 1, 100.0),  # noqa: S108
     ]
     monkeypatch.setattr(leftovers, "find", lambda: left)
-    assert run(HEALTHY, "--leftovers") == (0, "/dev/shm/a b\0/dev/shm/c\0")
+    assert run(HEALTHY, "--leftovers") == (0, f"{left[0].path}\0{left[2].path}\0")
 
 
 if __name__ == "__main__":
