@@ -226,7 +226,7 @@ def live_servers(
                 folder=folder,
                 folder_problem=problem,
                 snapshots=tuple(states),
-                members=tuple(Member(pid, " ".join(_command(pid) or ()), _age(pid)) for pid in below),
+                members=tuple(Member(pid, " ".join(_command(pid) or ()).strip(), _age(pid)) for pid in below),
                 scrape=_scrape(root, states) if scrape else None,
             )
         )
@@ -241,7 +241,7 @@ def _topmost(pids: Iterable[int]) -> list[int]:
 
 def _environ(pid: int) -> Mapping[str, str] | None:
     try:
-        return psutil.Process(pid).environ()
+        return psutil.Process(pid).environ() or None  # upstream's processes that name themselves write over it
     except (psutil.Error, OSError):
         return None
 

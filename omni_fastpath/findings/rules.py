@@ -77,7 +77,10 @@ def _rule(
 
 
 def judge(facts: Facts, rules: Sequence[Rule] | None = None) -> list[Finding]:
-    """All findings, the heaviest first, else in the order of the rules."""
+    """All findings, the heaviest first, else in the order of the rules.
+
+    A rule that raises is told as a finding of its own, so that it does not hide what the others find.
+    """
     found = [
         Finding(
             id=rule.id,
@@ -89,9 +92,16 @@ def judge(facts: Facts, rules: Sequence[Rule] | None = None) -> list[Finding]:
             do=as_text(each.do),
         )
         for rule in (RULES if rules is None else rules)
-        for each in rule.look(facts)
+        for each in _guarded(rule, facts)
     ]
     return sorted(found, key=lambda finding: finding.severity.weight)
+
+
+def _guarded(rule: Rule, facts: Facts) -> Iterator[Found]:
+    try:
+        yield from rule.look(facts)
+    except Exception as error:
+        yield Found(WARNING, HERE, f"this rule failed: {error!r}", "Please report it.", {})
 
 
 def _shown(value: Evidence) -> Evidence:

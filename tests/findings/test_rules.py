@@ -364,6 +364,18 @@ def test_several_troubles_are_told_by_weight() -> None:
     assert ids(judge(broken)) == ["state-folder-unusable", "state-folder-shared", "shared-memory-left"]
 
 
+def test_a_rule_that_fails_hides_no_other() -> None:
+    """What it could not judge is told under its id."""
+    broken = dataclasses.replace(saying(vllm=["a list"]), folder_problem="no folder")
+    facts = dataclasses.replace(
+        broken, servers=(dataclasses.replace(broken.servers[0], cwd=None, snapshots=({"pid": 10},)),)
+    )
+    found = judge(facts)
+    assert found[0].id == "state-folder-unusable"
+    assert {each.severity for each in found[1:]} == {WARNING}
+    assert all("this rule failed: KeyError" in each.what for each in found[1:])
+
+
 def test_no_rule_names_a_patch() -> None:
     """What is particular stands in declarations."""
     from omni_fastpath import patches as shipped
