@@ -1,4 +1,4 @@
-"""``doctor`` beside a real server: nothing is cried while it is well; what breaks is found, by the server's own word."""
+"""``doctor`` beside a real server: nothing is cried while it is well; what breaks is found."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _stopped(server: Any) -> Iterator[psutil.Process]:
 def test_a_healthy_server_and_one_that_is_broken_while_it_runs(
     server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One server under its own folder and YAML: well after a load, then a YAML that was edited, a stage that is silent."""
+    """One server with its own folder and YAML: well after a load; then its YAML is edited, and a stage falls silent."""
     from benchmarks.rigs.capture import chat_request, run_closed_loop
 
     deploy = tmp_path / "deploy.yaml"
