@@ -104,7 +104,7 @@ def test_file_says_port_hooks_and_foreign_wrappers(monkeypatch: pytest.MonkeyPat
     """The port of ``vllm serve`` alone; a plugin that is switched off later is news."""
     switched_off: dict[str, str] = {}
     wrapped = {"drum": ["a:b: a FunctionWrapper of tracer on top of ours"]}
-    monkeypatch.setattr(publish.install, "foreign_wrappers", lambda: wrapped)
+    monkeypatch.setattr("omni_fastpath.install.foreign_wrappers", lambda: wrapped)
     monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model", "--omni", "--port", "8091"])
     publisher = Publisher(Process.SERVER, None, hooks=lambda: {"used": [], "switched_off": dict(switched_off)})
     publisher.start()

@@ -200,11 +200,11 @@ def live_servers(
         environs[pid] = _environ(pid)
         folders[pid] = _folder(environs[pid])
         found, problem = folders[pid]
-        if pid in looks and found is not None and not problem:
+        if pid in looks and found is not None:
             try:
                 by_pid = {**{each["pid"]: each for each in statefile.read_live(found)}, **by_pid}
             except OSError as error:
-                folders[pid] = (found, str(error))
+                folders[pid] = (found, problem or str(error))
     roots = _topmost([*looks, *(pid for pid, each in by_pid.items() if each["role"] in _ROOTS)])
     lines = {pid: list(processid.ancestors(pid)) for pid in psutil.pids()}
     trees = {root: sorted(pid for pid, above in lines.items() if root in above) for root in roots}
@@ -263,11 +263,11 @@ def unwritable(runtime: Path) -> str:
         return f"{there} is no folder"
     if not os.access(there, os.W_OK | os.X_OK):
         return f"{there} cannot be written"
-    if os.statvfs(there).f_flag & os.ST_RDONLY:
+    system = os.statvfs(there)
+    if system.f_flag & os.ST_RDONLY:
         return f"{there} is on a file system that is mounted read-only"
-    if os.statvfs(there).f_bavail == 0 and os.statvfs(there).f_blocks > 0:
-        return f"the file system of {there} is full"
-    return ""
+    free = system.f_bfree if os.geteuid() == 0 else system.f_bavail
+    return f"the file system of {there} is full" if free == 0 and system.f_blocks > 0 else ""
 
 
 def _command(pid: int) -> tuple[str, ...] | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA = 1
+SCHEMA: Final = 1
 """Of the report; a key is only ever added under the same number."""
 
 SCHEMA_FILE = Path(__file__).with_name("doctor.schema.json")

@@ -76,7 +76,7 @@ def _rule(
     return register
 
 
-def judge(facts: Facts, rules: Sequence[Rule] | None = None) -> list[Finding]:
+def judge(facts: Facts) -> list[Finding]:
     """All findings, the heaviest first, else in the order of the rules.
 
     A rule that raises is told as a finding of its own, so that it does not hide what the others find.
@@ -91,7 +91,7 @@ def judge(facts: Facts, rules: Sequence[Rule] | None = None) -> list[Finding]:
             threshold=rule.threshold,
             do=as_text(each.do),
         )
-        for rule in (RULES if rules is None else rules)
+        for rule in RULES
         for each in _guarded(rule, facts)
     ]
     return sorted(found, key=lambda finding: finding.severity.weight)

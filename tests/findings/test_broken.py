@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from omni_fastpath import __version__, entrypoint, install, statefile, status
@@ -161,7 +162,7 @@ def test_processes_of_one_server_that_differ(
         return [*read, *({**each, **changed, "pid": child, "role": "stage"} for each in read)]
 
     with fake_server(environ=environ, said=said(source="/a.yaml"), children=[STAGE_TITLE]) as pid:
-        [child] = [each.pid for each in facts.psutil.Process(pid).children()]
+        [child] = [each.pid for each in psutil.Process(pid).children()]
         monkeypatch.setattr(statefile, "read_live", with_stage)
         assert of_server(pid) == expected
 

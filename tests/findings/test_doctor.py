@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import getpass
 import json
 import os
 import socket
@@ -29,7 +30,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def _run(facts: Facts, *arguments: str) -> tuple[int, str]:
         asked: list[dict[str, Any]] = []
-        monkeypatch.setattr(cli, "look", lambda *_, **how: asked.append(how) or facts)
+
+        def look(*_: Any, **how: Any) -> Facts:
+            asked.append(how)
+            return facts
+
+        monkeypatch.setattr(cli, "look", look)
         code = cli.main(["doctor", *arguments])
         assert [how["deep"] for how in asked] in ([], [True])
         return code, capsys.readouterr().out
@@ -94,7 +100,7 @@ def test_an_issue_has_no_names_of_users_and_hosts(run: Run, monkeypatch: pytest.
     """Home folders, this host, this user and addresses are taken out; values of others' variables never go in."""
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-box-17")
     monkeypatch.setattr(socket, "getfqdn", lambda: "gpu-box-17.example.org")
-    monkeypatch.setattr(doctor.getpass, "getuser", lambda: "alice")
+    monkeypatch.setattr(getpass, "getuser", lambda: "alice")
     monkeypatch.setenv("HOME", "/data/alice")
     reason = "no /home/bob/x, /root/y, /data/alice/z, /srv/alice/q on gpu-box-17.example.org or gpu-box-17 at 10.1.2.3"
     facts = saying(patches={"drum": made_record("failed", reason=reason)}, stage={"patches": {}})

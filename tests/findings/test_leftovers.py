@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from omni_fastpath.findings import leftovers
@@ -80,7 +81,7 @@ def test_what_is_young_is_not_left(shared: Path, temporary: Path) -> None:
 def test_other_users_files_are_not_named(shared: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not this user's to remove."""
     theirs = os.geteuid() + 1
-    monkeypatch.setattr(leftovers.os, "geteuid", lambda: theirs)
+    monkeypatch.setattr(os, "geteuid", lambda: theirs)
     assert names(shared, temporary) == set()
 
 
@@ -104,7 +105,7 @@ def test_live_processes_are_looked_at(shared: Path, temporary: Path) -> None:
 
 
 def _held(pid: int, shared: Path, temporary: Path) -> frozenset[str]:
-    began = leftovers.psutil.Process(pid).create_time()
+    began = psutil.Process(pid).create_time()
     holders = leftovers._holders((f"{shared}/", f"{temporary}/"))
     return frozenset[str]().union(*(each.files for each in holders if each.began == began))
 
