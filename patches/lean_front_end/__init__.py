@@ -95,7 +95,7 @@ PATCH = Patch(
     default_on=False,
     taken_off="taken_off",
     counters=(
-        Counter("requests", "summaries that upstream made under the patch", moves_with="vllm:request_success_total"),
+        Counter("requests", "summaries that upstream made under the patch"),
         Counter("tables", "tables made without PrettyTable"),
         Counter("handed_over", "summaries whose records went to the thread that writes them"),
         Counter("left_out", "log records that line and interval left out"),

@@ -48,7 +48,7 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
-        Counter("dequeued", "raw outputs taken without waiting", moves_with="vllm:request_success_total"),
+        Counter("dequeued", "raw outputs taken without waiting"),
         Counter("empty", "calls that found the queue empty"),
     ),
     rows=(

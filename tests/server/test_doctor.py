@@ -54,8 +54,9 @@ def test_a_healthy_server_and_one_that_is_broken_while_it_runs(
     from benchmarks.rigs.capture import chat_request, run_closed_loop
 
     deploy = tmp_path / "deploy.yaml"
-    text = f"base_config: {DEPLOY / 'qwen3_omni.yaml'}\nfastpath: true\n"
-    deploy.write_text(text)
+    on = {patch.name: True for patch in PATCHES if patch.default_on or patch.counters[0].moves_with}
+    text = f"base_config: {DEPLOY / 'qwen3_omni.yaml'}\nfastpath: "
+    deploy.write_text(text + json.dumps(on))
     requests = [chat_request(f"Question {n}", modalities=("text", "audio"), max_tokens=6) for n in range(24)]
     with server("qwen3_omni", deploy) as running:
         assert all(capture.succeeded for capture in run_closed_loop(running.url, requests, 8))
@@ -66,6 +67,11 @@ def test_a_healthy_server_and_one_that_is_broken_while_it_runs(
         assert seen.scrape is not None
         assert seen.scrape.totals["vllm:request_success_total"] >= rules.IDLE_REQUESTS
         assert seen.scrape.totals["omni_fastpath_patch_state"] > 0
+        for patch in PATCHES:  # what must move with upstream's counter does
+            if patch.counters[0].moves_with:
+                assert sum(each["counters"][patch.counters[0].name] for each in seen.records(patch.name)) > 0, (
+                    patch.name
+                )
         monkeypatch.setattr(rules, "SETTLED_S", 0.0)
         assert _of(running) == []
         command = [sys.executable, "-m", "omni_fastpath", "doctor", "--json", "--no-verify"]
@@ -74,10 +80,10 @@ def test_a_healthy_server_and_one_that_is_broken_while_it_runs(
         [told] = [each for each in json.loads(done.stdout)["servers"] if each["pid"] == seen.pid]
         assert told["reporting"] == 1 + ENGINES
 
-        deploy.write_text(text.replace("true", "{budgeted_drain: {max_items: 8}, nonblocking_dequeue: true}"))
+        deploy.write_text(text + json.dumps(on | {"budgeted_drain": {"max_items": 8}}))
         [found] = _of(running)
         assert found.id == "yaml-changed"
-        deploy.write_text(text)
+        deploy.write_text(text + json.dumps(on))
 
         with _stopped(running) as stage:
             [file] = running.runtime_folder.glob(f"omni-fastpath/{stage.pid}-*.json")
