@@ -11,7 +11,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_fastpath import __version__, entrypoint, envs, findings, install, overlay, servers, statefile, upgrade
+from omni_fastpath import (
+    __version__,
+    entrypoint,
+    envs,
+    findings,
+    install,
+    overlay,
+    processid,
+    servers,
+    statefile,
+    upgrade,
+)
 from omni_fastpath.config import Resolved, resolve_file
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.findings import Facts, leftovers
@@ -87,6 +98,7 @@ def look(
         other_namespaces=others,
         leftovers=leftovers.find(),
         shared_memory_bytes=leftovers.size_of(),
+        contained=processid.is_contained(),
         hooks=_hooks() if deep else None,
     )
 

@@ -159,6 +159,7 @@ class Facts:
         other_namespaces: State files in it that containers on this machine wrote.
         leftovers: Files that dead servers left.
         shared_memory_bytes: Size of ``/dev/shm``; 0 where there is none.
+        contained: Whether this process namespace is not the machine's own: others may share its ``/dev/shm`` unseen.
         hooks: The hook plugins as this shell finds them (``HookManager.told``); None where nobody loaded them.
     """
 
@@ -172,6 +173,7 @@ class Facts:
     other_namespaces: int = 0
     leftovers: Sequence[Leftover] = ()
     shared_memory_bytes: int = 0
+    contained: bool = False
     hooks: Mapping[str, Any] | None = None
 
     @functools.cached_property

@@ -598,7 +598,9 @@ def shared_memory_left(facts: Facts) -> Iterator[Found]:
             WARNING if size >= MUCH_BYTES or share >= MUCH_SHARE else INFO,
             MACHINE,
             f"dead servers left {len(left)} files of {size} bytes in shared memory",
-            f"No process that can be seen from here has them open. {_remove([each.path for each in left])}",
+            "No process that can be seen from here has them open"
+            + ("; this is a container, and others may share its /dev/shm: look there first" if facts.contained else "")
+            + f". {_remove([each.path for each in left])}",
             {
                 "files": len(left),
                 "bytes": size,

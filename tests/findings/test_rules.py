@@ -354,6 +354,9 @@ def test_the_command_removes_those_files_and_no_others() -> None:
     """Names are quoted; many are listed anew when the command runs."""
     [found] = judge(left(1, 1))
     assert "rm -- '/dev/shm/a b_0' '/dev/shm/a b_1'" in found.do
+    assert "look there first" not in found.do
+    [found] = judge(dataclasses.replace(left(1), contained=True))
+    assert "others may share its /dev/shm: look there first" in found.do
     [found] = judge(left(*[1] * 21))
     assert "omni-fastpath doctor --leftovers | xargs -0 rm --" in found.do
 
