@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_fastpath import entrypoint, envs, values
+from omni_fastpath.config import Resolved
 from omni_fastpath.declare import State
 from omni_fastpath.findings.facts import Facts, Server, applied, configuration
 from omni_fastpath.findings.model import Evidence, Finding, Severity, as_text
@@ -414,23 +415,9 @@ def yaml_changed(facts: Facts) -> Iterator[Found]:
         if server.own is None or not server.arguments or server.deploy_yaml is None:
             continue
         resolved, refusal = configuration(server, facts.patches)
-        differences = [refusal] if refusal else []
-        for name, record in server.own["patches"].items() if resolved is not None else ():
-            origins = record["origin"] + resolved.origins.get(name, "")
-            if name not in facts.declared or NAMESPACE in origins or not origins:
-                continue  # a variable may have been set in the process, where nobody sees it
-            on = record["state"] != State.OFF.value
-            if on != (name in resolved.enabled):
-                differences.append(
-                    f"{name} is {'on' if on else 'off'} in the server and {'off' if on else 'on'} in the file"
-                )
-            elif on:
-                now = resolved.enabled[name].model_dump(mode="json")
-                differences += [
-                    f"{name}.{key} is {record['options'][key]} in the server and {now[key]} in the file"
-                    for key in now
-                    if key in record["options"] and record["options"][key] != now[key]
-                ]
+        if resolved is None and not refusal:
+            continue
+        differences = [refusal] if resolved is None else list(_differences(server, resolved, facts))
         if differences:
             yield Found(
                 WARNING,
@@ -439,6 +426,22 @@ def yaml_changed(facts: Facts) -> Iterator[Found]:
                 "Restart the server for the file to take effect, or put the file back.",
                 {"file": str(server.deploy_yaml), "differences": differences},
             )
+
+
+def _differences(server: Server, resolved: Resolved, facts: Facts) -> Iterator[str]:
+    assert server.own is not None
+    for name, record in server.own["patches"].items():
+        origins = record["origin"] + resolved.origins.get(name, "")
+        if name not in facts.declared or NAMESPACE in origins or not origins:
+            continue  # a variable may have been set in the process, where nobody sees it
+        on = record["state"] != State.OFF.value
+        if on != (name in resolved.enabled):
+            yield f"{name} is {'on' if on else 'off'} in the server and {'off' if on else 'on'} in the file"
+        elif on:
+            now = resolved.enabled[name].model_dump(mode="json")
+            for key in now.keys() & record["options"].keys():
+                if record["options"][key] != now[key]:
+                    yield f"{name}.{key} is {record['options'][key]} in the server and {now[key]} in the file"
 
 
 @_rule(
