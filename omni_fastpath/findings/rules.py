@@ -414,6 +414,8 @@ def yaml_changed(facts: Facts) -> Iterator[Found]:
     for server in facts.servers:
         if server.own is None or not server.arguments or server.deploy_yaml is None:
             continue
+        if server.own["omni_fastpath"] != facts.report["installation"]["omni_fastpath"]:
+            continue  # its keys and defaults may be others than ours
         resolved, refusal = configuration(server, facts.patches)
         if resolved is None and not refusal:
             continue
@@ -439,7 +441,7 @@ def _differences(server: Server, resolved: Resolved, facts: Facts) -> Iterator[s
             yield f"{name} is {'on' if on else 'off'} in the server and {'off' if on else 'on'} in the file"
         elif on:
             now = resolved.enabled[name].model_dump(mode="json")
-            for key in now.keys() & record["options"].keys():
+            for key in sorted(now.keys() & record["options"].keys()):
                 if record["options"][key] != now[key]:
                     yield f"{name}.{key} is {record['options'][key]} in the server and {now[key]} in the file"
 
