@@ -9,11 +9,12 @@ from types import FrameType
 from typing import NoReturn, get_args
 
 import benchmarks.server
+from benchmarks.rigs import overlays
 from benchmarks.server import load as loads
 from benchmarks.server import profile
 from benchmarks.server.arms import ARMS, USUAL, ServerArm
 from benchmarks.server.load import LEVELS, RATES, Load
-from benchmarks.server.measure import run
+from benchmarks.server.measure import Host, run
 from benchmarks.server.report import show
 from omni_fastpath.compare import verdict
 
@@ -47,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         except profile.NoPySpyError as error:
             parser.error(str(error))
         return
-    show(run("server", options.arms, options.starts, load, observe=options.observe), load)
+    host = Host(options.release, options.engines == "stages")
+    if host.release is not None:
+        overlays.fetch(host.release)
+    show(run("server", options.arms, options.starts, load, observe=options.observe, host=host), load, host)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer, frames of speech")
     parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=Load.replicas, help="of each stage")
     parser.add_argument("--observe", action="store_true", help="longest callbacks and collections too")
+    parser.add_argument(
+        "--engines", choices=("light", "stages"), default="light", help="stages: real ones, which cost more"
+    )
+    parser.add_argument("--release", choices=overlays.releases(), help="of vllm-omni; the installed one unless given")
     return parser
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks.rigs.whole_server import judge, widest
 from benchmarks.server.figures import FIGURES
 from benchmarks.server.load import Load
-from benchmarks.server.measure import Start, judged
+from benchmarks.server.measure import Host, Start, judged
 from omni_fastpath.compare import about, verdict
 
 LATE_MS = 1.0
@@ -21,16 +21,16 @@ LATE_MS = 1.0
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Which arms are compared: each that has something of ours with each stock one, else all with the first."""
-    stock = [name for name in names if name in ("stock", "event")] or [names[0]]
+    stock = [name for name in names if name in ("stock", "event", "stock-log")] or [names[0]]
     ours = [name for name in names if name.startswith(("fastpath", "only-"))]
     return [(a, b) for b in ours or [name for name in names if name not in stock[:1]] for a in stock if a != b]
 
 
-def show(found: Mapping[str, Sequence[Start]], load: Load) -> None:
+def show(found: Mapping[str, Sequence[Start]], load: Load, host: Host) -> None:
     """A row for each level and figure: medians, the widest ratio of an arm's starts; verdicts, given two arms."""
     starts = max(len(each) for each in found.values())
     table = Table(
-        title=f"Whole server on light engines: {load}; {starts} starts an arm: median; "
+        title=f"Whole server on {host}: {load}; {starts} starts an arm: median; "
         "A/A: widest ratio of two starts of one arm"
     )
     for column in ("rate" if load.loop == "open" else "streams", "figure", *found, "A/A"):
