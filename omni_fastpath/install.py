@@ -7,6 +7,7 @@ wrong with a patch stands in the ledger as its state.
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from omni_fastpath.declare import (
     AnyRow,
     AnySeam,
     Fit,
+    Function,
     NotApplicable,
     Options,
     Patch,
@@ -33,7 +35,7 @@ from omni_fastpath.declare import (
 )
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import ABSENT, MARK, SeamMovedError, Slot, SlotTakenError, is_plain_or_ours, verify
+from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, find, foreign_wrapper, is_ours, verify
 
 _UPSTREAM = frozenset({"vllm", "vllm_omni"})
 
@@ -128,6 +130,45 @@ def verify_patch(patch: Patch) -> list[str]:
 def verify_all(patches: Sequence[Patch] | None = None) -> dict[str, list[str]]:
     """``verify_patch`` for every patch, for ``omni-fastpath status --verify``."""
     return {patch.name: verify_patch(patch) for patch in (_patches() if patches is None else patches)}
+
+
+def foreign_wrappers() -> dict[str, list[str]]:
+    """What somebody else has put on the slots that hold ours in this process, or had put there before, in words.
+
+    Read without the lock: it is asked for while the ledger tells of an installation.
+    """
+    found: dict[str, list[str]] = {}
+    for name, installation in list(_installed.items()):
+        for written in list(installation.written):
+            if (where := _foreign_wrapper_at(written)) is not None:
+                found.setdefault(name, []).append(f"{written.slot.seam.path}: {where}")
+    return found
+
+
+def _foreign_wrapper_at(written: _Written) -> str | None:
+    raw = written.slot.raw()
+    while is_ours(raw) and raw is not written.ours:  # another patch's, on the same slot
+        raw = raw.__wrapped__
+    if raw is not written.ours:
+        return f"{foreign_wrapper(raw) or repr(raw)} on top of ours"
+    below = foreign_wrapper(written.raw)
+    return None if below is None else f"{below} below ours"
+
+
+def foreign_wrappers_of_imported(patches: Sequence[Patch]) -> dict[str, list[str]]:
+    """Of each patch here, the seams that bear a foreign wrapper, in words; of modules that were imported."""
+    found: dict[str, list[str]] = {}
+    for patch in patches:
+        for seam in seams_here(patch):
+            if seam.module not in sys.modules or not isinstance(seam, Function):
+                continue
+            try:
+                whose = foreign_wrapper(find(seam).raw())
+            except SeamMovedError:
+                continue
+            if whose is not None:
+                found.setdefault(patch.name, []).append(f"{seam.path}: {whose}")
+    return found
 
 
 def is_installed(name: str) -> bool:
@@ -309,8 +350,8 @@ def _held(installation: _Installation) -> str:
 
 def _below(installation: _Installation) -> str:
     """What is to be said of somebody else's wrappers, which ours call."""
-    slots = [each.slot for each in installation.written if each.raw is not ABSENT and not is_plain_or_ours(each.raw)]
-    return f"on somebody else's wrapper of {', '.join(slot.seam.path for slot in slots)}" if slots else ""
+    paths = [each.slot.seam.path for each in installation.written if foreign_wrapper(each.raw) is not None]
+    return f"on somebody else's wrapper of {', '.join(paths)}" if paths else ""
 
 
 def _judge_upstreams_own(patch: Patch, slot: Slot, probe: Callable[[Any], str | None]) -> State:

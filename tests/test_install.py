@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +35,8 @@ from omni_fastpath.declare import (
 from omni_fastpath.install import (
     RefusedError,
     apply,
+    foreign_wrappers,
+    foreign_wrappers_of_imported,
     install,
     is_installed,
     modules_of,
@@ -313,6 +317,30 @@ def test_wrapping_a_foreign_wrapper_is_fine(upstream: Upstream) -> None:
     assert upstream.module.Loop().run(1) == ("ours", ("theirs", ("stock", 1)))
     uninstall(wrapping)
     assert vars(upstream.module.Loop)["run"] is theirs
+
+
+@pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
+def test_foreign_wrappers_are_told(upstream: Upstream, wrap: Any) -> None:
+    """Those below ours and those on top, by slot and by the module that they come from."""
+    upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
+    install(FOUR)
+    install(patch("above", RUN))
+    below = r"made_up_upstream:Loop\.run: a \w+ of tests\.[\w.]+ below ours"
+    assert foreign_wrappers().keys() == {"four", "above"}
+    assert all(re.fullmatch(below, told) for [told] in foreign_wrappers().values())
+    upstream.module.Loop.make = wrap(vars(upstream.module.Loop)["make"])
+    [_, on_top] = foreign_wrappers()["four"]
+    assert re.fullmatch(r"made_up_upstream:Loop\.make: a \w+ of tests\.[\w.]+ on top of ours", on_top)
+    assert [each.partition(": ")[0] for each in foreign_wrappers_of_imported([FOUR])["four"]] == [RUN.path, MAKE.path]
+
+
+def test_no_foreign_wrappers_where_there_are_none(upstream: Upstream) -> None:
+    """Two patches on one slot are both ours, and upstream's own decorators are upstream's."""
+    upstream.module.Loop.check = staticmethod(contextlib.contextmanager(vars(upstream.module.Loop)["check"].__func__))
+    install(FOUR)
+    install(patch("above", RUN))
+    assert foreign_wrappers() == {}
+    assert foreign_wrappers_of_imported([FOUR]) == {}
 
 
 @pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
