@@ -24,14 +24,16 @@ from benchmarks.parity.figures import Start
 from benchmarks.parity.load import BASE, QUICK, REPLICAS, STAGES, Load
 from benchmarks.parity.measure import CpuMeter, Outcome
 from benchmarks.parity.words import describe, heading
-from benchmarks.rigs import rows, user_arms
 from benchmarks.rigs import server_arms as serving
-from benchmarks.rigs.capture import Capture, Event
-from benchmarks.rigs.phases import Phases
-from benchmarks.rigs.rows import Better, Measure, Row
+from benchmarks.rigs import user_arms
 from benchmarks.rigs.samples import Sample, in_wave, times
-from benchmarks.rigs.side_by_side import MeasureError, compare, parity_line, plan
+from benchmarks.rigs.side_by_side import MeasureError, plan
+from omni_fastpath.compare import rows
+from omni_fastpath.compare.answers import compare, parity_line
 from omni_fastpath.compare.arm import WrongArmError
+from omni_fastpath.compare.capture import Capture, Event
+from omni_fastpath.compare.phases import Phases
+from omni_fastpath.compare.rows import Better, Measure, Row
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot

@@ -19,11 +19,11 @@ import pytest
 pytest.importorskip("omni_simulated_device")
 
 from benchmarks.rigs import playback
-from benchmarks.rigs.capture import Capture, Event, chat_request
 from benchmarks.server import figures, observed, profile, report, threads
 from benchmarks.server.arms import ARMS, FASTPATH, LEAN, STOCK
 from benchmarks.server.load import LEVELS, Load
 from benchmarks.server.measure import Start, judged, kept_time
+from omni_fastpath.compare.capture import Capture, Event, chat_request
 from omni_fastpath.patches import PATCHES
 from omni_simulated_device import observe
 

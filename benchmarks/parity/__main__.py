@@ -16,22 +16,21 @@ from benchmarks.parity import figures
 from benchmarks.parity.load import QUICK, Load
 from benchmarks.parity.measure import Outcome, run_start
 from benchmarks.parity.words import describe, heading
-from benchmarks.rigs import rows
-from benchmarks.rigs.phases import Phases
-from benchmarks.rigs.rows import Row
 from benchmarks.rigs.side_by_side import (
-    compare,
     guarded,
-    parity_line,
     plan,
     positive,
-    print_table,
     work_folder,
     write_model,
 )
 from benchmarks.rigs.user_arms import ARMS
+from omni_fastpath.compare import rows
 from omni_fastpath.compare.about import commit
+from omni_fastpath.compare.answers import compare, parity_line
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.phases import Phases
+from omni_fastpath.compare.rows import Row
+from omni_fastpath.compare.table import print_table
 from omni_fastpath.compare.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +107,8 @@ def _measure(starts: Sequence[Arm], load: Load, output: Path, phases: Phases) ->
             counts[arm.name] = counts.get(arm.name, 0) + 1
             title = f"{place}/{len(starts)} {arm.name} {counts[arm.name]}"
             log = output / "parity-logs" / f"{place}-{arm.name}.log"
-            outcomes.append(run_start(title, arm, load, model=model, work=work, log=log, phases=phases))
+            with phases.turn(place, len(starts)):
+                outcomes.append(run_start(title, arm, load, model=model, work=work, log=log, phases=phases))
     return outcomes
 
 

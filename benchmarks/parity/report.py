@@ -22,9 +22,9 @@ from benchmarks.parity.load import Load  # noqa: E402
 from benchmarks.parity.measure import Outcome  # noqa: E402
 from benchmarks.parity.words import heading  # noqa: E402
 from benchmarks.rigs import rows  # noqa: E402
-from benchmarks.rigs.rows import Row  # noqa: E402
 from benchmarks.rigs.samples import times  # noqa: E402
-from benchmarks.rigs.side_by_side import parity_line  # noqa: E402
+from omni_fastpath.compare.answers import parity_line  # noqa: E402
+from omni_fastpath.compare.rows import Row  # noqa: E402
 
 _COLOURS = {"stock": ("#c2571a", "#e6a15c", "#8a3b0e"), "fastpath": ("#1f5fa8", "#6fa8dc", "#103a6b")}
 
