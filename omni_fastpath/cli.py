@@ -22,6 +22,7 @@ from omni_fastpath.status import status_report
 from omni_fastpath.values import ConfigError
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
+_AB = "ab"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,11 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0: fine. 1: an installation or a live process that does not do what was asked for. 2: a usage or configuration
-        error.
+        error. ``ab`` has others besides (``ab/command.py``).
     """
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     _print_whatever_is_no_text()
     try:
+        if words[:1] == [_AB]:
+            return _ab(words[1:])
+        arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except (ConfigError, OSError) as error:
         # Under the table that a command has printed, and never in the midst of piped output.
@@ -87,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     write.add_argument("--set", action="append", default=[], metavar="PATCH.KEY=VALUE", help="also PATCH=true or false")
     write.add_argument("--force", action="store_true", help="overwrite OUT")
     write.set_defaults(run=_overlay, parser=write)
+
+    # For the help alone: argparse would swallow one of its `--`.
+    commands.add_parser(_AB, help="two settings of a server, measured in turn, and their answers", add_help=False)
     return parser
 
 
@@ -99,6 +106,15 @@ def _until_nobody_reads() -> Iterator[None]:
     except BrokenPipeError:
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - else Python tries what is left at exit
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+# ab
+
+
+def _ab(words: Sequence[str]) -> int:
+    from omni_fastpath.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
+
+    return run(words)
 
 
 # status

@@ -284,7 +284,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
         self._started = 0
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> Client:  # noqa: PYI034 - Self came with 3.11
         # One connection per request, as a benchmark's clients have: no waiting for a pool.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(

@@ -211,6 +211,7 @@ def plain(table: Sequence[Row]) -> list[dict[str, Any]]:
             "name": row.measure.name,
             "unit": row.measure.unit,
             "better": row.measure.better,
+            "primary": row.measure.primary,
             "values": {arm: [_finite(value) for value in values] for arm, values in row.values.items()},
             "spread": {arm: row.spread(arm) for arm in row.values},
             "ratio": row.ratio,
