@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -112,6 +113,11 @@ def _until_nobody_reads() -> Iterator[None]:
 
 
 def _ab(words: Sequence[str]) -> int:
+    missing = [name for name in ("aiohttp", "scipy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"ab needs {' and '.join(missing)}, which vLLM-Omni brings; without it: pip install 'omni-fastpath[ab]'"
+        )
     from omni_fastpath.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
 
     return run(words)

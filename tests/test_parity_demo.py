@@ -27,7 +27,8 @@ from benchmarks.parity.words import describe, heading
 from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs import user_arms
 from benchmarks.rigs.samples import Sample, in_wave, times
-from benchmarks.rigs.side_by_side import MeasureError, plan
+from benchmarks.rigs.side_by_side import plan
+from omni_fastpath.ab.errors import MeasureError
 from omni_fastpath.compare import rows
 from omni_fastpath.compare.answers import compare, parity_line
 from omni_fastpath.compare.arm import WrongArmError

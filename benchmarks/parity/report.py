@@ -21,8 +21,8 @@ from benchmarks.parity.figures import Start  # noqa: E402
 from benchmarks.parity.load import Load  # noqa: E402
 from benchmarks.parity.measure import Outcome  # noqa: E402
 from benchmarks.parity.words import heading  # noqa: E402
-from benchmarks.rigs import rows  # noqa: E402
 from benchmarks.rigs.samples import times  # noqa: E402
+from omni_fastpath.compare import rows  # noqa: E402
 from omni_fastpath.compare.answers import parity_line  # noqa: E402
 from omni_fastpath.compare.rows import Row  # noqa: E402
 

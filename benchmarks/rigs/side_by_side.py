@@ -17,6 +17,7 @@ from rich.console import Console
 
 from benchmarks.rigs.bench import BenchError
 from benchmarks.rigs.server import Server, ServerError
+from omni_fastpath.ab.errors import MeasureError
 from omni_fastpath.compare import verdict
 from omni_fastpath.compare.arm import WrongArmError
 from omni_fastpath.compare.capture import Capture
@@ -24,10 +25,6 @@ from omni_fastpath.compare.phases import Phases
 
 _PIPED_WIDTH = 200
 _LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37
-
-
-class MeasureError(RuntimeError):
-    """A measurement could not be made; its message says which."""
 
 
 # ---- The program ----

@@ -170,7 +170,7 @@ def shield(words: Sequence[str]) -> list[str]:
 def option(words: Sequence[str], name: str) -> str | None:
     """The value of an option in a command, as ``--option VALUE`` or ``--option=VALUE``; the last one counts."""
     found = None
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip(words, [*words[1:], None], strict=False):
         if word == name and following is not None:
             found = following
         elif word.startswith(f"{name}="):

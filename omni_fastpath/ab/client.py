@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,5 +75,6 @@ def _whole(text: str) -> bool:
 
 
 def scalars(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a result is worth keeping beside every start: no lists of requests."""
-    return {key: value for key, value in result.items() if not isinstance(value, (list, dict))}
+    """What of a result is worth keeping beside every start: no lists of requests, and no number that JSON has not."""
+    single = {key: value for key, value in result.items() if not isinstance(value, (list, dict))}
+    return {key: value for key, value in single.items() if not isinstance(value, float) or math.isfinite(value)}

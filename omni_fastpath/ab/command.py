@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import shlex
 import sys
@@ -23,7 +22,7 @@ from omni_fastpath.compare import page
 from omni_fastpath.compare.about import about
 from omni_fastpath.compare.phases import Phases
 from omni_fastpath.compare.verdict import STARTS
-from omni_fastpath.values import ConfigError, refusal
+from omni_fastpath.values import refusal
 
 FINE, WORSE, REFUSED, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -207,12 +206,6 @@ def _folder(options: argparse.Namespace) -> Path:
     return asked.output_folder(named or Path(time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S")))
 
 
-def _needs(*modules: str) -> None:
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{' and '.join(missing)} not installed, which vLLM-Omni brings; else {page.INSTALL}")
-
-
 # ---- Measure both arms ----
 
 
@@ -238,7 +231,6 @@ def _ab(options: argparse.Namespace, commands: Sequence[Sequence[str]], command:
 def _plan(options: argparse.Namespace, commands: Sequence[Sequence[str]], command: str) -> series.Plan:
     if len(commands) != 2:
         raise refusal("command line", found=f"{len(commands)} bare `--`", allowed=f"two:\n  {USAGE.splitlines()[0]}")
-    _needs("scipy", "aiohttp")
     serve = asked.command("serve command", commands[0], [asked.PORT], [asked.PORT, asked.HOST])
     known = [asked.PORT, asked.RESULT, asked.HOST, asked.URL]
     bench = asked.command("bench command", commands[1], [asked.PORT, asked.RESULT], known)
@@ -334,7 +326,6 @@ def _measure(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> 
     sent, none = _requests(options, bench)
     if not bench and not sent:
         raise refusal("command line", found="no bench command and no requests", allowed="one of them, or both")
-    _needs("aiohttp")
     bench_timeout_s = _bench_timeout(options)
     interrupts = Interrupts()
     console = _progress_console()
@@ -416,14 +407,15 @@ def _address(url: str) -> tuple[str, int]:
         found, port = urlsplit(""), 0
     if found.scheme not in ("http", "https") or not found.hostname:
         raise refusal("--url", found=repr(url), allowed="http://HOST:PORT")
-    return f"{found.scheme}://{found.hostname}:{port}", port
+    host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
+    return f"{found.scheme}://{host}:{port}", port
 
 
 def _processes(host: str, port: int) -> set[int]:
     """The processes of a server on this machine: who listens, what started it, and what it started."""
     import psutil  # noqa: PLC0415 - as above
 
-    if host not in ("127.0.0.1", "localhost", "0.0.0.0", "::1"):  # noqa: S104 - compared, not listened on
+    if host not in ("127.0.0.1", "localhost", "0.0.0.0", "[::1]"):  # noqa: S104 - compared, not listened on
         return set()
     pid = serving.listener(port)
     if pid is None:
@@ -453,7 +445,6 @@ def _is_simulated(pids: set[int]) -> bool:
 def _compare(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> int:
     if commands:
         raise refusal("command line", found="a bare `--`", allowed="files, and no command")
-    _needs("scipy")
     arms = [name.strip() for name in options.arms.split(",")] if options.arms else []
     found = files.series(options.files, arms, options.primary, _judged(options))
     return _reported(found, _folder(options), as_json=options.json)

@@ -14,7 +14,7 @@ from omni_fastpath.ab.asked import Arm
 from omni_fastpath.ab.errors import Interrupted, MeasureError
 from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.ab.interrupts import Interrupts
-from omni_fastpath.ab.serving import Serving
+from omni_fastpath.ab.serving import LOG_FOLLOWS, Serving
 from omni_fastpath.compare.about import about, commit
 from omni_fastpath.compare.arm import WrongArmError
 from omni_fastpath.compare.capture import Capture, Request, run_closed_loop
@@ -111,11 +111,10 @@ def _is_measured(found: Sequence[Start], key: str | None) -> bool:
 def _words(ended: Exception | Interrupted | None, place: int) -> str:
     if ended is None:
         return ""
-    return (
-        "interrupted"
-        if isinstance(ended, Interrupted)
-        else f"start {place}: {str(ended).splitlines()[0].split('; the end of ')[0]}"
-    )
+    if isinstance(ended, Interrupted):
+        return "interrupted"
+    first = str(ended).splitlines()[0]
+    return f"start {place}: {first.partition(LOG_FOLLOWS)[0]}"
 
 
 def environment(arm: Arm) -> dict[str, str]:

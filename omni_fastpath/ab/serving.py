@@ -25,6 +25,8 @@ from omni_fastpath.ab.interrupts import Interrupts
 
 READY_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 60.0
+LOG_FOLLOWS = "; the end of "
+"""Stands between what went wrong and the end of the log."""
 _LOG_TAIL_LINES = 40
 _LOOK_EVERY_S = 0.25
 _KILL_TIMEOUT_S = 10.0
@@ -38,7 +40,7 @@ def tail(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
     except OSError as error:
         lines = [f"({error})"]
-    return f"; the end of {log}:\n" + "\n".join(lines)
+    return f"{LOG_FOLLOWS}{log}:\n" + "\n".join(lines)
 
 
 class Child:

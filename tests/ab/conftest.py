@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("aiohttp")
-pytest.importorskip("scipy")
-
 SERVER = '''
 """Serves /health and streamed chat; leaves a state file that says what OMNI_FASTPATH says, or what it is told to."""
 import http.server, json, os, signal, subprocess, sys, threading, time

