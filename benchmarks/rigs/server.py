@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Self
 import psutil
 
 from benchmarks.rigs import overlays
+from omni_fastpath.ab.asked import free_port
 from omni_fastpath.statefile import Snapshot
 
 READY_TIMEOUT_S = 420.0
@@ -62,13 +62,6 @@ class Shutdown:
     """Processes that had to be killed, as ``role:pid``; empty after a clean stop."""
     leftovers: tuple[str, ...]
     """Shared-memory files that appeared while it ran and that nobody has open now; they are removed."""
-
-
-def free_port() -> int:
-    """A TCP port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def vllm_command() -> list[str]:

@@ -20,6 +20,7 @@ from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.ab.interrupts import Interrupts
 from omni_fastpath.compare import page
 from omni_fastpath.compare.about import about
+from omni_fastpath.compare.capture import Request
 from omni_fastpath.compare.phases import Phases
 from omni_fastpath.compare.verdict import STARTS
 from omni_fastpath.values import refusal
@@ -262,7 +263,7 @@ def _bench_timeout(options: argparse.Namespace) -> float | None:
     return None if options.bench_timeout is None else asked.positive("--bench-timeout", options.bench_timeout)
 
 
-def _requests(options: argparse.Namespace, bench: Sequence[str]) -> tuple[list[requests.Request], str]:
+def _requests(options: argparse.Namespace, bench: Sequence[str]) -> tuple[list[Request], str]:
     if options.answers < 0:
         raise refusal("--answers", found=str(options.answers), allowed="0 or more")
     if options.requests is not None:
@@ -348,7 +349,7 @@ def _measured(
     url: str,
     port: int,
     bench: Sequence[str],
-    sent: Sequence[requests.Request],
+    sent: Sequence[Request],
     none: str,
     bench_timeout_s: float | None,
     interrupts: Interrupts,

@@ -22,6 +22,7 @@ class Start(BaseModel):
     Attributes:
         arm: Its arm's name.
         variables: What made the arm, as a report may show it; empty where a user started the server.
+        inherited: What else of this shell's environment may matter to vLLM-Omni and to us; the same in both arms.
         place: Its place in the series, the first is 1.
         about: When, which versions, commit and machine.
         serve: The server's command, as a report may show it; empty where a user started it.
@@ -43,6 +44,7 @@ class Start(BaseModel):
     kind: str = KIND
     arm: str
     variables: dict[str, str] = {}
+    inherited: dict[str, str] = {}
     place: int = 1
     about: dict[str, Any] = {}
     serve: list[str] = []
@@ -56,6 +58,16 @@ class Start(BaseModel):
     simulated: bool = False
     states: list[dict[str, Any]] = []
     states_seen: bool = True
+
+    @property
+    def words(self) -> str:
+        """What its arm is, in words."""
+        own, shells = (
+            " ".join(f"{name}={value}" for name, value in each.items()) for each in (self.variables, self.inherited)
+        )
+        if self.serve or own:
+            return f"{own or 'no variable of its own'}{f' (from this shell: {shells})' if shells else ''}"
+        return "as its server was started"
 
     def write(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -129,8 +141,5 @@ def series(paths: Sequence[Path], arms: Sequence[str], primary: str | None, judg
         have = ", ".join(sorted({start.arm for start in found})) or "no file"
         raise refusal("FILES", found=f"starts of {have}", allowed="starts of two arms; --arms A,B names them in order")
     ordered = sorted(found, key=lambda start: (float(start.about.get("at", 0)), start.place))
-    words = {
-        start.arm: " ".join(f"{name}={value}" for name, value in start.variables.items()) or "as its server was started"
-        for start in ordered
-    }
+    words = {start.arm: start.words for start in ordered}
     return Series((names[0], names[1]), ordered, len(ordered), arm_words=words, primary=primary, judged=judged)

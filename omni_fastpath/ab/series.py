@@ -26,6 +26,9 @@ PHASES_A_START = 5
 SIMULATED = "OMNI_SIMULATED_DEVICE"
 """The variable of this project's simulated device, which answers alike whatever the batch."""
 
+_MATTER = (NAMESPACE, "VLLM_OMNI_", "VLLM_PLUGINS", SIMULATED)
+"""How the variables begin that a report names where an arm has them of this shell."""
+
 _KEY = "OPENAI_API_KEY"
 """Where upstream's client finds what a server that asks for a key wants to hear."""
 
@@ -86,9 +89,7 @@ def run(plan: Plan, phases: Phases, interrupts: Interrupts) -> tuple[Series, Exc
         with phases.running():
             for place, arm in enumerate(order, 1):
                 with phases.turn(place, len(order)):
-                    start = _start(plan, arm, place, phases, interrupts)
-                    start.write(plan.out / "starts" / f"{place:02}-{arm.name}.json")
-                    found.append(start)
+                    _start(plan, arm, place, phases, interrupts, found)
                     measures.table(found, primary=plan.primary, judged=plan.judged)  # what is not there never will be
     except (MeasureError, WrongArmError, OSError, ValueError, Interrupted) as error:
         ended = error
@@ -97,11 +98,21 @@ def run(plan: Plan, phases: Phases, interrupts: Interrupts) -> tuple[Series, Exc
         starts=found,
         wanted=len(order),
         ended=_words(ended, len(found) + 1),
-        arm_words={arm.name: str(arm) for arm in plan.arms},
+        arm_words={arm.name: _described(arm) for arm in plan.arms},
         primary=plan.primary if _is_measured(found, plan.primary) else None,
         judged=[key for key in plan.judged if _is_measured(found, key)],
         command=plan.command,
     ), ended
+
+
+def _described(arm: Arm) -> str:
+    return Start(arm=arm.name, variables=arm.told, inherited=inherited(arm), serve=["a server"]).words
+
+
+def inherited(arm: Arm) -> dict[str, str]:
+    """What an arm has of this shell's environment besides its own, of what may matter to vLLM-Omni and to us."""
+    ours = {name: os.environ[name] for name in os.environ if name.startswith(_MATTER) and name not in arm.variables}
+    return Arm(arm.name, ours).told
 
 
 def _is_measured(found: Sequence[Start], key: str | None) -> bool:
@@ -122,7 +133,8 @@ def environment(arm: Arm) -> dict[str, str]:
     return {**os.environ, **arm.variables}
 
 
-def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interrupts) -> Start:
+def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interrupts, measured: list[Start]) -> None:
+    """One start, from the server's start to its stop; it is kept once it is measured, before the server is stopped."""
     title = f"{place}/{2 * plan.starts} {arm.name}"
     environ = environment(arm)
     port = plan.port or asked.free_port()
@@ -162,25 +174,28 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
             time.sleep(states.SETTLE_S if wanted.enabled else 0.0)
             server.check()
             said = states.prove(server, arm, wanted)
+        start = Start(
+            arm=arm.name,
+            variables=arm.told,
+            inherited=inherited(arm),
+            place=place,
+            about=about(),
+            serve=asked.shield(serve),
+            bench=asked.shield(bench),
+            start_s=server.start_s,
+            measured=measures.read(found),
+            result=client.scalars(found),
+            failed=failed(found),
+            answers=answers,
+            no_answers=plan.no_requests,
+            simulated=is_simulated(environ),
+            states=states.told(said),
+        )
+        start.write(plan.out / "starts" / f"{named}.json")
+        measured.append(start)
     finally:
         with interrupts.held(), phases.phase(f"{title}: stopping"):
             server.__exit__(None, None, None)
-    return Start(
-        arm=arm.name,
-        variables=arm.told,
-        place=place,
-        about=about(),
-        serve=asked.shield(serve),
-        bench=asked.shield(bench),
-        start_s=server.start_s,
-        measured=measures.read(found),
-        result=client.scalars(found),
-        failed=failed(found),
-        answers=answers,
-        no_answers=plan.no_requests,
-        simulated=is_simulated(environ),
-        states=states.told(said),
-    )
 
 
 def client_environment() -> dict[str, str]:

@@ -53,6 +53,7 @@ class Page:
         answers: What was found of the answers, in a sentence; empty: nothing.
         alarms: What must not be overlooked, above everything.
         listings: Further tables.
+        figures: Further pictures, as plotly takes them: ``data`` and ``layout``.
         commands: What to run to get this again.
     """
 
@@ -67,6 +68,7 @@ class Page:
     answers: str = ""
     alarms: Sequence[str] = ()
     listings: Sequence[Listing] = ()
+    figures: Sequence[Mapping[str, Any]] = ()
     commands: Sequence[str] = field(default_factory=tuple)
 
 
@@ -115,7 +117,9 @@ def _pictures(page: Page) -> list[str]:
     """The figures as HTML, without the script; empty where there is nothing to draw."""
     import plotly.io  # noqa: PLC0415 - as above
 
-    figures = [figure for figure in (_intervals(page), _ratios(page), _by_start(page)) if figure is not None]
+    figures = [
+        figure for figure in (_intervals(page), _ratios(page), _by_start(page), *page.figures) if figure is not None
+    ]
     return [
         plotly.io.to_html(
             json.loads(json.dumps(figure)),
@@ -129,7 +133,8 @@ def _pictures(page: Page) -> list[str]:
     ]
 
 
-def _layout(title: str, **more: Any) -> dict[str, Any]:
+def layout(title: str, **more: Any) -> dict[str, Any]:
+    """The layout that every picture of a page has, and what one of them has besides."""
     font = {"family": "system-ui, sans-serif", "size": 12}
     return {"title": {"text": title}, "font": font, "margin": {"l": 260, "r": 30, "t": 50}, **more}
 
@@ -168,7 +173,7 @@ def _intervals(page: Page) -> dict[str, Any] | None:
     title = f"{b} / {a}, with the ratios that the test does not reject"
     return {
         "data": [trace],
-        "layout": _layout(
+        "layout": layout(
             title,
             xaxis=_ratio_axis(b, a),
             yaxis=_upside_down(len(judged)),
@@ -206,7 +211,7 @@ def _ratios(page: Page) -> dict[str, Any] | None:
     title = f"Every start, over the median of {page.arms[0]}"
     return {
         "data": traces,
-        "layout": _layout(
+        "layout": layout(
             title,
             xaxis=_ratio_axis("start", f"median of {page.arms[0]}"),
             yaxis=_upside_down(len(drawn)),
@@ -237,7 +242,7 @@ def _by_start(page: Page) -> dict[str, Any] | None:
     unit = f", {row['unit']}" if row["unit"] else ""
     return {
         "data": traces,
-        "layout": _layout(
+        "layout": layout(
             f"{_name(row)} in the order of running",
             xaxis={"title": {"text": "start"}, "dtick": 1},
             yaxis={"title": {"text": f"{row['name']}{unit}"}, "rangemode": "tozero"},

@@ -91,10 +91,18 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     assert " left" in shown.err
 
 
-def test_json_is_all_of_standard_output(serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """``--json`` prints the report, and progress goes elsewhere."""
-    assert _ab(serve(), bench("same"), "--json") == 0
-    assert json.loads(capsys.readouterr().out) == _report()
+def test_json_is_all_of_standard_output(
+    serve: Command, bench: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--json`` prints the report, and progress goes elsewhere; what an arm has of this shell is in it."""
+    monkeypatch.setenv("OMNI_FASTPATH", "0")
+    assert _ab(serve(), bench("same"), "--b", "X=1", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == _report()
+    assert found["arms"] == {
+        "A": "no variable of its own (from this shell: OMNI_FASTPATH=0)",
+        "B": "X=1 (from this shell: OMNI_FASTPATH=0)",
+    }
 
 
 def test_a_folder_of_an_earlier_series_is_not_written_into(serve: Command, bench: Command) -> None:
