@@ -18,7 +18,6 @@ from omni_fastpath.ab.asked import Arm
 from omni_fastpath.ab.errors import Interrupted, MeasureError
 from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.ab.interrupts import Interrupts
-from omni_fastpath.compare import page
 from omni_fastpath.compare.about import about
 from omni_fastpath.compare.capture import Request
 from omni_fastpath.compare.phases import Phases
@@ -301,12 +300,8 @@ def _reported(found: Series, folder: Path, *, as_json: bool) -> int:
         return judged.exit_code
     console = Console() if sys.stdout.isatty() else Console(width=200, no_color=True)
     report.show(judged, console)
-    for what, path in written.items():
-        console.print(f"{what}: {path}", highlight=False, markup=False, soft_wrap=True)
-    if not page.can_be_made():
-        console.print(f"There is no page: jinja2 is not installed; {page.INSTALL}", markup=False)
-    elif not page.has_pictures():
-        console.print(f"The page has no pictures: plotly is not installed; {page.INSTALL}", markup=False)
+    for line in written:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return judged.exit_code
 
 

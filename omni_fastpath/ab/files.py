@@ -62,9 +62,7 @@ class Start(BaseModel):
     @property
     def words(self) -> str:
         """What its arm is, in words."""
-        own, shells = (
-            " ".join(f"{name}={value}" for name, value in each.items()) for each in (self.variables, self.inherited)
-        )
+        own, shells = (" ".join(map("=".join, each.items())) for each in (self.variables, self.inherited))
         if self.serve or own:
             return f"{own or 'no variable of its own'}{f' (from this shell: {shells})' if shells else ''}"
         return "as its server was started"

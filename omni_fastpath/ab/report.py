@@ -313,14 +313,19 @@ def _starts(series: Series) -> page.Listing:
 # ---- Files ----
 
 
-def write(report: Report, folder: Path) -> dict[str, Path]:
-    """Write all of it into a folder: what it is to path."""
+def write(report: Report, folder: Path) -> list[str]:
+    """Write all of it into a folder; what was written where, in words, and why something was not."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {"report": folder / "ab.html", "for a pull request": folder / "ab.md", "numbers": folder / "ab.json"}
-    found["numbers"].write_text(json.dumps(plain(report), indent=1) + "\n", encoding="utf-8")
-    found["for a pull request"].write_text(markdown(report), encoding="utf-8")
-    if page.can_be_made():
-        found["report"].write_text(page.render(as_page(report)), encoding="utf-8")
-    else:
-        del found["report"]
-    return found
+    numbers, told, drawn = (folder / f"ab.{kind}" for kind in ("json", "md", "html"))
+    numbers.write_text(json.dumps(plain(report), indent=1) + "\n", encoding="utf-8")
+    told.write_text(markdown(report), encoding="utf-8")
+    said = [f"numbers: {numbers}", f"for a pull request: {told}"]
+    if not page.can_be_made():
+        return [*said, f"There is no page: jinja2 is not installed; {page.INSTALL}"]
+    try:
+        drawn.write_text(page.render(as_page(report)), encoding="utf-8")
+    except Exception as error:  # a picture is worth less than what it is of
+        return [*said, f"The page could not be made: {error!r}"]
+    if not page.has_pictures():
+        said.append(f"The page has no pictures: plotly is not installed; {page.INSTALL}")
+    return [*said, f"page: {drawn}"]

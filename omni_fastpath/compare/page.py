@@ -113,13 +113,16 @@ def _script() -> str:
     return f"<script>{get_plotlyjs()}</script>"
 
 
+def figures(page: Page) -> list[Mapping[str, Any]]:
+    """What there is to draw, as plotly takes it: ``data`` and ``layout``."""
+    drawn = (_intervals(page), _ratios(page), _by_start(page), *page.figures)
+    return [figure for figure in drawn if figure is not None]
+
+
 def _pictures(page: Page) -> list[str]:
     """The figures as HTML, without the script; empty where there is nothing to draw."""
     import plotly.io  # noqa: PLC0415 - as above
 
-    figures = [
-        figure for figure in (_intervals(page), _ratios(page), _by_start(page), *page.figures) if figure is not None
-    ]
     return [
         plotly.io.to_html(
             json.loads(json.dumps(figure)),
@@ -129,7 +132,7 @@ def _pictures(page: Page) -> list[str]:
             validate=False,
             div_id=f"picture-{place}",
         )
-        for place, figure in enumerate(figures)
+        for place, figure in enumerate(figures(page))
     ]
 
 

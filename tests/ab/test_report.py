@@ -89,6 +89,21 @@ def test_the_page_needs_nothing_else() -> None:
     assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=", text[: text.index("<style>")] + body)
 
 
+def test_what_is_drawn_is_what_plotly_knows() -> None:
+    """Every property of every picture; the page itself is made without that check."""
+    plotly = pytest.importorskip("plotly.graph_objects")
+    for figure in page.figures(report.as_page(report.judge(_series()))):
+        assert plotly.Figure(figure).data
+
+
+def test_a_page_that_cannot_be_made_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers are written, and what went wrong is said."""
+    monkeypatch.setattr(page, "render", lambda _: 1 / 0)
+    said = report.write(report.judge(_series(2)), tmp_path)
+    assert "ZeroDivisionError" in said[-1]
+    assert (tmp_path / "ab.json").is_file()
+
+
 def test_without_plotly_the_page_says_so() -> None:
     """The tables are there."""
     pytest.importorskip("jinja2")
@@ -125,8 +140,9 @@ def test_exit_codes(series: Series, code: int) -> None:
 def test_all_is_written(tmp_path: Path) -> None:
     """JSON, Markdown, and the page where jinja2 is."""
     pytest.importorskip("jinja2")
-    found = report.write(report.judge(_series(2)), tmp_path / "new")
-    assert {path.name for path in found.values()} == {"ab.json", "ab.md", "ab.html"}
-    data = json.loads(found["numbers"].read_text())
+    said = report.write(report.judge(_series(2)), tmp_path / "new")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"ab.json", "ab.md", "ab.html"}
+    assert said[-1] == f"page: {tmp_path}/new/ab.html"
+    data = json.loads((tmp_path / "new" / "ab.json").read_text())
     assert data["order"] == [*"ABBA"]
     assert data["schema"] == report.SCHEMA
