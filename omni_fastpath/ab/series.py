@@ -20,7 +20,7 @@ from omni_fastpath.compare.arm import WrongArmError
 from omni_fastpath.compare.capture import Capture, Request, run_closed_loop
 from omni_fastpath.compare.phases import Phases
 from omni_fastpath.compare.turns import turns
-from omni_fastpath.master import NAMESPACE, boolean
+from omni_fastpath.master import NAMESPACE
 
 PHASES_A_START = 5
 SIMULATED = "OMNI_SIMULATED_DEVICE"
@@ -210,9 +210,8 @@ def failed(result: Mapping[str, Any]) -> int:
 
 
 def is_simulated(environ: Mapping[str, str]) -> bool:
-    """Whether the device of such a server is the simulated one."""
-    said = environ.get(SIMULATED, "")
-    return said == "light" or bool(boolean(said))
+    """Whether the device of such a server is the simulated one, whose bits depend on the request alone."""
+    return environ.get(SIMULATED) in ("1", "light")
 
 
 def ask(url: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
