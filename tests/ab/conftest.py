@@ -31,6 +31,11 @@ if master is not None:
                              "reason": "a seam moved" if lie else "", "counters": {"items": 7} if p.name in on else {}}
                     for p in PATCHES},
     })
+if "sleeps" in behaviour:
+    open("sleeping", "w").close()
+    time.sleep(600)
+if "falls" in behaviour:
+    threading.Timer(1.5, lambda: os._exit(5)).start()
 if "stubborn" in behaviour:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -52,6 +57,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
+        if "holds" in behaviour:
+            open("holding", "w").close()
+            time.sleep(600)
         events = [{"choices": [{"index": 0, "delta": {"content": w + " "}}], "modality": "text"} for w in words.split()]
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "modality": "text"})
         lines = [f"data: {json.dumps(e)}\\n\\n" for e in events] + ["data: [DONE]\\n\\n"]

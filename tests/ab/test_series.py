@@ -194,6 +194,14 @@ def test_a_client_that_fails_is_told(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_server_that_ends_under_its_load_is_told_at_once(
+    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client, which would wait for ever, is stopped."""
+    assert _ab(serve("falls"), bench("hangs")) == 3
+    assert "the server ended with status 5" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_measure_that_is_not_there_is_told_after_the_first_start(
     serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +249,23 @@ def test_an_interrupt_leaves_no_process_and_a_report(
     assert (found["complete"], found["ended"]) == (False, "interrupted")
     assert found["order"] == ([] if again else ["A", "B"])
     assert "INCOMPLETE" in (tmp_path / "out" / "ab.html").read_text()
+
+
+@pytest.mark.parametrize(("behaviour", "marker"), [("sleeps", "sleeping"), ("holds", "holding")])
+def test_an_interrupt_is_heard_everywhere(
+    serve: Command, bench: Command, tmp_path: Path, behaviour: str, marker: str
+) -> None:
+    """While a server starts, and while a request waits for its answer in the client's event loop."""
+    command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out"]
+    command += ["--", *serve(behaviour), "--", *bench()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        _wait_for(tmp_path / marker)
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert _of(tmp_path) == []
+    assert _report()["ended"] == "interrupted"
 
 
 def _wait_for(path: Path) -> None:
