@@ -55,9 +55,13 @@ class Child:
         log: Path,
         interrupts: Interrupts,
         stop_timeout_s: float = STOP_TIMEOUT_S,
+        folder: Path | None = None,
     ) -> None:
         self.what = what
         self.log = log
+        self.killed: tuple[int, ...] = ()
+        """The processes that had to be killed when it was stopped."""
+        self._folder = folder
         self._command = list(command)
         self._environment = dict(environment)
         self._interrupts = interrupts
@@ -77,6 +81,7 @@ class Child:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=self._environment,
+                    cwd=self._folder,
                     start_new_session=True,
                 )
             except OSError as error:
@@ -94,8 +99,7 @@ class Child:
     @property
     def returncode(self) -> int | None:
         """How it ended; None while it runs."""
-        assert self._process is not None
-        return self._process.poll()
+        return None if self._process is None else self._process.poll()
 
     def tree(self) -> dict[int, psutil.Process]:
         """Its live processes, those that left its group or lost their parent too, by process id."""
@@ -131,6 +135,14 @@ class Child:
         if self.returncode is not None:
             raise MeasureError(f"the {self.what} ended with status {self.returncode}{tail(self.log)}")
 
+    def kill(self) -> None:
+        """Kill its process group without asking."""
+        if self._process is None:
+            return
+        self.tree()  # remember whoever left the group
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def _stop(self) -> None:
         if self._process is None or self._stopped:
             return
@@ -140,11 +152,11 @@ class Child:
         begun = time.monotonic()
         while (left := self._left()) and time.monotonic() < begun + self._stop_timeout_s and not self._interrupts.hurry:
             time.sleep(0.1)
+        self.killed = tuple(left)
         for process in left.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # whoever was started after the last look
+        self.kill()  # whoever was started after the last look
         psutil.wait_procs(list(left.values()), timeout=_KILL_TIMEOUT_S)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_KILL_TIMEOUT_S)
@@ -169,9 +181,16 @@ class Serving(Child):
         interrupts: Interrupts,
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(
-            "server", command, environment=environment, log=log, interrupts=interrupts, stop_timeout_s=stop_timeout_s
+            "server",
+            command,
+            environment=environment,
+            log=log,
+            interrupts=interrupts,
+            stop_timeout_s=stop_timeout_s,
+            folder=folder,
         )
         self.port = port
         self.start_s = 0.0

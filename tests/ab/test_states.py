@@ -53,7 +53,7 @@ def test_off_as_a_whole_leaves_a_state_file() -> None:
 
 def test_what_variables_switch() -> None:
     """The default set, without what a variable takes out; what a variable of its own names is told apart."""
-    first, opt_in = sorted(DEFAULT)[0], next(patch for patch in PATCHES if not patch.default_on and not patch.requires)
+    first, opt_in = min(DEFAULT), next(patch for patch in PATCHES if not patch.default_on and not patch.requires)
     off = next(patch for patch in PATCHES if patch.name == first)
     found = states.expected({"OMNI_FASTPATH": "1", opt_in.env: "1", off.env: "0"}, [])
     assert found.named == {opt_in.name}
@@ -89,7 +89,7 @@ def test_an_arm_that_is_what_it_says() -> None:
 @pytest.mark.parametrize("state", [State.FAILED, State.UNSUPPORTED, State.OFF])
 def test_one_patch_that_does_not_serve_is_enough(state: State) -> None:
     """In any process; with its reason."""
-    first = sorted(DEFAULT)[0]
+    first = min(DEFAULT)
     stage = snapshot({**dict.fromkeys(DEFAULT, State.NOT_APPLICABLE), first: state}, Process.STAGE, "it moved")
     problems = states.check([snapshot(dict.fromkeys(DEFAULT, State.APPLIED)), stage], ON)
     assert problems == [f"stage (7): {first} is {state.value} (it moved), wanted applied"]
@@ -97,7 +97,7 @@ def test_one_patch_that_does_not_serve_is_enough(state: State) -> None:
 
 def test_stock_with_anything_on_is_not_stock() -> None:
     """Whatever switched it on."""
-    first = sorted(DEFAULT)[0]
+    first = min(DEFAULT)
     assert states.check([snapshot({first: State.APPLIED})], STOCK) == [f"server (7): {first} is applied, wanted off"]
 
 
