@@ -192,7 +192,11 @@ def test_a_table_of_any_load(capsys: pytest.CaptureFixture[str]) -> None:
         engines = {"stage0": {"late_p50_ms": 0.1, "late_p99_ms": 7.0}}
         return {"figures": {"4": level, "16": level}, "engines": engines, "answers": {"4": ["a", "b"], "16": ["c"]}}
 
-    report.show({"stock": [start(1 + n / 10) for n in range(6)], "only-x": [start(2 + n / 10) for n in range(6)]}, load)
+    found = {"stock": [start(1 + n / 10) for n in range(6)], "only-x": [start(2 + n / 10) for n in range(6)]}
+    page = report.page(found, load, ("stock", "only-x"))
+    assert [row["verdict"]["word"] for row in page.rows if row["verdict"]].count("better") == 2
+    assert page.order == [*(["stock", "only-x", "only-x", "stock"] * 3)]
+    report.show(found, load)
     said = capsys.readouterr().out
     assert "first wave" not in said
     assert "throughput at 16" in said

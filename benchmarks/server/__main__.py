@@ -9,13 +9,15 @@ from types import FrameType
 from typing import NoReturn, get_args
 
 import benchmarks.server
+from benchmarks.rigs import results
 from benchmarks.server import load as loads
 from benchmarks.server import profile
 from benchmarks.server.arms import ARMS, USUAL, ServerArm
 from benchmarks.server.load import LEVELS, RATES, Load
 from benchmarks.server.measure import run
-from benchmarks.server.report import show
+from benchmarks.server.report import page, pairs, show
 from omni_fastpath.compare import verdict
+from omni_fastpath.compare.page import render
 
 PROFILED = (64,)
 
@@ -47,7 +49,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         except profile.NoPySpyError as error:
             parser.error(str(error))
         return
-    show(run("server", options.arms, options.starts, load, observe=options.observe), load)
+    found = run("server", options.arms, options.starts, load, observe=options.observe)
+    show(found, load)
+    for a, b in pairs(list(found)):
+        file = results.FOLDER / f"server-{b}-{a}.html"
+        file.write_text(render(page(found, load, (a, b))), encoding="utf-8")
+        print(f"page: {file}")
 
 
 def _parser() -> argparse.ArgumentParser:
