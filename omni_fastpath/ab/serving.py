@@ -29,6 +29,7 @@ LOG_FOLLOWS = "; the end of "
 """Stands between what went wrong and the end of the log."""
 _LOG_TAIL_LINES = 40
 _LOOK_EVERY_S = 0.25
+_REMEMBER_EVERY_S = 3.0
 _KILL_TIMEOUT_S = 10.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """No proxy of this shell's: the server is beside us."""
@@ -103,10 +104,14 @@ class Child:
 
     def tree(self) -> dict[int, psutil.Process]:
         """Its live processes, those that left its group or lost their parent too, by process id."""
-        if self._process is not None:
+        with contextlib.suppress(psutil.Error):
+            if self._process is not None and self._process.returncode is None:  # else its id may be another's
+                self._seen.setdefault(self._process.pid, psutil.Process(self._process.pid))
+        first = self._seen.get(self._process.pid) if self._process is not None else None
+        known = [process for process in self._seen.values() if _lives(process)]
+        for above in [first] if first in known else known:  # each look goes through the machine's processes
             with contextlib.suppress(psutil.Error):
-                first = psutil.Process(self._process.pid)
-                for process in (first, *first.children(recursive=True)):
+                for process in above.children(recursive=True):
                     self._seen.setdefault(process.pid, process)
         return {pid: process for pid, process in self._seen.items() if _lives(process)}
 
@@ -116,12 +121,15 @@ class Child:
         Raises:
             MeasureError: It takes longer, or one of the others ended.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        begun = looked = time.monotonic()
         while (status := self.returncode) is None:
-            self.tree()  # remember children while their parents can still be asked
+            now = time.monotonic()
+            if now > looked + _REMEMBER_EVERY_S:
+                self.tree()  # remember children while their parents can still be asked; seldom, beside a load
+                looked = now
             for other in meanwhile:
                 other.check()
-            if deadline is not None and time.monotonic() > deadline:
+            if timeout_s is not None and now > begun + timeout_s:
                 raise MeasureError(f"the {self.what} did not end in {timeout_s:g} s{tail(self.log)}")
             time.sleep(_LOOK_EVERY_S)
         return status
