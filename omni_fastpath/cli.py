@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from omni_fastpath.status import look, status_report
 from omni_fastpath.values import ConfigError
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
+_AB = "ab"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,11 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0: fine. 1: an installation or a live process that does not do what was asked for (``doctor``: any finding
-        above ``info``). 2: a usage or configuration error.
+        above ``info``). 2: a usage or configuration error. ``ab`` has others besides (``ab/command.py``).
     """
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     _print_whatever_is_no_text()
     try:
+        if words[:1] == [_AB]:
+            return _ab(words[1:])
+        arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except (ConfigError, OSError) as error:
         # Under the table that a command has printed, and never in the midst of piped output.
@@ -107,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     write.add_argument("--set", action="append", default=[], metavar="PATCH.KEY=VALUE", help="also PATCH=true or false")
     write.add_argument("--force", action="store_true", help="overwrite OUT")
     write.set_defaults(run=_overlay, parser=write)
+
+    # For the help alone: argparse would swallow one of its `--`.
+    commands.add_parser(_AB, help="two settings of a server, measured in turn, and their answers", add_help=False)
     return parser
 
 
@@ -119,6 +127,20 @@ def _until_nobody_reads() -> Iterator[None]:
     except BrokenPipeError:
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - else Python tries what is left at exit
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+# ab
+
+
+def _ab(words: Sequence[str]) -> int:
+    missing = [name for name in ("aiohttp", "scipy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"ab needs {' and '.join(missing)}, which vLLM-Omni brings; without it: pip install 'omni-fastpath[ab]'"
+        )
+    from omni_fastpath.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
+
+    return run(words)
 
 
 # status

@@ -99,7 +99,7 @@ def scraping(server: Any, folder: Path) -> Iterator[Prometheus]:
 
 def load(server: Any, number: int) -> None:
     """One wave of requests with text and audio."""
-    from benchmarks.rigs.capture import chat_request, run_closed_loop
+    from omni_fastpath.compare.capture import chat_request, run_closed_loop
 
     requests = [
         chat_request(f"Question {number} {n}", modalities=("text", "audio"), max_tokens=6 + n % 3) for n in range(8)
