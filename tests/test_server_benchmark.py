@@ -198,7 +198,6 @@ def test_a_table_of_any_load(capsys: pytest.CaptureFixture[str]) -> None:
     page = report.page(found, load, Host(), ("stock", "only-x"))
     assert [row["verdict"]["word"] for row in page.rows if row["verdict"]].count("worse") == 3
     assert page.order == [*(["stock", "only-x", "only-x", "stock"] * 3)]
-    report.show(found, load)
     said = capsys.readouterr().out
     assert "on light engines, vLLM-Omni 0.22.0: qwen3_omni" in said
     assert "first wave" not in said
