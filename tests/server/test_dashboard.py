@@ -70,7 +70,7 @@ class Prometheus:
 @contextmanager
 def scraping(server: Any, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus for one server, gone afterwards; skips where there is none."""
-    from benchmarks.rigs.server import free_port
+    from omni_fastpath.ab.asked import free_port
 
     program = shutil.which("prometheus")
     if program is None:
