@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.test_one_yaml import installed_is
 
 pytestmark = pytest.mark.upstream
 
-EVERY_PATCH = {"fastpath": {patch.name: True for patch in PATCHES}}
+EVERY_PATCH: dict[str, Any] = {"fastpath": {patch.name: True for patch in PATCHES}}
 
 
 def use(folder: Path, *alterations: Alteration) -> None:
