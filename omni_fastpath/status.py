@@ -78,7 +78,7 @@ def look(
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "installation": _installation(environ, choices, patches),
-        "processes": [_with_engagement(processes[pid], patches) for pid in sorted(processes)],
+        "processes": [_with_engagement(dict(processes[pid]), patches) for pid in sorted(processes)],
         "state_files_from_elsewhere": elsewhere,
         "servers_without_state": servers.without_state(processes.keys()),
         "resolved": json.loads(resolved.to_json()) if resolved else None,

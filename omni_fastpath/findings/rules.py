@@ -302,8 +302,8 @@ def patch_not_serving(facts: Facts) -> Iterator[Found]:
         for snapshot in server.snapshots:
             for name, record in snapshot["patches"].items():
                 if State(record["state"]).is_trouble:
-                    where = f"{snapshot['pid']} ({snapshot['role']})"
-                    seen.setdefault((name, record["state"], record["reason"]), []).append(where)
+                    process = f"{snapshot['pid']} ({snapshot['role']})"
+                    seen.setdefault((name, record["state"], record["reason"]), []).append(process)
         for (name, state, reason), where in seen.items():
             yield Found(
                 ERROR,
