@@ -57,7 +57,8 @@ def page(found: Mapping[str, Sequence[Start]], load: Load, host: Host, pair: tup
     named = judged(load)
     primary = next(iter(named))
     a, b = pair
-    verdicts = judge([start["figures"] for start in found[a]], [start["figures"] for start in found[b]], named)
+    of_a, of_b = ([start["figures"] for start in found[arm]] for arm in pair)
+    verdicts = judge(of_a, of_b, named)
     table = []
     for level in load.levels:
         for figure in FIGURES:

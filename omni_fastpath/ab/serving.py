@@ -246,7 +246,8 @@ def listener(port: int) -> int | None:
     """The process that listens on a port of this machine; None where none is, or none can be seen."""
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None:
+            here = connection.laddr[1:2] == (port,) and connection.status == psutil.CONN_LISTEN
+            if here and connection.pid is not None:
                 return int(connection.pid)
     return None
 

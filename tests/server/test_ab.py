@@ -11,7 +11,7 @@ import pytest
 from omni_fastpath import cli
 from tests.server.conftest import DEPLOY, FAST_STEPS, as_declared
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf"
 
