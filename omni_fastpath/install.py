@@ -149,6 +149,8 @@ def _foreign_wrapper_at(written: _Written) -> str | None:
     raw = written.slot.raw()
     while is_ours(raw) and raw is not written.ours:  # another patch's, on the same slot
         raw = raw.__wrapped__
+    if raw is written.raw:
+        return None  # it is being taken off
     if raw is not written.ours:
         return f"{foreign_wrapper(raw) or repr(raw)} on top of ours"
     below = foreign_wrapper(written.raw)

@@ -157,11 +157,11 @@ def _is_plain_or_ours(raw: Any) -> bool:
 
 
 def foreign_wrapper(raw: Any) -> str | None:
-    """Whose wrapper stands in a slot, or below ours there, in words; None for upstream's own or an empty slot."""
+    """Whose wrapper stands in a slot or below ours, in words; None where all is upstream's own, decorators too."""
     while is_ours(raw):
         raw = raw.__wrapped__
     raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
-    if raw is _ABSENT or (type(raw) is FunctionType and not hasattr(raw, "__wrapped__")):
+    if not callable(raw) or (type(raw) is FunctionType and not hasattr(raw, "__wrapped__")):
         return None
     maker = _maker(raw)
     return None if maker.partition(".")[0] in _UPSTREAMS else f"a {type(raw).__name__} of {maker}"

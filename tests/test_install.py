@@ -337,10 +337,11 @@ def test_foreign_wrappers_are_told(upstream: Upstream, wrap: Any) -> None:
 def test_no_foreign_wrappers_where_there_are_none(upstream: Upstream) -> None:
     """Two patches on one slot are both ours, and upstream's own decorators are upstream's."""
     upstream.module.Loop.check = staticmethod(contextlib.contextmanager(vars(upstream.module.Loop)["check"].__func__))
-    install(FOUR)
-    install(patch("above", RUN))
+    upstream.wrappers.added = lambda _self: "added"  # type: ignore[attr-defined]
+    gone = patch("gone", Call(MODULE, "Loop.gone", ("self",)))
+    assert [install(each) for each in (FOUR, patch("above", RUN), patch("adding", ADDED))] == [State.APPLIED] * 3
     assert foreign_wrappers() == {}
-    assert foreign_wrappers_of_imported([FOUR]) == {}
+    assert foreign_wrappers_of_imported([FOUR, gone]) == {}
 
 
 @pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
