@@ -321,16 +321,21 @@ class Patch:
         """The rows in which it is installed, in order."""
         return tuple(row for row in self.rows if isinstance(row, Fit))
 
-    def row_on(self, release: str) -> AnyRow | None:
-        """What it is on an installed release; None when it was not tested there, or that is no version.
+    def row_on(self, release: str | None) -> AnyRow | None:
+        """What it is on an installed release; None when it was not tested there, or that is no version, or none.
 
         A local version (``0.30.0+cpu``) is the release itself; a development or another pre-release of it is not.
         """
         try:
-            found = Version(Version(release).public)
+            found = Version(Version(release or "").public)
         except InvalidVersion:
             return None
         return next((row for row in self.rows if found in map(Version, row.releases)), None)
+
+    def state_on(self, release: str | None) -> State:
+        """What its row promises on an installed release."""
+        row = self.row_on(release)
+        return State.UNSUPPORTED if row is None else row.state
 
     def wrappers_of(self, fit: Fit) -> str:
         """The module with what its slots hold in such a row, imported on install."""

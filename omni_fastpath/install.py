@@ -76,8 +76,17 @@ def release_problem(patch: Patch) -> str | None:
 
 def row_here(patch: Patch) -> AnyRow | None:
     """What the patch is on the installed vLLM-Omni; None when it was not tested there."""
+    return patch.row_on(_installed_release())
+
+
+def state_here(patch: Patch) -> State:
+    """The state that its rows promise on the installed vLLM-Omni."""
+    return patch.state_on(_installed_release())
+
+
+def _installed_release() -> str | None:
     found = vllm_omni_release()
-    return None if found is None else patch.row_on(found.version)
+    return None if found is None else found.version
 
 
 def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
@@ -249,7 +258,7 @@ def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    return _set(patch, State.APPLIED, "; ".join(filter(None, (_held(installation), row.remarks))))
+    return _set(patch, State.APPLIED, _held(installation))
 
 
 def _named(wrappers: Any, name: str | None) -> Any:

@@ -49,7 +49,7 @@ class Entry:
         origin: Who switched it on or off; empty for one that nobody mentions.
         options: The values in force; None before any were.
         counters: Its engagement counters by name.
-        remarks: What is to be said of it on this release, whatever it says itself while it is applied.
+        remarks: What is to be said of it on this release while it is applied, whatever the cause is.
     """
 
     patch: Patch
@@ -68,7 +68,9 @@ class Entry:
     @property
     def reason(self) -> str:
         """Everything that there is to say about the state, as users read it."""
-        return f"{self.cause}; cannot be taken off: {self.kept_by}" if self.kept_by else self.cause
+        remarks = self.remarks if self.state is State.APPLIED else ""
+        kept = f"cannot be taken off: {self.kept_by}" if self.kept_by else ""
+        return "; ".join(filter(None, (self.cause, remarks, kept)))
 
 
 Listener = Callable[[str, State, str], None]
@@ -179,8 +181,7 @@ class PatchRuntime:
 
     def report(self, state: State, reason: str) -> None:
         """Set the patch's state for this process."""
-        remarks = self.entry.remarks if state is State.APPLIED else ""
-        LEDGER.set(self.entry.patch, state, f"{reason}; {remarks}" if remarks else reason)
+        LEDGER.set(self.entry.patch, state, reason)
 
 
 def runtime(name: str) -> PatchRuntime:

@@ -107,7 +107,7 @@ def differences(seam: Function, slot: Slot) -> Iterator[str]:
     if raw is _ABSENT:
         yield f"{slot.owner!r} itself has no {slot.name!r}"
         return
-    found = _descriptor(raw)
+    found = descriptor(raw)
     if found != seam.descriptor:
         yield f"is a {found}, expected a {seam.descriptor}"
         return
@@ -132,7 +132,8 @@ def function_in(raw: Any) -> Any:
     return inspect.unwrap(raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw)
 
 
-def _descriptor(raw: Any) -> str:
+def descriptor(raw: Any) -> str:
+    """The kind of what stands in a slot, as a declaration says it."""
     if isinstance(raw, classmethod):
         return "classmethod"
     if isinstance(raw, staticmethod):

@@ -105,7 +105,7 @@ def _declared(patch: Patch, choices: envs.EnvChoices) -> dict[str, Any]:
         "tested": list(patch.releases),
         "release_tested": problem is None,
         "release_problem": problem,
-        "release_state": (State.UNSUPPORTED if row is None else row.state).value,
+        "release_state": install.state_here(patch).value,
         "release_words": "" if row is None else row.remarks,
         "environment": {
             "switch": False if choices.master is False else choices.switches.get(patch.name),

@@ -21,7 +21,7 @@ from omni_fastpath import bodies
 from omni_fastpath.declare import AnyRow, AnySeam, Fit, Function, Patch, Seam
 from omni_fastpath.install import seams_here
 from omni_fastpath.releases import Release
-from omni_fastpath.seams import SeamMovedError, differences, find, function_in
+from omni_fastpath.seams import SeamMovedError, descriptor, differences, find, function_in
 
 _SHOWN = 3
 """Places where a name is defined; a name that stands in more says nothing."""
@@ -73,7 +73,7 @@ def look(seam: AnySeam, read: Mapping[str, Sequence[str]]) -> dict[str, Any]:
             changes += differences(seam, slot)
             if slot.present:
                 found |= _function(seam, slot.raw())
-                changes += _statements(seam, slot.raw(), read)
+                changes += _statements(seam, found, function_in(slot.raw()), read)
             else:
                 changes += _elsewhere(seam)
         else:
@@ -88,11 +88,10 @@ def look(seam: AnySeam, read: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 def _function(seam: Function, raw: Any) -> dict[str, Any]:
     function = function_in(raw)
-    kind = next((kind for kind in (classmethod, staticmethod) if isinstance(raw, kind)), None)
     return {
         "place": _place(seam, function),
         "parameters": list(inspect.signature(function).parameters),
-        "descriptor": "function" if kind is None else kind.__name__,
+        "descriptor": descriptor(raw),
         "fingerprint": bodies.fingerprint(function),
     }
 
@@ -104,16 +103,17 @@ def _place(seam: Seam, it: Any) -> str:
     return f"{package[1:]}{rest or file}:{inspect.getsourcelines(it)[1]}"
 
 
-def _statements(seam: Function, raw: Any, read: Mapping[str, Sequence[str]]) -> list[str]:
+def _statements(
+    seam: Function, looked: Mapping[str, Any], function: Any, read: Mapping[str, Sequence[str]]
+) -> list[str]:
     """What changed in a body that is not one of those that were read."""
-    function = function_in(raw)
-    if not seam.fingerprints or bodies.fingerprint(function) in seam.fingerprints:
+    if not seam.fingerprints or looked["fingerprint"] in seam.fingerprints:
         return []
     known = [read[body] for body in seam.fingerprints if body in read]
     if not known:
         return ["no statements are kept of the body that was read"]
     found = bodies.statements(function)
-    file = _place(seam, function).rpartition(":")[0]
+    file = looked["place"].rpartition(":")[0]
     return [bodies.what_changed(found, bodies.nearest(found, known), file)]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, Fit, Function, Patch, Process, Replace, State, Wrap
-from omni_fastpath.install import row_here, seams_here
+from omni_fastpath.install import row_here, seams_here, state_here
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
 
@@ -43,12 +43,6 @@ def apply_in_both(resolved: Resolved) -> None:
 
     for process in (Process.SERVER, Process.STAGE):
         apply(resolved, process, [patch for patch in PATCHES if process in patch.processes])
-
-
-def declared(patch: Patch) -> State:
-    """What the patch is on the installed release, when upstream is as it was read."""
-    row = row_here(patch)
-    return State.UNSUPPORTED if row is None else row.state
 
 
 def by_name(name: str) -> Patch:
@@ -180,7 +174,7 @@ def test_all_patches_together_and_off_again() -> None:
     depth = {key: sum(key in written(patch) for patch in enabled) for key in own}
     for _ in range(2):
         apply_in_both(on)
-        assert {e.patch.name: e.state for e in LEDGER} == {each.name: declared(each) for each in enabled}
+        assert {e.patch.name: e.state for e in LEDGER} == {each.name: state_here(each) for each in enabled}
         for key, stock in own.items():
             found, layers = raw(key), 0
             while found is not stock:
@@ -240,7 +234,7 @@ def _assert_unsupported(name: str, before: dict[Key, Any], key: Key, *, body: bo
             assert entry.state is State.UNSUPPORTED, entry
             assert entry.reason.startswith("requires "), entry.reason
         else:
-            assert entry.state is declared(patch), entry
+            assert entry.state is state_here(patch), entry
     assert LEDGER.named(name).state is State.UNSUPPORTED
     applied = [patch for patch in PATCHES if LEDGER.entry(patch).state is State.APPLIED]
     still = set().union(*(written(patch) for patch in applied)) if applied else set()
@@ -319,7 +313,7 @@ def test_module_that_is_gone(module: str) -> None:
             assert entry.state is State.UNSUPPORTED, entry
             assert f"a seam moved: {module}:" in entry.reason, entry.reason
         else:
-            assert entry.state is declared(patch) or f"import of {module} halted" in entry.reason, entry
+            assert entry.state is state_here(patch) or f"import of {module} halted" in entry.reason, entry
     still = set().union(*(written(patch) for patch in PATCHES if LEDGER.entry(patch).state is State.APPLIED))
     assert all(raw(key) is held for key, held in own.items() if key not in still)
 

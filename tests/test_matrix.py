@@ -70,8 +70,8 @@ def test_something_of_ours_that_stays_is_seen(upstream_module: Any) -> None:
 
 def test_a_release_without_a_row_is_unsupported() -> None:
     """And on one with a row it is what the row says."""
-    assert {matrix.declared(patch, "0.1.0") for patch in PATCHES} == {State.UNSUPPORTED}
-    assert {matrix.declared(patch, "0.30.0") for patch in PATCHES} == {State.APPLIED}
+    assert {patch.state_on("0.1.0") for patch in PATCHES} == {State.UNSUPPORTED}
+    assert {patch.state_on("0.30.0") for patch in PATCHES} == {State.APPLIED}
 
 
 def test_a_report_of_tests(tmp_path: Path) -> None:

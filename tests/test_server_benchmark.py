@@ -22,7 +22,7 @@ from benchmarks.rigs import playback
 from benchmarks.server import figures, observed, profile, report, threads
 from benchmarks.server.arms import ARMS, FASTPATH, LEAN, STOCK
 from benchmarks.server.load import LEVELS, Load
-from benchmarks.server.measure import Start, judged, kept_time
+from benchmarks.server.measure import Host, Start, judged, kept_time
 from omni_fastpath.compare.capture import Capture, Event, chat_request
 from omni_fastpath.patches import PATCHES
 from omni_simulated_device import observe
@@ -68,7 +68,8 @@ def test_figures_tell_the_first_wave_from_later_ones() -> None:
     ]
     cpu_s = {threads.FRONT_END: 0.4, threads.ORCHESTRATOR: 0.2, threads.SOCKETS: 0.0, threads.OTHERS: 0.2}
     found = figures.figures(captures, 2, cpu_s)
-    assert set(found) == set(figures.FIGURES) - {figures.TTFP, figures.TTFP_P99, figures.CLIENT_MS, *observed.FIGURES}
+    others = {figures.TTFP, figures.TTFP_P99, figures.GATED, figures.CLIENT_MS, *observed.FIGURES}
+    assert set(found) == set(figures.FIGURES) - others
     assert found[figures.FIRST_TTFP] == pytest.approx(100)
     assert found[figures.LATER_TTFP] == pytest.approx(350)
     assert found[figures.THROUGHPUT] == pytest.approx(4 / 6.0)
@@ -193,11 +194,12 @@ def test_a_table_of_any_load(capsys: pytest.CaptureFixture[str]) -> None:
         return {"figures": {"4": level, "16": level}, "engines": engines, "answers": {"4": ["a", "b"], "16": ["c"]}}
 
     found = {"stock": [start(1 + n / 10) for n in range(6)], "only-x": [start(2 + n / 10) for n in range(6)]}
-    page = report.page(found, load, ("stock", "only-x"))
+    page = report.page(found, load, Host(), ("stock", "only-x"))
     assert [row["verdict"]["word"] for row in page.rows if row["verdict"]].count("worse") == 3
     assert page.order == [*(["stock", "only-x", "only-x", "stock"] * 3)]
-    report.show(found, load)
+    report.show(found, load, Host(release="0.22.0"))
     said = capsys.readouterr().out
+    assert "on light engines, vLLM-Omni 0.22.0: qwen3_omni" in said
     assert "first wave" not in said
     assert "throughput at 16" in said
     assert "7.00 ms (99 of 100): more than 1 ms" in said

@@ -30,13 +30,15 @@ from omni_fastpath.statefile import Snapshot
 READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0
 
-DEFAULT_ENVIRONMENT: Mapping[str, str] = {
+OFFLINE: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "OMNI_SIMULATED_DEVICE": "1",
-    "OMP_NUM_THREADS": "1",  # several stage processes share few cores
+    "OMP_NUM_THREADS": "1",  # several processes share few cores
 }
+"""Of every process with upstream in it."""
+
+DEFAULT_ENVIRONMENT: Mapping[str, str] = {**OFFLINE, "OMNI_SIMULATED_DEVICE": "1"}
 
 _LIGHT_ENGINES = "omni_simulated_device.light.host"
 _STAGE = "StageEngineCoreProc"

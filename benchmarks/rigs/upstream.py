@@ -20,6 +20,11 @@ except ImportError:  # up to 0.24
     from vllm_omni.engine.output_processor import MultimodalOutputProcessor
 
 try:
+    from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
+except ImportError:  # up to 0.24
+    from vllm_omni.engine.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
+
+try:
     from vllm_omni.engine.omni_engine_base import OmniEngineBase
 except ImportError:  # up to 0.28
     from vllm_omni.engine.async_omni_engine import AsyncOmniEngine as OmniEngineBase
@@ -31,7 +36,9 @@ except ImportError:  # up to 0.30 the orchestrator writes into janus' own asynch
 
 __all__ = [
     "PAYLOAD",
+    "MultimodalCompletionOutput",
     "MultimodalOutputProcessor",
+    "MultimodalPayload",
     "OmniEngineBase",
     "add_client",
     "drain_in_mode",

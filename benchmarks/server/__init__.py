@@ -1,12 +1,15 @@
-"""The whole server on light engines: what a user waits for, closed loop or open, stock and fastpath.
+"""The whole server, on light engines as a rule: what a user waits for, closed loop or open, stock and fastpath.
 
     python -m benchmarks.server [--arms stock,fastpath] [--levels 16,64] [--starts 6] [--observe]
     python -m benchmarks.server --loop open --rate 4,8
     python -m benchmarks.server --model qwen3_tts --levels 16,64
+    python -m benchmarks.server --release 0.22.0 --arms stock,stock-log,fastpath,fastpath-log
     python -m benchmarks.server profile --level 64 --tokens 400 --arms stock,fastpath
 
 API server, HTTP, front end, orchestrator, metrics and logs are upstream's; the stages are light engines of the
 simulated device, which keep the step times of a large model on a few percent of a core, whatever the server does.
+``--engines stages`` takes real stage engines on the simulated device instead, which need processors of their own;
+``--release`` another release of vLLM-Omni, over the packages of the installed one.
 
 Loads: Qwen3-Omni by chat, streamed (``--api chat``) or not (``chat-whole``); Qwen3-TTS's two stages by streamed speech,
 on model runner v2, where the talker sends only ends. Closed loop: a wave is as many requests as there are streams; the
@@ -14,9 +17,9 @@ first one starts at once, later ones start as earlier requests end, which is iss
 arrive at a rate, at the same times for every arm.
 
 Arms: ``stock`` (poll loop) and ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS), both without
-statistics (``-nolog``) and with two API processes (``-2api``), ``fastpath`` (its default set), ``fastpath-lean``,
-``fastpath-all`` (every patch of the API process), and each of these alone with what it requires (``only-NAME``). With
-several API processes, processor time by thread is summed over them.
+statistics (``-nolog``), with those that 0.22 leaves out by default (``-log``), and with two API processes (``-2api``);
+``fastpath`` (its default set), ``fastpath-lean``, ``fastpath-all`` (every patch of the API process), and each of these
+alone with what it requires (``only-NAME``). With several API processes, processor time by thread is summed over them.
 
 Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is
 in every result line: an instrument that was late measured itself. Verdicts are those of

@@ -9,12 +9,12 @@ from types import FrameType
 from typing import NoReturn, get_args
 
 import benchmarks.server
-from benchmarks.rigs import results
+from benchmarks.rigs import overlays, results
 from benchmarks.server import load as loads
 from benchmarks.server import profile
 from benchmarks.server.arms import ARMS, USUAL, ServerArm
 from benchmarks.server.load import LEVELS, RATES, Load
-from benchmarks.server.measure import run
+from benchmarks.server.measure import Host, run
 from benchmarks.server.report import page, pairs, show
 from omni_fastpath.compare import verdict
 from omni_fastpath.compare.page import render
@@ -49,11 +49,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         except profile.NoPySpyError as error:
             parser.error(str(error))
         return
-    found = run("server", options.arms, options.starts, load, observe=options.observe)
-    show(found, load)
+    host = Host(options.release, options.engines == "stages")
+    if host.release is not None:
+        overlays.fetch(host.release)
+    found = run("server", options.arms, options.starts, load, observe=options.observe, host=host)
+    show(found, load, host)
     for a, b in pairs(list(found)):
         file = results.FOLDER / f"server-{b}-{a}.html"
-        file.write_text(render(page(found, load, (a, b))), encoding="utf-8")
+        file.write_text(render(page(found, load, host, (a, b))), encoding="utf-8")
         print(f"page: {file}")
 
 
@@ -77,6 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer, frames of speech")
     parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=Load.replicas, help="of each stage")
     parser.add_argument("--observe", action="store_true", help="longest callbacks and collections too")
+    parser.add_argument(
+        "--engines", choices=("light", "stages"), default="light", help="stages: real ones, which cost more"
+    )
+    parser.add_argument("--release", choices=overlays.releases(), help="of vllm-omni; the installed one unless given")
     return parser
 
 

@@ -33,6 +33,7 @@ def _switched_on(*patches: Patch) -> dict[str, str]:
 
 
 _NO_LOG = ("--disable-log-stats",)
+_LOG = ("--log-stats",)
 _TWO = ("--api-server-count", "2")
 _HERE = [patch for patch in PATCHES if Process.SERVER in patch.processes]
 _LEAN = [patch for patch in _HERE if patch.name in ("lean_processing", "lean_front_end")]
@@ -41,16 +42,21 @@ STOCK = ServerArm("stock")
 EVENT = ServerArm("event", event_driven=True)
 STOCK_NOLOG = ServerArm("stock-nolog", arguments=_NO_LOG)
 EVENT_NOLOG = ServerArm("event-nolog", event_driven=True, arguments=_NO_LOG)
+STOCK_LOG = ServerArm("stock-log", arguments=_LOG)
 STOCK_2API = ServerArm("stock-2api", arguments=_TWO)
 EVENT_2API = ServerArm("event-2api", event_driven=True, arguments=_TWO)
 FASTPATH = ServerArm("fastpath", {"OMNI_FASTPATH": "1"})
+FASTPATH_LOG = ServerArm("fastpath-log", {"OMNI_FASTPATH": "1"}, arguments=_LOG)
 LEAN = ServerArm("fastpath-lean", {"OMNI_FASTPATH": "1", **_switched_on(*_LEAN)})
 ALL = ServerArm("fastpath-all", {"OMNI_FASTPATH": "1", **_switched_on(*_HERE)})
-ONLY = tuple(ServerArm(f"only-{patch.name}", _switched_on(patch)) for patch in _HERE)
-"""Each patch of the API process alone, with what it requires; light engines have none of the others."""
+ONLY = tuple(ServerArm(f"only-{patch.name}", _switched_on(patch)) for patch in PATCHES)
+"""Each patch alone, with what it requires; those of the stages have nothing to be in on light engines."""
 
 ARMS: Mapping[str, ServerArm] = {
     arm.name: arm
-    for arm in (STOCK, EVENT, STOCK_NOLOG, EVENT_NOLOG, STOCK_2API, EVENT_2API, FASTPATH, LEAN, ALL, *ONLY)
+    for arm in (
+        *(STOCK, EVENT, STOCK_NOLOG, EVENT_NOLOG, STOCK_LOG, STOCK_2API, EVENT_2API),
+        *(FASTPATH, FASTPATH_LOG, LEAN, ALL, *ONLY),
+    )
 }
 USUAL = (STOCK, EVENT, FASTPATH)

@@ -7,10 +7,11 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rigs import server_arms, whole_server
+from benchmarks.rigs import server_arms, user_arms, whole_server
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import FEWEST, checked, measure_of
 from benchmarks.server import observed, threads
@@ -20,6 +21,7 @@ from benchmarks.server.figures import (
     E2E,
     E2E_P99,
     FIRST_TTFP,
+    GATED,
     LATER_TTFP,
     LATER_TTFP_P99,
     THROUGHPUT,
@@ -41,8 +43,32 @@ _LATE = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Host:
+    """What every arm's server runs on.
+
+    Attributes:
+        release: Of vllm-omni, which has been fetched (`benchmarks.rigs.overlays`); None: the one that is installed.
+        stages: Real stage engines on the simulated device, instead of light engines.
+    """
+
+    release: str | None = None
+    stages: bool = False
+
+    def __str__(self) -> str:
+        """As a table's title has it."""
+        return ("real stage engines" if self.stages else "light engines") + (
+            f", vLLM-Omni {self.release}" if self.release else ""
+        )
+
+
+USUAL_HOST = Host()
+
+
 @contextlib.contextmanager
-def serving(arm: ServerArm, load: Load, model: Path, log: Path, seen: Path | None = None) -> Iterator[Server]:
+def serving(
+    arm: ServerArm, load: Load, model: Path, log: Path, seen: Path | None = None, host: Host = USUAL_HOST
+) -> Iterator[Server]:
     """The arm's server, warm, proved before and after.
 
     Args:
@@ -51,16 +77,19 @@ def serving(arm: ServerArm, load: Load, model: Path, log: Path, seen: Path | Non
         model: The model's folder.
         log: Where its log goes.
         seen: Folder of the observer's sockets; None: nothing is observed.
+        host: What it runs on.
 
     Raises:
         WrongArmError: It was not what its arm says.
     """
     import omni_simulated_device
 
-    environment = whole_server.environment(arm, load.stages, light=True)
+    environment = whole_server.environment(arm, load.stages, light=not host.stages)
     environment[omni_simulated_device.OBSERVE_VARIABLE] = None if seen is None else str(seen)
     deploy = whole_server.deploy(load.deploy)
-    with Server(model, deploy, environment=environment, arguments=arm.arguments, log_path=log) as server:
+    with Server(
+        model, deploy, environment=environment, arguments=arm.arguments, log_path=log, release=host.release
+    ) as server:
         server_arms.prove(server, arm, {"api"})
         checked(run_closed_loop(server.url, load.asked("warming up", FEWEST), FEWEST), audio=True)
         yield server
@@ -72,7 +101,16 @@ def api_processes(server: Server) -> list[int]:
     return [pid for pid, role in server.processes().items() if role == "api"]
 
 
-def measure(arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool = False) -> Start:
+def gated_bytes(server: Server) -> float:
+    """What ``forward_gate`` has taken off the wire so far, in all stages, once their state files are up to date."""
+    time.sleep(user_arms.STATE_FILES_SETTLE_S)
+    records = [each.patches["forward_gate"] for each in server.snapshots().values() if "forward_gate" in each.patches]
+    return sum(count for record in records for name, count in record.counters.items() if name.endswith("_bytes"))
+
+
+def measure(
+    arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool = False, host: Host = USUAL_HOST
+) -> Start:
     """One start of the arm's server.
 
     Raises:
@@ -84,17 +122,20 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool
     seen: dict[str, Sequence[observed.Seen]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="seen-") as folder,
-        serving(arm, load, model, log, Path(folder) if observe else None) as server,
+        serving(arm, load, model, log, Path(folder) if observe else None, host) as server,
     ):
         pids = api_processes(server)
         for level in load.levels:
             if observe:
                 observed.ask(Path(folder), pids)
+            gated = gated_bytes(server) if host.stages else 0.0
             before, mine_s = threads.used(pids), time.process_time()
             captures = checked(load.run(server.url, level), audio=True)
             cpu_s, mine_s = threads.spent(pids, before, threads.used(pids)), time.process_time() - mine_s
             found[f"{level:g}"] = figures(captures, load.first_wave(level), cpu_s, streamed=load.streamed)
             found[f"{level:g}"][CLIENT_MS] = 1000 * mine_s / len(captures)
+            if host.stages:
+                found[f"{level:g}"][GATED] = (gated_bytes(server) - gated) / 2**20
             requests[f"{level:g}"] = by_request(captures)
             answers[f"{level:g}"] = [capture.digest() for capture in captures]
             if observe:
@@ -121,12 +162,19 @@ def kept_time(log: str) -> dict[str, dict[str, float]]:
 
 
 def run(
-    name: str, arms: Sequence[ServerArm], starts: int, load: Load, *, observe: bool = False
+    name: str,
+    arms: Sequence[ServerArm],
+    starts: int,
+    load: Load,
+    *,
+    observe: bool = False,
+    host: Host = USUAL_HOST,
 ) -> dict[str, list[Start]]:
     """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``."""
 
     def start(arm: ServerArm, model: Path, log: Path) -> Start:
-        return {"load": load, "observe": observe, **measure(arm, load, model, log, observe=observe)}
+        measured = measure(arm, load, model, log, observe=observe, host=host)
+        return {"load": load, "observe": observe, "host": host, **measured}
 
     return whole_server.run_starts(name, arms, starts, load.model, start)
 

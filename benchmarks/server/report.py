@@ -13,7 +13,7 @@ from rich.table import Table
 from benchmarks.rigs.whole_server import judge, widest
 from benchmarks.server.figures import FIGURES, THROUGHPUT
 from benchmarks.server.load import Load
-from benchmarks.server.measure import Start, judged
+from benchmarks.server.measure import Host, Start, judged
 from omni_fastpath.compare import about, rows, verdict
 from omni_fastpath.compare.page import Page
 from omni_fastpath.compare.turns import turns
@@ -24,16 +24,16 @@ LATE_MS = 1.0
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Which arms are compared: each that has something of ours with each stock one, else all with the first."""
-    stock = [name for name in names if name in ("stock", "event")] or [names[0]]
+    stock = [name for name in names if name in ("stock", "event", "stock-log")] or [names[0]]
     ours = [name for name in names if name.startswith(("fastpath", "only-"))]
     return [(a, b) for b in ours or [name for name in names if name not in stock[:1]] for a in stock if a != b]
 
 
-def show(found: Mapping[str, Sequence[Start]], load: Load) -> None:
+def show(found: Mapping[str, Sequence[Start]], load: Load, host: Host) -> None:
     """A row for each level and figure: medians, the widest ratio of an arm's starts; verdicts, given two arms."""
     starts = max(len(each) for each in found.values())
     table = Table(
-        title=f"Whole server on light engines: {load}; {starts} starts an arm: median; "
+        title=f"Whole server on {host}: {load}; {starts} starts an arm: median; "
         "A/A: widest ratio of two starts of one arm"
     )
     for column in ("rate" if load.loop == "open" else "streams", "figure", *found, "A/A"):
@@ -52,7 +52,7 @@ def show(found: Mapping[str, Sequence[Start]], load: Load) -> None:
     print(alike(found), kept(found), about.line(), sep="\n")
 
 
-def page(found: Mapping[str, Sequence[Start]], load: Load, pair: tuple[str, str]) -> Page:
+def page(found: Mapping[str, Sequence[Start]], load: Load, host: Host, pair: tuple[str, str]) -> Page:
     """Two arms as `omni-fastpath ab`'s page has them: every level and figure, with the verdicts of the table."""
     named = judged(load)
     primary = next(iter(named))
@@ -83,7 +83,7 @@ def page(found: Mapping[str, Sequence[Start]], load: Load, pair: tuple[str, str]
     starts = min(len(each) for each in found.values())
     line = alike(found)
     return Page(
-        title=f"Whole server on light engines: {b} against {a}",
+        title=f"Whole server on {host}: {b} against {a}",
         heading=[str(load), f"{starts} starts an arm", about.line()],
         arms=pair,
         order=[arm for _, arm in turns(list(found), starts) if arm in pair],

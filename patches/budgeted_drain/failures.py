@@ -126,8 +126,7 @@ class Failures:
             with contextlib.suppress(Exception):
                 death.replica.client.shutdown()
         for request_id in self._still_stranded(death):
-            if self._orchestrator.request_states.get(request_id) is death.stranded[request_id]:
-                await self._orchestrator._fail_request_dead_stage(request_id, death.replica.stage_id)
+            await self._orchestrator._fail_request_dead_stage(request_id, death.replica.stage_id)
 
     # ---- What upstream does with a dead replica, and knows of it ----
 
@@ -153,19 +152,18 @@ class Failures:
         if death.excluded and (slot is None or slot is death.replica.client):
             pool._unavailable_replicas.discard(replica_id)
 
-    def _still_stranded(self, death: Death) -> list[str]:
+    def _still_stranded(self, death: Death) -> Iterator[str]:
         """Who was stranded by a death and has not been told, by upstream's rule (``_handle_dead_replica``).
 
-        The slot is empty by now, or another client's, whose own requests are not meant.
+        The slot is empty by now, or another client's, whose own requests are not meant. Each is looked at when it is
+        asked for: telling the one before may have ended it.
         """
         pool, replica_id = death.replica.pool, death.replica.replica_id
         replaced = pool.clients[replica_id] is not None
-        found = []
         for request_id, state in death.stranded.items():
             now_at = pool.get_bound_replica_id(request_id)
             # Whoever detaches a replica drops the rows of the coordinator's bindings and tells those requests himself.
             lost = request_id in death.bound and (now_at == replica_id or (now_at is None and replaced))
             still = self._orchestrator.request_states.get(request_id) is state
             if still and (lost or not self._who_could_go_on(pool)):
-                found.append(request_id)
-        return found
+                yield request_id

@@ -38,8 +38,7 @@ class RoundDispatcher(Dispatcher):
         processed = await rounds.run(replica.replica_id, raw, judge=partial(self._judge, replica) if judge else None)
         if processed is None:
             return "failed"
-        if self._observers.on_routed is not None:
-            self._note_routed(replica, processed)
+        self._note_routed(replica, processed)
         return "routable" if rounds.said else "dispatched"
 
     def _is_only_metrics(self, _replica: Replica, _output: Any) -> bool:
@@ -90,5 +89,5 @@ class RoundFailures(Failures):
         self._include(death)
         stranded = None
         if self._can_exclude and replica.pool.clients[replica.replica_id] is not replica.client:
-            stranded = self._still_stranded(death)
+            stranded = list(self._still_stranded(death))
         await self._rounds.of(replica).run(replica.replica_id, error=death.error, stranded=stranded)

@@ -26,18 +26,19 @@ def _pin(module: str, name: str, parameters: tuple[str, ...], *bodies: str) -> P
 
 _UPDATE = ("self", "new_token_ids", "stop_terminated")
 
+_DETOKENIZER: tuple[AnySeam, ...] = (
+    _pin(DETOKENIZER, "IncrementalDetokenizer.update", _UPDATE, "96beb7fc2aafbfee"),
+    _pin(DETOKENIZER, "SlowIncrementalDetokenizer.num_output_tokens", ("self",), "4e0d7a4b068bf3b3"),
+    Call(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
+    Call(DETOKENIZER, "BaseIncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
+    Call(DETOKENIZER, "IncrementalDetokenizer.num_output_tokens", ("self",)),
+)
+"""The same on every release."""
+
 _EVERYWHERE: tuple[AnySeam, ...] = (
-    _pin(
-        OMNI_PROCESSOR,
-        "MultimodalOutputProcessor._native_text_metric_record",
-        ("self", "request_id"),
-        "4fffefeb423c808d",
-    ),
     _pin(
         OMNI_PROCESSOR, "OmniRequestState._new_completion_output", (*_COMPLETION, "routed_experts"), "b32b4accb18ff561"
     ),
-    _pin(DETOKENIZER, "IncrementalDetokenizer.update", _UPDATE, "96beb7fc2aafbfee"),
-    _pin(DETOKENIZER, "SlowIncrementalDetokenizer.num_output_tokens", ("self",), "4e0d7a4b068bf3b3"),
     _pin("vllm_omni.data_entry_keys", "unflatten_payload", ("flat",), "6d43318428ac551f"),
     # What is recorded of an output.
     _pin(
@@ -55,9 +56,7 @@ _EVERYWHERE: tuple[AnySeam, ...] = (
         "9f913869029c3ca4",
     ),
     # What making an output calls besides, by upstream's names.
-    Call(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
-    Call(DETOKENIZER, "BaseIncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
-    Call(DETOKENIZER, "IncrementalDetokenizer.num_output_tokens", ("self",)),
+    *_DETOKENIZER,
     Call(LOGPROBS, "LogprobsProcessor.pop_prompt_logprobs", ("self",)),
     Call(CFG_TRACKER, "CfgCompanionTracker.has_companions", ("self", "parent_id")),
     Call(CFG_TRACKER, "CfgCompanionTracker.is_companion", ("self", "req_id")),
@@ -91,23 +90,18 @@ def _time_stamps(record: str, *, rate: str) -> tuple[AnySeam, ...]:
     )
 
 
-def _records(*, update: str, finished: str, pop: str) -> tuple[AnySeam, ...]:
-    """The records of latencies: who appends to, reads and forgets them."""
-    owner = "MultimodalOutputProcessor"
+def _records(
+    *, update: str, finished: str, pop: str, made: str = "4fffefeb423c808d", module: str = OMNI_PROCESSOR
+) -> tuple[AnySeam, ...]:
+    """The records of latencies: who makes, appends to, reads and forgets them."""
+    owner, one = "MultimodalOutputProcessor", ("self", "request_id")
+    stepped = ("self", "req_state", "engine_core_output", "engine_core_timestamp", "iteration_stats")
+    ended = ("self", "req_state", "finish_reason", "iteration_stats")
     return (
-        _pin(
-            OMNI_PROCESSOR,
-            f"{owner}._update_stats_from_output",
-            ("self", "req_state", "engine_core_output", "engine_core_timestamp", "iteration_stats"),
-            update,
-        ),
-        _pin(
-            OMNI_PROCESSOR,
-            f"{owner}._update_stats_from_finished",
-            ("self", "req_state", "finish_reason", "iteration_stats"),
-            finished,
-        ),
-        _pin(OMNI_PROCESSOR, f"{owner}.pop_native_text_metrics", ("self", "request_id"), pop),
+        _pin(module, f"{owner}._native_text_metric_record", one, made),
+        _pin(module, f"{owner}._update_stats_from_output", stepped, update),
+        _pin(module, f"{owner}._update_stats_from_finished", ended, finished),
+        _pin(module, f"{owner}.pop_native_text_metrics", one, pop),
     )
 
 
@@ -216,23 +210,19 @@ def _first_half(completion: str, *more: str) -> tuple[AnySeam, ...]:
         completion: Body of vLLM-Omni's ``_new_completion_output``.
         more: What it is given besides.
     """
-    update = ("self", "req_state", "engine_core_output", "engine_core_timestamp", "iteration_stats")
-    finished = ("self", "req_state", "finish_reason", "iteration_stats")
-    owner, one = "MultimodalOutputProcessor", ("self", "request_id")
     return (
         _admission("1ea161a4a9453987", _BEFORE_0_26),
-        _pin(_BEFORE_0_26, f"{owner}._update_stats_from_output", update, "034793ea80f8edf1"),
-        _pin(_BEFORE_0_26, f"{owner}._update_stats_from_finished", finished, "c3e70244fba9a382"),
-        _pin(_BEFORE_0_26, f"{owner}._native_text_metric_record", one, "77d14c094c25e781"),
-        _pin(_BEFORE_0_26, f"{owner}.pop_native_text_metrics", one, "4b1138fb06f1ca6f"),
+        *_records(
+            update="034793ea80f8edf1",
+            finished="c3e70244fba9a382",
+            pop="4b1138fb06f1ca6f",
+            made="77d14c094c25e781",
+            module=_BEFORE_0_26,
+        ),
         _pin(_BEFORE_0_26, "OmniRequestState._new_completion_output", (*_COMPLETION, *more), completion),
         _pin(PROCESSOR, "RequestState._new_completion_output", _COMPLETION, "a34f551db1b6828c"),
-        _pin(DETOKENIZER, "IncrementalDetokenizer.update", _UPDATE, "96beb7fc2aafbfee"),
         _pin(DETOKENIZER, "BaseIncrementalDetokenizer.update", _UPDATE, "3f983b6ac2b1e6b8"),
-        _pin(DETOKENIZER, "SlowIncrementalDetokenizer.num_output_tokens", ("self",), "4e0d7a4b068bf3b3"),
-        Call(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
-        Call(DETOKENIZER, "BaseIncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
-        Call(DETOKENIZER, "IncrementalDetokenizer.num_output_tokens", ("self",)),
+        *_DETOKENIZER,
     )
 
 

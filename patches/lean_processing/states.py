@@ -15,11 +15,11 @@ from .aside import patch, step_aside
 from .completions import READ, StandIn, defer
 from .upstream import (
     DRAINABLE_MODALITIES,
-    HAS_OWNED_SESSIONS,
     TAKES_OUT_AT_EACH_OUTPUT,
     MultimodalCompletionOutput,
     OmniRequestState,
     drain_delta_payload,
+    is_session,
 )
 
 _counters = runtime("lean_processing").counters
@@ -179,9 +179,7 @@ class Unseen:
 
     def _goes_by(self, state: LeanState) -> bool:
         request = self._request
-        if request.streaming.enabled or (
-            request.session_owned if HAS_OWNED_SESSIONS else request.duplex_identity is not None
-        ):
+        if request.streaming.enabled or is_session(request):
             return False
         if self._name not in self._firsts:  # its binding was released: all that is recorded of it begins anew
             self.forget()

@@ -38,7 +38,6 @@ __all__ = [
     "DRAINABLE_MODALITIES",
     "GOES_PAST",
     "HAS_COALESCED",
-    "HAS_OWNED_SESSIONS",
     "HAS_PROMPT_TOKEN_ID_LOGPROBS",
     "HAS_SAMPLING_MASK",
     "HAS_SPEC_DECODE_METRICS",
@@ -80,13 +79,13 @@ TAKES_OUT_AT_EACH_OUTPUT = hasattr(LogprobsProcessor, "pop_prompt_token_id_logpr
 MAY_LEAVE_METRICS_OUT = hasattr(Orchestrator, "collect_stage_metrics")
 """Whether a pool can be told to record nothing of its outputs."""
 
-HAS_OWNED_SESSIONS = "session_owned" in {field.name for field in fields(OrchestratorRequestState)}
+_HAS_OWNED_SESSIONS = "session_owned" in {field.name for field in fields(OrchestratorRequestState)}
 """Whether a request says that a session owns it; else its duplex identity does."""
 
 
 def is_session(request: Any) -> bool:
     """Whether a session owns a request, whose outputs then go other ways."""
-    return bool(request.session_owned) if HAS_OWNED_SESSIONS else request.duplex_identity is not None
+    return bool(request.session_owned) if _HAS_OWNED_SESSIONS else request.duplex_identity is not None
 
 
 def is_looked_at(orchestrator: Any) -> bool:

@@ -79,14 +79,13 @@ def asked(found: dict[str, str] | None = None) -> dict[str, str]:
 
 def default_set(kind: str) -> dict[str, str]:
     """The states of the default set in a process of that kind, on the installed release."""
-    from omni_fastpath.install import row_here
+    from omni_fastpath.install import state_here
     from omni_fastpath.patches import PATCHES
 
     found: dict[str, str] = {}
     for patch in PATCHES:
         if patch.default_on:
-            row = row_here(patch)
-            state = "unsupported" if row is None else row.state.value
+            state = state_here(patch).value
             found[patch.name] = state if kind in {each.value for each in patch.processes} else "not_applicable"
     return found
 

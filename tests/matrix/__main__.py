@@ -32,7 +32,7 @@ from benchmarks.rigs import overlays
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.side_by_side import guarded
 from omni_fastpath.compare.about import about
-from omni_fastpath.declare import Fit, NotApplicable, Patch, Process, State, Superseded
+from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.patches import PATCHES
 from tests.matrix import behaviour, served
 from tests.matrix.workplace import MatrixError, Workplace, tail
@@ -52,19 +52,6 @@ Part = Callable[[Workplace, str], tuple[Any, list[str]]]
 # ---- What a release is looked at for ----
 
 
-def declared(patch: Patch, release: str) -> State:
-    """The state that the patch's rows promise on a release."""
-    match patch.row_on(release):
-        case Fit():
-            return State.APPLIED
-        case Superseded():
-            return State.SUPERSEDED
-        case NotApplicable():
-            return State.NOT_APPLICABLE
-        case _:
-            return State.UNSUPPORTED
-
-
 def seams(place: Workplace, release: str) -> tuple[Any, list[str]]:
     """What the installed wheel's ``status --verify`` says of each patch: its problems, none where all seams fit.
 
@@ -81,14 +68,14 @@ def seams(place: Workplace, release: str) -> tuple[Any, list[str]]:
         f"{patch.name}: {problem}"
         for patch in PATCHES
         for problem in verified[patch.name]
-        if declared(patch, release) is not State.UNSUPPORTED
+        if patch.state_on(release) is not State.UNSUPPORTED
     ]
     if not installation["entry_points"]:
         problems.append("no entry point of the wheel is visible")
     found = {
         "vllm_omni": installation["vllm_omni"],
         "vllm": installation["vllm"],
-        "declared": {patch.name: declared(patch, release).value for patch in PATCHES},
+        "declared": {patch.name: patch.state_on(release).value for patch in PATCHES},
         "patches": verified,
         "compared": report["compared"],
     }
@@ -109,7 +96,7 @@ def cycle(place: Workplace, release: str) -> tuple[Any, list[str]]:
     found = json.loads(done.stdout.splitlines()[-1])
     problems = [f"not put back: {slot}" for slot in found["left"]]
     for patch in PATCHES:
-        wanted, state = declared(patch, release).value, found["states"][patch.name]
+        wanted, state = patch.state_on(release).value, found["states"][patch.name]
         if state["state"] != wanted:
             problems.append(f"{patch.name} is {state['state']} ({state['reason']}), its rows say {wanted}")
     if not Path(found["where"]["omni_fastpath"]).is_relative_to(place.site):
@@ -136,7 +123,7 @@ def server(place: Workplace, release: str, device: str) -> tuple[Any, list[str]]
     found = served.run(place, release, device)
     problems = list(found.parity["differences"])
     for patch in PATCHES:
-        wanted = declared(patch, release)
+        wanted = patch.state_on(release)
         if wanted is State.UNSUPPORTED or not (found.has_stages or Process.SERVER in patch.processes):
             continue  # nothing is promised, or it has no process here
         said = found.states.get(patch.name, {})

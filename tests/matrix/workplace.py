@@ -9,17 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.rigs import overlays
+from benchmarks.rigs.server import OFFLINE
 from omni_fastpath.ab.errors import MeasureError
 from omni_fastpath.compare.arm import clean
 
-QUIET: Mapping[str, str] = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "OMP_NUM_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+QUIET: Mapping[str, str] = {**OFFLINE, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONDONTWRITEBYTECODE": "1"}
 TAIL = 3000
 
 
