@@ -193,6 +193,8 @@ class Fit(Row):
 
     Attributes:
         seams: Verified all before any is written.
+        of_stages: Modules of seams that are for the stages' processes alone, while the others are for the server's
+            alone; empty where every process of the patch has all of them.
         wrappers: Name of the module in the patch's folder whose functions the seams name.
         note: What users of these releases should know, in a few words that go into the reason of ``applied``.
     """
@@ -200,8 +202,15 @@ class Fit(Row):
     state = State.APPLIED
 
     seams: tuple[AnySeam, ...]
+    of_stages: tuple[str, ...] = ()
     wrappers: str = "wrappers"
     note: str = ""
+
+    def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
+        """Those of a kind of process; of None, all."""
+        if process is None or not self.of_stages:
+            return self.seams
+        return tuple(seam for seam in self.seams if (seam.module in self.of_stages) == (process is Process.STAGE))
 
     @property
     def words(self) -> str:
@@ -256,11 +265,34 @@ class Counter:
         name: As the state file and ``/metrics`` have it.
         meaning: In a line, as ``explain`` shows it.
         is_maximum: Whether it is no count but the greatest value seen.
+        moves_with: The counter on ``/metrics``, of upstream's, that never moves without this one; empty where there is
+            none. Of a patch's first counter it tells whether a patch that is idle ought not to be.
     """
 
     name: str
     meaning: str
     is_maximum: bool = field(default=False, kw_only=True)
+    moves_with: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A family of figures on ``/metrics`` that a patch has besides its counters.
+
+    Each sample has the labels ``process``, ``stage`` and ``replica``: of the process that has it, unless the sample
+    says itself which stage and replica it is of.
+
+    Attributes:
+        name: As ``/metrics`` has it, with its unit.
+        meaning: In a line, as ``/metrics`` and ``explain`` show it.
+        labels: More labels.
+        bounds: Upper ends of a histogram's buckets but the last; None for a gauge.
+    """
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...] = field(default=(), kw_only=True)
+    bounds: tuple[float, ...] | None = field(default=None, kw_only=True)
 
 
 class Options(BaseModel):
@@ -292,6 +324,9 @@ class Patch:
         in_use: Name of a function in every wrappers module that says who would be left without the patch if it were
             taken off now, None for nobody.
         taken_off: Name of a function in every wrappers module that is called after all slots were put back.
+        metrics: What it has for ``/metrics`` besides the counters.
+        figures: Name of a function in every wrappers module that gives what these show now, on whichever thread: for
+            each by name a list of samples (``omni_fastpath.figures``).
     """
 
     name: str
@@ -305,6 +340,8 @@ class Patch:
     default_on: bool = True
     in_use: str | None = None
     taken_off: str | None = None
+    metrics: tuple[Metric, ...] = ()
+    figures: str | None = None
 
     @property
     def env(self) -> str:

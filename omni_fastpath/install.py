@@ -7,6 +7,7 @@ wrong with a patch stands in the ledger as its state.
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from omni_fastpath.declare import (
     AnyRow,
     AnySeam,
     Fit,
+    Function,
     NotApplicable,
     Options,
     Patch,
@@ -33,7 +35,7 @@ from omni_fastpath.declare import (
 )
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import ABSENT, MARK, SeamMovedError, Slot, SlotTakenError, is_plain_or_ours, verify
+from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, find, foreign_wrapper, is_ours, verify
 
 _UPSTREAM = frozenset({"vllm", "vllm_omni"})
 
@@ -130,6 +132,47 @@ def verify_all(patches: Sequence[Patch] | None = None) -> dict[str, list[str]]:
     return {patch.name: verify_patch(patch) for patch in (_patches() if patches is None else patches)}
 
 
+def foreign_wrappers() -> dict[str, list[str]]:
+    """What somebody else has put on the slots that hold ours in this process, or had put there before, in words.
+
+    Read without the lock: it is asked for while the ledger tells of an installation.
+    """
+    found: dict[str, list[str]] = {}
+    for name, installation in list(_installed.items()):
+        for written in list(installation.written):
+            if (where := _foreign_wrapper_at(written)) is not None:
+                found.setdefault(name, []).append(f"{written.slot.seam.path}: {where}")
+    return found
+
+
+def _foreign_wrapper_at(written: _Written) -> str | None:
+    raw = written.slot.raw()
+    while is_ours(raw) and raw is not written.ours:  # another patch's, on the same slot
+        raw = raw.__wrapped__
+    if raw is written.raw:
+        return None  # it is being taken off
+    if raw is not written.ours:
+        return f"{foreign_wrapper(raw) or repr(raw)} on top of ours"
+    below = foreign_wrapper(written.raw)
+    return None if below is None else f"{below} below ours"
+
+
+def foreign_wrappers_of_imported(patches: Sequence[Patch]) -> dict[str, list[str]]:
+    """Of each patch here, the seams that bear a foreign wrapper, in words; of modules that were imported."""
+    found: dict[str, list[str]] = {}
+    for patch in patches:
+        for seam in seams_here(patch):
+            if seam.module not in sys.modules or not isinstance(seam, Function):
+                continue
+            try:
+                whose = foreign_wrapper(find(seam).raw())
+            except SeamMovedError:
+                continue
+            if whose is not None:
+                found.setdefault(patch.name, []).append(f"{seam.path}: {whose}")
+    return found
+
+
 def is_installed(name: str) -> bool:
     """Whether the patch's slots hold ours in this process."""
     return name in _installed
@@ -186,12 +229,14 @@ def _apply_one(patch: Patch, options: Options, origin: str, process: Process) ->
         if not is_installed(name) and not required.state.satisfies_requirement:
             LEDGER.set(patch, required.state, f"requires {name}, which is {required.state.value}: {required.reason}")
             return
-    install(patch)
+    install(patch, process)
 
 
 def _verify_for_stages(patch: Patch, process: Process) -> None:
     """A stage can no longer refuse the server's start: look at its seams here, before it is spawned."""
-    if Process.STAGE not in patch.processes or process in patch.processes:
+    row = row_here(patch)
+    has_others = isinstance(row, Fit) and bool(row.of_stages)
+    if Process.STAGE not in patch.processes or (process in patch.processes and not has_others):
         return
     problems = verify_patch(patch)
     if problems:
@@ -224,8 +269,13 @@ def refuse(patches: Sequence[Patch], what: str) -> NoReturn:
     raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {what}")
 
 
-def install(patch: Patch) -> State:
-    """Install one patch and return its state; never raises for a reason of the patch or of upstream."""
+def install(patch: Patch, process: Process | None = None) -> State:
+    """Install one patch and return its state; never raises for a reason of the patch or of upstream.
+
+    Args:
+        patch: Its declaration.
+        process: The kind of process whose slots are written; of None, all.
+    """
     with _lock:
         if is_installed(patch.name):
             return LEDGER.entry(patch).state
@@ -235,12 +285,12 @@ def install(patch: Patch) -> State:
             case Superseded() | NotApplicable() as row:
                 return _set(patch, row.state, row.remarks)
             case Fit() as row:
-                return _install_fit(patch, row)
+                return _install_fit(patch, row, process)
 
 
-def _install_fit(patch: Patch, row: Fit) -> State:
+def _install_fit(patch: Patch, row: Fit, process: Process | None) -> State:
     try:
-        slots = [verify(seam) for seam in row.seams]
+        slots = [verify(seam) for seam in row.seams_in(process)]
     except SeamMovedError as error:
         return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
     except Exception as error:
@@ -271,6 +321,7 @@ def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
     LEDGER.entry(patch).remarks = "; ".join(filter(None, (row.remarks, _below(installation))))
+    LEDGER.entry(patch).figures = _named(wrappers, patch.figures)
     return _set(patch, State.APPLIED, _held(installation))
 
 
@@ -301,8 +352,8 @@ def _held(installation: _Installation) -> str:
 
 def _below(installation: _Installation) -> str:
     """What is to be said of somebody else's wrappers, which ours call."""
-    slots = [each.slot for each in installation.written if each.raw is not ABSENT and not is_plain_or_ours(each.raw)]
-    return f"on somebody else's wrapper of {', '.join(slot.seam.path for slot in slots)}" if slots else ""
+    paths = [each.slot.seam.path for each in installation.written if foreign_wrapper(each.raw) is not None]
+    return f"on somebody else's wrapper of {', '.join(paths)}" if paths else ""
 
 
 def _judge_upstreams_own(patch: Patch, slot: Slot, probe: Callable[[Any], str | None]) -> State:
@@ -333,6 +384,7 @@ def uninstall(patch: Patch) -> None:
             return
         _put_back(installation)
         del _installed[patch.name]
+        LEDGER.entry(patch).figures = None
         _set(patch, State.OFF, "taken off")
 
 
@@ -395,5 +447,6 @@ def _patches() -> Sequence[Patch]:
 
 
 def modules_of(patch: Patch) -> frozenset[str]:
-    """The modules whose import makes the patch installable; none where it is not installed."""
-    return frozenset(seam.module for seam in seams_here(patch))
+    """The modules whose import makes the patch installable in a server; none where it is not installed."""
+    row = row_here(patch)
+    return frozenset(seam.module for seam in row.seams_in(Process.SERVER)) if isinstance(row, Fit) else frozenset()

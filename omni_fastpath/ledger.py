@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class Entry:
         options: The values in force; None before any were.
         counters: Its engagement counters by name.
         remarks: What is to be said of it here while it is applied, whatever the cause is.
+        figures: Gives what its metrics show now, while it is installed; None for one that has none.
     """
 
     patch: Patch
@@ -60,6 +61,7 @@ class Entry:
     options: Options | None = None
     counters: dict[str, int] = field(default_factory=dict)
     remarks: str = ""
+    figures: Callable[[], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         for counter in self.patch.counters:
@@ -71,6 +73,17 @@ class Entry:
         remarks = self.remarks if self.state is State.APPLIED else ""
         kept = f"cannot be taken off: {self.kept_by}" if self.kept_by else ""
         return "; ".join(filter(None, (self.cause, remarks, kept)))
+
+    def shown_figures(self) -> Mapping[str, Any]:
+        """What its metrics show now; none from the first error on, which is said."""
+        if self.figures is None:
+            return {}
+        try:
+            return self.figures()
+        except Exception:
+            self.figures = None
+            logger.exception("omni-fastpath: what %s has for /metrics cannot be read", self.patch.name)
+            return {}
 
 
 Listener = Callable[[str, State, str], None]
@@ -136,6 +149,7 @@ class Ledger:
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Every patch as plain data, for the state file and the metrics."""
         with self._lock:
+            figures = {name: entry.shown_figures() for name, entry in self._entries.items()}  # may move counters
             return {
                 name: {
                     "state": entry.state.value,
@@ -143,6 +157,7 @@ class Ledger:
                     "origin": entry.origin,
                     "options": entry.options.model_dump() if entry.options is not None else {},
                     "counters": dict(entry.counters),
+                    **({"figures": figures[name]} if figures[name] else {}),
                 }
                 for name, entry in self._entries.items()
             }

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from omni_fastpath import gcpauses, processid, statefile
-from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.declare import Metric, Patch, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger, logger
 from omni_fastpath.seams import MARK, is_ours
 
@@ -23,7 +23,8 @@ _API_WORKER = re.compile(r"ApiServer_\d+$")
 """What vllm calls the processes of ``--api-server-count``; their parent runs the stages and serves nobody."""
 
 _MAIN = "MainProcess"
-_LABELS = ("patch", "process", "stage", "replica")
+_OF_PROCESS = ("process", "stage", "replica")
+_LABELS = ("patch", *_OF_PROCESS)
 
 
 class _Where(NamedTuple):
@@ -52,6 +53,14 @@ class _Pauses(NamedTuple):
     seconds: float
 
 
+class _Figure(NamedTuple):
+    """One sample of a patch's metric, in one process."""
+
+    metric: str
+    where: _Where
+    sample: Mapping[str, Any]
+
+
 class Collector:
     """Reads the tree when Prometheus is scraped; costs nothing otherwise, and never fails a scrape.
 
@@ -76,7 +85,9 @@ class Collector:
                 self._complain("the state files cannot be read, /metrics shows this process alone", error)
             records = [record for where, snapshot in processes for record in _records(where, snapshot)]
             pauses = [found for where, snapshot in processes if (found := _pauses(where, snapshot))]
-            return [*_families(records, self._declared()), _pause_family(pauses)]
+            figures = [found for where, snapshot in processes for found in _figures(where, snapshot)]
+            declared = self._declared()
+            return [*_families(records, declared), _pause_family(pauses), *_figure_families(figures, declared)]
         except Exception as error:
             self._complain("/metrics goes without the patches", error)
             return []
@@ -159,33 +170,87 @@ def _records(where: _Where, snapshot: Mapping[str, Any]) -> Iterator[_Record]:
 
 
 def _pauses(where: _Where, snapshot: Mapping[str, Any]) -> _Pauses | None:
-    """None of a process that does not watch them, and of one whose buckets are another version's."""
+    """None of a process that does not watch them."""
     found = snapshot["gc_pauses"]
-    if found is None or len(found["counts"]) != len(gcpauses.BOUNDS_S) + 1:
-        return None
-    return _Pauses(where, found["counts"], found["seconds"])
+    return None if found is None else _Pauses(where, found["counts"], found["seconds"])
 
 
-def _pause_family(processes: Iterable[_Pauses]) -> Any:
-    """A histogram of each process; of processes with the same labels the pauses are added."""
+def _figures(where: _Where, snapshot: Mapping[str, Any]) -> Iterator[_Figure]:
+    for record in snapshot["patches"].values():
+        for metric, samples in record.get("figures", {}).items():
+            yield from (_Figure(metric, where, sample) for sample in samples)
+
+
+def _figure_families(figures: Iterable[_Figure], declared: Mapping[str, Patch]) -> Iterator[Any]:
+    """The families of the patches' metrics of which there is a sample; of equal labels they are added."""
+    by_metric: dict[str, list[_Figure]] = {}
+    for each in figures:
+        by_metric.setdefault(each.metric, []).append(each)
+    for metric in (metric for patch in declared.values() for metric in patch.metrics):
+        found = by_metric.get(metric.name, [])
+        if metric.bounds is None:
+            family = _gauge_family(metric, found)
+        else:
+            counted = [(_labels(metric, each), each.sample["counts"], each.sample["sum"]) for each in found]
+            family = _histogram(metric.name, metric.meaning, (*_OF_PROCESS, *metric.labels), metric.bounds, counted)
+        if family.samples:
+            yield family
+
+
+def _labels(metric: Metric, figure: _Figure) -> tuple[str, ...]:
+    labels = {**figure.where._asdict(), **figure.sample["labels"]}
+    return tuple(labels.get(name, "") for name in (*_OF_PROCESS, *metric.labels))
+
+
+def _gauge_family(metric: Metric, figures: Iterable[_Figure]) -> Any:
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+    values: dict[tuple[str, ...], float] = {}
+    for each in figures:
+        labels = _labels(metric, each)
+        values[labels] = values.get(labels, 0.0) + each.sample["value"]
+    family = GaugeMetricFamily(metric.name, metric.meaning, labels=[*_OF_PROCESS, *metric.labels])
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(
+    name: str,
+    meaning: str,
+    labels: Sequence[str],
+    bounds: Sequence[float],
+    found: Iterable[tuple[tuple[str, ...], Sequence[int], float]],
+) -> Any:
+    """A histogram of label values, counts by bucket and sum; of equal labels they are added.
+
+    What another version has counted in other buckets is left out.
+    """
     from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415
     from prometheus_client.utils import floatToGoString  # noqa: PLC0415
 
-    family = HistogramMetricFamily(
+    family = HistogramMetricFamily(name, meaning, labels=list(labels))
+    counts: dict[tuple[str, ...], list[int]] = {}
+    sums: dict[tuple[str, ...], float] = {}
+    for key, counted, total in found:
+        if len(counted) == len(bounds) + 1:
+            counts[key] = [a + b for a, b in zip(counts.get(key, [0] * len(counted)), counted, strict=True)]
+            sums[key] = sums.get(key, 0.0) + total
+    ends = [floatToGoString(each) for each in (*bounds, float("inf"))]  # type: ignore[no-untyped-call]
+    for key, counted in counts.items():
+        family.add_metric(key, list(zip(ends, itertools.accumulate(counted), strict=True)), sums[key])
+    return family
+
+
+def _pause_family(processes: Iterable[_Pauses]) -> Any:
+    """A histogram of each process."""
+    return _histogram(
         "omni_fastpath_gc_pause_seconds",
         "How long the process stood still for a garbage collection of the oldest generation",
-        labels=["process"],
+        ["process"],
+        gcpauses.BOUNDS_S,
+        [((where.process,), counts, seconds) for where, counts, seconds in processes],
     )
-    counts: dict[str, list[int]] = {}
-    seconds: dict[str, float] = {}
-    for (process, _, _), found, took in processes:
-        counts[process] = [a + b for a, b in zip(counts.get(process, [0] * len(found)), found, strict=True)]
-        seconds[process] = seconds.get(process, 0.0) + took
-    ends = [floatToGoString(each) for each in (*gcpauses.BOUNDS_S, float("inf"))]  # type: ignore[no-untyped-call]
-    for process, found in counts.items():
-        buckets = list(zip(ends, itertools.accumulate(found), strict=True))
-        family.add_metric([process], buckets, seconds[process])
-    return family
 
 
 def _families(records: Iterable[_Record], declared: Mapping[str, Patch]) -> list[Any]:

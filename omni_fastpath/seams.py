@@ -6,11 +6,12 @@ writes back makes every subclass's call the owner's, and a function taken out of
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from omni_fastpath.bodies import SourceError, fingerprint
@@ -19,8 +20,11 @@ from omni_fastpath.declare import Function, Pin, Replace, Seam
 MARK = "_self_omni_fastpath"
 """Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper."""
 
-ABSENT = object()
+_ABSENT = object()
 """What stands in a slot that is not there."""
+
+_UPSTREAMS = frozenset({"vllm", "vllm_omni", "torch", "contextlib", "functools"})
+"""Where the decorators come from that upstream itself puts on its functions."""
 
 
 class SeamMovedError(Exception):
@@ -40,13 +44,13 @@ class Slot:
     name: str
 
     def raw(self) -> Any:
-        """What stands in the owner's own ``__dict__``; ``ABSENT`` if nothing does."""
-        return getattr(self.owner, "__dict__", {}).get(self.name, ABSENT)
+        """What stands in the owner's own ``__dict__``; ``_ABSENT`` if nothing does."""
+        return getattr(self.owner, "__dict__", {}).get(self.name, _ABSENT)
 
     @property
     def present(self) -> bool:
         """Whether the owner itself has the slot."""
-        return self.raw() is not ABSENT
+        return self.raw() is not _ABSENT
 
     def holds(self, value: Any) -> bool:
         """Whether the slot holds exactly this object."""
@@ -64,7 +68,7 @@ class Slot:
         """
         if not self.holds(ours):
             raise SlotTakenError(f"{self.seam.path} was written by someone else after us: found {self.raw()!r}")
-        if raw is ABSENT:
+        if raw is _ABSENT:
             delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, raw)
@@ -82,8 +86,8 @@ def find(seam: Seam) -> Slot:
         raise SeamMovedError(f"{seam.path}: the module cannot be imported ({error})") from error
     *parents, name = seam.qualname.split(".")
     for parent in parents:
-        found = getattr(owner, "__dict__", {}).get(parent, ABSENT)
-        if found is ABSENT:
+        found = getattr(owner, "__dict__", {}).get(parent, _ABSENT)
+        if found is _ABSENT:
             raise SeamMovedError(f"{seam.path}: {owner!r} has no {parent!r}")
         owner = found
     return Slot(seam, owner, name)
@@ -105,7 +109,7 @@ def verify(seam: Seam) -> Slot:
 def differences(seam: Function, slot: Slot) -> Iterator[str]:
     """Each way in which what stands in the slot is not as declared."""
     raw = slot.raw()
-    if raw is ABSENT:
+    if raw is _ABSENT:
         yield f"{slot.owner!r} itself has no {slot.name!r}"
         return
     found = descriptor(raw)
@@ -116,7 +120,7 @@ def differences(seam: Function, slot: Slot) -> Iterator[str]:
     parameters = tuple(inspect.signature(function).parameters)
     if parameters != seam.parameters:
         yield f"its parameters are {parameters}, expected {seam.parameters}"
-    if isinstance(seam, (Replace, Pin)) and not is_plain_or_ours(raw):
+    if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
         yield f"holds somebody else's wrapper {raw!r}, which the patch would go past"
     if seam.fingerprints:
         try:
@@ -143,13 +147,35 @@ def descriptor(raw: Any) -> str:
     return "function" if isinstance(inspect.unwrap(raw), FunctionType) else type(raw).__name__
 
 
-def is_plain_or_ours(raw: Any) -> bool:
+def _is_plain_or_ours(raw: Any) -> bool:
     """Whether nobody else stands between the slot and upstream's function, in whatever depth."""
     while is_ours(raw):
         raw = raw.__wrapped__
     # By type: isinstance asks a foreign wrapt wrapper, which answers as what it wraps.
     raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
     return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
+
+
+def foreign_wrapper(raw: Any) -> str | None:
+    """Whose wrapper stands in a slot or below ours, in words; None where all is upstream's own, decorators too."""
+    while is_ours(raw):
+        raw = raw.__wrapped__
+    raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
+    if not callable(raw) or (type(raw) is FunctionType and not hasattr(raw, "__wrapped__")):
+        return None
+    maker = _maker(raw)
+    return None if maker.partition(".")[0] in _UPSTREAMS else f"a {type(raw).__name__} of {maker}"
+
+
+def _maker(wrapper: Any) -> str:
+    """The module that a wrapper comes from: not what it says, which is what it wraps, but where its code stands."""
+    with contextlib.suppress(AttributeError):  # wrapt keeps what it calls there
+        wrapper = object.__getattribute__(wrapper, "_self_wrapper")
+    if isinstance(wrapper, MethodType):
+        wrapper = wrapper.__func__
+    if type(wrapper) is FunctionType:
+        return str(wrapper.__globals__.get("__name__", "?"))
+    return type(wrapper).__module__
 
 
 def is_ours(raw: Any) -> bool:

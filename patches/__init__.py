@@ -8,8 +8,9 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
    the page that ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. What it is on a release is a
    row: ``Fit``, ``Superseded`` or ``NotApplicable`` (``omni_fastpath.declare``). Every function of upstream's that it
    writes or calls is a seam, in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``);
-   attributes that it reads are named under Fragility. Values are an ``Options`` model, figures are ``Counter``s. It is
-   read in every process, so that it imports nothing but the standard library, pydantic and ``omni_fastpath.declare``.
+   attributes that it reads are named under Fragility. Values are an ``Options`` model, figures are ``Counter``s, and
+   what else ``/metrics`` shows ``Metric``s. It is read in every process, so that it imports nothing but the standard
+   library, pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names, imported on install and only then. A wrapper
    takes ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values and its
    counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream: the
@@ -54,6 +55,7 @@ from omni_fastpath.patches.lean_processing import PATCH as LEAN_PROCESSING
 from omni_fastpath.patches.lean_reader import PATCH as LEAN_READER
 from omni_fastpath.patches.lean_stream import PATCH as LEAN_STREAM
 from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUEUE
+from omni_fastpath.patches.queue_metrics import PATCH as QUEUE_METRICS
 from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
 
 PATCHES: tuple[Patch, ...] = (
@@ -67,5 +69,6 @@ PATCHES: tuple[Patch, ...] = (
     LEAN_PROCESSING,
     LEAN_READER,
     GC_PACING,
+    QUEUE_METRICS,
 )
 """Every patch; a patch stands after those that it requires."""

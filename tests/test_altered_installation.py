@@ -50,7 +50,8 @@ def test_that_patch_is_unsupported_and_the_others_are_on(tmp_path: Path, alterat
             assert entry.state.value == "unsupported"
             assert entry.reason.startswith(f"a seam moved: {alteration.told}"), entry.reason
             assert problems[0].startswith(alteration.told)
-            assert any(each.startswith(f"{patch.name}: {alteration.told}") for each in verified["problems"])
+            told = f"{patch.name}: {alteration.told}"
+            assert any(each["id"] == "seam-moved" and each["what"].startswith(told) for each in verified["findings"])
         else:
             here = state_here(patch).value if Process.SERVER in patch.processes else "not_applicable"
             assert (entry.state.value, problems) == (here, []), entry.reason

@@ -27,6 +27,7 @@ from omni_fastpath.declare import (
     Options,
     Patch,
     Pin,
+    Process,
     Replace,
     Seam,
     Superseded,
@@ -140,7 +141,7 @@ def test_seams_are_complete(patch: Patch) -> None:
 
 def named(patch: Patch, fit: Fit) -> dict[str, str]:
     """What the declaration names in a row's wrappers module, each with what it is for."""
-    found = {name: what for what in ("in_use", "taken_off") if (name := getattr(patch, what)) is not None}
+    found = {name: what for what in ("in_use", "taken_off", "figures") if (name := getattr(patch, what)) is not None}
     for seam in fit.seams:
         if isinstance(seam, (Wrap, Replace)):
             found[seam.wrapper] = seam.path
@@ -178,6 +179,32 @@ def test_what_does_not_go_together_cannot_be_said(invalid: Callable[[], Seam]) -
     """Each kind of seam has what it needs and takes nothing else; mypy says so too (``warn_unused_ignores``)."""
     with pytest.raises(TypeError):
         invalid()
+
+
+@each_patch
+def test_metrics_are_named_as_prometheus_has_it(patch: Patch) -> None:
+    """In our namespace, once, with a unit that Prometheus knows; a histogram has its buckets in order."""
+    assert (patch.figures is not None) == bool(patch.metrics)
+    names = [metric.name for each in PATCHES for metric in each.metrics]
+    for metric in patch.metrics:
+        assert re.fullmatch(r"omni_fastpath_[a-z_]+", metric.name)
+        assert names.count(metric.name) == 1
+        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_info", "_ms"))
+        assert metric.meaning
+        assert not metric.meaning.endswith(".")
+        assert not {"process", "stage", "replica", "le"} & set(metric.labels)
+        assert metric.bounds is None or list(metric.bounds) == sorted({float(each) for each in metric.bounds})
+
+
+@each_patch
+def test_what_is_for_the_stages_alone_is_some_of_it(patch: Patch) -> None:
+    """Where a row tells the stages' seams from the server's, either process has some, and the patch is for both."""
+    for fit in patch.fits:
+        if fit.of_stages:
+            assert {Process.SERVER, Process.STAGE} <= patch.processes
+            assert set(fit.of_stages) < {seam.module for seam in fit.seams}
+            both = (*fit.seams_in(Process.SERVER), *fit.seams_in(Process.STAGE))
+            assert sorted(both, key=str) == sorted(fit.seams, key=str)
 
 
 @each_patch

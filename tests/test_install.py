@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +35,8 @@ from omni_fastpath.declare import (
 from omni_fastpath.install import (
     RefusedError,
     apply,
+    foreign_wrappers,
+    foreign_wrappers_of_imported,
     install,
     is_installed,
     modules_of,
@@ -313,6 +317,31 @@ def test_wrapping_a_foreign_wrapper_is_fine(upstream: Upstream) -> None:
     assert upstream.module.Loop().run(1) == ("ours", ("theirs", ("stock", 1)))
     uninstall(wrapping)
     assert vars(upstream.module.Loop)["run"] is theirs
+
+
+@pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
+def test_foreign_wrappers_are_told(upstream: Upstream, wrap: Any) -> None:
+    """Those below ours and those on top, by slot and by the module that they come from."""
+    upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
+    install(FOUR)
+    install(patch("above", RUN))
+    below = r"made_up_upstream:Loop\.run: a \w+ of tests\.[\w.]+ below ours"
+    assert foreign_wrappers().keys() == {"four", "above"}
+    assert all(re.fullmatch(below, told) for [told] in foreign_wrappers().values())
+    upstream.module.Loop.make = wrap(vars(upstream.module.Loop)["make"])
+    [_, on_top] = foreign_wrappers()["four"]
+    assert re.fullmatch(r"made_up_upstream:Loop\.make: a \w+ of tests\.[\w.]+ on top of ours", on_top)
+    assert [each.partition(": ")[0] for each in foreign_wrappers_of_imported([FOUR])["four"]] == [RUN.path, MAKE.path]
+
+
+def test_no_foreign_wrappers_where_there_are_none(upstream: Upstream) -> None:
+    """Two patches on one slot are both ours, and upstream's own decorators are upstream's."""
+    upstream.module.Loop.check = staticmethod(contextlib.contextmanager(vars(upstream.module.Loop)["check"].__func__))
+    upstream.wrappers.added = lambda _self: "added"  # type: ignore[attr-defined]
+    gone = patch("gone", Call(MODULE, "Loop.gone", ("self",)))
+    assert [install(each) for each in (FOUR, patch("above", RUN), patch("adding", ADDED))] == [State.APPLIED] * 3
+    assert foreign_wrappers() == {}
+    assert foreign_wrappers_of_imported([FOUR, gone]) == {}
 
 
 @pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
@@ -660,6 +689,63 @@ def test_modules_of_a_patch_are_those_of_its_seams(upstream: Upstream) -> None:
     assert modules_of(armed) == {MODULE, "elsewhere"}
     upstream.release("0.31.0")
     assert modules_of(armed) == frozenset()
+
+
+def _two_sided(upstream: Upstream) -> tuple[Patch, Any]:
+    """A patch with a slot in the server and one in the stages, and the stages' module."""
+    stages: Any = ModuleType("made_up_stages")
+    exec("def save(task):\n    return task\n", vars(stages))  # noqa: S102 - a function whose module it is
+    stages.save.__module__ = stages.__name__
+    upstream.module_is(stages)
+    save = Wrap(stages.__name__, "save", ("task",), wrapper="passes")
+    row = Fit(releases=(TESTED,), seams=(LISTEN, save), of_stages=(stages.__name__,))
+    return patch("both", rows=(row,), processes=frozenset({Process.SERVER, Process.STAGE})), stages
+
+
+@pytest.mark.parametrize("process", [Process.SERVER, Process.STAGE, None])
+def test_a_process_has_its_own_slots_alone(upstream: Upstream, process: Process | None) -> None:
+    """Of a patch for servers and for stages each verifies and writes its own; nobody's kind, all."""
+    both, stages = _two_sided(upstream)
+    own, before = upstream.module.listen, stages.save
+    if process is None:
+        install(both)
+    else:
+        apply(resolved(both), process, (both,))
+    written = (upstream.module.listen is not own, stages.save is not before)
+    assert written == (process is not Process.STAGE, process is not Process.SERVER)
+    assert modules_of(both) == {MODULE}
+    assert verify_patch(both) == []
+
+
+def test_the_stages_slots_refuse_a_servers_start(upstream: Upstream) -> None:
+    """Under ``fail`` the parent looks at them too; a stage can refuse nothing any more."""
+    both, stages = _two_sided(upstream)
+    del stages.save
+    apply(resolved(both), Process.SERVER, (both,))
+    assert states() == {"both": State.APPLIED}
+    with pytest.raises(RefusedError, match="in the stages: made_up_stages:save"):
+        apply(resolved(both, on_unsupported="fail"), Process.SERVER, (both,))
+
+
+def test_figures_are_there_while_it_is_installed(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
+    """What a patch gives stands in the snapshot; one that raises is said once and asked no more."""
+    given: list[Any] = [{"waiting": [{"labels": {}, "value": 3}]}, ZeroDivisionError()]
+
+    def figures() -> Any:
+        found = given.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    upstream.wrappers.figures = figures  # type: ignore[attr-defined]
+    told = patch("told", LISTEN, figures="figures")
+    install(told)
+    assert LEDGER.snapshot()["told"]["figures"] == {"waiting": [{"labels": {}, "value": 3}]}
+    for _ in range(2):
+        assert "figures" not in LEDGER.snapshot()["told"]
+    assert caplog.text.count("what told has for /metrics cannot be read") == 1
+    uninstall(told)
+    assert LEDGER.entry(told).figures is None
 
 
 def test_trouble_is_a_state_and_no_exception(upstream: Upstream) -> None:

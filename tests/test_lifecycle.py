@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, Fit, Function, Patch, Process, Replace, State, Wrap
-from omni_fastpath.install import row_here, seams_here, state_here
+from omni_fastpath.declare import Add, AnySeam, Fit, Function, Patch, Process, Replace, State, Wrap
+from omni_fastpath.install import row_here, state_here
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
 
@@ -41,8 +41,15 @@ def apply_in_both(resolved: Resolved) -> None:
     """Install the patches of the server and those of the stages in this process, which no real process does."""
     from omni_fastpath.install import apply
 
-    for process in (Process.SERVER, Process.STAGE):
-        apply(resolved, process, [patch for patch in PATCHES if process in patch.processes])
+    of_server = [patch for patch in PATCHES if Process.SERVER in patch.processes]
+    apply(resolved, Process.SERVER, of_server)
+    apply(resolved, Process.STAGE, [patch for patch in PATCHES if patch not in of_server])
+
+
+def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
+    """What `apply_in_both` installs of a patch: of one that is in both, what is the server's (`of_stages`)."""
+    row = row_here(patch)
+    return row.seams_in(Process.SERVER) if isinstance(row, Fit) else ()
 
 
 def by_name(name: str) -> Patch:
@@ -112,9 +119,9 @@ def _run(name: str, order: str) -> None:
             if not own:
                 # The very first install imports the target itself; what was there before is found below ours.
                 assert "vllm_omni" not in sys.modules
-                install(patch)
+                install(patch, Process.SERVER)
                 own = {key: _below(found) for key, found in upstreams_own().items()}
-            assert install(patch) is State.APPLIED
+            assert install(patch, Process.SERVER) is State.APPLIED
             expected = True
         else:
             uninstall(patch)
@@ -341,7 +348,9 @@ def test_a_later_release_that_changed_nothing_fits() -> None:
             found = upgrade.compare(patch, later.version)
             assert {seam["seam"]: seam["changes"] for seam in found["seams"] if seam["changes"]} == {}
             row = eval(upgrade.sheet(patch, later)["row"].rstrip(","), vars(declare))  # noqa: S307
-            assert [type(seam) for seam in row.seams] == [type(seam) for seam in seams_here(patch)]
+            here = row_here(patch)
+            assert isinstance(here, Fit)
+            assert [type(seam) for seam in row.seams] == [type(seam) for seam in here.seams]
             for seam in row.seams:
                 seams.verify(seam)
     assert_holds(None, own)

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from omni_fastpath import gcpauses, metrics, statefile
-from omni_fastpath.declare import Counter, Process, State
+from omni_fastpath.declare import Counter, Metric, Process, State
 from omni_fastpath.gcpauses import BOUNDS_S
 from omni_fastpath.ledger import LEDGER, Ledger
 from omni_fastpath.metrics import Collector
@@ -326,6 +326,62 @@ def test_pauses_are_a_histogram_of_each_process(ledger: Ledger, monkeypatch: pyt
 def test_a_process_that_does_not_watch_shows_no_pauses(ledger: Ledger) -> None:
     """Neither zeros nor an empty histogram."""
     assert shown(collected(ledger)) == {}
+
+
+# ---- What a patch has besides ----
+
+CYMBAL = patch(
+    "cymbal",
+    processes=EVERYWHERE,
+    metrics=(
+        Metric("omni_fastpath_ring_seconds", "How long it rings", labels=("where",), bounds=(0.5, 1.0)),
+        Metric("omni_fastpath_hanging", "How many hang"),
+    ),
+)
+
+
+def rung(*counts: int, total: float, **labels: str) -> dict[str, Any]:
+    """A sample of the histogram."""
+    return {"labels": labels, "counts": list(counts), "sum": total}
+
+
+def test_figures_of_every_process_are_shown() -> None:
+    """With the labels of the process, unless a sample says whose it is; of equal labels they are added."""
+    ledger = Ledger()
+    ledger.set(CYMBAL, State.APPLIED, "yes")
+    ledger.named("cymbal").figures = lambda: {
+        "omni_fastpath_ring_seconds": [
+            rung(1, 0, 2, total=7.5, stage="2", replica="1", where="hall"),
+            rung(0, 1, 0, total=0.75, stage="2", replica="1", where="hall"),
+            rung(1, 2, total=9.0, where="another version's buckets"),
+        ],
+        "omni_fastpath_unknown": [rung(1, 2, total=9.0)],
+    }
+    hanging = {"omni_fastpath_hanging": [{"labels": {}, "value": 4}]}
+    with process({**engine(1), "patches": {"cymbal": {"state": "applied", "figures": hanging}}}):
+        samples = [each for each in collected(ledger) if each[0].startswith(("omni_fastpath_ring", "omni_fastpath_ha"))]
+    whose = {"process": "server", "stage": "2", "replica": "1", "where": "hall"}
+    assert samples == [
+        *(
+            ("omni_fastpath_ring_seconds_bucket", {**whose, "le": end}, value)
+            for end, value in (("0.5", 1.0), ("1.0", 2.0), ("+Inf", 4.0))
+        ),
+        ("omni_fastpath_ring_seconds_count", whose, 4.0),
+        ("omni_fastpath_ring_seconds_sum", whose, 8.25),
+        (
+            "omni_fastpath_hanging",
+            {"process": "StageEngineCoreProc_stage1_replica0", "stage": "1", "replica": "0"},
+            4.0,
+        ),
+    ]
+
+
+def test_a_metric_without_samples_is_not_there(ledger: Ledger) -> None:
+    """Neither its help nor its type: a patch that is off shows nothing."""
+    ledger.set(CYMBAL, State.OFF, "no")
+    registry = CollectorRegistry()
+    registry.register(Collector(ledger, Process.SERVER))
+    assert "omni_fastpath_ring" not in generate_latest(registry).decode()
 
 
 # ---- Nothing breaks a scrape ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ def measure(arm: Arm, case: Case, repeats: int) -> list[float]:
         for name in names:
             pipeline.add_request(name)
         stamps: list[int] = []
-        _stub(pipeline.orchestrator, [outputs[each] for each in routable] * 6, stamps)
+        stub(pipeline.orchestrator, [outputs[each] for each in routable] * 6, stamps.append)
         queues = [pipeline.replicas[stage][0].outputs_queue for stage in fed]
         waiting = [raw_outputs(stage) for stage in fed]
         began: list[int] = []
@@ -110,7 +111,7 @@ def measure(arm: Arm, case: Case, repeats: int) -> list[float]:
     return figures
 
 
-def _stub(orchestrator: Any, processed: list[Any], stamps: list[int]) -> None:
+def stub(orchestrator: Any, processed: Iterable[Any], stamp: Callable[[int], Any]) -> None:
     """Replace the work; the stubs do as little as they can, because what they cost counts as dispatch.
 
     Up to 0.26, where processing stands inside upstream's loop, that is the output processors' and a look for KV marks.
@@ -120,7 +121,7 @@ def _stub(orchestrator: Any, processed: list[Any], stamps: list[int]) -> None:
     async def process(*_: Any, **_stats: Any) -> Any:
         return take()
 
-    async def handle(*_: Any, stamp: Any = stamps.append) -> None:
+    async def handle(*_: Any, stamp: Any = stamp) -> None:
         stamp(time.perf_counter_ns())
 
     async def finish(*_: Any) -> None:
@@ -145,7 +146,7 @@ def stubs_us(calls: int = 20_000) -> float:
         _finish_raw_terminal_requests: Any
 
     orchestrator, stamps = Orchestrator(), list[int]()
-    _stub(orchestrator, [None] * calls, stamps)
+    stub(orchestrator, [None] * calls, stamps.append)
 
     async def run() -> None:
         for _ in range(calls):

@@ -137,6 +137,17 @@ async def _served() -> None:
     gc.unfreeze()
 
 
+def _observed() -> None:
+    """An orchestrator and a front end that are observed."""
+    from tests.patches.drive import run
+    from tests.patches.test_queue_metrics import counts, filled, observed
+
+    with observed():
+        run(filled(event_driven=False))
+        asyncio.run(asyncio.wait_for(_front_end(event_driven=False), 30))
+        assert counts("residence_seconds")
+
+
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> UpstreamCalls:
     """What the patches called of upstream's, in both modes of the orchestrator and on both stages."""
@@ -146,6 +157,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> UpstreamCalls:
         _fleets(tmp_path_factory.mktemp("stages"))
         _lean(tmp_path_factory.mktemp("sockets"))
         asyncio.run(_served())
+        _observed()
         with switched_on():
             for event_driven in (False, True):
                 asyncio.run(asyncio.wait_for(_front_end(event_driven=event_driven), 30))

@@ -33,7 +33,7 @@ ON_TOP = "vllm_omni.entrypoints.omni_base:OmniBase._log_summary_and_cleanup"
 
 
 def _requests() -> list[Any]:
-    from benchmarks.rigs.capture import chat_request
+    from omni_fastpath.compare.capture import chat_request
 
     return [
         chat_request("Hello there, my friend.", max_tokens=8),
@@ -47,7 +47,7 @@ def _requests() -> list[Any]:
 
 
 def _answers(running: Any) -> list[Any]:
-    from benchmarks.rigs.capture import run_closed_loop
+    from omni_fastpath.compare.capture import run_closed_loop
 
     captures = run_closed_loop(running.url, _requests(), 4)
     assert all(capture.succeeded for capture in captures), [capture.error for capture in captures]
@@ -73,7 +73,7 @@ def test_somebody_elses_wrappers(server: Callable[..., Any], stock: list[Any], t
 
     Each answer is stock's, theirs are called, ours are applied, and the one that would go past theirs is unsupported.
     """
-    from benchmarks.rigs.capture import differences
+    from omni_fastpath.compare.capture import differences
 
     folders = [
         foreign.package(tmp_path / "early", "early", [BELOW, REPLACED]),
@@ -105,7 +105,7 @@ def test_somebody_elses_wrappers(server: Callable[..., Any], stock: list[Any], t
 
 def test_an_altered_installation(server: Callable[..., Any], stock: list[Any], tmp_path: Path) -> None:
     """Three patches do not fit a vLLM-Omni altered on disk: each names its seam; the others are on, and it serves."""
-    from benchmarks.rigs.capture import differences
+    from omni_fastpath.compare.capture import differences
 
     installation = Altered(tmp_path / "altered")
     alterations = (STATEMENT, PARAMETER, MODULE)

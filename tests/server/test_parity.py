@@ -38,7 +38,7 @@ class Observed:
 
 
 def _mixed() -> list[Any]:
-    from benchmarks.rigs.capture import chat_request
+    from omni_fastpath.compare.capture import chat_request
 
     requests = []
     for n in range(24):
@@ -55,13 +55,13 @@ def _mixed() -> list[Any]:
 
 
 def _aborted() -> list[Any]:
-    from benchmarks.rigs.capture import chat_request
+    from omni_fastpath.compare.capture import chat_request
 
     return [chat_request(f"Interrupted {n}", max_tokens=60, ignore_eos=True, abort_after=4 + 5 * n) for n in range(4)]
 
 
 def _bad() -> list[Any]:
-    from benchmarks.rigs.capture import Request, chat_request
+    from omni_fastpath.compare.capture import Request, chat_request
 
     return [
         chat_request("x", model="no-such-model"),
@@ -134,7 +134,7 @@ _SUMMARY = re.compile(r"\[(OmniTiming|Overall Summary|RequestE2EStats|StageReque
 
 
 def _observe(server: Any) -> Observed:
-    from benchmarks.rigs.capture import chat_request, run_closed_loop
+    from omni_fastpath.compare.capture import chat_request, run_closed_loop
 
     with server:
         mixed = run_closed_loop(server.url, _mixed(), 8)
@@ -159,7 +159,7 @@ def _observe(server: Any) -> Observed:
 def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
     import threading
 
-    from benchmarks.rigs.capture import run_closed_loop
+    from omni_fastpath.compare.capture import run_closed_loop
 
     timer = threading.Timer(1.5, lambda: psutil.Process(pid).kill())
     timer.start()
@@ -178,7 +178,7 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
     stock = _observe(server("qwen3_omni", "qwen3_omni.yaml", environment={"OMNI_FASTPATH": "0"}))
     path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
-    switches = ["save_queue_cap", "lean_processing", "lean_stream", "lean_reader", "gc_pacing"]
+    switches = ["save_queue_cap", "lean_processing", "lean_stream", "lean_reader", "gc_pacing", "queue_metrics"]
     switches = [*(f"{name}=true" for name in switches), "lean_front_end.summary=thread"]
     path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", switches, PATCHES, output=path))
     return stock, _observe(server("qwen3_omni", path))
@@ -196,6 +196,7 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert fast.states["lean_processing"]["counters"]["not_built"] > 50
     assert fast.states["lean_stream"]["counters"]["events"] > 50
     assert fast.states["lean_reader"]["counters"]["clients"] == 3
+    assert fast.states["queue_metrics"]["counters"]["observed"] > 500
     found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]
     for patch in ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"):
         assert {each[patch] for each in found} == {"not_applicable"}
@@ -219,7 +220,7 @@ def test_one_scrape_shows_the_stages(arms: tuple[Observed, Observed]) -> None:
 
 def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:
     """Text, tokens, every audio chunk, metadata, finish reasons and usage of each request are equal."""
-    from benchmarks.rigs.capture import differences
+    from omni_fastpath.compare.capture import differences
 
     stock, fast = arms
     assert all(capture.succeeded for capture in stock.mixed)

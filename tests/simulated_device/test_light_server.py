@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 import omni_simulated_device
-from benchmarks.rigs.capture import Request, chat_request, differences, run_closed_loop, speech_request
 from benchmarks.rigs.server import Server
+from omni_fastpath.compare.capture import Request, chat_request, differences, run_closed_loop, speech_request
 from omni_simulated_device import models
 from tests.simulated_device import raw_outputs
 
