@@ -108,7 +108,17 @@ class Fronts:
         def process_llm_stage_outputs(
             stage_id: int, replica_id: int, raw_outputs: Any, raw_terminal_request_ids: set[str]
         ) -> Awaitable[Any]:
-            note(stage_id, replica_id, raw_outputs)
+            nonlocal due, replica, constructed_s, entries, had, before
+            if not apart or not is_apart():  # as in note, without a call: it runs for each raw output
+                try:
+                    constructed_s = raw_outputs.timestamp
+                    entries = len(raw_outputs.outputs)
+                    had = firsts[stage_id]
+                    before = len(had)
+                    replica = replica_id
+                    due = stage_id
+                except Exception as error:
+                    failed(error)
             return process(stage_id, replica_id, raw_outputs, raw_terminal_request_ids)
 
         def handle_kv_ready_raw_outputs(stage_id: int, raw_outputs: Any) -> Awaitable[Any]:
