@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-serving test-rest lint unit fleets floors pythons matrix bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
+.PHONY: setup demo parity test test-serving test-rest lint unit fleets floors pythons matrix matrix-ci bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # About half of the time that all tests take, and whatever starts servers or puts chunks into shared memory: a server
@@ -18,6 +18,7 @@ parity: setup ## the same answers: a server with real stage engines, stock and f
 
 test: setup lint floors ## everything that CI runs; the tests in two processes, each of which speaks when it is done
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-serving test-rest
+	@$(MAKE) --no-print-directory matrix-ci
 
 test-serving: setup
 	$(VENV_PYTHON) -m pytest $(SERVING)
@@ -41,6 +42,9 @@ pythons: ## the same with the newest dependencies, on every Python that pyprojec
 
 matrix: setup ## our built wheel on every release; half an hour, RELEASE="0.22.0 0.30.0" for some
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
+
+matrix-ci: setup ## the oldest release, the newest and what is in preview; the last part of `make test`
+	@$(VENV_PYTHON) -W ignore -m tests.matrix --ci
 
 fleets: setup ## 1,000 random fleets of the orchestrator and 1,000 of a stage against stock; half an hour
 	$(VENV_PYTHON) -W ignore -m tests.fleets_dispatch --seeds 1000

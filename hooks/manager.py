@@ -41,6 +41,13 @@ class HookManager:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(Specs)
         self._loaded = False
+        self._unusable: dict[str, str] = {}
+        self._switched_off: dict[str, str] = {}
+
+    def told(self) -> dict[str, Any]:
+        """The plugins by name, for the state file: those in use, and why others are not, cannot be or no longer are."""
+        used = [name for name, plugin in self._pluggy.list_name_plugin() if plugin is not None]
+        return {"used": used, "unusable": dict(self._unusable), "switched_off": dict(self._switched_off)}
 
     def load(self) -> None:
         """Register the plugins of the entry-point group, once; one that cannot be loaded is reported and left out."""
@@ -55,6 +62,7 @@ class HookManager:
             except BaseException as error:
                 if is_a_signals(error):
                     raise
+                self._unusable[entry_point.name] = f"{type(error).__name__}: {error}"
                 logger.exception("omni-fastpath: the hook plugin %s cannot be used; it is left out", entry_point.name)
 
     def register(self, plugin: object, name: str | None = None) -> None:
@@ -145,6 +153,7 @@ class HookManager:
                 if is_a_signals(error):
                     raise
                 off = True
+                self._switched_off[implementation.plugin_name] = f"{hook} raised {type(error).__name__}: {error}"
                 logger.exception(
                     "omni-fastpath: hook %s of plugin %s raised; the plugin is switched off",
                     hook,

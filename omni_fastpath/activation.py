@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from omni_fastpath import commandline, handoff, install, metrics, spawned
 from omni_fastpath.config import Resolved
@@ -42,6 +43,7 @@ class Activation:
         self.enabled: frozenset[str] = frozenset()
         self._publisher: Publisher | None = None
         self._hooks_listen = False
+        self._hooks: Callable[[], Mapping[str, Any]] | None = None
 
     @property
     def is_shown(self) -> bool:
@@ -105,6 +107,7 @@ class Activation:
 
             HOOKS.load()
             LEDGER.listen(HOOKS.on_patch_state)
+            self._hooks = HOOKS.told
         except Exception:
             logger.exception("omni-fastpath: hook plugins cannot be loaded; the patches work without them")
 
@@ -118,7 +121,7 @@ class Activation:
             is_server = self._hooks_listen and kind is Process.SERVER  # a stage serves no metrics
             if is_server and commandline.is_serve(sys.argv[1:]):
                 PAUSES.watch()
-            self._publisher = Publisher(kind, source)
+            self._publisher = Publisher(kind, source, hooks=self._hooks)
             self._publisher.start()
             if is_server:
                 try:

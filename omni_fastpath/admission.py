@@ -14,7 +14,7 @@ from typing import Any
 from omni_fastpath import config, deployyaml, engines, envs, ownerror
 from omni_fastpath.activation import ACTIVATION, Activation, process_kind
 from omni_fastpath.config import ConfigError, Resolved
-from omni_fastpath.gates import GATE, Gate, when_imported
+from omni_fastpath.gates import ENGINE_MODULE, GATE, Gate, when_imported
 from omni_fastpath.install import RefusedError, modules_of
 from omni_fastpath.ledger import logger, warn_once
 from omni_fastpath.master import HANDOFF
@@ -32,6 +32,7 @@ class Admission:
     def __init__(self, activation: Activation, gate: Gate) -> None:
         self._activation = activation
         self._gate = gate
+        self._has_judged = False
         gate.before_stages = self._before_stages
 
     def judge(self, source: str | None, deploy: Any) -> None:
@@ -46,6 +47,7 @@ class Admission:
             RefusedError: A patch that was asked for cannot serve, or an error of ours keeps it from serving, and
                 ``on_unsupported`` is ``fail``.
         """
+        self._has_judged = True
         try:
             self._resolve_and_take_effect(source, deploy)
         except Exception as error:
@@ -76,12 +78,14 @@ class Admission:
         # What other processes' patches patch may never be imported here; the gate tells the stages.
         here = [patch for patch in PATCHES if patch.name in resolved.enabled and process_kind() in patch.processes]
         needed = frozenset[str]().union(*(modules_of(patch) for patch in here))
+        if needed:  # plain vLLM has those of vLLM's own, and is not our business
+            needed |= {ENGINE_MODULE}
         imported: set[str] = set()
 
         def one_more(name: str, _module: Any) -> None:
             imported.add(name)
-            if imported != needed or self._activation.is_shown:
-                return  # some are missing, or a deploy YAML was read in the meantime
+            if imported != needed or self._has_judged:
+                return  # some are missing, or a deploy YAML decides: the import may be its own, in the middle of it
             try:
                 self._take_effect(resolved, None)
             except RefusedError as error:

@@ -1,12 +1,13 @@
 """``omni-fastpath``: what is on, what it does, and an overlay YAML to switch it on.
 
-Nothing here imports vllm or vllm-omni, except ``status --verify`` and ``seams``, which look at their functions.
+Nothing here imports vllm or vllm-omni, except ``status --verify``, ``doctor`` and ``seams``: they look at functions.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -14,26 +15,32 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_fastpath import __version__, bodies, overlay, tables, upgrade, values
+from omni_fastpath import __version__, bodies, doctor, overlay, tables, upgrade, values
 from omni_fastpath.declare import Patch
+from omni_fastpath.findings import leftovers
+from omni_fastpath.findings.model import SCHEMA_FILE
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.status import status_report
+from omni_fastpath.status import look, status_report
 from omni_fastpath.values import ConfigError
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
+_AB = "ab"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0: fine. 1: an installation or a live process that does not do what was asked for. 2: a usage or configuration
-        error.
+        0: fine. 1: an installation or a live process that does not do what was asked for (``doctor``: any finding
+        above ``info``). 2: a usage or configuration error. ``ab`` has others besides (``ab/command.py``).
     """
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     _print_whatever_is_no_text()
     try:
+        if words[:1] == [_AB]:
+            return _ab(words[1:])
+        arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except (ConfigError, OSError) as error:
         # Under the table that a command has printed, and never in the midst of piped output.
@@ -63,6 +70,24 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also show what this YAML comes to here")
     status.set_defaults(run=_status)
 
+    examine = commands.add_parser(
+        "doctor",
+        help="what is wrong with this installation and its live servers, and what to do about it",
+        description="Exit code: 0 where nothing weighs more than info, 1 after a warning or an error, 2 for a wrong "
+        "command line, and where this shell's variables or the deploy YAML would be refused.",
+        allow_abbrev=False,
+    )
+    examine.add_argument("--json", action="store_true", help="the report as one JSON document")
+    examine.add_argument("--json-schema", action="store_true", help="the JSON schema of that, and nothing else")
+    examine.add_argument("--no-verify", action="store_true", help="do not import vllm to look at each seam")
+    examine.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also judge what this YAML comes to here")
+    examine.add_argument(
+        "--leftovers",
+        action="store_true",
+        help="only the files that dead servers left in shared memory, each with a NUL behind it",
+    )
+    examine.set_defaults(run=_doctor)
+
     explain = commands.add_parser(
         "explain", help="what a patch does, or all patches in a line each", allow_abbrev=False
     )
@@ -87,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     write.add_argument("--set", action="append", default=[], metavar="PATCH.KEY=VALUE", help="also PATCH=true or false")
     write.add_argument("--force", action="store_true", help="overwrite OUT")
     write.set_defaults(run=_overlay, parser=write)
+
+    # For the help alone: argparse would swallow one of its `--`.
+    commands.add_parser(_AB, help="two settings of a server, measured in turn, and their answers", add_help=False)
     return parser
 
 
@@ -101,6 +129,20 @@ def _until_nobody_reads() -> Iterator[None]:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
+# ab
+
+
+def _ab(words: Sequence[str]) -> int:
+    missing = [name for name in ("aiohttp", "scipy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"ab needs {' and '.join(missing)}, which vLLM-Omni brings; without it: pip install 'omni-fastpath[ab]'"
+        )
+    from omni_fastpath.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
+
+    return run(words)
+
+
 # status
 
 
@@ -113,7 +155,32 @@ def _status(arguments: argparse.Namespace) -> int:
             tables.show_status(report, tables.standard_output())
     if report["configuration_error"] is not None:
         return REFUSED
-    return TROUBLE if report["problems"] else FINE
+    return TROUBLE if any(finding["severity"] == "error" for finding in report["findings"]) else FINE
+
+
+# doctor
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.json_schema:
+        with _until_nobody_reads():
+            print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")  # noqa: T201
+        return FINE
+    if arguments.leftovers:
+        with _until_nobody_reads():
+            print(*(f"{each.path}\0" for each in leftovers.find() if each.kind == "shared memory"), sep="", end="")  # noqa: T201
+        return FINE
+    verify = not arguments.no_verify and vllm_omni_release() is not None
+    facts = look(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=verify, deep=True)
+    report = doctor.examine(facts)
+    with _until_nobody_reads():
+        if arguments.json:
+            print(report.model_dump_json(indent=2, by_alias=True))  # noqa: T201
+        else:
+            doctor.show(report, tables.standard_output())
+    if facts.report["configuration_error"] is not None:
+        return REFUSED
+    return TROUBLE if doctor.is_trouble(report) else FINE
 
 
 # explain

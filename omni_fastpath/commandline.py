@@ -51,3 +51,20 @@ def _flags_in(file: str) -> Iterator[str]:
     for key, value in content.items() if isinstance(content, dict) else ():
         if value is not False and value != []:
             yield f"--{key}"
+
+
+def value(arguments: Sequence[str], option: str) -> str | None:
+    """The value of an option, as ``--option VALUE`` or ``--option=VALUE``; the last one counts."""
+    found = None
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == option and not following.startswith("-"):
+            found = following or None
+        elif argument.startswith(f"{option}="):
+            found = argument.removeprefix(f"{option}=")
+    return found
+
+
+def port(arguments: Sequence[str]) -> int | None:
+    """The port that a server's arguments name; None where they do not."""
+    text = value(arguments, "--port") or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len("65535") else None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -18,16 +19,21 @@ READER = "resolve_deploy_yaml"
 """Every reader of a deploy YAML in 0.30 comes through it: ``load_deploy_config`` looks it up in its module when it is
 called, however it was imported itself."""
 
-GATE_MODULE = "vllm_omni.engine.stage_runtime"
-GATE_CLASS = "StageRuntime"
+GATES = (
+    ("vllm_omni.engine.stage_runtime", "StageRuntime"),
+    ("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine"),  # 0.22
+)
 GATE_METHOD = "_build_logical_stage_init_plans"
 """What an engine calls before it spawns its stages, right after it has read its deploy YAML once more, with exceptions
-swallowed. A library user's ``Omni`` loads plugins only after its first reading, and an engine without a deploy YAML
-reads nothing."""
+swallowed. It stands in one of the classes. A library user's ``Omni`` loads plugins only after its first reading, and an
+engine without a deploy YAML reads nothing."""
 
 HEADLESS_GATE_MODULE = "vllm_omni.engine.stage_engine_startup"
 HEADLESS_GATE = "get_headless_replica_devices"
 """The same for a headless server, which has no stage runtime and looks this function up when it calls it."""
+
+ENGINE_MODULE = "vllm_omni.engine.orchestrator"
+"""What is imported where an engine of vLLM-Omni's is made, on every release, and in no process of plain vLLM."""
 
 logger = logging.getLogger("vllm.omni_fastpath")
 
@@ -116,11 +122,12 @@ class Gate:
             if self._armed:
                 return
             self._armed = True
-        when_imported(GATE_MODULE, self._wrap_stage_runtime)
+        for module, name in GATES:
+            when_imported(module, functools.partial(self._wrap_gate, name))
         when_imported(HEADLESS_GATE_MODULE, self._wrap_headless)
 
-    def _wrap_stage_runtime(self, module: Any) -> None:
-        _wrap(getattr(module, GATE_CLASS, None), GATE_METHOD, self._wrapped_build_logical_stage_init_plans)
+    def _wrap_gate(self, name: str, module: Any) -> None:
+        _wrap(getattr(module, name, None), GATE_METHOD, self._wrapped_build_logical_stage_init_plans)
 
     def _wrap_headless(self, module: Any) -> None:
         _wrap(module, HEADLESS_GATE, self._wrapped_get_headless_replica_devices)
@@ -128,7 +135,7 @@ class Gate:
     def _wrapped_build_logical_stage_init_plans(
         self, wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     ) -> Any:
-        path = getattr(instance, "_config_path", None)
+        path = getattr(instance, "_config_path", getattr(instance, "config_path", None))
         self._pass(None if path is None else str(path))
         return wrapped(*args, **kwargs)
 

@@ -7,9 +7,11 @@ wrong with a patch stands in the ledger as its state.
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, NoReturn
 
 from packaging.version import InvalidVersion, Version
@@ -21,6 +23,7 @@ from omni_fastpath.declare import (
     AnyRow,
     AnySeam,
     Fit,
+    Function,
     NotApplicable,
     Options,
     Patch,
@@ -32,7 +35,9 @@ from omni_fastpath.declare import (
 )
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
+from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, find, foreign_wrapper, is_ours, verify
+
+_UPSTREAM = frozenset({"vllm", "vllm_omni"})
 
 
 class RefusedError(RuntimeError):
@@ -98,24 +103,74 @@ def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
 def verify_patch(patch: Patch) -> list[str]:
     """Every way in which the installed upstream differs from the declaration; empty when it fits.
 
-    Imports the modules that the patch's seams name.
+    Imports the modules that the patch's seams name, and, where all of them fit, the patch's wrappers.
     """
     if problem := release_problem(patch):
         return [problem]
-    problems = []
-    for seam in seams_here(patch):
+    row, problems = row_here(patch), list[str]()
+    if not isinstance(row, Fit):
+        return problems
+    for seam in row.seams:
         try:
             verify(seam)
         except SeamMovedError as error:
             problems.append(str(error))
         except Exception as error:  # whatever importing upstream's module raises
             problems.append(f"{seam.path}: looking at it failed: {error!r}")
+    if not problems:
+        try:
+            import_wrappers(patch, row)
+        except SeamMovedError as error:
+            problems.append(str(error))
+        except Exception as error:  # of ours, or whatever importing upstream's modules raises
+            problems.append(f"its wrappers cannot be imported: {error!r}")
     return problems
 
 
 def verify_all(patches: Sequence[Patch] | None = None) -> dict[str, list[str]]:
     """``verify_patch`` for every patch, for ``omni-fastpath status --verify``."""
     return {patch.name: verify_patch(patch) for patch in (_patches() if patches is None else patches)}
+
+
+def foreign_wrappers() -> dict[str, list[str]]:
+    """What somebody else has put on the slots that hold ours in this process, or had put there before, in words.
+
+    Read without the lock: it is asked for while the ledger tells of an installation.
+    """
+    found: dict[str, list[str]] = {}
+    for name, installation in list(_installed.items()):
+        for written in list(installation.written):
+            if (where := _foreign_wrapper_at(written)) is not None:
+                found.setdefault(name, []).append(f"{written.slot.seam.path}: {where}")
+    return found
+
+
+def _foreign_wrapper_at(written: _Written) -> str | None:
+    raw = written.slot.raw()
+    while is_ours(raw) and raw is not written.ours:  # another patch's, on the same slot
+        raw = raw.__wrapped__
+    if raw is written.raw:
+        return None  # it is being taken off
+    if raw is not written.ours:
+        return f"{foreign_wrapper(raw) or repr(raw)} on top of ours"
+    below = foreign_wrapper(written.raw)
+    return None if below is None else f"{below} below ours"
+
+
+def foreign_wrappers_of_imported(patches: Sequence[Patch]) -> dict[str, list[str]]:
+    """Of each patch here, the seams that bear a foreign wrapper, in words; of modules that were imported."""
+    found: dict[str, list[str]] = {}
+    for patch in patches:
+        for seam in seams_here(patch):
+            if seam.module not in sys.modules or not isinstance(seam, Function):
+                continue
+            try:
+                whose = foreign_wrapper(find(seam).raw())
+            except SeamMovedError:
+                continue
+            if whose is not None:
+                found.setdefault(patch.name, []).append(f"{seam.path}: {whose}")
+    return found
 
 
 def is_installed(name: str) -> bool:
@@ -247,9 +302,7 @@ def _install_fit(patch: Patch, row: Fit, process: Process | None) -> State:
 def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
     installation = _Installation(patch)
     try:
-        # The wrappers look up their runtime while they are imported.
-        LEDGER.entry(patch).remarks = row.remarks
-        wrappers = importlib.import_module(patch.wrappers_of(row))
+        wrappers = import_wrappers(patch, row)
         installation.in_use, installation.taken_off = _named(wrappers, patch.in_use), _named(wrappers, patch.taken_off)
         for slot in slots:
             if isinstance(slot.seam, Add) and hasattr(slot.owner, slot.name):
@@ -260,13 +313,31 @@ def _install_verified(patch: Patch, row: Fit, slots: list[Slot]) -> State:
                     _write(installation.written, slot, _around(slot.raw(), _named(wrappers, name), patch))
                 case Add(function=name):
                     _write(installation.written, slot, _named(wrappers, name))
+    except SeamMovedError as error:  # what the wrappers import, before anything was written
+        return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
         _put_back(installation)
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
+    LEDGER.entry(patch).remarks = "; ".join(filter(None, (row.remarks, _below(installation))))
     LEDGER.entry(patch).figures = _named(wrappers, patch.figures)
     return _set(patch, State.APPLIED, _held(installation))
+
+
+def import_wrappers(patch: Patch, row: Fit) -> ModuleType:
+    """The module with what the patch's slots hold.
+
+    Raises:
+        SeamMovedError: A module of upstream's is gone, or a name in it, that the patch imports and has no seam in.
+    """
+    LEDGER.entry(patch)  # they look up their runtime while they are imported
+    try:
+        return importlib.import_module(patch.wrappers_of(row))
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in _UPSTREAM:
+            raise
+        raise SeamMovedError(f"{error.name}: what the patch imports from it cannot be had ({error})") from error
 
 
 def _named(wrappers: Any, name: str | None) -> Any:
@@ -277,6 +348,12 @@ def _named(wrappers: Any, name: str | None) -> Any:
 def _held(installation: _Installation) -> str:
     count = len(installation.written)
     return f"{count} slot{'s' if count != 1 else ''} hold{'s' if count == 1 else ''} ours"
+
+
+def _below(installation: _Installation) -> str:
+    """What is to be said of somebody else's wrappers, which ours call."""
+    paths = [each.slot.seam.path for each in installation.written if foreign_wrapper(each.raw) is not None]
+    return f"on somebody else's wrapper of {', '.join(paths)}" if paths else ""
 
 
 def _judge_upstreams_own(patch: Patch, slot: Slot, probe: Callable[[Any], str | None]) -> State:

@@ -49,7 +49,7 @@ class Entry:
         origin: Who switched it on or off; empty for one that nobody mentions.
         options: The values in force; None before any were.
         counters: Its engagement counters by name.
-        remarks: What is to be said of it on this release while it is applied, whatever the cause is.
+        remarks: What is to be said of it here while it is applied, whatever the cause is.
         figures: Gives what its metrics show now, while it is installed; None for one that has none.
     """
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import psutil
 
 _PROC = Path("/proc")
+_MACHINES_OWN = 0xEFFFFFFC
+"""The number of the first process namespace of every Linux (``PROC_PID_INIT_INO`` in the kernel's proc_ns.h)."""
 _ENDED = ("Z", "X")
 """What ``/proc/PID/stat`` says of a process that has ended and was not waited for yet."""
 
@@ -71,6 +73,11 @@ def namespace() -> int:
         return (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
         return 0
+
+
+def is_contained() -> bool:
+    """Whether this process is in another process namespace than the machine's own, so that it sees a part of it."""
+    return namespace() not in {0, _MACHINES_OWN}
 
 
 def exists(pid: int) -> bool:

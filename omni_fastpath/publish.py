@@ -10,12 +10,14 @@ import contextlib
 import multiprocessing
 import os
 import re
+import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import __version__, statefile
+from omni_fastpath import __version__, commandline, install, statefile
 from omni_fastpath.declare import Process, State
 from omni_fastpath.gcpauses import PAUSES
 from omni_fastpath.ledger import LEDGER, logger
@@ -51,11 +53,17 @@ class Publisher:
     Args:
         process: The kind of process this is.
         source: Where the configuration came from, for display.
+        hooks: Tells the hook plugins (``HookManager.told``); None where none were looked for.
     """
 
-    def __init__(self, process: Process, source: str | None) -> None:
+    def __init__(
+        self, process: Process, source: str | None, *, hooks: Callable[[], Mapping[str, Any]] | None = None
+    ) -> None:
         self._process = process
         self._source = source
+        self._hooks = hooks
+        serves = process is Process.SERVER and commandline.is_serve(sys.argv[1:])
+        self._port = commandline.port(sys.argv[1:]) if serves else None
         self._pid = os.getpid()
         # Looked up once: they do not change while a process lives, and the file is written every few seconds.
         vllm, vllm_omni = vllm_release(), vllm_omni_release()
@@ -91,14 +99,22 @@ class Publisher:
             return  # a forked child's: it has inherited the parent's file, and perhaps a lock that nobody will open
         with self._lock:
             patches = LEDGER.snapshot()
-            now = {"patches": patches, "gc_pauses": PAUSES.snapshot()}
             try:
+                now = self._now(patches)
                 if now != self._last or self._is_lost():
                     self._write(now)
             except Exception as error:
                 self._complain("the state file cannot be written, status will not show this", error)
             if any(entry["state"] != State.OFF.value for entry in patches.values()):
                 self._keep_fresh()
+
+    def _now(self, patches: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "patches": patches,
+            "gc_pauses": PAUSES.snapshot(),
+            "hooks": None if self._hooks is None else self._hooks(),
+            "foreign_wrappers": install.foreign_wrappers(),
+        }
 
     def _is_lost(self) -> bool:
         # The folder may have changed too: /run/user/UID comes and goes with a user's sessions.
@@ -112,6 +128,7 @@ class Publisher:
                 "process_name": multiprocessing.current_process().name,
                 "stage": self._stage,
                 "replica": self._replica,
+                "port": self._port,
                 **self._releases,
                 "updated": time.time(),
                 "source": self._source,

@@ -6,11 +6,12 @@ writes back makes every subclass's call the owner's, and a function taken out of
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from omni_fastpath.bodies import SourceError, fingerprint
@@ -20,6 +21,10 @@ MARK = "_self_omni_fastpath"
 """Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper."""
 
 _ABSENT = object()
+"""What stands in a slot that is not there."""
+
+_UPSTREAMS = frozenset({"vllm", "vllm_omni", "torch", "contextlib", "functools"})
+"""Where the decorators come from that upstream itself puts on its functions."""
 
 
 class SeamMovedError(Exception):
@@ -149,6 +154,28 @@ def _is_plain_or_ours(raw: Any) -> bool:
     # By type: isinstance asks a foreign wrapt wrapper, which answers as what it wraps.
     raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
     return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
+
+
+def foreign_wrapper(raw: Any) -> str | None:
+    """Whose wrapper stands in a slot or below ours, in words; None where all is upstream's own, decorators too."""
+    while is_ours(raw):
+        raw = raw.__wrapped__
+    raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
+    if not callable(raw) or (type(raw) is FunctionType and not hasattr(raw, "__wrapped__")):
+        return None
+    maker = _maker(raw)
+    return None if maker.partition(".")[0] in _UPSTREAMS else f"a {type(raw).__name__} of {maker}"
+
+
+def _maker(wrapper: Any) -> str:
+    """The module that a wrapper comes from: not what it says, which is what it wraps, but where its code stands."""
+    with contextlib.suppress(AttributeError):  # wrapt keeps what it calls there
+        wrapper = object.__getattribute__(wrapper, "_self_wrapper")
+    if isinstance(wrapper, MethodType):
+        wrapper = wrapper.__func__
+    if type(wrapper) is FunctionType:
+        return str(wrapper.__globals__.get("__name__", "?"))
+    return type(wrapper).__module__
 
 
 def is_ours(raw: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import entrypoint, processid
+from omni_fastpath import commandline, entrypoint, processid
 
 
 def without_state(known: Collection[int]) -> list[dict[str, Any]]:
@@ -23,16 +23,10 @@ def without_state(known: Collection[int]) -> list[dict[str, Any]]:
     Each as ``pid``, ``model`` and ``port`` (None where its arguments do not say), ``vllm_plugins`` (its allow-list,
     None when not set) and ``excluded``: whether that list leaves us out.
     """
-    processes = {process.pid: process for process in psutil.process_iter(["cmdline", "uids"])}
-    commands = {
-        pid: process.info["cmdline"] for pid, process in processes.items() if _is_server(process.info["cmdline"] or [])
-    }
-    others = _wrappers_and_forks(commands)
     found = []
-    for pid, command in commands.items():
-        process = processes[pid]
-        mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
-        if not mine or pid in known or pid in others:
+    for process in by_command_line():
+        command = process.info["cmdline"]
+        if process.pid in known:
             continue
         with contextlib.suppress(psutil.Error):
             allowed = process.environ().get(entrypoint.ALLOW_LIST)
@@ -40,12 +34,23 @@ def without_state(known: Collection[int]) -> list[dict[str, Any]]:
                 {
                     "pid": process.pid,
                     "model": _model(command),
-                    "port": _port(command),
+                    "port": commandline.port(command),
                     "vllm_plugins": allowed,
                     "excluded": entrypoint.is_left_out(allowed),
                 }
             )
     return sorted(found, key=lambda server: int(server["pid"]))
+
+
+def by_command_line() -> list[psutil.Process]:
+    """The processes of this user that look like ``vllm serve ... --omni``; ``info`` has their ``cmdline``."""
+    processes = {process.pid: process for process in psutil.process_iter(["cmdline", "uids"])}
+    commands = {
+        pid: process.info["cmdline"] for pid, process in processes.items() if _is_server(process.info["cmdline"] or [])
+    }
+    others = _wrappers_and_forks(commands)
+    mine = (processes[pid] for pid in commands if pid not in others and processes[pid].info["uids"] is not None)
+    return [process for process in mine if process.info["uids"].real == os.getuid()]
 
 
 def _is_server(command: Sequence[str]) -> bool:
@@ -69,20 +74,4 @@ def _wrappers_and_forks(commands: Mapping[int, Sequence[str]]) -> set[int]:
 def _model(command: Sequence[str]) -> str | None:
     """The argument right after ``serve``, or the value of ``--model``; an argument further on may be anything."""
     first = next(iter(command[command.index("serve") + 1 :]), "-")
-    return _value(command, "--model") if first.startswith("-") else first
-
-
-def _port(command: Sequence[str]) -> int | None:
-    text = _value(command, "--port") or ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= len("65535") else None
-
-
-def _value(command: Sequence[str], option: str) -> str | None:
-    """The value of an option, as ``--option VALUE`` or ``--option=VALUE``; the last one counts."""
-    found = None
-    for argument, following in zip(command, [*command[1:], ""], strict=True):
-        if argument == option and not following.startswith("-"):
-            found = following or None
-        elif argument.startswith(f"{option}="):
-            found = argument.removeprefix(f"{option}=")
-    return found
+    return commandline.value(command, "--model") if first.startswith("-") else first

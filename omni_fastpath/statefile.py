@@ -69,8 +69,22 @@ class GcPauses(BaseModel):
     seconds: float
 
 
+class HookRecord(BaseModel):
+    """The hook plugins of a process by name; of those that do not run, why (``hooks.HookManager.told``)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    used: list[str] = []
+    unusable: dict[str, str] = {}
+    switched_off: dict[str, str] = {}
+
+
 class Snapshot(BaseModel):
-    """A state file."""
+    """A state file.
+
+    ``port`` is that of ``vllm serve``, where its command line says it. ``foreign_wrappers`` has the seams of each
+    applied patch that somebody else wraps too, in words.
+    """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
@@ -91,6 +105,9 @@ class Snapshot(BaseModel):
     source: str | None
     patches: dict[str, PatchRecord]
     gc_pauses: GcPauses | None = None
+    port: int | None = None
+    hooks: HookRecord | None = None
+    foreign_wrappers: dict[str, list[str]] = {}
 
     @property
     def process(self) -> ProcessId:
@@ -98,22 +115,31 @@ class Snapshot(BaseModel):
         return ProcessId(self.pid, self.started, self.boot, self.namespace)
 
 
-def folder() -> Path:
+def folder(environ: Mapping[str, str] | None = None) -> Path:
     """The runtime folder of this user; it need not be there.
 
     In ``$XDG_RUNTIME_DIR``, else in ``/run/user/UID``, else in ``runtime-UID`` in the folder for temporary files: the
     first that is this user's alone. A pod often has neither of the first two.
 
+    Args:
+        environ: The environment of another process, for where that one's file is; None for this process's own.
+
     Raises:
         OSError: There is no folder for temporary files either.
     """
-    asked = Path(os.environ.get("XDG_RUNTIME_DIR", "").strip())
+    asked = Path((os.environ if environ is None else environ).get("XDG_RUNTIME_DIR", "").strip())
     if asked.is_absolute() and (_is_private(asked) or _can_be_made(asked)):
         return asked / _FOLDER
     system = Path(f"/run/user/{os.geteuid()}")
     if _is_private(system):
         return system / _FOLDER
-    return Path(tempfile.gettempdir()) / f"runtime-{os.geteuid()}" / _FOLDER
+    return _temporary(environ) / f"runtime-{os.geteuid()}" / _FOLDER
+
+
+def _temporary(environ: Mapping[str, str] | None) -> Path:
+    """Where ``tempfile`` puts files in this process, or in another one."""
+    named = [] if environ is None else [environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
+    return next((Path(each) for each in named if each and Path(each).is_dir()), Path(tempfile.gettempdir()))
 
 
 def path() -> Path:
@@ -161,16 +187,19 @@ def write(snapshot: Mapping[str, Any]) -> Path:
     return file
 
 
-def read_live() -> list[dict[str, Any]]:
+def read_live(at: Path | None = None) -> list[dict[str, Any]]:
     """The files of processes that live here, by process id; what dead ones left is deleted.
 
     A file that cannot be read as a snapshot is skipped: another version may have written it. So is one of another
     process namespace or boot: ``foreign`` counts those.
 
+    Args:
+        at: Another runtime folder than this process's own.
+
     Raises:
         UnsafeFolderError: The folder cannot be trusted, so that neither can its files.
     """
-    found = folder()
+    found = folder() if at is None else at
     if not _is_there(found):
         return []
     with _opened(found) as handle:
@@ -191,11 +220,26 @@ def foreign() -> int:
         return sum(not file.is_here for file in _files(handle) if file.name.endswith(".json"))
 
 
+def of_other_namespaces() -> int:
+    """How many of the ``foreign`` ones were written since this machine booted: by other containers on it.
+
+    Raises:
+        UnsafeFolderError: The folder cannot be trusted.
+    """
+    found = folder()
+    if not _is_there(found):
+        return 0
+    with _opened(found) as handle:
+        ours = [file for file in _files(handle) if file.name.endswith(".json") and not file.is_here]
+        return sum(file.boot == processid.boot_id() for file in ours)
+
+
 class _File(NamedTuple):
     pid: int
     name: str
     is_here: bool
     """Whether it was written in this process's namespace, since the machine booted."""
+    boot: str
 
 
 def _files(handle: int) -> Iterator[_File]:
@@ -203,7 +247,7 @@ def _files(handle: int) -> Iterator[_File]:
     for name in os.listdir(handle):
         match = _OWN_FILES.fullmatch(name)
         if match:
-            yield _File(int(match[1]), name, (int(match[2]), match[3]) == here)
+            yield _File(int(match[1]), name, (int(match[2]), match[3]) == here, match[3])
 
 
 def _live(file: _File, handle: int) -> Iterator[dict[str, Any]]:

@@ -11,13 +11,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_fastpath import __version__, entrypoint, envs, install, overlay, servers, statefile, upgrade
+from omni_fastpath import (
+    __version__,
+    entrypoint,
+    envs,
+    findings,
+    install,
+    overlay,
+    processid,
+    servers,
+    statefile,
+    upgrade,
+)
 from omni_fastpath.config import Resolved, resolve_file
 from omni_fastpath.declare import Patch, State
+from omni_fastpath.findings import Facts, leftovers
+from omni_fastpath.findings.facts import live_servers, unwritable
+from omni_fastpath.ledger import logger
 from omni_fastpath.releases import Release, vllm_omni_release, vllm_release
 from omni_fastpath.values import ConfigError
 
-SCHEMA = 2
+SCHEMA = 3
 """Of the report; a key is only ever added under the same number."""
 
 
@@ -29,6 +43,27 @@ def status_report(
     verify: bool = False,
 ) -> dict[str, Any]:
     """Everything that ``status`` shows, as plain data with stable keys."""
+    facts = look(environ, patches, deploy_config=deploy_config, verify=verify)
+    return {**facts.report, "findings": [finding.model_dump(mode="json") for finding in findings.judge(facts)]}
+
+
+def look(
+    environ: Mapping[str, str],
+    patches: Sequence[Patch],
+    *,
+    deploy_config: str | None = None,
+    verify: bool = False,
+    deep: bool = False,
+) -> Facts:
+    """Everything that is judged.
+
+    Args:
+        environ: This shell's variables.
+        patches: The declarations.
+        deploy_config: A deploy YAML's name or path, to be resolved with these variables.
+        verify: Compare every seam with what is installed.
+        deep: Ask live servers for their ``/metrics``, and load the hook plugins in this process.
+    """
     error: str | None = None
     resolved: Resolved | None = None
     choices = envs.EnvChoices()
@@ -37,21 +72,35 @@ def status_report(
         resolved = resolve_file(overlay.find(deploy_config), environ, patches) if deploy_config else None
     except ConfigError as refused:
         error = str(refused)
-    processes, foreign, unreadable = _processes()
+    here, elsewhere, others, unusable = _state_files()
+    live, stray = live_servers(here, scrape=deep)
+    processes = {each["pid"]: each for each in (*here, *(each for server in live for each in server.snapshots), *stray)}
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "installation": _installation(environ, choices, patches),
-        "processes": [_with_engagement(process, patches) for process in processes],
-        "state_files_from_elsewhere": foreign,
-        "servers_without_state": servers.without_state({process["pid"] for process in processes}),
+        "processes": [_with_engagement(dict(processes[pid]), patches) for pid in sorted(processes)],
+        "state_files_from_elsewhere": elsewhere,
+        "servers_without_state": servers.without_state(processes.keys()),
         "resolved": json.loads(resolved.to_json()) if resolved else None,
         "verify": _verify(patches) if verify else None,
         "compared": _compared(patches) if verify else None,
+        "foreign_wrappers": install.foreign_wrappers_of_imported(patches) if verify else None,
         "configuration_error": error,
     }
-    asked = set(resolved.enabled) if resolved else _asked_by(choices, patches)
-    report["problems"] = [*_problems(report, asked), *unreadable]
-    return report
+    return Facts(
+        patches=patches,
+        environ=environ,
+        report=report,
+        asked=frozenset(resolved.enabled if resolved else _asked_by(choices, patches)),
+        servers=live,
+        stray=stray,
+        folder_problem=unusable,
+        other_namespaces=others,
+        leftovers=leftovers.find(),
+        shared_memory_bytes=leftovers.size_of(),
+        contained=processid.is_contained(),
+        hooks=_hooks() if deep else None,
+    )
 
 
 def _asked_by(choices: envs.EnvChoices, patches: Sequence[Patch]) -> set[str]:
@@ -61,11 +110,27 @@ def _asked_by(choices: envs.EnvChoices, patches: Sequence[Patch]) -> set[str]:
     return {patch.name for patch in patches if choices.switches.get(patch.name, patch.default_on)}
 
 
-def _processes() -> tuple[list[dict[str, Any]], int, list[str]]:
+def _state_files() -> tuple[list[dict[str, Any]], int, int, str]:
+    """Those of live processes, how many are from elsewhere and how many of other namespaces; or why there are none."""
     try:
-        return statefile.read_live(), statefile.foreign(), []
+        found = statefile.folder()
+        return statefile.read_live(), statefile.foreign(), statefile.of_other_namespaces(), unwritable(found)
     except OSError as error:
-        return [], 0, [f"the state files cannot be read: {error}"]
+        return [], 0, 0, str(error)
+
+
+def _hooks() -> Mapping[str, Any]:
+    """The hook plugins as a server in this environment would find them; what they print is not ours."""
+    from omni_fastpath.hooks import HookManager  # noqa: PLC0415 - only where plugins are looked for
+
+    manager, quiet = HookManager(), logger.disabled
+    logger.disabled = True  # it is told as a finding
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            manager.load()
+    finally:
+        logger.disabled = quiet
+    return manager.told()
 
 
 def _installation(environ: Mapping[str, str], choices: envs.EnvChoices, patches: Sequence[Patch]) -> dict[str, Any]:
@@ -142,34 +207,3 @@ def _compared(patches: Sequence[Patch]) -> dict[str, Any]:
     with contextlib.redirect_stdout(sys.stderr):
         unknown = [patch for patch in patches if install.row_here(patch) is None]
         return {patch.name: upgrade.compare(patch, found.version) for patch in unknown}
-
-
-def _problems(report: Mapping[str, Any], asked: set[str]) -> list[str]:
-    """What makes the exit code 1, one line each."""
-    installation = report["installation"]
-    problems = []
-    if installation["excluded_by_vllm_plugins"]:
-        problems.append(
-            f"VLLM_PLUGINS={installation['vllm_plugins']} is an allow-list without {entrypoint.ENTRY_POINT}: "
-            "vllm never loads omni-fastpath, every server runs as upstream made it"
-        )
-    if not installation["entry_points"]:
-        problems.append("no entry point of omni-fastpath is visible in this environment: vllm never loads it")
-    for name, patch in installation["patches"].items():
-        if name in asked and not patch["release_tested"]:
-            problems.append(f"{name}: {patch['release_problem']}")
-    for name, found in (report["verify"] or {}).items():
-        problems += [f"{name}: {problem}" for problem in found if problem not in " ".join(problems)]
-    problems += [
-        f"the server {server['pid']} was started with VLLM_PLUGINS={server['vllm_plugins']}, an allow-list without "
-        f"{entrypoint.ENTRY_POINT}: it runs as upstream made it, whatever its deploy YAML says"
-        for server in report["servers_without_state"]
-        if server["excluded"]
-    ]
-    for process in report["processes"]:
-        problems += [
-            f"process {process['pid']} ({process['role']}): {name} is {record['state']}: {record['reason']}"
-            for name, record in process["patches"].items()
-            if State(record["state"]).is_trouble
-        ]
-    return problems

@@ -17,6 +17,9 @@ from omni_fastpath.declare import AnyRow, Fit, Function, Patch, State
 # Piped output is read by grep and by people later: no cell may be cut or wrapped there.
 _PIPED_WIDTH = 10_000
 
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
+"""Of findings, by severity."""
+
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
@@ -40,7 +43,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def show_status(report: Mapping[str, Any], console: Console) -> None:
-    """What ``status_report`` found, problems last."""
+    """What ``status_report`` found, findings last."""
     _show_installation(report["installation"], console)
     if report["verify"] is not None:
         _show_verify(report["verify"], report["compared"], report["installation"], console)
@@ -59,13 +62,11 @@ def show_status(report: Mapping[str, Any], console: Console) -> None:
                 f"The server {server['pid']} ({what}) has no state file in {report['installation']['state_folder']}: "
                 "nothing was asked for there, or it runs under another XDG_RUNTIME_DIR."
             )
-    if report["configuration_error"] is None:
-        for line in report["installation"]["unknown_variables"]:
-            console.print(f"a server with something on would refuse this variable, any other one warns of it: {line}")
-    for problem in report["problems"]:
-        console.print(f"problem: {problem}", style="bold red")
-    if report["configuration_error"] is not None:
-        console.print(f"the server would refuse to start: {report['configuration_error']}", style="bold red")
+    for finding in report["findings"]:
+        told = f"{finding['severity']} {finding['id']}, {finding['subject']}: {finding['what']}"
+        console.print(told, style=_STYLES[finding["severity"]])
+    if report["findings"]:
+        console.print("`omni-fastpath doctor` says what to do about it.")
 
 
 def _show_installation(installation: Mapping[str, Any], console: Console) -> None:
@@ -78,7 +79,7 @@ def _show_installation(installation: Mapping[str, Any], console: Console) -> Non
     table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
     excluded = " (excludes omni_fastpath)" if installation["excluded_by_vllm_plugins"] else ""
     if upstreams := installation["upstreams_excluded_by_vllm_plugins"]:
-        excluded += f" (excludes vLLM-Omni's own {', '.join(upstreams)}: its models are not registered)"
+        excluded += f" (excludes {', '.join(upstreams)})"
     plugins = installation["vllm_plugins"]
     table.add_row("VLLM_PLUGINS", "not set: every plugin loads" if plugins is None else f"{plugins!r}{excluded}")
     for name, text in installation["environment"].items():

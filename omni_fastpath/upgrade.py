@@ -19,10 +19,12 @@ from packaging.version import InvalidVersion, Version
 
 from omni_fastpath import bodies
 from omni_fastpath.declare import AnyRow, AnySeam, Fit, Function, Patch, Seam
-from omni_fastpath.install import seams_here
+from omni_fastpath.install import import_wrappers, seams_here
+from omni_fastpath.ledger import logger
 from omni_fastpath.releases import Release
 from omni_fastpath.seams import SeamMovedError, descriptor, differences, find, function_in
 
+_NOTHING: Mapping[str, None] = dict.fromkeys(("place", "parameters", "descriptor", "fingerprint"))
 _SHOWN = 3
 """Places where a name is defined; a name that stands in more says nothing."""
 
@@ -45,12 +47,24 @@ def compare(patch: Patch, release: str) -> dict[str, Any]:
 
     Returns:
         ``beside``: the release compared with. ``state`` and ``words``: what the patch is there, and what is said of it.
-        ``seams``: ``look`` at each that it has there.
+        ``seams``: ``look`` at each that it has there, and what its wrappers import and cannot have, of use ``import``.
     """
     beside, row = nearest(patch.rows, release)
     read = bodies.stored(patch.name)
-    found = [look(seam, read) for seam in row.seams] if isinstance(row, Fit) else []
+    found = [*(look(seam, read) for seam in row.seams), *_missing(patch, row)] if isinstance(row, Fit) else []
     return {"beside": beside, "state": row.state.value, "words": row.words, "seams": found}
+
+
+def _missing(patch: Patch, row: Fit) -> list[dict[str, Any]]:
+    """What the patch only imports of upstream and would not find: a seam of its own in what is told."""
+    try:
+        import_wrappers(patch, row)
+    except SeamMovedError as error:
+        module, _, what = str(error).partition(": ")
+        return [{"seam": module, "use": "import", **_NOTHING, "changes": [what]}]
+    except Exception:  # after seams that moved nothing more is known of it
+        logger.debug("omni-fastpath: the wrappers of %s cannot be imported", patch.name, exc_info=True)
+    return []
 
 
 def look(seam: AnySeam, read: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -64,8 +78,7 @@ def look(seam: AnySeam, read: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         ``seam`` and ``use``: as declared. ``place``: file and line. ``parameters``, ``descriptor`` and ``fingerprint``:
         as found; None where there is none. ``changes``: each difference in words; empty where it fits.
     """
-    found: dict[str, Any] = {"seam": seam.path, "use": seam.use, "place": None}
-    found |= {"parameters": None, "descriptor": None, "fingerprint": None}
+    found: dict[str, Any] = {"seam": seam.path, "use": seam.use, **_NOTHING}
     changes: list[str] = []
     try:
         slot = find(seam)

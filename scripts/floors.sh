@@ -20,8 +20,8 @@ import tomllib
 
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
-    for dependency in [*project["dependencies"], *project["optional-dependencies"]["compare"]]:
-        name, floor = re.fullmatch(r"([a-z-]+)>=([0-9.]+)(?:,<[0-9.]+)?", dependency).groups()
+    for dependency in [*project["dependencies"], *project["optional-dependencies"]["ab"]]:
+        name, floor = re.fullmatch(r"([a-z0-9-]+)>=([0-9.]+)(?:,<[0-9.]+)?", dependency).groups()
         print(f"{name}=={floor}")
 PYTHON
     echo "floors: $(tr '\n' ' ' <"$floors")"

@@ -33,6 +33,10 @@ fi
 say "${wanted[*]} (a minute)"
 rm -rf "$target" "$target.part"
 mkdir -p "$target.part"
-"$python" -m pip install --quiet --no-deps --target "$target.part" "${wanted[@]}"
+if ! "$python" -m pip install --quiet --no-deps --target "$target.part" "${wanted[@]}"; then
+    rm -rf "$target.part"
+    say "could not download ${wanted[*]}: pip says above why. It takes them from its own package source, as .venv's"
+    exit 1
+fi
 printf '%s\n' "${wanted[*]}" >"$target.part/complete"
 mv "$target.part" "$target"

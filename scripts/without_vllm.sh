@@ -13,7 +13,7 @@ leave_out=(tests/{patches,server,simulated_device,test_demo.py,test_parity_demo.
 install_into() {
     local venv="$1"
     shift
-    "$venv/bin/python" -m pip install --quiet "$@" --editable '.[compare]' "${tools[@]}"
+    "$venv/bin/python" -m pip install --quiet "$@" --editable '.[ab]' "${tools[@]}"
 }
 
 # test_with VENV [PYTEST ARGUMENTS]: the tests that need no vLLM.

@@ -54,6 +54,22 @@ def test_environment_installs_at_import() -> None:
 
 
 @pytest.mark.upstream
+@isolated("cold")
+def test_a_yaml_decides_although_it_imports_the_modules_itself(tmp_path: Path) -> None:
+    """With patches on in the environment too: what their install imports does not let the environment decide again."""
+    from omni_fastpath.ledger import LEDGER
+
+    os.environ["OMNI_FASTPATH"] = "1"
+    register()
+    file = yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "budgeted_drain": {"max_items": 3}})
+    read(file)
+    options: Any = LEDGER.named("budgeted_drain").options
+    assert (options.max_items, asked()) == (3, dict.fromkeys(ALL_ON["fastpath"], "applied"))
+    [shown] = state_files()
+    assert shown["source"] == str(file)
+
+
+@pytest.mark.upstream
 @isolated("warm")
 def test_environment_installs_at_registration() -> None:
     """Where the modules are there already it is installed at registration."""

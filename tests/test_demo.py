@@ -10,15 +10,17 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
 
 from benchmarks.demo import report
 from benchmarks.demo.__main__ import main
 from benchmarks.demo.load import QUICK, SILENT, Load
 from benchmarks.demo.measure import Start, measures
-from benchmarks.rigs import rows, user_arms, whole_server
+from benchmarks.rigs import user_arms, whole_server
 from benchmarks.rigs.samples import Sample
-from benchmarks.rigs.side_by_side import compare, parity_line
-from omni_fastpath.compare import verdict
+from omni_fastpath.compare import rows, verdict
+from omni_fastpath.compare.answers import compare, parity_line
+from omni_fastpath.compare.page import render
 
 LOAD = Load(streams=2, waves=2, paced=3, alone=1)
 ORDER = ["stock", "fastpath", "fastpath", "stock"]
@@ -87,10 +89,10 @@ def test_the_first_wave_is_not_among_the_later_ones() -> None:
 def test_a_row_shows_the_median_and_how_far_starts_lie_apart() -> None:
     """A single start lies nowhere."""
     [row, *_] = rows.rows(measures(LOAD), _starts(3))
-    assert report.cells(row)[:3] == ["TTFP p50, ms", "201 (200 to 202)", "101 (100 to 102)"]
-    assert len(report.cells(row)) == len(report.COLUMNS)
+    assert rows.by_arm(row)[:3] == ["TTFP p50, ms", "201 (200 to 202)", "101 (100 to 102)"]
+    assert len(rows.by_arm(row)) == len(report.COLUMNS)
     [row, *_] = rows.rows(measures(LOAD), _starts(1))
-    assert report.cells(row)[1:] == ["200", "100", "0.50", "too few starts"]
+    assert rows.by_arm(row)[1:] == ["200", "100", "0.50", "too few starts"]
 
 
 def test_the_report_says_what_is_simulated_and_how_to_run_it_again(tmp_path: Path) -> None:
@@ -107,6 +109,9 @@ def test_the_report_says_what_is_simulated_and_how_to_run_it_again(tmp_path: Pat
     assert said.startswith("Simulated: the stage engines")
     assert "python -m benchmarks.demo --starts 2" in said
     assert "commit" in said
+    page = render(report.page(starts, table, parity, told))
+    assert "TTFP later waves p99, ms" in page
+    assert "python -m benchmarks.demo --starts 2" in page
     report.draw(starts, LOAD, told, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 

@@ -222,6 +222,10 @@ def test_entry_points_are_loaded_once_and_broken_ones_left_out(
     manager.load()
     manager.load()
     manager.on_patch_state("drum", State.OFF, "no")
+    told = manager.told()
+    assert (told["used"], told["switched_off"]) == (["good"], {})
+    assert told["unusable"]["broken"] == "ModuleNotFoundError: no such plugin"
+    assert "on_everything" in told["unusable"]["wrong"]
     assert asked == [ENTRY_POINT_GROUP]
     assert recorder.of("state") == [("drum", "off", "no")]
     reported = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
@@ -392,6 +396,11 @@ def test_policy_that_raises_is_switched_off_and_others_go_on(caplog: pytest.LogC
     [record] = caplog.records
     assert record.getMessage() == "omni-fastpath: hook is_routable of plugin broken raised; the plugin is switched off"
     assert record.exc_info is not None
+    assert manager.told() == {
+        "used": ["good"],
+        "unusable": {},
+        "switched_off": {"broken": "is_routable raised RuntimeError: broken policy"},
+    }
 
 
 def test_default_takes_over_from_a_broken_policy() -> None:

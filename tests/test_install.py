@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
+import re
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +35,8 @@ from omni_fastpath.declare import (
 from omni_fastpath.install import (
     RefusedError,
     apply,
+    foreign_wrappers,
+    foreign_wrappers_of_imported,
     install,
     is_installed,
     modules_of,
@@ -139,6 +145,7 @@ def test_patches_stack_on_a_replaced_slot(upstream: Upstream) -> None:
     """A replacing patch may stand on another of ours: nothing foreign is lost by that."""
     install(patch("lower", RUN))
     assert install(patch("upper", REPLACING)) is State.APPLIED
+    assert LEDGER.named("upper").reason == "1 slot holds ours"
 
 
 # ---- All or nothing ----
@@ -170,6 +177,30 @@ def test_missing_wrappers_module_fails_the_patch(upstream: Upstream) -> None:
     before = upstream.slots()
     assert install(patch("broken", RUN, wrappers_module="made_up_missing")) is State.FAILED
     assert_same_slots(upstream, before)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("from vllm_omni.gone import Thing", "vllm_omni.gone: "),
+        ("from vllm_omni import Thing", "vllm_omni: "),
+    ],
+)
+def test_what_the_wrappers_import_of_upstream_is_gone(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, told: str
+) -> None:
+    """The patch does not fit this release: unsupported, naming the module; before an install it is told as well."""
+    monkeypatch.setitem(sys.modules, "vllm_omni", ModuleType("vllm_omni"))
+    (tmp_path / "made_up_importing.py").write_text(f"{line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = upstream.slots()
+    importing = patch("importing", RUN, wrappers_module="made_up_importing")
+    [problem] = verify_patch(importing)
+    assert install(importing) is State.UNSUPPORTED
+    assert_same_slots(upstream, before)
+    assert LEDGER.entry(importing).reason == f"a seam moved: {problem}"
+    assert problem.startswith(told)
+    assert ": what the patch imports from it cannot be had (" in problem
 
 
 class _Refuses(type):
@@ -280,11 +311,37 @@ def test_wrapping_a_foreign_wrapper_is_fine(upstream: Upstream) -> None:
     """A wrapper that calls what it wraps stands on anybody's and comes off again."""
     theirs = foreign(upstream.module.Loop.run)
     upstream.module.Loop.run = theirs
-    wrapping = patch("wrapping", RUN)
+    wrapping = patch("wrapping", RUN, MAKE)
     assert install(wrapping) is State.APPLIED
+    assert LEDGER.named("wrapping").reason == f"2 slots hold ours; on somebody else's wrapper of {RUN.path}"
     assert upstream.module.Loop().run(1) == ("ours", ("theirs", ("stock", 1)))
     uninstall(wrapping)
     assert vars(upstream.module.Loop)["run"] is theirs
+
+
+@pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])
+def test_foreign_wrappers_are_told(upstream: Upstream, wrap: Any) -> None:
+    """Those below ours and those on top, by slot and by the module that they come from."""
+    upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
+    install(FOUR)
+    install(patch("above", RUN))
+    below = r"made_up_upstream:Loop\.run: a \w+ of tests\.[\w.]+ below ours"
+    assert foreign_wrappers().keys() == {"four", "above"}
+    assert all(re.fullmatch(below, told) for [told] in foreign_wrappers().values())
+    upstream.module.Loop.make = wrap(vars(upstream.module.Loop)["make"])
+    [_, on_top] = foreign_wrappers()["four"]
+    assert re.fullmatch(r"made_up_upstream:Loop\.make: a \w+ of tests\.[\w.]+ on top of ours", on_top)
+    assert [each.partition(": ")[0] for each in foreign_wrappers_of_imported([FOUR])["four"]] == [RUN.path, MAKE.path]
+
+
+def test_no_foreign_wrappers_where_there_are_none(upstream: Upstream) -> None:
+    """Two patches on one slot are both ours, and upstream's own decorators are upstream's."""
+    upstream.module.Loop.check = staticmethod(contextlib.contextmanager(vars(upstream.module.Loop)["check"].__func__))
+    upstream.wrappers.added = lambda _self: "added"  # type: ignore[attr-defined]
+    gone = patch("gone", Call(MODULE, "Loop.gone", ("self",)))
+    assert [install(each) for each in (FOUR, patch("above", RUN), patch("adding", ADDED))] == [State.APPLIED] * 3
+    assert foreign_wrappers() == {}
+    assert foreign_wrappers_of_imported([FOUR, gone]) == {}
 
 
 @pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(raw, passes)], ids=["functools", "wrapt"])

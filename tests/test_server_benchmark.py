@@ -19,11 +19,11 @@ import pytest
 pytest.importorskip("omni_simulated_device")
 
 from benchmarks.rigs import playback
-from benchmarks.rigs.capture import Capture, Event, chat_request
 from benchmarks.server import figures, observed, profile, report, threads
 from benchmarks.server.arms import ARMS, FASTPATH, LEAN, STOCK
 from benchmarks.server.load import LEVELS, Load
 from benchmarks.server.measure import Host, Start, judged, kept_time
+from omni_fastpath.compare.capture import Capture, Event, chat_request
 from omni_fastpath.patches import PATCHES
 from omni_simulated_device import observe
 
@@ -194,6 +194,9 @@ def test_a_table_of_any_load(capsys: pytest.CaptureFixture[str]) -> None:
         return {"figures": {"4": level, "16": level}, "engines": engines, "answers": {"4": ["a", "b"], "16": ["c"]}}
 
     found = {"stock": [start(1 + n / 10) for n in range(6)], "only-x": [start(2 + n / 10) for n in range(6)]}
+    page = report.page(found, load, Host(), ("stock", "only-x"))
+    assert [row["verdict"]["word"] for row in page.rows if row["verdict"]].count("worse") == 3
+    assert page.order == [*(["stock", "only-x", "only-x", "stock"] * 3)]
     report.show(found, load, Host(release="0.22.0"))
     said = capsys.readouterr().out
     assert "on light engines, vLLM-Omni 0.22.0: qwen3_omni" in said

@@ -92,5 +92,5 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
 def test_a_server_that_leaves_us_out_is_a_problem(allowed: str, excluded: bool) -> None:
     """The server's own VLLM_PLUGINS counts, not this shell's, and makes the exit code 1."""
     with _looks_like_a_server(VLLM_PLUGINS=allowed) as pid:
-        problems = status_report({}, PATCHES)["problems"]
-        assert any(f"the server {pid} was started with VLLM_PLUGINS" in problem for problem in problems) is excluded
+        found = [each["id"] for each in status_report({}, PATCHES)["findings"] if each["subject"] == f"server {pid}"]
+        assert ("plugins-leave-us-out" in found) is excluded

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -148,6 +150,19 @@ def test_what_breaks_while_it_is_looked_at_is_told(upstream: Upstream, tmp_path:
         patched.syspath_prepend(tmp_path / "modules")
         found = changes(upgrade.compare(patch("a", broken, RUN), "0.31.0"))
     assert found == {broken.path: ["looking at it failed: RuntimeError('no such kernel')"], RUN.path: []}
+
+
+def test_what_only_the_wrappers_import_is_told(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class of upstream's that is gone, in whose module the patch has no seam, stands among those that moved."""
+    monkeypatch.setitem(sys.modules, "vllm_omni", ModuleType("vllm_omni"))
+    (tmp_path / "made_up_importing.py").write_text("from vllm_omni import Thing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = upgrade.compare(patch("a", RUN, wrappers_module="made_up_importing"), "0.31.0")
+    assert changes(found)[RUN.path] == []
+    [told] = changes(found)["vllm_omni"]
+    assert told.startswith("what the patch imports from it cannot be had (cannot import name 'Thing'")
 
 
 @pytest.mark.parametrize("row", [AHEAD, NotApplicable(releases=("0.32.0rc1",), because="no queue", preview=True)])

@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.rigs import server_arms as arms
 from benchmarks.rigs import whole_server
-from benchmarks.rigs.capture import Capture, chat_request, run_closed_loop
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import FEWEST, STEP_MS, Figures, checked, measure_of
 from omni_fastpath.compare import verdict
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.capture import Capture, chat_request, run_closed_loop
 from omni_fastpath.compare.quantiles import quantile
 
 LEVELS = (1, 2, 4, 8, 16, 32)

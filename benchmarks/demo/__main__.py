@@ -16,23 +16,21 @@ import benchmarks.demo
 from benchmarks.demo import report
 from benchmarks.demo.load import DEPLOYS, QUICK, Load
 from benchmarks.demo.measure import Start, measures, run_start
-from benchmarks.rigs import rows
-from benchmarks.rigs.phases import Phases
 from benchmarks.rigs.side_by_side import (
-    Answers,
-    compare,
     guarded,
-    parity_line,
     plan,
     positive,
-    print_table,
     work_folder,
     write_model,
 )
 from benchmarks.rigs.user_arms import ARMS
-from omni_fastpath.compare import verdict
+from omni_fastpath.compare import rows, verdict
 from omni_fastpath.compare.about import commit
+from omni_fastpath.compare.answers import Answers, compare, parity_line
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.page import render
+from omni_fastpath.compare.phases import Phases
+from omni_fastpath.compare.table import print_table
 from omni_fastpath.compare.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,14 +96,16 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             told = report.describe(load, names, command, phases.elapsed_s)
             data = report.plain(starts, table, parity, told)
             (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            page = report.page(starts, table, parity, told)
+            (output / "demo.html").write_text(render(page), encoding="utf-8")
             report.draw(starts, load, told, output / "demo.png")
     for line in report.heading(told):
         console.print(line, highlight=False)
-    print_table(console, report.COLUMNS, table, report.cells)
+    print_table(console, report.COLUMNS, table, rows.by_arm)
     for line in (*rows.summary(table), report.CLOSED_LOOP, report.lateness(starts)):
         console.print(line, highlight=False)
     console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
-    for what, name in (("picture", "demo.png"), ("numbers", "demo.json")):
+    for what, name in (("page   ", "demo.html"), ("picture", "demo.png"), ("numbers", "demo.json")):
         console.print(f"{what} {output / name}", highlight=False, soft_wrap=True)
     console.print(f"Wall time {told['minutes']:.1f} minutes.", highlight=False)
     return 1 if parity["differences"] else 0
@@ -119,7 +119,8 @@ def _measure(arms: Sequence[Arm], load: Load, output: Path, phases: Phases) -> t
         for place, arm in enumerate(arms, 1):
             title = f"{place}/{len(arms)} {arm.name}"
             log = output / "demo-logs" / f"{place}-{arm.name}.log"
-            start, answered = run_start(title, arm, load, model=model, work=work, log=log, phases=phases)
+            with phases.turn(place, len(arms)):
+                start, answered = run_start(title, arm, load, model=model, work=work, log=log, phases=phases)
             starts.append(start)
             answers.append(answered)
     return starts, answers

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from benchmarks.demo.load import Load
 from benchmarks.rigs import user_arms, whole_server
-from benchmarks.rigs.capture import Capture, run_closed_loop, run_open_loop
-from benchmarks.rigs.phases import Phases
-from benchmarks.rigs.rows import Measure
 from benchmarks.rigs.samples import Sample, Wave, in_wave, sample, times
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.side_by_side import Answers, served, succeeded
+from benchmarks.rigs.side_by_side import served, succeeded
 from benchmarks.server.measure import kept_time
+from omni_fastpath.compare.answers import Answers
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.capture import Capture, run_closed_loop, run_open_loop
+from omni_fastpath.compare.phases import Phases
 from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.compare.rows import Measure
 
 ROLES = frozenset({"api"})
 """Who must have a state file: light engines hold nothing that could be patched."""

@@ -10,9 +10,11 @@ from typing import Any
 
 from benchmarks.demo.load import Load
 from benchmarks.demo.measure import Start
-from benchmarks.rigs import rows
-from benchmarks.rigs.rows import ARMS, Row
+from omni_fastpath.compare import rows
 from omni_fastpath.compare.about import about
+from omni_fastpath.compare.answers import parity_line
+from omni_fastpath.compare.page import Page
+from omni_fastpath.compare.rows import ARMS, Row
 
 COLUMNS = ("measure", *ARMS, "fastpath / stock", "verdict")
 COLOURS = {"stock": "#c2571a", "fastpath": "#1f5fa8"}
@@ -28,17 +30,6 @@ CLOSED_LOOP = (
     "packet, which waits until all of the request's earlier outputs are dispatched, those that nobody sees too; "
     "forward_gate, which makes these cheap, works in real stages alone and is not in these figures."
 )
-
-
-def cells(row: Row) -> list[str]:
-    """One row: each arm's median, and the least and most of its starts."""
-    arms = [_spread(row.values[arm], row.measure.digits) for arm in ARMS]
-    return [rows.titled(row.measure), *arms, rows.shown(row.ratio, 2), str(row.verdict or "")]
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    least, half, most = (rows.shown(each, digits) for each in (min(values), statistics.median(values), max(values)))
-    return half if len(values) == 1 else f"{half} ({least} to {most})"
 
 
 def describe(load: Load, starts: Sequence[str], command: str, elapsed_s: float) -> dict[str, Any]:
@@ -92,6 +83,23 @@ def plain(
         "rows": rows.plain(table),
         "starts": [asdict(start) for start in starts],
     }
+
+
+def page(starts: Sequence[Start], table: Sequence[Row], parity: Mapping[str, Any], told: Mapping[str, Any]) -> Page:
+    """All that the terminal shows, as `omni-fastpath ab`'s page has it."""
+    return Page(
+        title="omni-fastpath: stock and fastpath, side by side",
+        heading=heading(told),
+        arms=ARMS,
+        order=told["order"],
+        rows=rows.plain(table),
+        columns=COLUMNS,
+        cells=[rows.by_arm(row) for row in table],
+        notes=[*rows.summary(table), CLOSED_LOOP, lateness(starts)],
+        answers=parity_line(parity),
+        alarms=["THE ARMS DID NOT ANSWER ALIKE"] if parity["differences"] else [],
+        commands=[told["command"]],
+    )
 
 
 def draw(starts: Sequence[Start], load: Load, told: Mapping[str, Any], path: Path) -> None:

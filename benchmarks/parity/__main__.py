@@ -12,26 +12,26 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.parity import figures
+from benchmarks.parity import figures, report
 from benchmarks.parity.load import QUICK, Load
 from benchmarks.parity.measure import Outcome, run_start
 from benchmarks.parity.words import describe, heading
-from benchmarks.rigs import rows
-from benchmarks.rigs.phases import Phases
-from benchmarks.rigs.rows import Row
 from benchmarks.rigs.side_by_side import (
-    compare,
     guarded,
-    parity_line,
     plan,
     positive,
-    print_table,
     work_folder,
     write_model,
 )
 from benchmarks.rigs.user_arms import ARMS
+from omni_fastpath.compare import rows
 from omni_fastpath.compare.about import commit
+from omni_fastpath.compare.answers import compare, parity_line
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.page import render
+from omni_fastpath.compare.phases import Phases
+from omni_fastpath.compare.rows import Row
+from omni_fastpath.compare.table import print_table
 from omni_fastpath.compare.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,16 +82,13 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     with phases.running():
         outcomes = _measure(starts, load, output, phases)
         with phases.phase("report"):
-            # matplotlib only now: it would otherwise sit in memory beside the measurements
-            from benchmarks.parity import report
-
             parity = compare([(each.start.arm, [one.answer() for one in each.captures]) for each in outcomes])
             about = describe(load, names, phases.elapsed_s)
             table = figures.table([outcome.start for outcome in outcomes], load.concurrency)
             data = report.plain(outcomes, table, parity, about)
             (output / "parity.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
             page = report.page(outcomes, table, parity, about, load)
-            (output / "parity.html").write_text(page, encoding="utf-8")
+            (output / "parity.html").write_text(render(page), encoding="utf-8")
     _show(console, outcomes, table, parity, about)
     for what, name in (("report ", "parity.html"), ("numbers", "parity.json")):
         console.print(f"{what} {output / name}", highlight=False, soft_wrap=True)
@@ -108,7 +105,8 @@ def _measure(starts: Sequence[Arm], load: Load, output: Path, phases: Phases) ->
             counts[arm.name] = counts.get(arm.name, 0) + 1
             title = f"{place}/{len(starts)} {arm.name} {counts[arm.name]}"
             log = output / "parity-logs" / f"{place}-{arm.name}.log"
-            outcomes.append(run_start(title, arm, load, model=model, work=work, log=log, phases=phases))
+            with phases.turn(place, len(starts)):
+                outcomes.append(run_start(title, arm, load, model=model, work=work, log=log, phases=phases))
     return outcomes
 
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.rigs.rows import Measure, Row, rows
 from benchmarks.rigs.samples import Sample, Wave, in_wave, times
 from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.compare.rows import Measure, Row, rows
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,10 +28,8 @@ class KilledServer(Server):
 
     def stop(self, *, keep_log: bool = False) -> Shutdown | None:
         """Kill the server's process group; then as the harness does."""
-        if self._process is not None and self.shutdown is None:
-            self.processes()  # remember whoever left the group
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._child is not None and self.shutdown is None:
+            self._child.kill()
         try:
             return super().stop(keep_log=keep_log)
         finally:

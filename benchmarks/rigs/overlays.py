@@ -39,7 +39,7 @@ def fetch(release: str) -> None:
         return
     done = subprocess.run(["bash", str(ROOT / "scripts" / "release.sh"), release], check=False)
     if done.returncode:
-        raise RuntimeError(f"scripts/release.sh {release} ended with status {done.returncode}")
+        raise RuntimeError(f"{release} could not be had: scripts/release.sh said why (status {done.returncode})")
 
 
 def python_path(release: str, *more: Path | str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.rigs.capture import Capture
 from benchmarks.rigs.playback import ran_dry_s, seconds_of
+from omni_fastpath.compare.capture import Capture
 
 Wave = Literal["first", "later"]
 

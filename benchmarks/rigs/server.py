@@ -10,14 +10,9 @@ import dataclasses
 import os
 import re
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,11 +21,14 @@ from typing import Self
 import psutil
 
 from benchmarks.rigs import overlays
+from omni_fastpath.ab.asked import free_port
+from omni_fastpath.ab.errors import MeasureError
+from omni_fastpath.ab.interrupts import Interrupts
+from omni_fastpath.ab.serving import Serving
 from omni_fastpath.statefile import Snapshot
 
 READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0
-LOG_TAIL_LINES = 60
 
 OFFLINE: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
@@ -64,13 +62,6 @@ class Shutdown:
     """Processes that had to be killed, as ``role:pid``; empty after a clean stop."""
     leftovers: tuple[str, ...]
     """Shared-memory files that appeared while it ran and that nobody has open now; they are removed."""
-
-
-def free_port() -> int:
-    """A TCP port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def vllm_command() -> list[str]:
@@ -138,8 +129,7 @@ class Server:
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self.port = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._seen: dict[int, psutil.Process] = {}
+        self._child: Serving | None = None
         self._shared_memory_before: set[str] = set()
 
     @property
@@ -176,54 +166,31 @@ class Server:
 
     def start(self) -> None:
         """Start the server and wait until it is ready; raise `ServerError` with the log's tail otherwise."""
-        if self._process is not None:
+        if self._child is not None:
             raise ServerError("this server was started already")
         self.runtime_folder.mkdir(mode=0o700)
         self.port = free_port()
         self._shared_memory_before = _shared_memory_files()
         command = [*vllm_command(), "serve", self.model, "--omni", "--deploy-config", self.deploy_config]
         command += ["--port", str(self.port), *self._arguments]
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        started = time.monotonic()
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment(),
-                cwd=self._folder,  # not the repository: its folders must not shadow installed modules
-                start_new_session=True,
-            )
+        self._child = Serving(
+            command,
+            self.port,
+            environment=self.environment(),
+            log=self.log_path,
+            interrupts=Interrupts(),
+            ready_timeout_s=self._ready_timeout_s,
+            stop_timeout_s=self._stop_timeout_s,
+            folder=self._folder,  # not the repository: its folders must not shadow installed modules
+        )
         try:
-            self._wait_until_ready(started + self._ready_timeout_s)
-        except BaseException:
+            self._child.__enter__()
+        except BaseException as error:
             self.stop(keep_log=True)
+            if isinstance(error, MeasureError):
+                raise ServerError(str(error)) from error
             raise
-        self.start_s = time.monotonic() - started
-
-    def _wait_until_ready(self, deadline: float) -> None:
-        assert self._process is not None
-        while time.monotonic() < deadline:
-            self.processes()  # remember children early, while their parents can still be asked
-            if self._process.poll() is not None:
-                status = self._process.returncode
-                raise ServerError(f"the server ended with status {status} before it was ready{self._tail()}")
-            if self._healthy():
-                return
-            time.sleep(0.25)
-        raise ServerError(f"the server was not ready after {self._ready_timeout_s:.0f} s{self._tail()}")
-
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as response:  # noqa: S310  (our own address)
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def _tail(self) -> str:
-        lines = self.log_text().splitlines()[-LOG_TAIL_LINES:]
-        return f"; the end of {self.log_path}:\n" + "\n".join(lines)
+        self.start_s = self._child.start_s
 
     def log_text(self) -> str:
         """Everything the server has written so far."""
@@ -234,21 +201,14 @@ class Server:
 
     def alive(self) -> bool:
         """Whether the API server process still runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._child is not None and self._child.returncode is None
 
     def processes(self) -> dict[int, str]:
         """Live processes of the tree: pid to role."""
-        if self._process is not None:
-            with contextlib.suppress(psutil.Error):
-                root = psutil.Process(self._process.pid)
-                for process in (root, *root.children(recursive=True)):
-                    self._seen.setdefault(process.pid, process)
-        live = {}
-        for pid, process in self._seen.items():
-            with contextlib.suppress(psutil.Error):
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                    live[pid] = role(process)
-        return live
+        return {pid: role(process) for pid, process in self._tree().items()}
+
+    def _tree(self) -> dict[int, psutil.Process]:
+        return self._child.tree() if self._child is not None else {}
 
     def snapshots(self) -> dict[str, Snapshot]:
         """What the state files of its live processes say, by role; ``api:PID`` is a further API process."""
@@ -263,41 +223,28 @@ class Server:
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time (user and system, seconds) used so far, by role; take differences to measure a load."""
         used: dict[str, float] = {}
-        for pid, name in self.processes().items():
+        for process in self._tree().values():
+            name = role(process)
             with contextlib.suppress(psutil.Error):
-                times = self._seen[pid].cpu_times()
+                times = process.cpu_times()
                 used[name] = used.get(name, 0.0) + times.user + times.system
         return used
 
     def stop(self, *, keep_log: bool = False) -> Shutdown | None:
         """SIGTERM the API server, wait for its whole tree, kill what is left; safe to call again."""
-        if self._process is None or self.shutdown is not None:
+        if self._child is None or self.shutdown is not None:
             return self.shutdown
-        self.processes()
+        roles = self.processes()
         begun = time.monotonic()
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        while (left := self._remaining()) and time.monotonic() < begun + self._stop_timeout_s:
-            time.sleep(0.1)
-        killed = tuple(f"{name}:{pid}" for pid, name in left.items())
-        for pid in left:
-            with contextlib.suppress(psutil.Error):
-                self._seen[pid].kill()
-        psutil.wait_procs([self._seen[pid] for pid in left], timeout=5)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
+        self._child.__exit__(None, None, None)
+        killed = tuple(f"{roles.get(pid, 'helper')}:{pid}" for pid in self._child.killed)
         seconds = time.monotonic() - begun
-        self.shutdown = Shutdown(seconds, self._process.returncode, killed, self._remove_shared_memory())
+        self.shutdown = Shutdown(seconds, self._child.returncode, killed, self._remove_shared_memory())
         if killed:
             print(f"server on port {self.port}: killed {', '.join(killed)} after {seconds:.0f} s", file=sys.stderr)
         if not (keep_log and self._own_log):
             shutil.rmtree(self._folder, ignore_errors=True)
         return self.shutdown
-
-    def _remaining(self) -> dict[int, str]:
-        assert self._process is not None
-        self._process.poll()  # reaps the root, so that it does not count as a zombie child of ours
-        return self.processes()
 
     def _remove_shared_memory(self) -> tuple[str, ...]:
         """Remove shared-memory files that this server left, and name them.

@@ -8,31 +8,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.rigs.bench import BenchError
-from benchmarks.rigs.capture import Capture, answers_differ
-from benchmarks.rigs.phases import Phases
-from benchmarks.rigs.rows import Row
 from benchmarks.rigs.server import Server, ServerError
+from omni_fastpath.ab.errors import MeasureError
 from omni_fastpath.compare import verdict
 from omni_fastpath.compare.arm import WrongArmError
+from omni_fastpath.compare.capture import Capture
+from omni_fastpath.compare.phases import Phases
 
 _PIPED_WIDTH = 200
 _LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37
-
-Answers = Sequence[Mapping[str, Any]]
-"""What the requests of a start were answered, as `Capture.answer` says it, in the order of the requests."""
-
-
-class MeasureError(RuntimeError):
-    """A measurement could not be made; its message says which."""
 
 
 # ---- The program ----
@@ -160,64 +152,3 @@ def tail(log: Path, lines: int = 40) -> str:
         return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
     except OSError as error:
         return f"({error})"
-
-
-# ---- What both arms answered ----
-
-
-def compare(starts: Sequence[tuple[str, Answers]]) -> dict[str, Any]:
-    """Whether every start answered as the first one did, request by request: text, tokens, audio, usage, end.
-
-    Args:
-        starts: Arm and answers of each, in the order of running.
-    """
-    (arm, first), *others = starts
-    found = [
-        f"start {place} ({other}) against start 1 ({arm}): {line[:300]}"
-        for place, (other, answers) in enumerate(others, 2)
-        for line in answers_differ(answers, first)
-    ]
-    return {
-        "starts": len(starts),
-        "requests": len(first),
-        "comparisons": len(first) * len(others),
-        "failed": sum(answer["status"] != 200 or bool(answer["error"]) for _, all_of in starts for answer in all_of),
-        "audio_bytes": sum(answer["audio_bytes"] for answer in first),
-        "differences": found,
-    }
-
-
-def parity_line(parity: Mapping[str, Any]) -> str:
-    """What the comparison of the answers says, in a sentence."""
-    if parity["differences"]:
-        return (
-            f"THE ARMS DID NOT ANSWER ALIKE: {len(parity['differences'])} differences in {parity['comparisons']} "
-            f"comparisons; the first: {parity['differences'][0]}"
-        )
-    return (
-        f"Answers: {parity['requests']} requests in each of {parity['starts']} starts, {parity['comparisons']} "
-        f"comparisons with the first start: byte-identical text and audio ({parity['audio_bytes'] / 1e6:.1f} MB of "
-        f"audio a start); {parity['failed']} failed."
-    )
-
-
-# ---- The table on a terminal ----
-
-
-def print_table(
-    console: Console, columns: Sequence[str], found: Sequence[Row], cells: Callable[[Row], Sequence[str]]
-) -> None:
-    """The rows in their groups, coloured by their verdicts; *cells* has one for each of the columns."""
-    table = Table(box=None if not console.is_terminal else Table().box, padding=(0, 1))
-    for place, name in enumerate(columns):
-        last = name == "verdict"
-        table.add_column(name, justify="left" if place == 0 or last else "right", no_wrap=not console.is_terminal)
-    group = ""
-    for row in found:
-        if row.measure.group != group:
-            group = row.measure.group
-            table.add_section()
-            table.add_row(group, style="bold")
-        style = {"better": "green", "worse": "red"}.get(row.verdict.word) if row.verdict is not None else None
-        table.add_row(*(f"  {cell}" if place == 0 else cell for place, cell in enumerate(cells(row))), style=style)
-    console.print(table)

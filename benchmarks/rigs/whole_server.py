@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.rigs import results, server_arms
-from benchmarks.rigs.capture import Capture
 from omni_fastpath.compare import about, verdict
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.capture import Capture
 from omni_fastpath.compare.turns import turns
 from omni_fastpath.compare.verdict import Measure
 from omni_fastpath.releases import installed_release

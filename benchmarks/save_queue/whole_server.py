@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rigs import server_arms as arms
-from benchmarks.rigs.capture import Capture, Client, Request, chat_request
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import FEWEST, STEP_MS, checked, deploy, model_folder
@@ -29,6 +28,7 @@ from benchmarks.save_queue.figures import FELT, LEGEND, Run, compare
 from benchmarks.save_queue.output import save
 from benchmarks.save_queue.subjects import FASTPATH, FIFO, PATCH, STOCK, Arm
 from omni_fastpath.compare.arm import WrongArmError
+from omni_fastpath.compare.capture import Capture, Client, Request, chat_request
 
 SLOW_MS = 200.0
 OUTPUT_TOKENS = 32

@@ -9,14 +9,15 @@ from types import FrameType
 from typing import NoReturn, get_args
 
 import benchmarks.server
-from benchmarks.rigs import overlays
+from benchmarks.rigs import overlays, results
 from benchmarks.server import load as loads
 from benchmarks.server import profile
 from benchmarks.server.arms import ARMS, USUAL, ServerArm
 from benchmarks.server.load import LEVELS, RATES, Load
 from benchmarks.server.measure import Host, run
-from benchmarks.server.report import show
+from benchmarks.server.report import page, pairs, show
 from omni_fastpath.compare import verdict
+from omni_fastpath.compare.page import render
 
 PROFILED = (64,)
 
@@ -51,7 +52,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     host = Host(options.release, options.engines == "stages")
     if host.release is not None:
         overlays.fetch(host.release)
-    show(run("server", options.arms, options.starts, load, observe=options.observe, host=host), load, host)
+    found = run("server", options.arms, options.starts, load, observe=options.observe, host=host)
+    show(found, load, host)
+    for a, b in pairs(list(found)):
+        file = results.FOLDER / f"server-{b}-{a}.html"
+        file.write_text(render(page(found, load, host, (a, b))), encoding="utf-8")
+        print(f"page: {file}")
 
 
 def _parser() -> argparse.ArgumentParser:

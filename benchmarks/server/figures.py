@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from benchmarks.rigs.capture import Capture
 from benchmarks.rigs.playback import ran_dry_s, seconds_of
 from benchmarks.server import observed
 from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
+from omni_fastpath.compare.capture import Capture
 from omni_fastpath.compare.quantiles import quantile
 
 THROUGHPUT = "throughput, req/s"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rigs import server_arms, user_arms, whole_server
-from benchmarks.rigs.capture import run_closed_loop
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import FEWEST, checked, measure_of
 from benchmarks.server import observed, threads
@@ -32,6 +31,7 @@ from benchmarks.server.figures import (
     figures,
 )
 from benchmarks.server.load import Load
+from omni_fastpath.compare.capture import run_closed_loop
 from omni_fastpath.compare.verdict import Measure
 
 Start = Mapping[str, Any]

@@ -116,7 +116,7 @@ PATCH = Patch(
     requires=("nonblocking_dequeue",),
     in_use="in_use",
     counters=(
-        Counter("items", "raw outputs processed"),
+        Counter("items", "raw outputs processed", moves_with="vllm:request_success_total"),
         Counter("passes", "passes over a replica that took at least one raw output"),
         Counter("ended_empty", "passes that ended because the queue was empty"),
         Counter("ended_routable", "passes that ended at a routable output with more queued"),

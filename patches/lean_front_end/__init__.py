@@ -109,7 +109,8 @@ PATCH = Patch(
             releases=("0.32.0rc1",),
             preview=True,
             seams=(FILES,),
-            note="wav alone: upstream itself logs one line a request and makes PCM without libsndfile",
+            note="wav alone, summary and interval_s change nothing: "
+            "upstream itself logs one line a request and makes PCM without libsndfile",
         ),
     ),
 )

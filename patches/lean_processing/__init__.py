@@ -51,7 +51,9 @@ PATCH = Patch(
     docs=__doc__,
     default_on=False,
     counters=(
-        Counter("requests", "requests of a stage whose outputs it makes cheaper"),
+        Counter(
+            "requests", "requests of a stage whose outputs it makes cheaper", moves_with="vllm:request_success_total"
+        ),
         Counter("not_built", "outputs in the middle of a request that nobody sees, which were not built"),
         Counter("copied", "completions of which somebody looked at all token ids, so that they were copied"),
     ),

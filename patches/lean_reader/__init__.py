@@ -86,7 +86,7 @@ PATCH = Patch(
     default_on=False,
     options=ReaderOptions,
     counters=(
-        Counter("messages", "messages taken from the sockets"),
+        Counter("messages", "messages taken from the sockets", moves_with="vllm:request_success_total"),
         Counter("at_once", "of these, messages that stood there when the reader asked, so that it did not wait"),
         Counter("tensors", "tensors made in one step"),
         Counter("clients", "clients whose socket it reads"),

@@ -31,11 +31,11 @@ def test_an_installation_without_git_has_no_commit(tmp_path: Path) -> None:
 
 
 def test_no_serving_module_imports_the_comparison() -> None:
-    """What a serving process imports never brings omni_fastpath.compare with it."""
+    """What a serving process imports never brings omni_fastpath.compare or omni_fastpath.ab with it."""
     code = (
         "import sys, omni_fastpath.bootstrap, omni_fastpath.admission, omni_fastpath.install, omni_fastpath.publish,"
         " omni_fastpath.hooks, omni_fastpath.patches, omni_fastpath.handoff;"
-        "print([name for name in sys.modules if name.startswith('omni_fastpath.compare')])"
+        "print([name for name in sys.modules if name.startswith(('omni_fastpath.compare', 'omni_fastpath.ab'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -46,8 +46,8 @@ def test_nothing_but_the_command_line_may_import_the_comparison() -> None:
     found = {
         file.relative_to(PACKAGE).as_posix()
         for file in PACKAGE.rglob("*.py")
-        if "compare" not in file.relative_to(PACKAGE).parts
-        and any(name.startswith("omni_fastpath.compare") for name in _imported(file))
+        if not {"compare", "ab"} & {*file.relative_to(PACKAGE).parts}
+        and any(name.startswith(("omni_fastpath.compare", "omni_fastpath.ab.")) for name in _imported(file))
     }
     assert found <= {"cli.py"}
     assert "omni_fastpath.compare.quantiles" in set(_imported(PACKAGE / "compare" / "verdict.py"))

@@ -3,6 +3,7 @@
     make matrix
     make matrix RELEASE="0.22.0 0.30.0"
     python -m tests.matrix 0.30.0 --parts seams cycle
+    make matrix-ci
 
 Of each release: what ``omni-fastpath status --verify`` says of every patch; one life cycle, which must leave the very
 objects that were there; the tests that are marked ``every_release``; and on some a real server, stock and fastpath,
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
 from rich.console import Console
 from rich.table import Table
 
@@ -38,6 +40,8 @@ from tests.matrix import behaviour, served
 from tests.matrix.workplace import MatrixError, Workplace, tail
 
 PARTS = ("seams", "cycle", "tests", "server")
+IN_MAKE_TEST = ("tests", "server")
+"""What ``make test`` has of the installed release, without a wheel."""
 CHILD_TIMEOUT_S = 300.0
 FITS = {State.APPLIED.value: "fit"}
 RESULT = overlays.ROOT / "results" / "matrix.json"
@@ -138,6 +142,19 @@ def server(place: Workplace, release: str, device: str) -> tuple[Any, list[str]]
 # ---- The run ----
 
 
+def for_ci() -> tuple[str, ...]:
+    """The oldest release, the newest that is out, and what is in preview."""
+    known = overlays.releases()
+    out = [each for each in known if not Version(each).is_prerelease]
+    return tuple(each for each in known if each in {out[0], out[-1]} or each not in out)
+
+
+def parts_of(release: str, parts: Sequence[str], *, ci: bool) -> tuple[str, ...]:
+    """What a release is looked at for: in CI, of the installed one, what ``make test`` has not."""
+    known = IN_MAKE_TEST if ci and overlays.folder(release) is None else ()
+    return tuple(part for part in parts if part not in known)
+
+
 def look(place: Workplace, release: str, parts: Sequence[str], device: str) -> Found:
     """Look at one release; whatever goes wrong in a part is a problem of that part."""
     found: Found = {"problems": {}, "seconds": {}}
@@ -179,12 +196,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tests.matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help="all of scripts/releases.txt unless given")
+    parser.add_argument(
+        "--ci",
+        action="store_true",
+        help="the oldest release, the newest and what is in preview; of the installed one only what make test has not",
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
         "--device", choices=(served.STAGES, served.LIGHT), default=served.STAGES, help="1: stages; light: light engines"
     )
     options = parser.parse_args(argv)
-    releases = options.releases or overlays.releases()
+    releases = options.releases or (for_ci() if options.ci else overlays.releases())
     if unknown := sorted(set(releases) - set(overlays.releases())):
         parser.error(f"found {', '.join(unknown)}, allowed: {', '.join(overlays.releases())}")
     return guarded("The matrix", lambda console: _run(releases, options, console))
@@ -197,7 +219,7 @@ def _run(releases: Sequence[str], options: argparse.Namespace, console: Console)
         progress("our wheel")
         place.build()
         for release in releases:
-            found[release] = look(place, release, options.parts, options.device)
+            found[release] = look(place, release, parts_of(release, options.parts, ci=options.ci), options.device)
             result = {
                 "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
                 "about": said,

@@ -9,10 +9,10 @@ from typing import Any
 
 import omni_simulated_device
 from benchmarks.rigs import overlays, server_arms, user_arms, whole_server
-from benchmarks.rigs.capture import Request, chat_request, run_closed_loop
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.side_by_side import compare
+from omni_fastpath.compare.answers import compare
 from omni_fastpath.compare.arm import Arm
+from omni_fastpath.compare.capture import Request, chat_request, run_closed_loop
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 from tests.matrix.workplace import MatrixError, Workplace

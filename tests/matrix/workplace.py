@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.rigs import overlays
 from benchmarks.rigs.server import OFFLINE
-from benchmarks.rigs.side_by_side import MeasureError
+from omni_fastpath.ab.errors import MeasureError
 from omni_fastpath.compare.arm import clean
 
 QUIET: Mapping[str, str] = {**OFFLINE, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -38,7 +38,7 @@ class Observed:
 
 
 def _mixed() -> list[Any]:
-    from benchmarks.rigs.capture import chat_request
+    from omni_fastpath.compare.capture import chat_request
 
     requests = []
     for n in range(24):
@@ -55,13 +55,13 @@ def _mixed() -> list[Any]:
 
 
 def _aborted() -> list[Any]:
-    from benchmarks.rigs.capture import chat_request
+    from omni_fastpath.compare.capture import chat_request
 
     return [chat_request(f"Interrupted {n}", max_tokens=60, ignore_eos=True, abort_after=4 + 5 * n) for n in range(4)]
 
 
 def _bad() -> list[Any]:
-    from benchmarks.rigs.capture import Request, chat_request
+    from omni_fastpath.compare.capture import Request, chat_request
 
     return [
         chat_request("x", model="no-such-model"),
@@ -134,7 +134,7 @@ _SUMMARY = re.compile(r"\[(OmniTiming|Overall Summary|RequestE2EStats|StageReque
 
 
 def _observe(server: Any) -> Observed:
-    from benchmarks.rigs.capture import chat_request, run_closed_loop
+    from omni_fastpath.compare.capture import chat_request, run_closed_loop
 
     with server:
         mixed = run_closed_loop(server.url, _mixed(), 8)
@@ -159,7 +159,7 @@ def _observe(server: Any) -> Observed:
 def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
     import threading
 
-    from benchmarks.rigs.capture import run_closed_loop
+    from omni_fastpath.compare.capture import run_closed_loop
 
     timer = threading.Timer(1.5, lambda: psutil.Process(pid).kill())
     timer.start()
@@ -220,7 +220,7 @@ def test_one_scrape_shows_the_stages(arms: tuple[Observed, Observed]) -> None:
 
 def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:
     """Text, tokens, every audio chunk, metadata, finish reasons and usage of each request are equal."""
-    from benchmarks.rigs.capture import differences
+    from omni_fastpath.compare.capture import differences
 
     stock, fast = arms
     assert all(capture.succeeded for capture in stock.mixed)

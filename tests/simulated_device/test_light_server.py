@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 import omni_simulated_device
-from benchmarks.rigs.capture import Request, chat_request, differences, run_closed_loop, speech_request
 from benchmarks.rigs.server import Server
+from omni_fastpath.compare.capture import Request, chat_request, differences, run_closed_loop, speech_request
 from omni_simulated_device import models
 from tests.simulated_device import raw_outputs
 
@@ -126,17 +126,6 @@ def test_twelve_engines_serve_and_end(tmp_path: Path) -> None:
     assert again[0].answer() == captures[3].answer()
     assert server.shutdown is not None
     assert (server.shutdown.returncode, server.shutdown.killed, server.shutdown.leftovers) == (0, (), ())
-
-
-def test_two_api_servers_share_the_engines(tmp_path: Path) -> None:
-    """``--api-server-count 2``: each gets what it asked for, and the same from either."""
-    arguments = ("--api-server-count", "2")
-    with serve(tmp_path, "qwen3_omni", "qwen3_omni.yaml", "light", arguments=arguments) as server:
-        captures = run_closed_loop(server.url, [chat_request("Hello")] * 12, 4)
-    assert all(capture.succeeded for capture in captures)
-    assert len({capture.digest() for capture in captures}) == 1
-    assert server.shutdown is not None
-    assert server.shutdown.killed == ()
 
 
 def test_a_server_notices_that_its_engines_died(tmp_path: Path) -> None:

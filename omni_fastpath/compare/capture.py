@@ -8,6 +8,8 @@ of the two carries the finish reason (the one that ends last) depend on timing e
 usage, and how the request ended.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import dataclasses
@@ -16,7 +18,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import aiohttp
 
@@ -273,16 +275,21 @@ def _chat_event(data: Mapping[str, Any], at_s: float) -> list[Event]:
 class Client:
     """Sends requests to one server and records the answers; an async context manager."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(
+        self, base_url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._base_url = base_url.rstrip("/")
+        self._headers = dict(headers or {})
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._started = 0
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> Client:  # noqa: PYI034 - Self came with 3.11
         # One connection per request, as a benchmark's clients have: no waiting for a pool.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, read_bufsize=1 << 20)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=self._timeout, headers=self._headers, read_bufsize=1 << 20
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -304,7 +311,7 @@ class Client:
                     await self._read_events(capture, response)
                 else:
                     await self._read_body(capture, response)
-        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError, ValueError) as error:
+        except (aiohttp.ClientError, asyncio.TimeoutError, UnicodeDecodeError, ValueError) as error:
             capture.error = f"{type(error).__name__}: {error}"
         capture.e2e_s = time.monotonic() - capture.started_at_s
         return capture
@@ -411,11 +418,13 @@ def run_arrivals(base_url: str, requests: Sequence[Request], starts_s: Sequence[
     return asyncio.run(run())
 
 
-def run_closed_loop(base_url: str, requests: Sequence[Request], max_concurrency: int = 1) -> list[Capture]:
+def run_closed_loop(
+    base_url: str, requests: Sequence[Request], max_concurrency: int = 1, *, headers: Mapping[str, str] | None = None
+) -> list[Capture]:
     """`Client.run_closed_loop` for code that is not asynchronous."""
 
     async def run() -> list[Capture]:
-        async with Client(base_url) as client:
+        async with Client(base_url, headers=headers) as client:
             return await client.run_closed_loop(requests, max_concurrency)
 
     return asyncio.run(run())

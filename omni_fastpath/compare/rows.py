@@ -1,4 +1,4 @@
-"""A table of stock against fastpath over starts: measures, rows, spreads, and the verdict where one was named for it.
+"""A table of two arms over starts: measures, rows, spreads, and the verdict where one was named for it.
 
 Nothing here knows of servers: a start is whatever a measure can read, and says which arm it was of.
 """
@@ -15,6 +15,8 @@ from omni_fastpath.compare import verdict
 from omni_fastpath.compare.verdict import Verdict
 
 ARMS = ("stock", "fastpath")
+"""Unless told otherwise; the second is judged against the first."""
+
 Better = Literal["higher", "lower", "neither"]
 
 
@@ -23,7 +25,7 @@ class AStart(Protocol):
 
     @property
     def arm(self) -> str:
-        """Its arm's name, one of ``ARMS``."""
+        """Its arm's name, one of the table's arms."""
 
 
 S = TypeVar("S", bound=AStart)
@@ -71,8 +73,8 @@ class Row:
 
     Attributes:
         measure: What it is.
-        values: A value per start, by arm, in the order of the starts.
-        verdict: Of fastpath against stock; None where none was named beforehand, or a start has no value.
+        values: A value per start, by arm, in the order of the starts; two arms, the one that is judged last.
+        verdict: Of the second arm against the first; None where none was named beforehand, or a start has no value.
     """
 
     measure: Measure[Any]
@@ -80,8 +82,8 @@ class Row:
     verdict: Verdict | None = None
 
     def mean(self, arm: str) -> float:
-        """Mean of an arm's starts."""
-        return statistics.fmean(self.values[arm])
+        """Mean of an arm's starts; NaN without one."""
+        return statistics.fmean(self.values[arm]) if self.values[arm] else math.nan
 
     def spread(self, arm: str) -> float | None:
         """Distance between an arm's highest and lowest start; None with a single start, which has no spread."""
@@ -90,30 +92,31 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Fastpath over stock, of the means; None over a zero."""
-        stock = self.mean("stock")
-        return self.mean("fastpath") / stock if stock else None
+        """The second arm over the first, of the means; None over a zero, or where a start has no value."""
+        first, second = map(self.mean, self.values)
+        return _finite(second / first) if first else None
 
     @property
     def is_whole(self) -> bool:
-        """Whether every start has a value."""
-        return not any(math.isnan(value) for values in self.values.values() for value in values)
+        """Whether each arm has starts, and every start has a value."""
+        return all(values and not any(map(math.isnan, values)) for values in self.values.values())
 
     @property
     def exceeds_spread(self) -> bool | None:
         """Whether the arms differ by more than the wider spread within an arm; None when there is no spread."""
-        spreads = [self.spread(arm) for arm in ARMS]
+        spreads = [self.spread(arm) for arm in self.values]
         known = [spread for spread in spreads if spread is not None]
         if len(known) < len(spreads) or not self.is_whole:
             return None
-        return abs(self.mean("fastpath") - self.mean("stock")) > max(known)
+        first, second = map(self.mean, self.values)
+        return abs(second - first) > max(known)
 
 
-def rows(measures: Sequence[Measure[S]], starts: Sequence[S]) -> list[Row]:
-    """The table of the starts, with its verdicts."""
+def rows(measures: Sequence[Measure[S]], starts: Sequence[S], arms: tuple[str, str] = ARMS) -> list[Row]:
+    """The table of the starts, with its verdicts: the second arm against the first."""
     table = []
     for measure in measures:
-        values: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        values: dict[str, list[float]] = {arm: [] for arm in arms}
         for start in starts:
             values[start.arm].append(measure.read(start))
         table.append(Row(measure, values))
@@ -126,8 +129,9 @@ def judge(table: Sequence[Row]) -> list[Row]:
     primary = next((row.measure.as_judged for row in judged.values() if row.measure.primary), None)
     if primary is None:
         return list(table)
-    stock, fastpath = ({title: row.values[arm] for title, row in judged.items()} for arm in ARMS)
-    found = verdict.verdicts(primary, [row.measure.as_judged for row in judged.values()], stock, fastpath)
+    arms = next(iter(judged.values())).values
+    a, b = ({title: row.values[arm] for title, row in judged.items()} for arm in arms)
+    found = verdict.verdicts(primary, [row.measure.as_judged for row in judged.values()], a, b)
     return [replace(row, verdict=found.get(row.measure.title)) for row in table]
 
 
@@ -155,6 +159,19 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+def by_arm(row: Row) -> list[str]:
+    """Each arm's median in one cell, with the least and most of its starts, then the ratio and the verdict."""
+    arms = [_spread(values, row.measure.digits) for values in row.values.values()]
+    return [titled(row.measure), *arms, shown(row.ratio, 2), str(row.verdict or "")]
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return shown(None, digits)
+    least, half, most = (shown(each, digits) for each in (min(values), statistics.median(values), max(values)))
+    return half if len(values) == 1 else f"{half} ({least} to {most})"
+
+
 def titled(measure: Measure[Any]) -> str:
     """Its name and unit, for a table's first column."""
     return f"{measure.name}, {measure.unit}" if measure.unit else measure.name
@@ -173,7 +190,9 @@ def summary(table: Sequence[Row]) -> list[str]:
     lines = []
     if words:
         starts = min(len(values) for values in table[0].values.values())
-        lines += [f"Fastpath against stock, {len(words)} rows that were named beforehand: {_counted(words)}."]
+        first, second = table[0].values
+        against = f"{second[:1].upper()}{second[1:]} against {first}"
+        lines += [f"{against}, {len(words)} rows that were named beforehand: {_counted(words)}."]
         lines += [verdict.legend(primary, len(words) - 1, starts)]
     else:
         lines += [f"There is no verdict: {primary.name} has no value in some start."]
@@ -192,7 +211,8 @@ def plain(table: Sequence[Row]) -> list[dict[str, Any]]:
             "name": row.measure.name,
             "unit": row.measure.unit,
             "better": row.measure.better,
-            "values": row.values,
+            "primary": row.measure.primary,
+            "values": {arm: [_finite(value) for value in values] for arm, values in row.values.items()},
             "spread": {arm: row.spread(arm) for arm in row.values},
             "ratio": row.ratio,
             "exceeds_spread": row.exceeds_spread,
@@ -207,13 +227,14 @@ def _plain(found: Verdict | None) -> dict[str, object] | None:
     if found is None:
         return None
 
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     return {
         "word": found.word,
-        "ratio": finite(found.ratio),
-        "interval": [finite(each) for each in found.interval],
+        "ratio": _finite(found.ratio),
+        "interval": [_finite(each) for each in found.interval],
         "p": found.p,
         "threshold": found.threshold,
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,234 @@
+"""What a command line of ``omni-fastpath ab`` asks for: its parts, the arms, the commands and their placeholders."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_fastpath.values import nearest, refusal, shown
+
+SEPARATOR = "--"
+PORT, RESULT, URL, HOST = "port", "result", "url", "host"
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A word in braces and nothing else: JSON has quotes there."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_OPTION = re.compile(r"--?(?:api[-_]key|hf[-_]token|token|password|secret)", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"[A-Za-z_0-9]*(?:KEY|TOKEN|SECRET|PASSWORD)", re.IGNORECASE)
+_HIDDEN = "***"
+
+_BOUND_ELSEWHERE = "XDG_RUNTIME_DIR"
+"""Where state files lie: an arm of its own would hide what proves it."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm.
+
+    Attributes:
+        name: As tables show it.
+        variables: What its servers have in their environment on top of this shell's.
+    """
+
+    name: str
+    variables: Mapping[str, str]
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Its variables as a report may show them."""
+        hidden = {name: _HIDDEN for name in self.variables if _SECRET_VARIABLE.fullmatch(name)}
+        return dict(sorted({**self.variables, **hidden}.items()))
+
+    def __str__(self) -> str:
+        """As a shell would say it."""
+        return " ".join(f"{name}={value}" for name, value in self.told.items()) or "this shell's environment"
+
+
+def parts(arguments: Sequence[str], most: int, usage: str) -> list[list[str]]:
+    """The arguments between bare ``--``: options, and so many commands at most.
+
+    Raises:
+        ConfigError: There are more.
+    """
+    found: list[list[str]] = [[]]
+    for argument in arguments:
+        if argument == SEPARATOR and len(found) <= most:
+            found.append([])
+        elif argument == SEPARATOR:
+            raise refusal("command line", found=f"more than {most} bare `--`", allowed=usage)
+        else:
+            found[-1].append(argument)
+    return found
+
+
+def variables(option: str, assignments: Iterable[str]) -> dict[str, str]:
+    """``NAME=VALUE`` each, the last of a name counts.
+
+    Raises:
+        ConfigError: One of another form, or a variable that no arm may have.
+    """
+    found = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name):
+            raise refusal(option, found=shown(assignment), allowed="NAME=VALUE, an environment variable of this arm")
+        if name == _BOUND_ELSEWHERE:
+            raise refusal(
+                option,
+                found=shown(assignment),
+                allowed=f"{name} only in the environment of this command, which reads the state files there",
+            )
+        found[name] = value
+    return found
+
+
+def starts(count: int) -> int:
+    """Starts an arm.
+
+    Raises:
+        ConfigError: An odd number, with which the arms would not come equally early and late, or none.
+    """
+    if count < 2 or count % 2:
+        raise refusal("--starts", found=str(count), allowed="an even number from 2 on: starts come as A B B A")
+    return count
+
+
+def command(place: str, words: Sequence[str], needed: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """A command with its placeholders, checked.
+
+    Args:
+        place: How a message names it.
+        words: The command; no shell sees it.
+        needed: Placeholders that must be in it.
+        known: Those that may be in it.
+
+    Raises:
+        ConfigError: It is empty or cannot be found, lacks a placeholder, or has one that nobody knows.
+    """
+    if not words:
+        raise refusal(place, found="nothing", allowed="a command")
+    braced = [f"{{{name}}}" for name in known]
+    present = [match[1] for word in words for match in _PLACEHOLDER.finditer(word)]
+    for name in present:
+        if name not in known:
+            raise refusal(
+                place,
+                found=f"an unknown placeholder {{{name}}}",
+                allowed=", ".join(braced),
+                nearest=nearest(f"{{{name}}}", braced),
+            )
+    for name in needed:
+        if name not in present:
+            raise refusal(place, found=f"no {{{name}}} in `{' '.join(shield(words))}`", allowed=_why(name))
+    if shutil.which(words[0]) is None:
+        raise refusal(place, found=f"{words[0]!r}, which cannot be run", allowed="a program on PATH, or a path to one")
+    return tuple(words)
+
+
+def _why(name: str) -> str:
+    return {
+        PORT: "{port} where the port stands, for example --port {port}",
+        RESULT: "{result} where the client writes its JSON, for example --save-result --result-filename {result}",
+    }[name]
+
+
+def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """A command with its placeholders filled in; other braces stay as they are."""
+    return [_PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), word) for word in words]
+
+
+def saves(bench: Sequence[str]) -> None:
+    """Refuse upstream's client where it would measure and keep nothing.
+
+    Raises:
+        ConfigError: It is ``vllm bench serve`` without ``--save-result``.
+    """
+    upstreams = "bench" in bench and "serve" in bench
+    if upstreams and not {"--save-result", "--append-result"} & set(bench):
+        raise refusal("bench command", found="no --save-result", allowed="--save-result --result-filename {result}")
+
+
+def shield(words: Sequence[str]) -> list[str]:
+    """A command as a report may show it: the values of options and variables for secrets are hidden."""
+    found: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if found and _SECRET_OPTION.fullmatch(words[len(found) - 1]):
+            found.append(_HIDDEN)
+        elif equals and (_SECRET_OPTION.fullmatch(name) or _SECRET_VARIABLE.fullmatch(name)):
+            found.append(f"{name}={_HIDDEN}")
+        else:
+            found.append(word)
+    return found
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """The value of an option in a command, as ``--option VALUE`` or ``--option=VALUE``; the last one counts."""
+    found = None
+    for word, following in zip(words, [*words[1:], None], strict=False):
+        if word == name and following is not None:
+            found = following
+        elif word.startswith(f"{name}="):
+            found = word.removeprefix(f"{name}=")
+    return found
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on this port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ended connections do not count
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - never listens
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
+def port(number: int | None) -> int | None:
+    """The port that was asked for; None: a free one for each start.
+
+    Raises:
+        ConfigError: It is no port, or something listens there.
+    """
+    if number is None:
+        return None
+    if not 0 < number < 65536:
+        raise refusal("--port", found=str(number), allowed="1 to 65535, or no --port: a free one for each start")
+    if not is_free(number):
+        raise refusal("--port", found=f"{number}, which is in use", allowed="a free one, or no --port: one is found")
+    return number
+
+
+def output_folder(path: Path) -> Path:
+    """The folder for what is written, made.
+
+    Raises:
+        ConfigError: There are starts of an earlier series in it.
+    """
+    if any((path / "starts").glob("*.json")):
+        raise refusal("--out", found=f"{path}, which has starts of an earlier series", allowed="a new or empty folder")
+    path.mkdir(parents=True, exist_ok=True)
+    return path.resolve()
+
+
+def positive(place: str, number: float) -> float:
+    """A number above zero.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not number > 0:
+        raise refusal(place, found=f"{number:g}", allowed="a number above 0")
+    return number

@@ -1,0 +1,107 @@
+"""The fixed requests by which the answers of two arms are compared: greedy, with a fixed seed, one after another.
+
+They go where the benchmark client's go, with the same extra body, so that a model that only speaks is asked to speak.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_fastpath.ab.asked import option
+from omni_fastpath.compare.capture import Request, chat_request, speech_request
+from omni_fastpath.values import refusal, shown
+
+COUNT = 8
+MAX_TOKENS = 64
+SEED = 0
+
+_CHAT, _SPEECH = "/v1/chat/completions", "/v1/audio/speech"
+_ENDPOINT_OF: Mapping[str, str] = {
+    "openai-chat": _CHAT,
+    "openai-chat-omni": _CHAT,
+    "openai-audio-speech": _SPEECH,
+}
+"""Where upstream's backends send, unless ``--endpoint`` says otherwise."""
+
+_SENTENCES = (
+    "Describe the way from a lake to the sea.",
+    "What is a bridge made of, and who builds it?",
+    "Count from one to twelve, slowly.",
+    "Tell me about the weather in the mountains.",
+    "How do you make bread from flour, water and salt?",
+    "Name five animals that live in a forest.",
+    "Why is the evening sky red?",
+    "Explain how a sailing boat goes against the wind.",
+)
+
+
+def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:
+    """So many requests of the kind that the client sends, and in words why there are none.
+
+    Args:
+        bench: The client's command.
+        count: How many.
+    """
+    endpoint = option(bench, "--endpoint") or _ENDPOINT_OF.get(option(bench, "--backend") or "")
+    body, why = _extra_body(bench)
+    model = option(bench, "--served-model-name") or option(bench, "--model")
+    if count == 0:
+        return [], "no requests were asked for"
+    if why:
+        return [], why
+    prompts = [
+        f"{_SENTENCES[place % len(_SENTENCES)]}{' Again.' * (place // len(_SENTENCES))}" for place in range(count)
+    ]
+    if endpoint == _CHAT:
+        given = {"modalities": ("text", "audio"), "max_tokens": MAX_TOKENS, "seed": SEED, **body}
+        return [chat_request(prompt, model=model, **given) for prompt in prompts], ""
+    if endpoint == _SPEECH:
+        return [speech_request(prompt, model=model, **body) for prompt in prompts], ""
+    return [], f"there are no fixed requests for {endpoint or 'this client'}; --requests FILE sends some"
+
+
+def _extra_body(bench: Sequence[str]) -> tuple[dict[str, Any], str]:
+    text = option(bench, "--extra-body") or option(bench, "--extra_body")
+    if text is None:
+        return {}, ""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        body = None
+    # What chat_request and speech_request say themselves is not the client's to say.
+    kept = {key: value for key, value in body.items() if key != "stream"} if isinstance(body, dict) else {}
+    return kept, "" if isinstance(body, dict) else "the client's --extra-body is no JSON object"
+
+
+def from_file(path: Path) -> list[Request]:
+    """One request a line: ``{"path": "/v1/...", "body": {...}}``.
+
+    Raises:
+        ConfigError: A line of another form, or none.
+    """
+    found = []
+    allowed = 'lines of JSON: {"path": "/v1/...", "body": {...}}'
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise refusal("--requests", found=f"{path}: {error}", allowed=allowed) from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            request = json.loads(line)
+        except ValueError:
+            request = None
+        if not (
+            isinstance(request, dict)
+            and str(request.get("path", "")).startswith("/")
+            and isinstance(request.get("body"), dict)
+        ):
+            raise refusal(f"--requests {path}:{number}", found=shown(line), allowed=allowed)
+        found.append(Request(request["path"], request["body"]))
+    if not found:
+        raise refusal("--requests", found=f"{path} without a request", allowed=allowed)
+    return found

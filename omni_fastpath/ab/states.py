@@ -1,0 +1,139 @@
+"""What an arm asks of omni-fastpath, and the proof from the state files of its server's processes that it was that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omni_fastpath import entrypoint, envs, statefile
+from omni_fastpath.ab.asked import Arm, option
+from omni_fastpath.ab.serving import Child
+from omni_fastpath.compare.arm import WrongArmError
+from omni_fastpath.config import resolve_file
+from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.overlay import find
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.statefile import Snapshot
+
+SETTLE_S = 2.5
+"""After which a state file has the last counters: ``omni_fastpath.publish.REFRESH_S``, and a little."""
+
+_SERVES = (State.APPLIED, State.SUPERSEDED)
+_FINE = (*_SERVES, State.NOT_APPLICABLE)
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the state files of an arm's server must say.
+
+    Attributes:
+        enabled: The patches that are on.
+        named: Those of them that a variable of their own switches on: each must serve somewhere.
+        asked: Whether a server of this arm leaves state files at all.
+        left_out: The allow-list that leaves us out; None: none does.
+    """
+
+    enabled: frozenset[str]
+    named: frozenset[str]
+    asked: bool
+    left_out: str | None = None
+
+
+def expected(environ: Mapping[str, str], serve: Sequence[str], patches: Sequence[Patch] = PATCHES) -> Expected:
+    """What follows from the environment of an arm's server and from the deploy YAML that its command names.
+
+    Raises:
+        ConfigError: That server would refuse to start.
+    """
+    deploy = option(serve, "--deploy-config")
+    choices = envs.read(environ, patches)
+    envs.refuse_unknown(choices)
+    found = resolve_file(None if deploy is None else find(deploy), environ, patches)
+    allowed = environ.get(entrypoint.ALLOW_LIST)
+    return Expected(
+        enabled=frozenset(found.enabled),
+        named=frozenset(name for name, on in choices.switches.items() if on and name in found.enabled),
+        asked=choices.master is False or bool(found.enabled),
+        left_out=allowed if entrypoint.is_left_out(allowed) else None,
+    )
+
+
+def of(pids: Collection[int]) -> list[Snapshot]:
+    """The state files of these processes."""
+    return [Snapshot.model_validate(each) for each in statefile.read_live() if each["pid"] in pids]
+
+
+def prove(server: Child, arm: Arm, wanted: Expected) -> list[Snapshot]:
+    """The state files of a server's processes, which say that it is its arm.
+
+    Raises:
+        WrongArmError: They do not, some seconds after it was ready either.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        found = of(server.tree().keys())
+        problems = check(found, wanted)
+        if not problems:
+            return found
+        if time.monotonic() > deadline or any("failed" in problem for problem in problems):
+            raise WrongArmError(f"this server is not what {arm.name} ({arm}) says:\n  " + "\n  ".join(problems))
+        time.sleep(0.5)
+
+
+def check(found: Sequence[Snapshot], wanted: Expected) -> list[str]:
+    """In what the state files are not as they must be, a line each."""
+    if wanted.asked and not any(snapshot.role is Process.SERVER for snapshot in found):
+        why = f"; VLLM_PLUGINS={wanted.left_out} leaves omni-fastpath out" if wanted.left_out is not None else ""
+        return [f"no state file of a server process in {_folder()}{why}"]
+    problems = []
+    served: set[str] = set()
+    for snapshot in found:
+        for name, record in snapshot.patches.items():
+            place = f"{snapshot.process_name} ({snapshot.pid}): {name} is {record.state.value}"
+            reason = f" ({record.reason})" if record.reason else ""
+            if name in wanted.enabled and record.state not in _FINE:
+                problems.append(f"{place}{reason}, wanted applied")
+            elif name not in wanted.enabled and record.state is not State.OFF:
+                problems.append(f"{place}{reason}, wanted off")
+            elif record.state in _SERVES:
+                served.add(name)
+    if problems:
+        return problems
+    nowhere = sorted(wanted.named - served)
+    problems += [f"{name} serves in none of its processes: {_reasons(found, name)}" for name in nowhere]
+    if wanted.enabled and not served:
+        problems.append(f"none of {', '.join(sorted(wanted.enabled))} serves in any of its processes")
+    return problems
+
+
+def _reasons(found: Sequence[Snapshot], name: str) -> str:
+    said = dict.fromkeys(each.patches[name].reason for each in found if name in each.patches)
+    return "; ".join(said) or "it is in no state file"
+
+
+def _folder() -> str:
+    try:
+        return str(statefile.folder())
+    except OSError as error:
+        return str(error)
+
+
+def told(found: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """What a report shows of them: each process with state, reason and counters of each patch."""
+    return [
+        {
+            "process": snapshot.process_name,
+            "role": snapshot.role.value,
+            "stage": snapshot.stage,
+            "replica": snapshot.replica,
+            "source": snapshot.source,
+            "patches": {
+                name: {"state": record.state.value, "reason": record.reason, "counters": record.counters}
+                for name, record in snapshot.patches.items()
+            },
+        }
+        for snapshot in found
+    ]

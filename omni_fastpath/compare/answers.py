@@ -1,0 +1,155 @@
+"""Whether two arms answered the same requests alike: byte by byte where that can be asked, else by what must hold.
+
+On a GPU the batch itself changes bits, so that two starts of one arm may answer differently. There nothing can be said
+of bytes. What must still hold: the same requests fail, with the same errors; each answer ends once, and nothing comes
+after its end; lengths differ between the arms by no more than they do between starts of one arm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omni_fastpath.compare.capture import answers_differ
+
+Answer = Mapping[str, Any]
+Answers = Sequence[Answer]
+"""What the requests of a start were answered, as `Capture.answer` says it, in the order of the requests."""
+
+_MUST_HOLD = ("status", "error", "error_code", "finished", "order")
+_LENGTHS = ("text", "audio_bytes")
+_LONGEST_LINE = 300
+
+
+def compare(starts: Sequence[tuple[str, Answers]]) -> dict[str, Any]:
+    """Whether every start answered as the first one did, request by request: text, tokens, audio, usage, end.
+
+    Args:
+        starts: Arm and answers of each, in the order of running.
+    """
+    (arm, first), *others = starts
+    found = [
+        f"start {place} ({other}) against start 1 ({arm}): {line[:_LONGEST_LINE]}"
+        for place, (other, answers) in enumerate(others, 2)
+        for line in answers_differ(answers, first)
+    ]
+    return {
+        "starts": len(starts),
+        "requests": len(first),
+        "comparisons": len(first) * len(others),
+        "failed": sum(failed(answers) for _, answers in starts),
+        "audio_bytes": sum(answer["audio_bytes"] for answer in first),
+        "differences": found,
+    }
+
+
+def parity_line(parity: Mapping[str, Any]) -> str:
+    """What the comparison of the answers says, in a sentence."""
+    if parity["differences"]:
+        return (
+            f"THE ARMS DID NOT ANSWER ALIKE: {len(parity['differences'])} differences in {parity['comparisons']} "
+            f"comparisons; the first: {parity['differences'][0]}"
+        )
+    return (
+        f"Answers: {parity['requests']} requests in each of {parity['starts']} starts, {parity['comparisons']} "
+        f"comparisons with the first start: byte-identical text and audio ({parity['audio_bytes'] / 1e6:.1f} MB of "
+        f"audio a start); {parity['failed']} failed."
+    )
+
+
+def failed(answers: Answers) -> int:
+    """How many of the requests were not answered to their end."""
+    return sum(answer["status"] != 200 or bool(answer["error"]) for answer in answers)
+
+
+def judge(starts: Sequence[tuple[str, Answers]], arms: tuple[str, str], *, simulated: bool) -> dict[str, Any]:
+    """What can be said of the answers of two arms on any device, as plain data.
+
+    Args:
+        starts: Arm and answers of each, in the order of running.
+        arms: The first is what the second is judged against.
+        simulated: The device is the simulated one, which answers alike whatever the batch.
+
+    Returns:
+        ``compare``'s keys, and ``how`` (``bytes``, ``lengths`` or ``nothing``), ``why`` that, and ``notes``.
+    """
+    sent = [(arm, answers) for arm, answers in starts if answers]
+    of = {name: [answers for arm, answers in sent if arm == name] for name in arms}
+    if not all(of.values()):
+        nothing = {"starts": len(sent), "requests": 0, "comparisons": 0, "failed": 0, "audio_bytes": 0}
+        return {**nothing, "differences": [], "how": "nothing", "why": "not both arms were asked", "notes": []}
+    a, b = (of[name] for name in arms)
+    found: dict[str, Any] = {**compare(sent), "notes": []}
+    if failed(a[0]) == len(a[0]):
+        found["notes"] = [f"every request of the first start failed, the first with {a[0][0]['error']}"]
+    if simulated:
+        return {**found, "how": "bytes", "why": "the device is the simulated one"}
+    if len(a) > 1 and not any(answers_differ(answers, a[0]) for answers in a[1:]):
+        return {**found, "how": "bytes", "why": f"the {len(a)} starts of {arms[0]} were identical to each other"}
+    apart = "a single start" if len(a) == 1 else "starts that differ from each other"
+    why = f"{arms[0]} has {apart}, on a device whose bits may depend on the batch"
+    differences, notes = _loosely(a, b, arms)
+    notes = [*found["notes"], *notes]
+    return {**found, "differences": differences, "how": "lengths", "why": why, "notes": notes}
+
+
+def judged_line(judged: Mapping[str, Any]) -> str:
+    """What ``judge`` found, in a sentence."""
+    if judged["how"] == "nothing":
+        return f"Answers: not compared, {judged['why']}."
+    if judged["how"] == "bytes" or judged["differences"]:
+        by = "bytes" if judged["how"] == "bytes" else "errors, ends and lengths"
+        return f"{parity_line(judged)} Compared by {by}: {judged['why']}."
+    return (
+        f"Answers: {judged['requests']} requests in each of {judged['starts']} starts: the same errors, each end once "
+        f"and last, lengths as between starts of one arm; {judged['failed']} failed. Not compared by bytes: "
+        f"{judged['why']}."
+    )
+
+
+def _loosely(a: Sequence[Answers], b: Sequence[Answers], arms: tuple[str, str]) -> tuple[list[str], list[str]]:
+    """Where *b* differs from what must hold even where bits do not: differences, and notes that are none."""
+    differences, notes = [], []
+    for index in range(min(map(len, (*a, *b)))):
+        mine, others = [start[index] for start in a], [start[index] for start in b]
+        for key in _MUST_HOLD:
+            known = {_word(answer.get(key)) for answer in mine}
+            new = sorted({_word(answer.get(key)) for answer in others} - known)
+            if new:
+                said = f"{' or '.join(sorted(known))} in {arms[0]}, {' or '.join(new)} in {arms[1]}"
+                differences.append(f"request {index}: {key}: {said}"[:_LONGEST_LINE])
+    for key in _LENGTHS:
+        lengths = [
+            ([_length(start[index], key) for start in a], [_length(start[index], key) for start in b])
+            for index in range(min(map(len, (*a, *b))))
+        ]
+        widest = max(_ratio(max(mine), min(mine)) for mine, _ in lengths)
+        apart = [
+            (index, mine, others)
+            for index, (mine, others) in enumerate(lengths)
+            if min(others) > max(mine) * widest or max(others) < min(mine) / widest
+        ]
+        lines = [
+            f"request {index}: length of {key}: {min(mine)} to {max(mine)} in {arms[0]}, "
+            f"{min(others)} to {max(others)} in {arms[1]}"
+            for index, mine, others in apart
+        ]
+        if len(a) > 1:
+            differences += lines
+        elif lines:
+            notes.append(f"{len(lines)} lengths of {key} differ, and one start has no spread to judge by: {lines[0]}")
+    return differences, notes
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _length(answer: Answer, key: str) -> int:
+    value = answer[key]
+    return value if isinstance(value, int) else len(value)
+
+
+def _ratio(most: int, least: int) -> float:
+    return most / least if least else float("inf") if most else 1.0

@@ -1,0 +1,29 @@
+"""The table of two arms on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from omni_fastpath.compare.rows import Row
+
+
+def print_table(
+    console: Console, columns: Sequence[str], found: Sequence[Row], cells: Callable[[Row], Sequence[str]]
+) -> None:
+    """The rows in their groups, coloured by their verdicts; *cells* has one for each of the columns."""
+    table = Table(box=None if not console.is_terminal else Table().box, padding=(0, 1))
+    for place, name in enumerate(columns):
+        last = name == "verdict"
+        table.add_column(name, justify="left" if place == 0 or last else "right", no_wrap=not console.is_terminal)
+    group = ""
+    for row in found:
+        if row.measure.group != group:
+            group = row.measure.group
+            table.add_section()
+            table.add_row(group, style="bold")
+        style = {"better": "green", "worse": "red"}.get(row.verdict.word) if row.verdict is not None else None
+        table.add_row(*(f"  {cell}" if place == 0 else cell for place, cell in enumerate(cells(row))), style=style)
+    console.print(table)

@@ -1,0 +1,98 @@
+"""The numbers of a client's result as measures."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_fastpath.ab import measures
+from omni_fastpath.ab.files import Start
+from omni_fastpath.compare.verdict import STARTS, starts_for
+from omni_fastpath.values import ConfigError
+
+RESULT = {
+    "duration": 4.0,
+    "completed": 8,
+    "failed": 1,
+    "total_audio_duration_s": 12.0,
+    "request_throughput": 2.0,
+    "request_goodput": None,
+    "audio_throughput": 3.0,
+    "image_throughput": 0.0,
+    "max_concurrent_requests": 4,
+    "median_ttft_ms": 100.0,
+    "p50_ttft_ms": 100.0,
+    "p99.9_ttft_ms": 180.0,
+    "std_ttft_ms": 9.0,
+    "mean_audio_rtf": 0.2,
+    "median_audio_underrun_s": 0.1,
+    "median_audio_duration_s": 2.0,
+    "audio_continuity_ok_rate": 1.0,
+    "percentiles_video_rtf": [[50.0, 0.4], [99.0, 0.6]],
+    "stage_durations_p99": {"queue_wait_ms": 3.0, "decode": 1.0},
+    "duplex_stream_ttft_ms": {"mean": 7.0, "count": 3},
+    "ttfts": [0.1],
+    "mean_peak_memory_mb": 900.0,
+    "p90_e2el_ms": float("nan"),
+    "errors": [""],
+}
+
+
+def test_every_number_with_a_known_direction_is_read() -> None:
+    """Durations of audio, counts and spreads have none; the median is not there twice."""
+    assert measures.read(RESULT) == {
+        "request_throughput": 2.0,
+        "audio_throughput": 3.0,
+        "image_throughput": 0.0,
+        "median_ttft_ms": 100.0,
+        "p99.9_ttft_ms": 180.0,
+        "mean_audio_rtf": 0.2,
+        "median_audio_underrun_s": 0.1,
+        "audio_continuity_ok_rate": 1.0,
+        "p50_video_rtf": 0.4,
+        "p99_video_rtf": 0.6,
+        "p99_queue_wait_ms": 3.0,
+        "mean_duplex_stream_ttft_ms": 7.0,
+        "mean_peak_memory_mb": 900.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("p99_audio_ttfp_ms", ("first audio", "p99_audio_ttfp", "ms", "lower")),
+        ("median_audio_rtf", ("audio against real time", "median_audio_rtf", "", "lower")),
+        ("median_audio_underrun_s", ("audio against real time", "median_audio_underrun_s", "s", "lower")),
+        ("output_throughput", ("throughput", "output_throughput", "tok/s", "higher")),
+        ("mean_image_generation_ms", ("other", "mean_image_generation", "ms", "lower")),
+        ("median_audio_duration_s", None),
+        ("duration", None),
+    ],
+)
+def test_which_way_is_better(key: str, expected: tuple[str, str, str, str] | None) -> None:
+    """By the name alone, so that a later release's measures are known too."""
+    assert measures.known(key) == expected
+
+
+def _starts(**measured: float) -> list[Start]:
+    return [Start(arm="A", measured=measured)]
+
+
+def test_no_more_verdicts_than_six_starts_can_tell() -> None:
+    """Of everything that upstream can write, ten rows are judged, and the primary one is what a user hears first."""
+    every = dict.fromkeys(measures.JUDGED, 1.0) | {f"p{share}_ttft_ms": 1.0 for share in range(90, 99)}
+    rows = measures.table(_starts(**every))
+    assert [row.name for row in rows if row.primary] == ["median_audio_ttfp"]
+    assert sum(row.judged for row in rows) == measures.OTHERS
+    assert starts_for(measures.OTHERS) == STARTS
+    assert len(rows) == len(every)
+
+
+def test_what_is_named_is_judged_and_nothing_else() -> None:
+    """By key; what was not measured is refused, with the nearest name."""
+    measured = {"median_ttft_ms": 1.0, "p99_ttft_ms": 1.0, "request_throughput": 1.0, "image_throughput": 0.0}
+    rows = measures.table(_starts(**measured), primary="p99_ttft_ms", judged=["request_throughput"])
+    assert [row.name for row in rows if row.primary] == ["p99_ttft"]
+    assert [row.name for row in rows if row.judged] == ["request_throughput"]
+    assert "image_throughput" not in {row.name for row in rows}
+    with pytest.raises(ConfigError, match=r"p99_ttft_m, which was not measured.*did you mean 'p99_ttft_ms'"):
+        measures.table(_starts(**measured), primary="p99_ttft_m")

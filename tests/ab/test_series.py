@@ -1,0 +1,331 @@
+"""Whole series on a server and a client in a few lines each: order, proof, answers, failures, interrupts, files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from omni_fastpath import cli
+
+Command = Callable[..., list[str]]
+OFF_ON = ["--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state files of a server in a few lines do not change."""
+    monkeypatch.setattr("omni_fastpath.ab.states.SETTLE_S", 0.0)
+    monkeypatch.setattr("omni_fastpath.ab.states._PATIENCE_S", 1.0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """After every test no process is left that this test's commands started."""
+    yield
+    assert _of(tmp_path) == []
+
+
+def _of(folder: Path) -> list[list[str]]:
+    """The commands of the processes that run a script of this folder, or were started in it."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            mine = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
+            command = process.cmdline() if mine else []
+            if mine and (any(str(folder) in word for word in command) or process.cwd() == str(folder)):
+                found.append(command)
+    return found
+
+
+def _ab(serve: list[str], bench: list[str], *options: str, out: str = "out") -> int:
+    return cli.main(["ab", "--starts", "2", *options, "--out", out, "--", *serve, "--", *bench])
+
+
+def _report(out: str = "out") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(out, "ab.json").read_text())
+    return found
+
+
+def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
+    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The order, what each start measured, the states of each arm, and every file; two starts decide nothing."""
+    assert _ab(serve(), bench(), *OFF_ON) == 0
+    found = _report()
+    assert found["order"] == ["A", "B", "B", "A"]
+    assert (found["complete"], found["exit_code"], found["worse"], found["better"]) == (True, 0, [], [])
+    primary = next(row for row in found["rows"] if row["primary"])
+    assert primary["name"] == "median_audio_ttfp"
+    assert primary["ratio"] == pytest.approx(0.5, rel=0.02)
+    assert primary["verdict"]["word"] == "too few starts"
+    states = {arm: {p["state"] for p in said[0]["patches"].values()} for arm, said in found["states"].items()}
+    assert states == {"A": {"off"}, "B": {"off", "applied"}}
+    assert found["answers"]["how"] == "bytes"
+    assert found["answers"]["why"] == "the 2 starts of A were identical to each other"
+    assert found["answers"]["comparisons"] == 24
+    names = {path.name for path in Path("out").iterdir()}
+    assert {"ab.json", "ab.md", "ab.html", "starts", "results", "logs"} <= names
+    assert [path.name for path in sorted(Path("out/starts").iterdir())] == [
+        "01-A.json",
+        "02-B.json",
+        "03-B.json",
+        "04-A.json",
+    ]
+    shown = capsys.readouterr()
+    assert "A: OMNI_FASTPATH=0" in shown.out
+    assert "B: OMNI_FASTPATH=1" in shown.out
+    assert "median_audio_ttfp, ms" in shown.out
+    assert "4/4 A: benchmark client" in shown.err
+    assert " left" in shown.err
+
+
+def test_json_is_all_of_standard_output(
+    serve: Command, bench: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--json`` prints the report, and progress goes elsewhere; what an arm has of this shell is in it."""
+    monkeypatch.setenv("OMNI_FASTPATH", "0")
+    assert _ab(serve(), bench("same"), "--b", "X=1", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == _report()
+    assert found["arms"] == {
+        "A": "no variable of its own (from this shell: OMNI_FASTPATH=0)",
+        "B": "X=1 (from this shell: OMNI_FASTPATH=0)",
+    }
+
+
+def test_a_folder_of_an_earlier_series_is_not_written_into(serve: Command, bench: Command) -> None:
+    """Starts of two series would be compared as one."""
+    Path("out/starts").mkdir(parents=True)
+    Path("out/starts/01-A.json").write_text("{}")
+    assert _ab(serve(), bench()) == 2
+
+
+def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
+    """Six starts an arm and twice the time: the measures say worse; they can be judged again from the files."""
+    assert _ab(serve(), bench("slower"), *OFF_ON, "--starts", "6", "--answers", "0") == 1
+    found = _report()
+    assert "median_audio_ttfp (first audio)" in found["worse"]
+    assert found["order"] == [*"ABBAABBAABBA"]
+    assert found["answers"]["how"] == "nothing"
+    starts = sorted(map(str, Path("out/starts").iterdir()))
+    assert cli.main(["ab", "compare", "--out", "again", *starts]) == 1
+    again = _report("again")
+    assert again["rows"] == found["rows"]
+    assert cli.main(["ab", "compare", "--out", "turned", "--arms", "B,A", *starts]) == 0
+    assert "median_audio_ttfp (first audio)" in _report("turned")["better"]
+
+
+def test_other_answers_are_exit_code_1(serve: Command, bench: Command) -> None:
+    """By bytes, because A is identical with itself; by lengths where it is not."""
+    assert _ab(serve("longer"), bench("same"), *OFF_ON) == 1
+    found = _report()
+    assert found["answers"]["how"] == "bytes"
+    assert len(found["answers"]["differences"]) >= 16
+    assert "DID NOT ANSWER ALIKE" in Path("out/ab.md").read_text()
+
+
+def test_a_device_that_differs_from_itself_is_compared_by_lengths(serve: Command, bench: Command) -> None:
+    """Each start says another word of about the same length: nothing differs, and the report says how it was judged."""
+    assert _ab(serve("moody"), bench("same"), *OFF_ON) == 0
+    found = _report()
+    assert found["answers"]["how"] == "lengths"
+    assert "starts that differ from each other" in found["answers"]["why"]
+
+
+# ---- What goes wrong ----
+
+
+def test_a_server_that_dies_is_told_with_its_log(
+    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3; the report is there, marked as incomplete."""
+    assert _ab(serve("dies"), bench()) == 3
+    said = capsys.readouterr().err
+    assert "ended with status 1 before it was ready" in said
+    assert "no memory left on this device" in said
+    found = _report()
+    assert found["complete"] is False
+    assert found["ended"] == "start 1: the server ended with status 1 before it was ready"
+    assert "INCOMPLETE: 0 of 4 starts" in Path("out/ab.md").read_text()
+
+
+def test_an_arm_that_is_not_what_it_says_ends_the_series(
+    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The start before it stays in the report; the message names process, patch, state and reason."""
+    assert _ab(serve("lies"), bench(), *OFF_ON) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "this server is not what B (OMNI_FASTPATH=1) says:" in said
+    assert "budgeted_drain is failed (a seam moved), wanted applied" in said
+    assert _report()["order"] == ["A"]
+
+
+def test_a_server_without_a_state_file_is_no_arm(
+    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a list of plugins leaves us out, the message says so."""
+    silent = [sys.executable, "-m", "http.server", "{port}", "--bind", "127.0.0.1"]
+    Path("health").touch()
+    del serve
+    assert _ab(silent, bench(), *OFF_ON, "--b", "VLLM_PLUGINS=other", "--a", "VLLM_PLUGINS=other") == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no state file of a server process" in said
+    assert "VLLM_PLUGINS=other leaves omni-fastpath out" in said
+
+
+@pytest.mark.parametrize(("behaviour", "said"), [("fails", "no such dataset"), ("hangs", "did not end in 1 s")])
+def test_a_client_that_fails_is_told(
+    serve: Command, bench: Command, behaviour: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the end of its output; the server is stopped."""
+    assert _ab(serve(), bench(behaviour), "--bench-timeout", "1") == 3
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_server_that_ends_under_its_load_is_told_at_once(
+    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client, which would wait for ever, is stopped."""
+    assert _ab(serve("falls"), bench("hangs")) == 3
+    assert "the server ended with status 5" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_measure_that_is_not_there_is_told_after_the_first_start(
+    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not after the last one."""
+    assert _ab(serve(), bench(), "--primary", "median_tpot_ms") == 3
+    assert "median_tpot_ms, which was not measured" in " ".join(capsys.readouterr().err.split())
+    assert len(_report()["order"]) == 1
+
+
+# ---- Interrupts ----
+
+
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_an_interrupt_leaves_no_process_and_a_report(
+    serve: Command, bench: Command, tmp_path: Path, number: signal.Signals, again: bool
+) -> None:
+    """In the third start, whose server ignores SIGTERM and has a child outside its group; asked twice it is quicker."""
+    # The client of the first two starts ends; the one of the third hangs.
+    choose = tmp_path / "choose.py"
+    choose.write_text(
+        "import os, sys\n"
+        "hang = ['hangs'] if '03-' in sys.argv[2] else []\n"
+        f"os.execv(sys.executable, [sys.executable, {str(tmp_path / 'client.py')!r}, *sys.argv[1:3], *hang])\n"
+    )
+    bench()
+    command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out", "--answers", "0"]
+    command += ["--stop-timeout", "60" if again else "1", "--", *serve("stubborn"), "--"]
+    command += [sys.executable, str(choose), "{port}", "{result}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        # Stopping a server that ignores SIGTERM takes --stop-timeout; with 60 s, one start is enough.
+        place = "01" if again else "03"
+        if again:
+            choose.write_text(choose.read_text().replace("03-", "01-"))
+        _wait_for(tmp_path / "out" / "results" / f"{place}-{'A' if again else 'B'}.json.started")
+        running.send_signal(number)
+        if again:
+            time.sleep(1.0)
+            running.send_signal(number)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "Interrupted" in said
+    assert _of(tmp_path) == []
+    found = _report()
+    assert (found["complete"], found["ended"]) == (False, "interrupted")
+    assert found["order"] == ([] if again else ["A", "B"])
+    assert "INCOMPLETE" in (tmp_path / "out" / "ab.html").read_text()
+
+
+@pytest.mark.parametrize(("behaviour", "marker"), [("sleeps", "sleeping"), ("holds", "holding")])
+def test_an_interrupt_is_heard_everywhere(
+    serve: Command, bench: Command, tmp_path: Path, behaviour: str, marker: str
+) -> None:
+    """While a server starts, and while a request waits for its answer in the client's event loop."""
+    command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out"]
+    command += ["--", *serve(behaviour), "--", *bench()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        _wait_for(tmp_path / marker)
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert _of(tmp_path) == []
+    assert _report()["ended"] == "interrupted"
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+
+
+# ---- Servers that a user starts ----
+
+
+@pytest.fixture
+def running(serve: Command) -> Iterator[Callable[[str], int]]:
+    """Start a server with this OMNI_FASTPATH; its port."""
+    from omni_fastpath.ab.asked import filled, free_port
+
+    with contextlib.ExitStack() as stack:
+
+        def start(master: str) -> int:
+            port = free_port()
+            environment = {**os.environ, "OMNI_FASTPATH": master, "PYTHONPATH": str(ROOT)}
+            server = stack.enter_context(subprocess.Popen(filled(serve(), {"port": port}), env=environment))
+            stack.callback(server.terminate)
+            return port
+
+        yield start
+
+
+def test_servers_of_the_users_are_measured_one_by_one(
+    bench: Command, running: Callable[[str], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file each, with the states of the server that listens there; then they are compared."""
+    from omni_fastpath.ab.serving import healthy
+
+    for master, arm in (("0", "stock"), ("1", "fast")):
+        port = running(master)
+        deadline = time.monotonic() + 30
+        while not healthy(f"http://127.0.0.1:{port}") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        url = ["--url", f"http://127.0.0.1:{port}/", "--arm", arm]
+        assert cli.main(["ab", "measure", *url, "--out", f"{arm}.json", "--", *bench()]) == 0
+        assert cli.main(["ab", "measure", *url, "--out", f"{arm}.json", "--", *bench()]) == 2
+    capsys.readouterr()
+    assert cli.main(["ab", "compare", "--out", "out", "stock.json", "fast.json"]) == 0
+    found = _report()
+    assert list(found["arms"]) == ["stock", "fast"]
+    states = {arm: {p["state"] for p in said[0]["patches"].values()} for arm, said in found["states"].items()}
+    assert states == {"stock": {"off"}, "fast": {"off", "applied"}}
+    assert found["answers"]["how"] == "lengths"
+    assert cli.main(["ab", "compare", "stock.json"]) == 2
+    assert "starts of stock; allowed: starts of two arms" in capsys.readouterr().err
+    assert not list(Path.cwd().glob("*.result"))
+
+
+def test_a_url_that_nobody_answers(bench: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3, and no file."""
+    from omni_fastpath.ab.asked import free_port
+
+    url = f"http://127.0.0.1:{free_port()}"
+    assert cli.main(["ab", "measure", "--url", url, "--arm", "a", "--out", "a.json", "--", *bench()]) == 3
+    assert f"{url}/health is not answered" in " ".join(capsys.readouterr().err.split())
+    assert not Path("a.json").exists()

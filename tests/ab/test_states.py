@@ -1,0 +1,122 @@
+"""What an arm asks of omni-fastpath, and in what its state files may contradict it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_fastpath.ab import states
+from omni_fastpath.ab.states import Expected
+from omni_fastpath.declare import Process, State
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.statefile import PatchRecord, Snapshot
+from omni_fastpath.values import ConfigError
+
+DEFAULT = frozenset(patch.name for patch in PATCHES if patch.default_on)
+NAMES = [patch.name for patch in PATCHES]
+
+
+def snapshot(states_of: dict[str, State], role: Process = Process.SERVER, reason: str = "") -> Snapshot:
+    """A state file in which every patch is off but these."""
+    patches = {name: PatchRecord(state=states_of.get(name, State.OFF), reason=reason) for name in NAMES}
+    return Snapshot(
+        schema=2,
+        pid=7,
+        started=1,
+        boot="",
+        namespace=0,
+        ppid=1,
+        role=role,
+        process_name=role.value,
+        omni_fastpath="0",
+        vllm=None,
+        vllm_omni=None,
+        updated=0.0,
+        source=None,
+        patches=patches,
+    )
+
+
+# ---- Asked for ----
+
+
+def test_nothing_is_asked_for() -> None:
+    """Such a server leaves no state file, and needs none."""
+    assert states.expected({}, ["vllm"]) == Expected(frozenset(), frozenset(), asked=False)
+
+
+def test_off_as_a_whole_leaves_a_state_file() -> None:
+    """That is how a stock arm is proved."""
+    assert states.expected({"OMNI_FASTPATH": "0"}, []) == Expected(frozenset(), frozenset(), asked=True)
+
+
+def test_what_variables_switch() -> None:
+    """The default set, without what a variable takes out; what a variable of its own names is told apart."""
+    first, opt_in = min(DEFAULT), next(patch for patch in PATCHES if not patch.default_on and not patch.requires)
+    off = next(patch for patch in PATCHES if patch.name == first)
+    found = states.expected({"OMNI_FASTPATH": "1", opt_in.env: "1", off.env: "0"}, [])
+    assert found.named == {opt_in.name}
+    assert opt_in.name in found.enabled
+    assert first not in found.enabled
+
+
+def test_a_deploy_yaml_asks_too(tmp_path: Path) -> None:
+    """By the command's own option; a variable wins; one that is not there is refused before anything starts."""
+    file = tmp_path / "deploy.yaml"
+    file.write_text("fastpath: true\n")
+    assert states.expected({}, ["vllm", "--deploy-config", str(file)]).enabled == DEFAULT
+    assert states.expected({"OMNI_FASTPATH": "0"}, [f"--deploy-config={file}"]).enabled == frozenset()
+    with pytest.raises(ConfigError, match="no such file"):
+        states.expected({}, ["--deploy-config", str(tmp_path / "none.yaml")])
+
+
+# ---- Proved ----
+
+ON = Expected(DEFAULT, frozenset(), asked=True)
+STOCK = Expected(frozenset(), frozenset(), asked=True)
+
+
+def test_an_arm_that_is_what_it_says() -> None:
+    """Everything applied; stages in which a patch has no use; stock; nothing asked and nothing there."""
+    applied = snapshot(dict.fromkeys(DEFAULT, State.APPLIED))
+    stage = snapshot(dict.fromkeys(DEFAULT, State.NOT_APPLICABLE), Process.STAGE)
+    assert states.check([applied, stage], ON) == []
+    assert states.check([snapshot({})], STOCK) == []
+    assert states.check([], Expected(frozenset(), frozenset(), asked=False)) == []
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.UNSUPPORTED, State.OFF])
+def test_one_patch_that_does_not_serve_is_enough(state: State) -> None:
+    """In any process; with its reason."""
+    first = min(DEFAULT)
+    stage = snapshot({**dict.fromkeys(DEFAULT, State.NOT_APPLICABLE), first: state}, Process.STAGE, "it moved")
+    problems = states.check([snapshot(dict.fromkeys(DEFAULT, State.APPLIED)), stage], ON)
+    assert problems == [f"stage (7): {first} is {state.value} (it moved), wanted applied"]
+
+
+def test_stock_with_anything_on_is_not_stock() -> None:
+    """Whatever switched it on."""
+    first = min(DEFAULT)
+    assert states.check([snapshot({first: State.APPLIED})], STOCK) == [f"server (7): {first} is applied, wanted off"]
+
+
+def test_a_set_of_which_nothing_serves_is_no_arm() -> None:
+    """All of it not applicable is stock under another name."""
+    [problem] = states.check([snapshot(dict.fromkeys(DEFAULT, State.NOT_APPLICABLE))], ON)
+    assert problem.startswith("none of ")
+
+
+def test_a_patch_that_was_named_must_serve_somewhere() -> None:
+    """Of a default set one may have no use here; one that somebody names by its variable was meant."""
+    first, *others = sorted(DEFAULT)
+    found = snapshot({first: State.NOT_APPLICABLE, **dict.fromkeys(others, State.APPLIED)}, reason="no such stage")
+    assert states.check([found], ON) == []
+    named = Expected(DEFAULT, frozenset({first}), asked=True)
+    assert states.check([found], named) == [f"{first} serves in none of its processes: no such stage"]
+
+
+def test_without_a_state_file_of_a_server_nothing_is_proved() -> None:
+    """Files of stages alone are not enough."""
+    stage = snapshot(dict.fromkeys(DEFAULT, State.APPLIED), Process.STAGE)
+    assert "no state file of a server process" in states.check([stage], ON)[0]

@@ -1,0 +1,82 @@
+"""What can be said of the answers of two arms, on a device that repeats itself and on one that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_fastpath.compare.answers import judge, judged_line
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """A request that was answered."""
+    whole = {"status": 200, "text": "x" * 100, "audio_bytes": 1000, "error": None, "error_code": None}
+    return {**whole, "finished": True, "order": "the end once and last", **changes}
+
+
+def _judge(a: list[Any], b: list[Any], *, simulated: bool = False) -> dict[str, Any]:
+    starts = [("A", [each]) for each in a] + [("B", [each]) for each in b]
+    return judge(starts, ("A", "B"), simulated=simulated)
+
+
+def test_bytes_count_on_the_simulated_device() -> None:
+    """Two starts of one arm too."""
+    found = _judge([answer(), answer(text="y")], [answer()], simulated=True)
+    assert (found["how"], len(found["differences"])) == ("bytes", 1)
+    assert "DID NOT ANSWER ALIKE" in judged_line(found)
+
+
+def test_bytes_count_where_a_was_identical_with_itself() -> None:
+    """With two starts of A at least."""
+    same = _judge([answer(), answer()], [answer()])
+    assert (same["how"], same["differences"]) == ("bytes", [])
+    assert "the 2 starts of A were identical" in judged_line(same)
+    assert len(_judge([answer(), answer()], [answer(text="y")])["differences"]) == 1
+
+
+def test_elsewhere_lengths_may_differ_as_those_of_one_arm_do() -> None:
+    """Of A 100 and 110; B may lie beyond them by as much, and not by more."""
+    a = [answer(), answer(text="x" * 110)]
+    assert _judge(a, [answer(text="x" * 120)])["differences"] == []
+    found = _judge(a, [answer(text="x" * 130)])
+    assert found["how"] == "lengths"
+    assert found["differences"] == ["request 0: length of text: 100 to 110 in A, 130 to 130 in B"]
+    assert "Not compared by bytes" in judged_line(_judge(a, [answer()]))
+
+
+def test_a_single_start_has_no_spread_to_judge_lengths_by() -> None:
+    """It is noted, and no difference."""
+    found = _judge([answer()], [answer(text="y" * 100, audio_bytes=900)])
+    assert found["differences"] == []
+    [note] = found["notes"]
+    assert note.startswith("1 lengths of audio_bytes differ, and one start has no spread to judge by: request 0: ")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"status": 500}, {"error": "no"}, {"order": "something after the end"}, {"finished": False}]
+)
+def test_errors_and_ends_must_hold_on_every_device(changes: dict[str, Any]) -> None:
+    """Even where bits do not."""
+    found = _judge([answer(), answer(text="other")], [answer(**changes)])
+    assert len(found["differences"]) == 1
+    assert next(iter(changes)) in found["differences"][0]
+
+
+def test_what_a_does_too_is_no_difference() -> None:
+    """A request that fails in a start of A may fail in one of B."""
+    assert _judge([answer(), answer(error="no", status=500)], [answer(error="no", status=500)])["differences"] == []
+
+
+def test_requests_that_failed_everywhere_are_said() -> None:
+    """They are alike, and say nothing."""
+    broken = answer(status=404, error="no such model")
+    found = _judge([broken, broken], [broken])
+    assert found["differences"] == []
+    assert found["notes"] == ["every request of the first start failed, the first with no such model"]
+
+
+def test_one_arm_alone_is_not_compared() -> None:
+    """Nor are starts that were asked nothing."""
+    assert judge([("A", [answer()]), ("B", [])], ("A", "B"), simulated=True)["how"] == "nothing"
+    assert judged_line(judge([], ("A", "B"), simulated=True)) == "Answers: not compared, not both arms were asked."

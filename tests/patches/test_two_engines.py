@@ -1,0 +1,76 @@
+"""Two engines in one process: each orchestrator has its own drain, and they share what is written into upstream."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+from tests.patches.content import endings
+from tests.patches.drive import only
+from tests.test_inprocess import STEPS, outputs, pipeline, put, raw_outputs
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+MODES = [(False, False), (True, True), (False, True)]
+
+
+def served(*pipelines: Any) -> list[list[Any]]:
+    """The messages of each, with the same raw outputs put into both in turn."""
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(each) for each in pipelines]
+        for stage, raw in raw_outputs():
+            for each in running:
+                put(each, stage, raw)
+        for each in running:
+            each.settle()
+    assert [each.crash for each in pipelines] == [None] * len(pipelines)
+    return [each.messages() for each in pipelines]
+
+
+@pytest.mark.parametrize("modes", MODES, ids=["poll", "event-driven", "both"])
+def test_two_orchestrators_serve_as_on_stock(modes: tuple[bool, bool]) -> None:
+    """At the same time, under every patch of theirs, also one in each mode: each request's messages are stock's."""
+    from omni_fastpath.ledger import LEDGER
+
+    expected = [outputs(each) for each in served(*map(pipeline, modes))]
+    with only("nonblocking_dequeue", "budgeted_drain", "lean_processing"):
+        before = LEDGER.named("budgeted_drain").counters["items"]
+        found = served(*map(pipeline, modes))
+        taken = LEDGER.named("budgeted_drain").counters["items"] - before
+    assert [outputs(each) for each in found] == expected
+    assert [endings(each) for each in found] == [dict.fromkeys(STEPS, (1, "end"))] * 2
+    assert taken == 2 * sum(1 for _ in raw_outputs())
+
+
+def test_what_two_orchestrators_use_stays_until_both_have_ended() -> None:
+    """Taken off while one runs: refused, with the reason; the other ends meanwhile, and outputs go on."""
+    from omni_fastpath.install import is_installed, uninstall
+    from omni_fastpath.ledger import LEDGER
+
+    mode = False
+    with only("nonblocking_dequeue", "budgeted_drain"):
+        entry = LEDGER.named("budgeted_drain")
+        first, second = pipeline(mode), pipeline(mode)
+        expected = outputs(served(pipeline(mode))[0])
+        rows = list(raw_outputs())
+        half = len(rows) // 2
+        with first as running:
+            with second as other:
+                for (stage, raw), each in itertools.product(rows[:half], (running, other)):
+                    put(each, stage, raw)
+                running.settle()
+                other.settle()
+            uninstall(entry.patch)
+            assert is_installed("budgeted_drain")
+            assert "cannot be taken off: " in entry.reason
+            for stage, raw in rows[half:]:
+                put(running, stage, raw)
+            running.settle()
+        assert outputs(first.messages()) == expected
+        uninstall(entry.patch)
+        assert not is_installed("budgeted_drain")

@@ -1,0 +1,60 @@
+"""``omni-fastpath ab`` on real servers with light engines: two starts an arm, upstream's own client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from omni_fastpath import cli
+from tests.server.conftest import DEPLOY, FAST_STEPS, as_declared
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf"
+
+
+def test_two_arms_on_real_servers(
+    models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start is proved, loaded and asked; measures of text, audio and throughput are there; answers are alike."""
+    import omni_simulated_device
+    from benchmarks.rigs.server import DEFAULT_ENVIRONMENT, vllm_command
+
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    variables = {
+        **DEFAULT_ENVIRONMENT,
+        omni_simulated_device.ENABLE_VARIABLE: "light",
+        omni_simulated_device.CONFIG_VARIABLE: json.dumps(FAST_STEPS),
+        "XDG_RUNTIME_DIR": str(tmp_path / "runtime"),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)  # not the repository: its folders must not shadow installed modules
+    model, vllm = str(models("qwen3_omni")), vllm_command()
+    serve = [*vllm, "serve", model, "--omni", "--deploy-config", str(DEPLOY / "qwen3_omni.yaml"), "--port", "{port}"]
+    bench = [*vllm, "bench", "serve", "--omni", "--model", model, "--host", "127.0.0.1", "--port", "{port}"]
+    bench += ["--backend", "openai-chat-omni", "--endpoint", "/v1/chat/completions", "--dataset-name", "random"]
+    bench += ["--random-input-len", "32", "--random-output-len", "20", "--num-prompts", "8", "--max-concurrency", "4"]
+    bench += ["--extra-body", '{"modalities": ["text", "audio"]}', "--percentile-metrics", METRICS, "--disable-tqdm"]
+    bench += ["--save-result", "--result-filename", "{result}"]
+    arms = ["--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
+    code = cli.main(["ab", "--starts", "2", *arms, "--answers", "4", "--out", "out", "--", *serve, "--", *bench])
+    found = json.loads((tmp_path / "out" / "ab.json").read_text())
+    assert (code, found["complete"], found["order"]) == (0, True, ["A", "B", "B", "A"])
+    assert found["answers"]["how"] == "bytes"
+    assert found["answers"]["audio_bytes"] > 0
+    assert found["failed"] == {"A": 0, "B": 0}
+    [primary] = [row["name"] for row in found["rows"] if row["primary"]]
+    assert primary == "median_audio_ttfp"
+    judged = {row["name"] for row in found["rows"] if row["verdict"]}
+    assert {"median_ttft", "p99_e2el", "request_throughput", "audio_throughput", "median_audio_rtf"} <= judged
+    states = {
+        arm: [{name: patch["state"] for name, patch in process["patches"].items()} for process in processes]
+        for arm, processes in found["states"].items()
+    }
+    assert {state for process in states["A"] for state in process.values()} == {"off"}
+    assert states["B"] == [as_declared()]
+    assert found["states"]["B"][0]["patches"]["budgeted_drain"]["counters"]["items"] > 0

@@ -1,0 +1,198 @@
+"""Beside others, on the real upstream: packages that wrap what we wrap, allow-lists, plain vLLM, two of ours on a slot.
+
+Each case in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import foreign
+from tests.fakes.processes import isolated
+from tests.fakes.registration import (
+    ALL_ON,
+    DEQUEUE,
+    DRAIN,
+    EVERYTHING,
+    WAKEUP,
+    asked,
+    holder,
+    is_ours,
+    ours,
+    raw,
+    read,
+    state_files,
+    states,
+    yaml,
+)
+
+pytestmark = pytest.mark.upstream
+
+WRAPPED = ("vllm_omni.engine.stage_pool", "StagePool.add_client")
+"""Of ``budgeted_drain``, whose wrapper calls what it wraps."""
+
+REPLACED = ("vllm_omni.engine.omni_engine_base", "OmniEngineBase.get_output_blocking_async")
+"""Of ``final_output_wakeup``, whose wrapper does not."""
+
+READER_SLOT = ("vllm.v1.engine.core_client", "AsyncMPClient._ensure_output_queue_task")
+"""Of ``lean_reader``, in a module of vLLM's that vLLM without Omni has too."""
+
+
+def load_plugins() -> None:
+    """As a server does: vLLM's loader, by way of vLLM-Omni's."""
+    from vllm_omni.plugins import load_omni_general_plugins
+
+    load_omni_general_plugins()
+
+
+def theirs(folder: Path, *slots: tuple[str, str], last: bool = False, late: bool = False) -> Any:
+    """Somebody else's package on this process's path, before everything or after it."""
+    made = foreign.package(folder / "theirs", "theirs", [":".join(slot) for slot in slots], late=late)
+    sys.path.insert(len(sys.path) if last else 0, str(made))
+    return importlib.import_module("theirs")
+
+
+def is_theirs(value: Any) -> bool:
+    """Whether a slot holds their wrapper itself."""
+    return type(value).__name__ == "function" and value.__code__.co_name == "theirs"
+
+
+# ---- Somebody else's wrappers ----
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["loaded before us", "loaded after us"])
+@isolated("cold")
+def test_a_wrapper_below_ours_stays(tmp_path: Path, last: bool) -> None:
+    """Theirs is there before a deploy YAML is read, whoever registers first; ours calls it, and comes off exactly."""
+    theirs(tmp_path, WRAPPED, last=last)
+    load_plugins()
+    found = raw(*WRAPPED)
+    assert is_theirs(found)
+    read(yaml(tmp_path, **ALL_ON))
+    assert asked() == dict.fromkeys(ALL_ON["fastpath"], "applied")
+    assert raw(*WRAPPED).__wrapped__ is found
+    [shown] = state_files()
+    assert f"on somebody else's wrapper of {':'.join(WRAPPED)}" in shown["patches"]["budgeted_drain"]["reason"]
+    read(yaml(tmp_path, "off.yaml"))
+    assert raw(*WRAPPED) is found
+    assert ours() == {"resolve_deploy_yaml"}
+
+
+@isolated("cold")
+def test_a_wrapper_that_we_would_go_past_is_not_silenced(tmp_path: Path) -> None:
+    """Where ours does not call what it wraps, that patch is unsupported, says whose it is, and the others are on."""
+    theirs(tmp_path, REPLACED)
+    load_plugins()
+    read(yaml(tmp_path, **ALL_ON))
+    assert asked() == {**dict.fromkeys(ALL_ON["fastpath"], "applied"), "final_output_wakeup": "unsupported"}
+    assert ours() == {"resolve_deploy_yaml"} | DRAIN | DEQUEUE
+    assert is_theirs(raw(*REPLACED))
+    [shown] = state_files()
+    reason = shown["patches"]["final_output_wakeup"]["reason"]
+    assert reason.startswith(f"a seam moved: {':'.join(REPLACED)}: holds somebody else's wrapper <function ")
+
+
+@isolated("cold")
+def test_a_wrapper_on_top_of_ours_keeps_ours(tmp_path: Path) -> None:
+    """What stands on ours cannot be taken away from under it: the patch stays applied, and its reason says why."""
+    package = theirs(tmp_path, WRAPPED, REPLACED, late=True)
+    load_plugins()
+    read(yaml(tmp_path, **ALL_ON))
+    package.wrap_all()
+    read(yaml(tmp_path, "off.yaml"))
+    assert states()["budgeted_drain"] == states()["final_output_wakeup"] == "applied"
+    [shown] = state_files()
+    for name, slot in (("budgeted_drain", WRAPPED), ("final_output_wakeup", REPLACED)):
+        assert is_theirs(raw(*slot))
+        assert type(raw(*slot).__wrapped__).__name__ == "BoundFunctionWrapper"  # ours, as they found it
+        assert f"cannot be taken off: {':'.join(slot)} was written by someone else" in shown["patches"][name]["reason"]
+    # What stands beside it is kept too: half of a patch is none.
+    assert ours() >= (DRAIN | DEQUEUE | WAKEUP) - {slot for _, slot in (WRAPPED, REPLACED)}
+
+
+@pytest.mark.parametrize("first", ["ours", "another of ours"])
+@isolated("warm")
+def test_two_patches_on_a_slot(tmp_path: Path, first: str) -> None:
+    """A second patch on a slot of the drain's, installed below or on it: both are applied, and both come off."""
+    from types import ModuleType
+
+    from omni_fastpath.declare import State, Wrap
+    from omni_fastpath.install import install, uninstall
+    from omni_fastpath.patches import PATCHES
+    from tests.fakes.upstream import passes, patch
+
+    wrappers: Any = ModuleType("made_up_wrappers")
+    wrappers.passes = passes
+    sys.modules["made_up_wrappers"] = wrappers
+    stock = raw(*WRAPPED)
+    seam = Wrap(*WRAPPED, ("self", "input_addr", "client", "replica_id"), wrapper="passes")
+    another = patch("another", seam, releases=PATCHES[0].releases)
+    drain = [each for each in PATCHES if each.name in ALL_ON["fastpath"]]
+    order = [*drain, another] if first == "ours" else [another, *drain]
+    assert [install(each) for each in order] == [State.APPLIED] * 4
+    assert raw(*WRAPPED).__wrapped__.__wrapped__ is stock
+    for each in (*order, *reversed(order)):  # from below it is refused
+        uninstall(each)
+    assert raw(*WRAPPED) is stock
+    assert ours() == set()
+    assert set(states().values()) == {"off"}
+
+
+# ---- VLLM_PLUGINS ----
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@isolated("cold")
+def test_an_allow_list_of_plugins(tmp_path: Path, listed: bool) -> None:
+    """``VLLM_PLUGINS`` with our name is as without the variable; without it nothing of ours is in the process."""
+    from omni_fastpath.status import status_report
+
+    names = ["vllm_omni_register_models", *(["omni_fastpath"] if listed else [])]
+    os.environ.update(VLLM_PLUGINS=",".join(names), OMNI_FASTPATH="1")
+    theirs(tmp_path, WRAPPED)
+    load_plugins()
+    read(yaml(tmp_path, **ALL_ON))
+    assert asked() == (dict.fromkeys(ALL_ON["fastpath"], "applied") if listed else {})
+    assert ours() == ({"resolve_deploy_yaml"} | EVERYTHING if listed else set())
+    assert len(state_files()) == listed
+    assert not is_theirs(getattr(raw(*WRAPPED), "__wrapped__", raw(*WRAPPED)))
+    from omni_fastpath.patches import PATCHES
+
+    found = status_report(os.environ, PATCHES)
+    assert found["installation"]["excluded_by_vllm_plugins"] is not listed
+    assert any(each["id"] == "plugins-leave-us-out" for each in found["findings"]) is not listed
+
+
+# ---- vLLM without Omni ----
+
+
+@pytest.mark.parametrize("variable", ["OMNI_FASTPATH", "OMNI_FASTPATH_LEAN_READER"])
+@isolated("cold", "serve", "model")
+def test_plain_vllm_is_plain(variable: str) -> None:
+    """``vllm serve`` without ``--omni``, whatever our variables say: vLLM's plugins are loaded, and nothing is ours."""
+    os.environ[variable] = "1"
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    for module in (READER_SLOT[0], "vllm.v1.serial_utils", "vllm.v1.engine.async_llm"):
+        importlib.import_module(module)
+    owner, name = holder(*READER_SLOT)
+    assert not is_ours(vars(owner)[name])
+    assert not hasattr(owner, "get_output_nowait")
+    assert (asked(), state_files()) == ({}, [])
+    assert "vllm_omni.engine.orchestrator" not in sys.modules
+
+
+@isolated("cold", "serve", "model", "--omni")
+def test_a_patch_of_vllms_own_code_alone_is_installed_for_an_engine() -> None:
+    """Where there is an orchestrator, it is on by its variable before any stage is spawned."""
+    os.environ["OMNI_FASTPATH_LEAN_READER"] = "1"
+    load_plugins()
+    importlib.import_module("vllm_omni.engine.omni_engine_base")
+    assert asked() == {"lean_reader": "applied"}
