@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -82,30 +82,43 @@ class Fronts:
     def _is_apart(self) -> bool:
         return self._is_over or asyncio.current_task() in self._apart
 
-    def _around(self, process: _Upstreams, route: _Upstreams) -> dict[str, Any]:  # noqa: C901 - three flat functions
+    def _around(self, process: _Upstreams, route: _Upstreams) -> dict[str, Any]:  # noqa: C901, PLR0915 - flat functions
         """By name what stands in front; and as ``carrier`` who is being processed, and what is to be said to forget."""
         account, apart, is_apart, failed = self._account, self._apart, self._is_apart, self._failed
-        firsts, lines = account.firsts, account.lines
+        firsts, lines, note_routed = account.firsts, account.lines, account.routed.append
+        had: Mapping[str, Any] = {}  # upstream's record of who has had a first of that stage
         due = -1  # the stage of the raw output that is processed and not yet routed
         replica = entries = before = 0
         constructed_s = 0.0
 
         def note(stage_id: int, replica_id: int, raw_outputs: Any) -> None:
-            nonlocal due, replica, constructed_s, entries, before
+            nonlocal due, replica, constructed_s, entries, had, before
             if apart and is_apart():
                 return
             try:
                 constructed_s = raw_outputs.timestamp
                 entries = len(raw_outputs.outputs)
-                before = len(firsts[stage_id])
-                due, replica = stage_id, replica_id
+                had = firsts[stage_id]
+                before = len(had)
+                replica = replica_id
+                due = stage_id
             except Exception as error:
                 failed(error)
 
         def process_llm_stage_outputs(
             stage_id: int, replica_id: int, raw_outputs: Any, raw_terminal_request_ids: set[str]
         ) -> Awaitable[Any]:
-            note(stage_id, replica_id, raw_outputs)
+            nonlocal due, replica, constructed_s, entries, had, before
+            if not apart or not is_apart():  # as in note, without a call: it runs for each raw output
+                try:
+                    constructed_s = raw_outputs.timestamp
+                    entries = len(raw_outputs.outputs)
+                    had = firsts[stage_id]
+                    before = len(had)
+                    replica = replica_id
+                    due = stage_id
+                except Exception as error:
+                    failed(error)
             return process(stage_id, replica_id, raw_outputs, raw_terminal_request_ids)
 
         def handle_kv_ready_raw_outputs(stage_id: int, raw_outputs: Any) -> Awaitable[Any]:
@@ -117,11 +130,14 @@ class Fronts:
             if due != stage_id or (apart and is_apart()):  # a diffusion stage's, or nested
                 return await route(stage_id, replica_id, outputs)
             due = -1
-            began_s, count, new = constructed_s, entries, len(firsts[stage_id]) - before
+            began_s, count, new = constructed_s, entries, len(had) - before
             result = await route(stage_id, replica_id, outputs)
             try:
                 now_s = monotonic()
-                line = lines.get((stage_id, replica_id)) or account.line(stage_id, replica_id)
+                try:
+                    line = lines[stage_id, replica_id]
+                except KeyError:
+                    line = account.line(stage_id, replica_id)
                 if line.is_on_this_host:
                     residence, seconds = line.residence, now_s - began_s
                     residence.counts[bisect_left(RESIDENCE_S, seconds)] += 1  # no call: it runs for each raw output
@@ -130,8 +146,9 @@ class Fronts:
                         account.note_firsts(line, stage_id, began_s, now_s)
                 else:
                     line.elsewhere += 1
-                account.routed.append((now_s, account.entries))
-                account.entries += count
+                before_it = account.entries
+                note_routed((now_s, before_it))
+                account.entries = before_it + count
             except Exception as error:
                 failed(error)
             return result
@@ -142,7 +159,7 @@ class Fronts:
         def forget_firsts() -> None:
             nonlocal before
             if due >= 0:
-                before = len(firsts[due])
+                before = len(had)
 
         return {
             PROCESS: process_llm_stage_outputs,
