@@ -27,7 +27,7 @@ HERE = "installation"
 MACHINE = "machine"
 
 SETTLED_S = 300.0
-"""How long a process may take from its start until it reports, seconds: it imports vLLM first, which is slow beside others."""
+"""How long a process may take from its start until it reports, seconds: it imports vLLM first, beside others."""
 IDLE_REQUESTS = 20
 """What upstream's counter must have reached before an idle patch is called idle."""
 MUCH_BYTES = 64 * 2**20
