@@ -30,7 +30,8 @@ def wrapped_orchestration_output_handler(
     wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[None]:
     """Upstream's, on the orchestrator's event loop, before either of its loops begins: it is observed from here on."""
-    if not _runtime.has_failed:
+    # One that is begun again has its fronts already.
+    if not _runtime.has_failed and not any(account.orchestrator is instance for account in _accounts):
         try:
             account = Account(instance)
             _fronts.add(Fronts(instance, account, _step_aside))
