@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
@@ -18,12 +19,11 @@ def print_table(
     for place, name in enumerate(columns):
         last = name == "verdict"
         table.add_column(name, justify="left" if place == 0 or last else "right", no_wrap=not console.is_terminal)
-    group = ""
-    for row in found:
-        if row.measure.group != group:
-            group = row.measure.group
-            table.add_section()
-            table.add_row(group, style="bold")
-        style = {"better": "green", "worse": "red"}.get(row.verdict.word) if row.verdict is not None else None
-        table.add_row(*(f"  {cell}" if place == 0 else cell for place, cell in enumerate(cells(row))), style=style)
+    for group, rows in groupby(found, key=lambda row: row.measure.group):
+        table.add_row(group, style="bold")
+        *_, last_row = of_group = list(rows)
+        for row in of_group:
+            style = {"better": "green", "worse": "red"}.get(row.verdict.word) if row.verdict is not None else None
+            words = (f"  {cell}" if place == 0 else cell for place, cell in enumerate(cells(row)))
+            table.add_row(*words, style=style, end_section=row is last_row)
     console.print(table)
