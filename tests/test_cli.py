@@ -417,10 +417,12 @@ def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) ->
     """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = (
-        "import importlib.metadata, sys; from omni_fastpath import cli, entrypoint, install, status\n"
+        "import importlib.metadata, sys; from omni_fastpath import cli, entrypoint, install, servers, status\n"
+        "from omni_fastpath.findings import leftovers\n"
         "entrypoint.entry_points = lambda **_: (importlib.metadata.EntryPoint('omni_fastpath', 'omni_fastpath', ''),)\n"
         "found = status.Release('vllm-omni', '0.30.0')\n"
         "install.vllm_omni_release = status.vllm_omni_release = lambda: found\n"
+        "servers.by_command_line = leftovers.find = list\n"
         "cli.overlay.bundled = lambda: [str(n) * 100 for n in range(10_000)]\n"  # more than a pipe holds
         "input()\n"
         "sys.exit(cli.main(sys.argv[1:]))"
