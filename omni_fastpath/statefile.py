@@ -213,11 +213,7 @@ def foreign() -> int:
     Raises:
         UnsafeFolderError: The folder cannot be trusted.
     """
-    found = folder()
-    if not _is_there(found):
-        return 0
-    with _opened(found) as handle:
-        return sum(not file.is_here for file in _files(handle) if file.name.endswith(".json"))
+    return len(_others())
 
 
 def of_other_namespaces() -> int:
@@ -226,12 +222,15 @@ def of_other_namespaces() -> int:
     Raises:
         UnsafeFolderError: The folder cannot be trusted.
     """
+    return sum(file.boot == processid.boot_id() for file in _others())
+
+
+def _others() -> list[_File]:
     found = folder()
     if not _is_there(found):
-        return 0
+        return []
     with _opened(found) as handle:
-        ours = [file for file in _files(handle) if file.name.endswith(".json") and not file.is_here]
-        return sum(file.boot == processid.boot_id() for file in ours)
+        return [file for file in _files(handle) if file.name.endswith(".json") and not file.is_here]
 
 
 class _File(NamedTuple):
