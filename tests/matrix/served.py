@@ -12,10 +12,11 @@ from benchmarks.rigs import overlays, server_arms, user_arms, whole_server
 from benchmarks.rigs.server import Server
 from omni_fastpath.compare.answers import compare
 from omni_fastpath.compare.arm import Arm
-from omni_fastpath.compare.capture import Request, chat_request, run_closed_loop
+from omni_fastpath.compare.capture import run_closed_loop
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 from tests.matrix.workplace import MatrixError, Workplace
+from tests.questions import of_each_kind
 
 STAGES, LIGHT = "1", "light"
 """Simulated devices: stage processes, or light engines in their place."""
@@ -34,19 +35,6 @@ CONCURRENCY = 3
 
 States = dict[str, dict[str, str]]
 """Of each patch what it is in each process, by role, with its reason."""
-
-
-def load() -> list[Request]:
-    """Text and audio, text alone, audio alone, one token, and a long one."""
-    return [
-        chat_request("Hello"),
-        chat_request("Hello there, my friend.", max_tokens=8),
-        chat_request("Only text", modalities=["text"], max_tokens=5),
-        chat_request("Only audio", modalities=["audio"]),
-        chat_request("One", max_tokens=1),
-        chat_request("On and on", max_tokens=60, ignore_eos=True, temperature=0.7, seed=5),
-        chat_request("All at once", max_tokens=12, stream=False),
-    ]
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,7 @@ def run(place: Workplace, release: str, device: str) -> Served:
     for arm in ARMS:
         server = _server(place, release, arm, device)
         with server:
-            captures = run_closed_loop(server.url, load(), CONCURRENCY)
+            captures = run_closed_loop(server.url, of_each_kind(), CONCURRENCY)
             time.sleep(user_arms.STATE_FILES_SETTLE_S if arm.on else 0)
             snapshots = server.snapshots()
         assert server.start_s is not None

@@ -34,16 +34,9 @@ ON_TOP = "vllm_omni.entrypoints.omni_base:OmniBase._log_summary_and_cleanup"
 
 def _requests() -> list[Any]:
     from omni_fastpath.compare.capture import chat_request
+    from tests.questions import of_each_kind
 
-    return [
-        chat_request("Hello there, my friend.", max_tokens=8),
-        chat_request("Only text", modalities=["text"], max_tokens=5),
-        chat_request("Only audio", modalities=["audio"]),
-        chat_request("One", max_tokens=1),
-        chat_request("On and on", max_tokens=40, ignore_eos=True, temperature=0.7, seed=5),
-        chat_request("All at once", max_tokens=12, stream=False),
-        *(chat_request("Hello") for _ in range(12)),
-    ]
+    return [*of_each_kind(), *(chat_request("Hello") for _ in range(11))]
 
 
 def _answers(running: Any) -> list[Any]:

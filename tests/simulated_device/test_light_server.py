@@ -19,6 +19,7 @@ import omni_simulated_device
 from benchmarks.rigs.server import Server
 from omni_fastpath.compare.capture import Request, chat_request, differences, run_closed_loop, speech_request
 from omni_simulated_device import models
+from tests.questions import of_each_kind
 from tests.simulated_device import raw_outputs
 
 pytestmark = [pytest.mark.upstream, pytest.mark.server]
@@ -28,15 +29,7 @@ FAST = '{"stages": {"*": {"base_ms": 4, "max_frames": 60}}}'
 START_CPU_S = 60.0
 """Of the whole tree until it has served; wall time is the machine's other load too."""
 
-CHAT = [
-    chat_request("Hello"),
-    chat_request("Hello there, my friend.", max_tokens=8),
-    chat_request("Only text", modalities=["text"], max_tokens=5),
-    chat_request("Only audio", modalities=["audio"]),
-    chat_request("One", max_tokens=1),
-    chat_request("On and on", max_tokens=40, ignore_eos=True, temperature=0.7, seed=5),
-    chat_request("All at once", max_tokens=12, stream=False),
-]
+CHAT = of_each_kind()
 SPEECH = [speech_request("A sentence."), speech_request("Another one, longer than that.", voice="ryan")]
 
 
