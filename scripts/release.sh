@@ -13,7 +13,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 table="$root/scripts/releases.txt"
 target="$root/.cache/releases/$release"
 python="$root/.venv/bin/python"
-export PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=10 PIP_TIMEOUT=60
 
 say() { printf 'release: %s\n' "$*" >&2; }
 

@@ -15,7 +15,7 @@ python="$venv/bin/python"
 requirements="benchmarks/requirements-serving.txt"
 device="benchmarks/simulated_device"
 base_python="${PYTHON:-python3.11}"
-export PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=10 PIP_TIMEOUT=60
 
 say() { printf 'setup: %s\n' "$*"; }
 hash_of() { cat "$@" | sha256sum | cut -d' ' -f1; }

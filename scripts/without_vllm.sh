@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # To be sourced: the tests that need no vLLM, in environments of their own. `floors.sh` and `pythons.sh` run them.
 # Source it in the repository's root, with `set -euo pipefail`.
-export PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=10 PIP_TIMEOUT=60
 
 # Not the whole of the development tools: some of them need newer versions than we do.
 tools=('pytest>=9' 'pytest-asyncio>=1.5' 'pytest-benchmark>=5' 'pytest-timeout>=2.4')

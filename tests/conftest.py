@@ -22,13 +22,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable of ours from outside, and no state file outside the test's folder."""
+    """No variable of ours from outside, and no state file outside the test's folder; no proxy, no colours."""
     import os
 
     for name in list(os.environ):
         if name.startswith(("OMNI_FASTPATH", "_OMNI_FASTPATH")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
 
 
 @pytest.fixture

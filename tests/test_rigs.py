@@ -105,6 +105,8 @@ def test_a_server_is_started_looked_at_and_stopped(monkeypatch: pytest.MonkeyPat
     script = tmp_path / "stands_in.py"
     script.write_text(_STANDS_IN)
     monkeypatch.setattr(server, "vllm_command", lambda: [sys.executable, str(script)])
+    # It removes what is new there at its end, which here may be what tests in another process are using.
+    monkeypatch.setattr(server, "_SHARED_MEMORY", tmp_path / "none")
     with Server("model", "deploy") as running:
         assert running.alive()
         assert list(running.processes().values()) == ["api"]

@@ -35,7 +35,7 @@ if "sleeps" in behaviour:
     open("sleeping", "w").close()
     time.sleep(600)
 if "falls" in behaviour:
-    threading.Timer(1.5, lambda: os._exit(5)).start()
+    threading.Timer(5.0, lambda: os._exit(5)).start()
 if "stubborn" in behaviour:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)

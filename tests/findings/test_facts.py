@@ -73,7 +73,7 @@ def test_a_stage_without_a_server_is_stray() -> None:
     Path(os.environ["XDG_RUNTIME_DIR"]).mkdir(mode=0o700)
     statefile.write(snapshot(0, "stage"))
     _, stray = live_servers(statefile.read_live())
-    assert [each["pid"] for each in stray] == [os.getpid()]
+    assert os.getpid() in [each["pid"] for each in stray]  # others' may be at their end just now
 
 
 def test_who_may_write(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_every_query_has_data(
         assert not missing
         with scraping(running, tmp_path) as prometheus:
             wave = 0
-            while sum(prometheus.values("count_over_time(up[10m])")) < SCRAPES:
+            while sum(prometheus.values("sum_over_time(up[10m])")) < SCRAPES:
                 wave += 1
                 load(running, wave)
             time.sleep(4)  # the state files, and a scrape more
