@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-serving test-rest lint unit fleets floors pythons matrix matrix-ci bench dispatch processing front-end server replay concurrency save-queue forward-gate micro clean
+.PHONY: setup demo parity test test-serving test-rest lint unit fleets floors pythons matrix matrix-ci bench dispatch processing front-end ab server replay concurrency save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # About half of the time that all tests take, and whatever starts servers or puts chunks into shared memory: a server
@@ -61,6 +61,9 @@ processing: setup ## what an output costs the orchestrator, by the length of its
 
 front-end: setup ## what a request's end costs the front end
 	@$(VENV_PYTHON) -W ignore -m benchmarks.front_end $(ARGS)
+
+ab: setup ## `omni-fastpath ab` against what is known; eight minutes each, ARGS="same", "talker" or "code2wav"
+	@$(VENV_PYTHON) -W ignore -m benchmarks.ab $(ARGS)
 
 server: setup ## the whole server on light engines, stock and fastpath
 	@$(VENV_PYTHON) -W ignore -m benchmarks.server $(ARGS)

@@ -200,3 +200,28 @@ def test_two_starts_do_not_tell_noise_from_drift() -> None:
     assert found.step == pytest.approx(1.0)
     assert math.isnan(found.noise)
     assert math.isnan(found.walk)
+
+
+# ---- `omni-fastpath ab` against what is known ----
+
+
+@pytest.mark.parametrize(
+    ("named", "words", "expected"),
+    [
+        ((), {"median_ttft": "the same", "p99_ttft": "the same", "median_e2el": "the same"}, 0),
+        ((), {"median_ttft": "the same", "p99_ttft": "the same", "median_e2el": "better"}, 1),
+        (("median_e2el",), {"median_ttft": "better", "p99_ttft": "the same", "median_e2el": "worse"}, 0),
+        (("median_e2el",), {"median_ttft": "worse", "p99_ttft": "the same", "median_e2el": "worse"}, 1),
+        (("median_e2el",), {"median_ttft": "the same", "p99_ttft": "the same", "median_e2el": "the same"}, 1),
+    ],
+)
+def test_what_a_series_finds_is_held_against_what_is_known(
+    named: tuple[str, ...], words: dict[str, str], expected: int
+) -> None:
+    """Of a setting against itself nothing but "the same"; of a slower stage what was named, and never first text."""
+    from benchmarks.ab.__main__ import _judge
+
+    rows = [{"name": name, "verdict": {"word": word}} for name, word in words.items()]
+    assert _judge({"rows": [*rows, {"name": "mean_ttft", "verdict": None}], "answers": {"differences": []}}, named) == (
+        expected
+    )
