@@ -19,6 +19,7 @@ from omni_fastpath.ab.errors import Interrupted, MeasureError
 from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.ab.interrupts import Interrupts
 from omni_fastpath.compare.about import about
+from omni_fastpath.ab.streams import outliving
 from omni_fastpath.compare.capture import Request
 from omni_fastpath.compare.phases import Phases
 from omni_fastpath.compare.verdict import STARTS
@@ -283,7 +284,8 @@ def _announced(plan: series.Plan) -> list[str]:
 
 
 def _progress_console() -> Console:
-    return Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=160, no_color=True)
+    said = outliving(sys.stderr)
+    return Console(file=said) if said.isatty() else Console(file=said, width=160, no_color=True)
 
 
 def _last_words(ended: Exception | Interrupted) -> str:
@@ -296,10 +298,11 @@ def _reported(found: Series, folder: Path, *, as_json: bool) -> int:
     judged = report.judge(found)
     written = report.write(judged, folder)
     if as_json:
-        print(json.dumps(report.plain(judged), indent=1))  # noqa: T201
+        print(json.dumps(report.plain(judged), indent=1), file=out, flush=True)
         return judged.exit_code
-    console = Console() if sys.stdout.isatty() else Console(width=200, no_color=True)
+    console = Console(file=out) if out.isatty() else Console(file=out, width=200, no_color=True)
     report.show(judged, console)
+    out = outliving(sys.stdout)
     for line in written:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return judged.exit_code
