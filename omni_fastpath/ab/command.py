@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -291,7 +292,12 @@ def _progress_console() -> Console:
 def _last_words(ended: Exception | Interrupted) -> str:
     if isinstance(ended, Interrupted):
         return "Interrupted: nothing is left running; the report has what was measured until then."
-    return f"omni-fastpath ab: the measurement failed: {ended}"
+    return _failure(ended)
+
+
+def _failure(error: Exception) -> str:
+    said = str(error) if isinstance(error, series.EXPECTED) else "".join(traceback.format_exception(error))
+    return f"omni-fastpath ab: the measurement failed: {said}"
 
 
 def _reported(found: Series, folder: Path, *, as_json: bool) -> int:
@@ -331,8 +337,8 @@ def _measure(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> 
     try:
         with interrupts.caught():
             start = _measured(options, url, port, bench, sent, none, bench_timeout_s, interrupts, console)
-    except MeasureError as error:
-        console.print(f"omni-fastpath ab: the measurement failed: {error}", style="bold red", markup=False)
+    except Exception as error:
+        console.print(_failure(error), style="bold red", markup=False)
         return FAILED
     except Interrupted:
         console.print("Interrupted: nothing is left running, and nothing was written.", style="bold red")

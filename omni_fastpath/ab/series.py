@@ -29,6 +29,9 @@ SIMULATED = "OMNI_SIMULATED_DEVICE"
 _MATTER = (NAMESPACE, "VLLM_OMNI_", "VLLM_PLUGINS", SIMULATED)
 """How the variables begin that a report names where an arm has them of this shell."""
 
+EXPECTED = (MeasureError, WrongArmError, OSError, ValueError)
+"""What ends a series and says itself what it was; anything else is a mistake of this program."""
+
 _KEY = "OPENAI_API_KEY"
 """Where upstream's client finds what a server that asks for a key wants to hear."""
 
@@ -91,7 +94,7 @@ def run(plan: Plan, phases: Phases, interrupts: Interrupts) -> tuple[Series, Exc
                 with phases.turn(place, len(order)):
                     _start(plan, arm, place, phases, interrupts, found)
                     measures.table(found, primary=plan.primary, judged=plan.judged)  # what is not there never will be
-    except (MeasureError, WrongArmError, OSError, ValueError, Interrupted) as error:
+    except (Exception, Interrupted) as error:  # whatever it was, what was measured until then is worth its report
         ended = error
     return Series(
         arms=(plan.arms[0].name, plan.arms[1].name),
@@ -123,8 +126,9 @@ def _words(ended: Exception | Interrupted | None, place: int) -> str:
     if ended is None:
         return ""
     if isinstance(ended, Interrupted):
-        return "interrupted"
-    first = str(ended).splitlines()[0]
+        return INTERRUPTED
+    said = str(ended) if isinstance(ended, EXPECTED) else f"{type(ended).__name__}: {ended}"
+    first = (said.splitlines() or [type(ended).__name__])[0]
     return f"start {place}: {first.partition(LOG_FOLLOWS)[0]}"
 
 

@@ -8,6 +8,7 @@ process, waits for the whole tree, and kills what is left.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import subprocess
@@ -238,7 +239,7 @@ def healthy(url: str) -> bool:
     try:
         with _DIRECT.open(f"{url}/health", timeout=5) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
+    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException):  # the last: it speaks no HTTP
         return False
 
 
