@@ -225,9 +225,7 @@ def _ab(options: argparse.Namespace, commands: Sequence[Sequence[str]], command:
             if ended is not None:
                 console.print(_last_words(ended), style="bold red", highlight=False, markup=False)
             interrupts.hurry = False  # all is said: what came meanwhile changes nothing
-    if ended is None:
-        return code
-    return INTERRUPTED if isinstance(ended, Interrupted) else FAILED
+    return code
 
 
 def _plan(options: argparse.Namespace, commands: Sequence[Sequence[str]], command: str) -> series.Plan:

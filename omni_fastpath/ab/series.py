@@ -11,7 +11,7 @@ from typing import Any
 
 from omni_fastpath.ab import asked, client, measures, serving, states
 from omni_fastpath.ab.asked import Arm
-from omni_fastpath.ab.errors import Interrupted, MeasureError
+from omni_fastpath.ab.errors import INTERRUPTED, Interrupted, MeasureError
 from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.ab.interrupts import Interrupts
 from omni_fastpath.ab.serving import LOG_FOLLOWS, Serving
