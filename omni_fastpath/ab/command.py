@@ -384,7 +384,7 @@ def _measured(
             result.unlink()
     time.sleep(states.SETTLE_S if bench else 0.0)
     pids = _processes(host, port)
-    said = states.of(pids)
+    said = states.of_another(pids)
     return Start(
         arm=options.arm,
         about=about(),
@@ -396,7 +396,7 @@ def _measured(
         no_answers=none,
         simulated=_is_simulated(pids),
         states=states.told(said),
-        states_seen=bool(pids),
+        states_seen=bool(said),
     )
 
 

@@ -290,7 +290,8 @@ def _states(report: Report) -> page.Listing:
     unseen = [start.arm for start in report.series.starts if not start.states_seen]
     note = "By the state files of each server's own processes, after the load."
     if unseen:
-        note = f"The state files of {', '.join(dict.fromkeys(unseen))} could not be seen from where they were measured."
+        arms = ", ".join(dict.fromkeys(unseen))
+        note = f"No state file of {arms} was found: nothing was asked of omni-fastpath there, or it lies elsewhere."
     elif not lines:
         note = "No process left a state file: nothing was asked of omni-fastpath."
     return page.Listing(
