@@ -19,8 +19,8 @@ from omni_fastpath.ab.asked import Arm
 from omni_fastpath.ab.errors import Interrupted, MeasureError
 from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.ab.interrupts import Interrupts
-from omni_fastpath.compare.about import about
 from omni_fastpath.ab.streams import outliving
+from omni_fastpath.compare.about import about
 from omni_fastpath.compare.capture import Request
 from omni_fastpath.compare.phases import Phases
 from omni_fastpath.compare.verdict import STARTS
@@ -43,16 +43,16 @@ Two settings of a server, started in turn, measured alike, and what can be said 
          --save-result --result-filename {result}
 
 Both commands are your own and run without a shell. Starts come as A B B A. Each server is proved to be its arm by the
-state files of its own processes, loaded by your client, and sent fixed requests (greedy, fixed seed), whose answers are
-compared: byte by byte on a simulated device, or where the starts of A are identical to each other; elsewhere errors,
-ends and lengths, and the report says which it was.
+state files of its own processes, loaded by your client, and sent fixed requests (a fixed seed; chat is greedy), whose
+answers are compared: byte by byte on a simulated device, or where the starts of A are identical to each other;
+elsewhere errors, ends and lengths, and the report says which it was.
 
 A verdict is an exact rank test over starts. One measure is named beforehand (--primary), nine others share the
 correction for their number (--judge); everything else is shown without a verdict.
 """
 
 EPILOG = """\
-placeholders: {port} in both commands, {result} in the client's (a path for its JSON); also {host} and {url}.
+placeholders: {port} or {url} in both commands, {result} in the client's (a path for its JSON); also {host}.
 
 exit codes: 0 measured, no measure is worse and the answers are alike; 1 a measure is worse, more requests failed, or
 the answers differ; 2 usage; 3 the measurement failed; 130 interrupted. After 3 and 130 nothing is left running, and
@@ -231,7 +231,8 @@ def _ab(options: argparse.Namespace, commands: Sequence[Sequence[str]], command:
 def _plan(options: argparse.Namespace, commands: Sequence[Sequence[str]], command: str) -> series.Plan:
     if len(commands) != 2:
         raise refusal("command line", found=f"{len(commands)} bare `--`", allowed=f"two:\n  {USAGE.splitlines()[0]}")
-    serve = asked.command("serve command", commands[0], [asked.PORT], [asked.PORT, asked.HOST])
+    serve = asked.command("serve command", commands[0], [asked.PORT], [asked.PORT, asked.HOST, asked.URL])
+    asked.reachable(serve)
     known = [asked.PORT, asked.RESULT, asked.HOST, asked.URL]
     bench = asked.command("bench command", commands[1], [asked.PORT, asked.RESULT], known)
     asked.saves(bench)
@@ -301,12 +302,12 @@ def _failure(error: Exception) -> str:
 def _reported(found: Series, folder: Path, *, as_json: bool) -> int:
     judged = report.judge(found)
     written = report.write(judged, folder)
+    out = outliving(sys.stdout)
     if as_json:
         print(json.dumps(report.plain(judged), indent=1), file=out, flush=True)
         return judged.exit_code
     console = Console(file=out) if out.isatty() else Console(file=out, width=200, no_color=True)
     report.show(judged, console)
-    out = outliving(sys.stdout)
     for line in written:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return judged.exit_code
@@ -378,7 +379,7 @@ def _measured(
                     timeout_s=bench_timeout_s,
                 )
         with phases.phase(f"{len(sent)} fixed requests"):
-            answers = series.ask(url, sent)
+            answers = series.ask(url, sent, asked.headers(bench))
     finally:
         with contextlib.suppress(OSError):
             result.unlink()

@@ -174,7 +174,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
                 timeout_s=plan.bench_timeout_s,
             )
         with phases.phase(f"{title}: {len(plan.requests)} fixed requests, proof of the arm"):
-            answers = ask(server.url, plan.requests)
+            answers = ask(server.url, plan.requests, asked.headers(bench))
             time.sleep(states.SETTLE_S if wanted.enabled else 0.0)
             server.check()
             said = states.prove(server, arm, wanted)
@@ -218,12 +218,13 @@ def is_simulated(environ: Mapping[str, str]) -> bool:
     return environ.get(SIMULATED) in ("1", "light")
 
 
-def ask(url: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """What the fixed requests were answered, one after another."""
+def ask(url: str, requests: Sequence[Request], headers: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What the fixed requests were answered, one after another; with the headers that the client sends."""
     if not requests:
         return []
-    key = os.environ.get(_KEY)
-    captures = run_closed_loop(url, requests, headers={"Authorization": f"Bearer {key}"} if key else None)
+    key = None if "authorization" in map(str.lower, headers) else os.environ.get(_KEY)
+    own = {"Authorization": f"Bearer {key}"} if key else {}
+    captures = run_closed_loop(url, requests, headers={**own, **headers})
     return [{**capture.answer(), "order": order(capture)} for capture in captures]
 
 

@@ -231,7 +231,8 @@ class Serving(Child):
             if healthy(self.url) and listener(self.port) in (None, *tree, *self.tree()):
                 return
             time.sleep(_LOOK_EVERY_S)
-        raise MeasureError(f"the server was not ready after {self._ready_timeout_s:g} s{tail(self.log)}")
+        unanswered = f"{self.url}/health was not answered"
+        raise MeasureError(f"the server was not ready after {self._ready_timeout_s:g} s: {unanswered}{tail(self.log)}")
 
 
 def healthy(url: str) -> bool:
