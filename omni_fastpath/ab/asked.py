@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from omni_fastpath.values import nearest, refusal, shown
 
 SEPARATOR = "--"
@@ -188,6 +190,25 @@ def option(words: Sequence[str], name: str) -> str | None:
     return found
 
 
+def setting(serve: Sequence[str], name: str) -> str | None:
+    """The value of a server's option, from its command, else from the YAML file that vLLM's ``--config`` names.
+
+    Only as an argument of its own: ``--config=FILE`` is not read by vLLM.
+    """
+    said = option(serve, name)
+    if said is not None or "--config" not in serve[:-1]:
+        return said
+    file = Path(serve[serve.index("--config") + 1])
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None  # a pipe is vLLM's
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # vLLM says so when it reads it
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if f"--{key}".replace("_", "-") == name and value is not None:
+            return str(value)
+    return None
+
+
 def headers(bench: Sequence[str]) -> dict[str, str]:
     """What upstream's client sends besides, by ``--header KEY=VALUE KEY=VALUE``; the last one counts."""
     found: dict[str, str] = {}
@@ -214,9 +235,9 @@ def reachable(serve: Sequence[str]) -> None:
     """
     allowed = f"a server at http://127.0.0.1:PORT: --host {{{HOST}}} or none, no TLS, no socket of its own"
     for name in ("--uds", "--ssl-certfile", "--ssl-keyfile"):
-        if option(serve, name) is not None:
+        if setting(serve, name) is not None:
             raise refusal("serve command", found=name, allowed=allowed)
-    host = option(serve, "--host")
+    host = setting(serve, "--host")
     if host is not None and host not in _REACHED:
         raise refusal("serve command", found=f"--host {host}", allowed=allowed)
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from omni_fastpath import entrypoint, envs, statefile
-from omni_fastpath.ab.asked import Arm, option
+from omni_fastpath.ab.asked import Arm, setting
 from omni_fastpath.ab.serving import Child
 from omni_fastpath.compare.arm import WrongArmError
 from omni_fastpath.config import resolve_file
@@ -52,7 +52,7 @@ def expected(environ: Mapping[str, str], serve: Sequence[str], patches: Sequence
     Raises:
         ConfigError: That server would refuse to start.
     """
-    deploy = option(serve, "--deploy-config")
+    deploy = setting(serve, "--deploy-config")
     choices = envs.read(environ, patches)
     envs.refuse_unknown(choices)
     found = resolve_file(None if deploy is None else find(deploy), environ, patches)

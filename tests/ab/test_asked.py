@@ -77,6 +77,15 @@ def test_a_server_that_is_reached_at_127_0_0_1(host: str) -> None:
     asked.reachable(["vllm", "serve", "--host", host])
 
 
+def test_a_file_of_options_is_read_too(tmp_path: Path) -> None:
+    """As vLLM reads it, the command line first."""
+    file = tmp_path / "vllm.yaml"
+    file.write_text("host: 10.0.0.5\nuds:\n")
+    with pytest.raises(ConfigError, match=r"found --host 10\.0\.0\.5"):
+        asked.reachable(["vllm", "serve", "--config", str(file)])
+    asked.reachable(["vllm", "serve", "--config", str(file), "--host", "127.0.0.1"])
+
+
 def test_an_arm_shows_no_secret() -> None:
     """Values of variables and options whose names say that they are secrets are hidden, everywhere."""
     arm = asked.Arm("A", asked.variables("--a", ["HF_TOKEN=abc", "OMNI_FASTPATH=1", "X=a=b"]))
