@@ -9,18 +9,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from omni_fastpath.values import nearest, refusal, shown
 
 SEPARATOR = "--"
 PORT, RESULT, URL, HOST = "port", "result", "url", "host"
 
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A word in braces and nothing else: JSON has quotes there."""
+_PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A word in braces and nothing else: JSON has quotes there, a shell a ``$`` before it, and Jinja a second brace."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_OPTION = re.compile(r"--?(?:api[-_]key|hf[-_]token|token|password|secret)", re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(r"[A-Za-z_0-9]*(?:KEY|TOKEN|SECRET|PASSWORD)", re.IGNORECASE)
+_OPTION_NAME = r"--?(?:(?:\w[\w-]*[-_])?(?:api[-_]key|password|secret)|hf[-_]token|token)"
+_VARIABLE_NAME = r"(?:\w[\w-]*)?(?:KEY|TOKEN|SECRET|PASSWORD|AUTHORIZATION|COOKIE)"
+_SECRET_OPTION = re.compile(_OPTION_NAME, re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(_VARIABLE_NAME, re.IGNORECASE)
+_SECRET_VALUE = re.compile(rf"(?:{_OPTION_NAME}=|(?:--?[\w-]+=)?{_VARIABLE_NAME}(?:=|:\s*))", re.IGNORECASE)
+"""Of one word, what stands before a secret: ``--api-key=``, ``HF_TOKEN=``, ``--a=HF_TOKEN=``, ``x-api-key: ``."""
 _HIDDEN = "***"
+
+_REACHED = (f"{{{HOST}}}", "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
+"""Where a server may listen that is asked at 127.0.0.1."""
 
 _BOUND_ELSEWHERE = "XDG_RUNTIME_DIR"
 """Where state files lie: an arm of its own would hide what proves it."""
@@ -123,7 +132,7 @@ def command(place: str, words: Sequence[str], needed: Iterable[str], known: Iter
                 nearest=nearest(f"{{{name}}}", braced),
             )
     for name in needed:
-        if name not in present:
+        if name not in present and not (name == PORT and URL in present):
             raise refusal(place, found=f"no {{{name}}} in `{' '.join(shield(words))}`", allowed=_why(name))
     if shutil.which(words[0]) is None:
         raise refusal(place, found=f"{words[0]!r}, which cannot be run", allowed="a program on PATH, or a path to one")
@@ -132,7 +141,7 @@ def command(place: str, words: Sequence[str], needed: Iterable[str], known: Iter
 
 def _why(name: str) -> str:
     return {
-        PORT: "{port} where the port stands, for example --port {port}",
+        PORT: "{port} where the port stands, for example --port {port}, or {url}, which has it",
         RESULT: "{result} where the client writes its JSON, for example --save-result --result-filename {result}",
     }[name]
 
@@ -156,26 +165,81 @@ def saves(bench: Sequence[str]) -> None:
 def shield(words: Sequence[str]) -> list[str]:
     """A command as a report may show it: the values of options and variables for secrets are hidden."""
     found: list[str] = []
+    after_name = among_values = False
     for word in words:
-        name, equals, _ = word.partition("=")
-        if found and _SECRET_OPTION.fullmatch(words[len(found) - 1]):
+        if after_name or (among_values and not word.startswith("-")):  # vLLM's --api-key takes several
             found.append(_HIDDEN)
-        elif equals and (_SECRET_OPTION.fullmatch(name) or _SECRET_VARIABLE.fullmatch(name)):
-            found.append(f"{name}={_HIDDEN}")
-        else:
-            found.append(word)
+            after_name = False
+            continue
+        before = _SECRET_VALUE.match(word)
+        found.append(f"{before[0]}{_HIDDEN}" if before else word)
+        after_name = among_values = _SECRET_OPTION.fullmatch(word) is not None
     return found
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """The value of an option in a command, as ``--option VALUE`` or ``--option=VALUE``; the last one counts."""
+    """The value of an option in a command, as ``--option VALUE`` or ``--option=VALUE``; the last one counts.
+
+    As vLLM reads it: ``_`` in an option is ``-``.
+    """
     found = None
     for word, following in zip(words, [*words[1:], None], strict=False):
-        if word == name and following is not None:
-            found = following
-        elif word.startswith(f"{name}="):
-            found = word.removeprefix(f"{name}=")
+        said, equals, value = word.partition("=")
+        if said.replace("_", "-") == name and (equals or following is not None):
+            found = value if equals else following
     return found
+
+
+def setting(serve: Sequence[str], name: str) -> str | None:
+    """The value of a server's option, from its command, else from the YAML file that vLLM's ``--config`` names.
+
+    Only as an argument of its own: ``--config=FILE`` is not read by vLLM.
+    """
+    said = option(serve, name)
+    if said is not None or "--config" not in serve[:-1]:
+        return said
+    file = Path(serve[serve.index("--config") + 1])
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None  # a pipe is vLLM's
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # vLLM says so when it reads it
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if f"--{key}".replace("_", "-") == name and value is not None:
+            return str(value)
+    return None
+
+
+def headers(bench: Sequence[str]) -> dict[str, str]:
+    """What upstream's client sends besides, by ``--header KEY=VALUE KEY=VALUE``; the last one counts."""
+    found: dict[str, str] = {}
+    among = False
+    for word in bench:
+        name, equals, value = word.partition("=")
+        if name == "--header":
+            found, among = {}, not equals
+            name, equals, value = value.partition("=")
+        elif word.startswith("-"):
+            among = False
+        elif not among:
+            continue
+        if equals:
+            found[name.strip()] = value.strip()
+    return found
+
+
+def reachable(serve: Sequence[str]) -> None:
+    """Refuse a server that would be asked where it does not listen, until it counts as one that never was ready.
+
+    Raises:
+        ConfigError: It listens elsewhere than at ``http://127.0.0.1:PORT``.
+    """
+    allowed = f"a server at http://127.0.0.1:PORT: --host {{{HOST}}} or none, no TLS, no socket of its own"
+    for name in ("--uds", "--ssl-certfile", "--ssl-keyfile"):
+        if setting(serve, name) is not None:
+            raise refusal("serve command", found=name, allowed=allowed)
+    host = setting(serve, "--host")
+    if host is not None and host not in _REACHED:
+        raise refusal("serve command", found=f"--host {host}", allowed=allowed)
 
 
 def free_port() -> int:

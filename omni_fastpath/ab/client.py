@@ -41,6 +41,7 @@ def run(
         MeasureError: It failed or wrote nothing, or the server ended meanwhile.
     """
     result.parent.mkdir(parents=True, exist_ok=True)
+    result.unlink(missing_ok=True)  # of a series that ended here before: it would be read where this client writes none
     client = Child(
         "benchmark client",
         command,

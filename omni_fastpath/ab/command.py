@@ -8,6 +8,7 @@ import json
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from omni_fastpath.ab.asked import Arm
 from omni_fastpath.ab.errors import Interrupted, MeasureError
 from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.ab.interrupts import Interrupts
+from omni_fastpath.ab.streams import outliving
 from omni_fastpath.compare.about import about
 from omni_fastpath.compare.capture import Request
 from omni_fastpath.compare.phases import Phases
@@ -41,16 +43,16 @@ Two settings of a server, started in turn, measured alike, and what can be said 
          --save-result --result-filename {result}
 
 Both commands are your own and run without a shell. Starts come as A B B A. Each server is proved to be its arm by the
-state files of its own processes, loaded by your client, and sent fixed requests (greedy, fixed seed), whose answers are
-compared: byte by byte on a simulated device, or where the starts of A are identical to each other; elsewhere errors,
-ends and lengths, and the report says which it was.
+state files of its own processes, loaded by your client, and sent fixed requests (a fixed seed; chat is greedy), whose
+answers are compared: byte by byte on a simulated device, or where the starts of A are identical to each other;
+elsewhere errors, ends and lengths, and the report says which it was.
 
 A verdict is an exact rank test over starts. One measure is named beforehand (--primary), nine others share the
 correction for their number (--judge); everything else is shown without a verdict.
 """
 
 EPILOG = """\
-placeholders: {port} in both commands, {result} in the client's (a path for its JSON); also {host} and {url}.
+placeholders: {port} or {url} in both commands, {result} in the client's (a path for its JSON); also {host}.
 
 exit codes: 0 measured, no measure is worse and the answers are alike; 1 a measure is worse, more requests failed, or
 the answers differ; 2 usage; 3 the measurement failed; 130 interrupted. After 3 and 130 nothing is left running, and
@@ -223,15 +225,14 @@ def _ab(options: argparse.Namespace, commands: Sequence[Sequence[str]], command:
             if ended is not None:
                 console.print(_last_words(ended), style="bold red", highlight=False, markup=False)
             interrupts.hurry = False  # all is said: what came meanwhile changes nothing
-    if ended is None:
-        return code
-    return INTERRUPTED if isinstance(ended, Interrupted) else FAILED
+    return code
 
 
 def _plan(options: argparse.Namespace, commands: Sequence[Sequence[str]], command: str) -> series.Plan:
     if len(commands) != 2:
         raise refusal("command line", found=f"{len(commands)} bare `--`", allowed=f"two:\n  {USAGE.splitlines()[0]}")
-    serve = asked.command("serve command", commands[0], [asked.PORT], [asked.PORT, asked.HOST])
+    serve = asked.command("serve command", commands[0], [asked.PORT], [asked.PORT, asked.HOST, asked.URL])
+    asked.reachable(serve)
     known = [asked.PORT, asked.RESULT, asked.HOST, asked.URL]
     bench = asked.command("bench command", commands[1], [asked.PORT, asked.RESULT], known)
     asked.saves(bench)
@@ -283,22 +284,29 @@ def _announced(plan: series.Plan) -> list[str]:
 
 
 def _progress_console() -> Console:
-    return Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=160, no_color=True)
+    said = outliving(sys.stderr)
+    return Console(file=said) if said.isatty() else Console(file=said, width=160, no_color=True)
 
 
 def _last_words(ended: Exception | Interrupted) -> str:
     if isinstance(ended, Interrupted):
         return "Interrupted: nothing is left running; the report has what was measured until then."
-    return f"omni-fastpath ab: the measurement failed: {ended}"
+    return _failure(ended)
+
+
+def _failure(error: Exception) -> str:
+    said = str(error) if isinstance(error, series.EXPECTED) else "".join(traceback.format_exception(error))
+    return f"omni-fastpath ab: the measurement failed: {said}"
 
 
 def _reported(found: Series, folder: Path, *, as_json: bool) -> int:
     judged = report.judge(found)
     written = report.write(judged, folder)
+    out = outliving(sys.stdout)
     if as_json:
-        print(json.dumps(report.plain(judged), indent=1))  # noqa: T201
+        print(json.dumps(report.plain(judged), indent=1), file=out, flush=True)
         return judged.exit_code
-    console = Console() if sys.stdout.isatty() else Console(width=200, no_color=True)
+    console = Console(file=out) if out.isatty() else Console(file=out, width=200, no_color=True)
     report.show(judged, console)
     for line in written:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -328,8 +336,8 @@ def _measure(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> 
     try:
         with interrupts.caught():
             start = _measured(options, url, port, bench, sent, none, bench_timeout_s, interrupts, console)
-    except MeasureError as error:
-        console.print(f"omni-fastpath ab: the measurement failed: {error}", style="bold red", markup=False)
+    except Exception as error:
+        console.print(_failure(error), style="bold red", markup=False)
         return FAILED
     except Interrupted:
         console.print("Interrupted: nothing is left running, and nothing was written.", style="bold red")
@@ -371,13 +379,13 @@ def _measured(
                     timeout_s=bench_timeout_s,
                 )
         with phases.phase(f"{len(sent)} fixed requests"):
-            answers = series.ask(url, sent)
+            answers = series.ask(url, sent, asked.headers(bench))
     finally:
         with contextlib.suppress(OSError):
             result.unlink()
     time.sleep(states.SETTLE_S if bench else 0.0)
     pids = _processes(host, port)
-    said = states.of(pids)
+    said = states.of_another(pids)
     return Start(
         arm=options.arm,
         about=about(),
@@ -389,7 +397,7 @@ def _measured(
         no_answers=none,
         simulated=_is_simulated(pids),
         states=states.told(said),
-        states_seen=bool(pids),
+        states_seen=bool(said),
     )
 
 

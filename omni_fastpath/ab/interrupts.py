@@ -27,8 +27,10 @@ class Interrupts:
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
         """As long as this lasts."""
-        # SIGINT too: where a shell started this in the background, Python leaves it ignored.
-        before = {number: signal.signal(number, self._came) for number in SIGNALS}
+        # SIGINT too: where a shell started this in the background, Python leaves it ignored. An ignored SIGHUP was
+        # meant (nohup): whoever closes that terminal wants the measurement to go on.
+        meant = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        before = {number: signal.signal(number, self._came) for number in SIGNALS if number not in meant}
         try:
             yield
         finally:

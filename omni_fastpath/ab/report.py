@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from omni_fastpath.ab import measures
+from omni_fastpath.ab.errors import INTERRUPTED
 from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.compare import answers, page, rows
 from omni_fastpath.compare.rows import Row
@@ -21,7 +22,7 @@ from omni_fastpath.compare.table import print_table
 SCHEMA = 1
 """Of the JSON report; a key is only ever added under the same number."""
 
-FINE, DIFFERENT = 0, 1
+FINE, DIFFERENT, FAILED, ENDED_BY_SIGNAL = 0, 1, 3, 130
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: no measure is worse and the answers are alike. 1: one is, or they are not."""
+        """0: no measure is worse and the answers are alike. 1: one is, or they are not. 3, 130: failed, interrupted."""
+        if not self.series.is_whole:
+            return ENDED_BY_SIGNAL if self.series.ended == INTERRUPTED else FAILED
         return DIFFERENT if self.named("worse") or self.answers["differences"] or self.fails_more else FINE
 
 
@@ -287,7 +290,8 @@ def _states(report: Report) -> page.Listing:
     unseen = [start.arm for start in report.series.starts if not start.states_seen]
     note = "By the state files of each server's own processes, after the load."
     if unseen:
-        note = f"The state files of {', '.join(dict.fromkeys(unseen))} could not be seen from where they were measured."
+        arms = ", ".join(dict.fromkeys(unseen))
+        note = f"No state file of {arms} was found: nothing was asked of omni-fastpath there, or it lies elsewhere."
     elif not lines:
         note = "No process left a state file: nothing was asked of omni-fastpath."
     return page.Listing(

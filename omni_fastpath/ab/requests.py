@@ -1,6 +1,7 @@
-"""The fixed requests by which the answers of two arms are compared: greedy, with a fixed seed, one after another.
+"""The fixed requests by which the answers of two arms are compared: with a fixed seed, one after another.
 
-They go where the benchmark client's go, with the same extra body, so that a model that only speaks is asked to speak.
+Chat is greedy besides; a speech request has no temperature, and samples as its model's deploy YAML says. They go where
+the benchmark client's go, with the same extra body, so that a model that only speaks is asked to speak.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _SENTENCES = (
 )
 
 
+_OURS = ("stream", "prompt", "text", "abort_after")
+"""What the functions that make requests take under these names is no field of a body."""
+
+
 def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:
     """So many requests of the kind that the client sends, and in words why there are none.
 
@@ -47,7 +52,7 @@ def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:
     """
     endpoint = option(bench, "--endpoint") or _ENDPOINT_OF.get(option(bench, "--backend") or "")
     body, why = _extra_body(bench)
-    model = option(bench, "--served-model-name") or option(bench, "--model")
+    model = body.pop("model", None) or option(bench, "--served-model-name") or option(bench, "--model")
     if count == 0:
         return [], "no requests were asked for"
     if why:
@@ -59,12 +64,12 @@ def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:
         given = {"modalities": ("text", "audio"), "max_tokens": MAX_TOKENS, "seed": SEED, **body}
         return [chat_request(prompt, model=model, **given) for prompt in prompts], ""
     if endpoint == _SPEECH:
-        return [speech_request(prompt, model=model, **body) for prompt in prompts], ""
+        return [speech_request(prompt, model=model, **{"seed": SEED, **body}) for prompt in prompts], ""
     return [], f"there are no fixed requests for {endpoint or 'this client'}; --requests FILE sends some"
 
 
 def _extra_body(bench: Sequence[str]) -> tuple[dict[str, Any], str]:
-    text = option(bench, "--extra-body") or option(bench, "--extra_body")
+    text = option(bench, "--extra-body")
     if text is None:
         return {}, ""
     try:
@@ -72,7 +77,7 @@ def _extra_body(bench: Sequence[str]) -> tuple[dict[str, Any], str]:
     except ValueError:
         body = None
     # What chat_request and speech_request say themselves is not the client's to say.
-    kept = {key: value for key, value in body.items() if key != "stream"} if isinstance(body, dict) else {}
+    kept = {key: value for key, value in body.items() if key not in _OURS} if isinstance(body, dict) else {}
     return kept, "" if isinstance(body, dict) else "the client's --extra-body is no JSON object"
 
 

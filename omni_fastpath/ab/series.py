@@ -11,7 +11,7 @@ from typing import Any
 
 from omni_fastpath.ab import asked, client, measures, serving, states
 from omni_fastpath.ab.asked import Arm
-from omni_fastpath.ab.errors import Interrupted, MeasureError
+from omni_fastpath.ab.errors import INTERRUPTED, Interrupted, MeasureError
 from omni_fastpath.ab.files import Series, Start
 from omni_fastpath.ab.interrupts import Interrupts
 from omni_fastpath.ab.serving import LOG_FOLLOWS, Serving
@@ -28,6 +28,9 @@ SIMULATED = "OMNI_SIMULATED_DEVICE"
 
 _MATTER = (NAMESPACE, "VLLM_OMNI_", "VLLM_PLUGINS", SIMULATED)
 """How the variables begin that a report names where an arm has them of this shell."""
+
+EXPECTED = (MeasureError, WrongArmError, OSError, ValueError)
+"""What ends a series and says itself what it was; anything else is a mistake of this program."""
 
 _KEY = "OPENAI_API_KEY"
 """Where upstream's client finds what a server that asks for a key wants to hear."""
@@ -91,7 +94,7 @@ def run(plan: Plan, phases: Phases, interrupts: Interrupts) -> tuple[Series, Exc
                 with phases.turn(place, len(order)):
                     _start(plan, arm, place, phases, interrupts, found)
                     measures.table(found, primary=plan.primary, judged=plan.judged)  # what is not there never will be
-    except (MeasureError, WrongArmError, OSError, ValueError, Interrupted) as error:
+    except (Exception, Interrupted) as error:  # whatever it was, what was measured until then is worth its report
         ended = error
     return Series(
         arms=(plan.arms[0].name, plan.arms[1].name),
@@ -123,8 +126,9 @@ def _words(ended: Exception | Interrupted | None, place: int) -> str:
     if ended is None:
         return ""
     if isinstance(ended, Interrupted):
-        return "interrupted"
-    first = str(ended).splitlines()[0]
+        return INTERRUPTED
+    said = str(ended) if isinstance(ended, EXPECTED) else f"{type(ended).__name__}: {ended}"
+    first = (said.splitlines() or [type(ended).__name__])[0]
     return f"start {place}: {first.partition(LOG_FOLLOWS)[0]}"
 
 
@@ -170,7 +174,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
                 timeout_s=plan.bench_timeout_s,
             )
         with phases.phase(f"{title}: {len(plan.requests)} fixed requests, proof of the arm"):
-            answers = ask(server.url, plan.requests)
+            answers = ask(server.url, plan.requests, asked.headers(bench))
             time.sleep(states.SETTLE_S if wanted.enabled else 0.0)
             server.check()
             said = states.prove(server, arm, wanted)
@@ -214,12 +218,13 @@ def is_simulated(environ: Mapping[str, str]) -> bool:
     return environ.get(SIMULATED) in ("1", "light")
 
 
-def ask(url: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """What the fixed requests were answered, one after another."""
+def ask(url: str, requests: Sequence[Request], headers: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What the fixed requests were answered, one after another; with the headers that the client sends."""
     if not requests:
         return []
-    key = os.environ.get(_KEY)
-    captures = run_closed_loop(url, requests, headers={"Authorization": f"Bearer {key}"} if key else None)
+    key = None if "authorization" in map(str.lower, headers) else os.environ.get(_KEY)
+    own = {"Authorization": f"Bearer {key}"} if key else {}
+    captures = run_closed_loop(url, requests, headers={**own, **headers})
     return [{**capture.answer(), "order": order(capture)} for capture in captures]
 
 

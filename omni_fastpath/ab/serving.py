@@ -8,6 +8,7 @@ process, waits for the whole tree, and kills what is left.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import subprocess
@@ -230,7 +231,8 @@ class Serving(Child):
             if healthy(self.url) and listener(self.port) in (None, *tree, *self.tree()):
                 return
             time.sleep(_LOOK_EVERY_S)
-        raise MeasureError(f"the server was not ready after {self._ready_timeout_s:g} s{tail(self.log)}")
+        unanswered = f"{self.url}/health was not answered"
+        raise MeasureError(f"the server was not ready after {self._ready_timeout_s:g} s: {unanswered}{tail(self.log)}")
 
 
 def healthy(url: str) -> bool:
@@ -238,7 +240,7 @@ def healthy(url: str) -> bool:
     try:
         with _DIRECT.open(f"{url}/health", timeout=5) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
+    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException):  # the last: it speaks no HTTP
         return False
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
+
 from omni_fastpath import entrypoint, envs, statefile
-from omni_fastpath.ab.asked import Arm, option
+from omni_fastpath.ab.asked import Arm, setting
 from omni_fastpath.ab.serving import Child
 from omni_fastpath.compare.arm import WrongArmError
 from omni_fastpath.config import resolve_file
@@ -48,7 +52,7 @@ def expected(environ: Mapping[str, str], serve: Sequence[str], patches: Sequence
     Raises:
         ConfigError: That server would refuse to start.
     """
-    deploy = option(serve, "--deploy-config")
+    deploy = setting(serve, "--deploy-config")
     choices = envs.read(environ, patches)
     envs.refuse_unknown(choices)
     found = resolve_file(None if deploy is None else find(deploy), environ, patches)
@@ -64,6 +68,19 @@ def expected(environ: Mapping[str, str], serve: Sequence[str], patches: Sequence
 def of(pids: Collection[int]) -> list[Snapshot]:
     """The state files of these processes."""
     return [Snapshot.model_validate(each) for each in statefile.read_live() if each["pid"] in pids]
+
+
+def of_another(pids: Collection[int]) -> list[Snapshot]:
+    """The state files of a server that somebody else started, perhaps where its own environment puts them."""
+    folders: dict[Path, None] = {}
+    for pid in (None, *pids):
+        with contextlib.suppress(psutil.Error, OSError):
+            folders[statefile.folder(None if pid is None else psutil.Process(pid).environ())] = None
+    found: dict[int, dict[str, Any]] = {}
+    for each in folders:
+        with contextlib.suppress(OSError):  # somebody else's: nothing there can be trusted
+            found |= {snapshot["pid"]: snapshot for snapshot in statefile.read_live(each) if snapshot["pid"] in pids}
+    return [Snapshot.model_validate(found[pid]) for pid in sorted(found)]
 
 
 def prove(server: Child, arm: Arm, wanted: Expected) -> list[Snapshot]:

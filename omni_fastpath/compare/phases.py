@@ -98,7 +98,9 @@ class Phases:
         self._say("  done", f"{name}: {time.monotonic() - begun:.1f} s{left}")
 
     def _say(self, mark: str, text: str) -> None:
-        self._console.print(f"[{self.elapsed_s:5.0f} s] {mark} {text}", markup=False, highlight=False, soft_wrap=True)
+        line = f"[{self.elapsed_s:5.0f} s] {mark} {text}"
+        with contextlib.suppress(OSError):  # what cannot be said ends nothing that is measured
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Left(ProgressColumn):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -29,6 +30,62 @@ def test_only_words_in_braces_are_placeholders() -> None:
     assert asked.filled(words, {"host": "here", "port": 7}) == ["--url=http://here:7", '{"modalities": {"a": 1}}', "{}"]
 
 
+def test_what_a_shell_and_jinja_have_in_braces_is_theirs() -> None:
+    """``${NAME}`` and ``{{name}}`` are neither refused nor filled in."""
+    words = [PYTHON, "-c", "serve ${EXTRA} ${port} --port {port}", "{{bos_token}}"]
+    assert asked.command("serve command", words, ["port"], ["port"]) == tuple(words)
+    assert asked.filled(words, {"port": 7})[2:] == ["serve ${EXTRA} ${port} --port 7", "{{bos_token}}"]
+
+
+def test_the_url_has_the_port() -> None:
+    """``--base-url {url}`` is enough for a client, and a server may know it too."""
+    words = [PYTHON, "--base-url", "{url}", "{result}"]
+    assert asked.command("bench command", words, ["port", "result"], ["port", "result", "url"]) == tuple(words)
+
+
+def test_options_are_read_as_vllm_reads_them() -> None:
+    """``_`` in an option is ``-``, in its value it stays; the last one counts."""
+    words = ["vllm", "--deploy_config", "a_b.yaml", "--served_model_name=m_1"]
+    assert asked.option(words, "--deploy-config") == "a_b.yaml"
+    assert asked.option(words, "--served-model-name") == "m_1"
+    assert asked.option([*words, "--deploy-config=c"], "--deploy-config") == "c"
+    assert asked.option(["vllm", "--deploy-config"], "--deploy-config") is None
+
+
+def test_the_clients_headers() -> None:
+    """All values of the last ``--header``, split at their first ``=``, as upstream's client splits them."""
+    words = [
+        "bench",
+        "--header",
+        "old=1",
+        "--model",
+        "m",
+        "--header",
+        "Authorization=Bearer a=b",
+        "x = 1",
+        "--seed",
+        "2",
+    ]
+    assert asked.headers(words) == {"Authorization": "Bearer a=b", "x": "1"}
+    assert asked.headers([*words, "--header=y=2", "z=3"]) == {"y": "2"}
+    assert asked.headers(["bench", "X=1", "--model", "m"]) == {}
+
+
+@pytest.mark.parametrize("host", ["{host}", "127.0.0.1", "localhost", "0.0.0.0", "::"])  # noqa: S104 - compared
+def test_a_server_that_is_reached_at_127_0_0_1(host: str) -> None:
+    """Wherever else it listens besides."""
+    asked.reachable(["vllm", "serve", "--host", host])
+
+
+def test_a_file_of_options_is_read_too(tmp_path: Path) -> None:
+    """As vLLM reads it, the command line first."""
+    file = tmp_path / "vllm.yaml"
+    file.write_text("host: 10.0.0.5\nuds:\n")
+    with pytest.raises(ConfigError, match=r"found --host 10\.0\.0\.5"):
+        asked.reachable(["vllm", "serve", "--config", str(file)])
+    asked.reachable(["vllm", "serve", "--config", str(file), "--host", "127.0.0.1"])
+
+
 def test_an_arm_shows_no_secret() -> None:
     """Values of variables and options whose names say that they are secrets are hidden, everywhere."""
     arm = asked.Arm("A", asked.variables("--a", ["HF_TOKEN=abc", "OMNI_FASTPATH=1", "X=a=b"]))
@@ -36,6 +93,22 @@ def test_an_arm_shows_no_secret() -> None:
     assert arm.variables["X"] == "a=b"
     command = ["vllm", "--api-key", "abc", "--api-key=abc", "HF_TOKEN=abc", "--max-tokens", "5"]
     assert asked.shield(command) == ["vllm", "--api-key", "***", "--api-key=***", "HF_TOKEN=***", "--max-tokens", "5"]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("--api-key k1 k2 --port 1", "--api-key *** *** --port 1"),
+        ("--header Authorization=Bearer\\ sk x-api-key=sk a=b", "--header Authorization=*** x-api-key=*** a=b"),
+        ("--header=x-api-key=sk -H 'Authorization: Bearer sk'", "--header=x-api-key=*** -H 'Authorization: ***'"),
+        ("--a=HF_TOKEN=abc --b=X=1", "--a=HF_TOKEN=*** --b=X=1"),
+        ("--api_key=k --token k --hf-token k -- vllm", "--api_key=*** --token *** --hf-token *** -- vllm"),
+        ("--max-tokens=5 --tokenizer t --pad-token=3", "--max-tokens=5 --tokenizer t --pad-token=3"),
+    ],
+)
+def test_a_command_shows_no_secret(words: str, shown: str) -> None:
+    """All values of an option that takes several, headers, variables behind an option; nothing that only sounds so."""
+    assert asked.shield(shlex.split(words)) == shlex.split(shown)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +129,12 @@ def test_an_arm_shows_no_secret() -> None:
         (["--", "SERVE", "--", PYTHON, "{port}"], "bench command: found no {result}"),
         (
             ["--", PYTHON, "{prot}", "--", "BENCH"],
-            "unknown placeholder {prot}; allowed: {port}, {host}; did you mean",
+            "unknown placeholder {prot}; allowed: {port}, {host}, {url}; did you mean",
         ),
+        (["--", PYTHON, "{port}", "--host", "10.0.0.5", "--", "BENCH"], "serve command: found --host 10.0.0.5"),
+        (["--", PYTHON, "{port}", "--host=::1", "--", "BENCH"], "found --host ::1; allowed: a server at http://127."),
+        (["--", PYTHON, "{port}", "--ssl-certfile", "c", "--", "BENCH"], "serve command: found --ssl-certfile"),
+        (["--", PYTHON, "{port}", "--uds=/s", "--", "BENCH"], "serve command: found --uds"),
         (["--", "no-such-program", "{port}", "--", "BENCH"], "serve command: found 'no-such-program'"),
         (["--", "SERVE", "--", PYTHON, "bench", "serve", "{port}", "{result}"], "found no --save-result"),
         (["--port", "0", "--", "SERVE", "--", "BENCH"], "--port: found 0"),
@@ -118,6 +195,17 @@ def test_fixed_requests_go_where_the_clients_go() -> None:
     assert sent == requests.fixed([*bench, '{"modalities": ["audio"]}'], 12)[0]
     spoken, _ = requests.fixed(["--endpoint=/v1/audio/speech", "--extra-body", '{"voice": "anna"}'], 1)
     assert (spoken[0].path, spoken[0].body["voice"]) == ("/v1/audio/speech", "anna")
+    assert spoken[0].body["seed"] == 0
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/audio/speech"])
+def test_an_extra_body_may_name_the_model(endpoint: str) -> None:
+    """As the client's own request has it then; what our functions take under a name of theirs is left out."""
+    extra = '{"model": "other", "prompt": "p", "text": "t", "stream": false, "abort_after": 1, "top_p": 0.5}'
+    [sent], none = requests.fixed(["--endpoint", endpoint, "--model", "m", "--extra_body", extra], 1)
+    assert none == ""
+    assert (sent.body["model"], sent.body["top_p"], sent.body["stream"]) == ("other", 0.5, True)
+    assert sent.abort_after is None
 
 
 @pytest.mark.parametrize(

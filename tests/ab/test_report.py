@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from omni_fastpath.ab import report
 from omni_fastpath.ab.files import Series, Start
@@ -120,7 +121,7 @@ def test_a_series_that_was_cut_short_says_so_everywhere() -> None:
     cut = Series(whole.arms, whole.starts[:1], 12, ended="interrupted", arm_words=whole.arm_words)
     judged = report.judge(cut)
     data = json.loads(json.dumps(report.plain(judged), allow_nan=False))
-    assert (data["complete"], data["ended"], data["exit_code"]) == (False, "interrupted", 0)
+    assert (data["complete"], data["ended"], data["exit_code"]) == (False, "interrupted", 130)
     assert all(row["verdict"] is None for row in data["rows"])
     told = "INCOMPLETE: 1 of 12 starts were measured; interrupted"
     assert told in report.markdown(judged)
@@ -130,11 +131,32 @@ def test_a_series_that_was_cut_short_says_so_everywhere() -> None:
 
 @pytest.mark.parametrize(
     ("series", "code"),
-    [(_series(), 1), (_series(factor=1.0), 0), (_series(factor=0.5), 0), (_series(factor=1.0, failed=2), 1)],
+    [
+        (_series(), 1),
+        (_series(factor=1.0), 0),
+        (_series(factor=0.5), 0),
+        (_series(factor=1.0, failed=2), 1),
+        (_series(ended="it fell"), 3),
+    ],
 )
 def test_exit_codes(series: Series, code: int) -> None:
-    """Worse is 1, the same and better are 0; so are more failed requests."""
+    """Worse is 1, the same and better are 0; so are more failed requests; 3 is a series that failed."""
     assert report.judge(series).exit_code == code
+
+
+def test_a_state_file_that_was_not_found_is_not_called_none() -> None:
+    """A server that a user started may have it where we do not look."""
+    whole = _series(2)
+    starts = [start.model_copy(update={"states": [], "states_seen": False}) for start in whole.starts]
+    said = report.markdown(report.judge(Series(whole.arms, starts, len(starts))))
+    assert "No state file of A, B was found: nothing was asked of omni-fastpath there, or it lies elsewhere." in said
+
+
+def test_brackets_in_a_name_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Users name their arms; a table shows the name as it is."""
+    starts = [start.model_copy(update={"arm": {"A": "x[/y]", "B": "[red]z"}[start.arm]}) for start in _series().starts]
+    report.show(report.judge(Series(("x[/y]", "[red]z"), starts, len(starts))), Console(width=200))
+    assert "[red]z / x[/y]" in capsys.readouterr().out
 
 
 def test_all_is_written(tmp_path: Path) -> None:

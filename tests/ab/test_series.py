@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,6 +213,30 @@ def test_a_measure_that_is_not_there_is_told_after_the_first_start(
     assert len(_report()["order"]) == 1
 
 
+def test_what_nobody_thought_of_ends_a_series_with_its_report(
+    serve: Command, bench: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 3 and not 1, which says that a measure is worse; with the traceback, which is a mistake of ours."""
+    monkeypatch.setattr("omni_fastpath.ab.series.ask", lambda *_: [].get("choices"))  # type: ignore[attr-defined]
+    assert _ab(serve(), bench()) == 3
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    found = _report()
+    assert found["ended"] == "start 1: AttributeError: 'list' object has no attribute 'get'"
+    assert found["exit_code"] == 3
+
+
+def test_numbers_of_an_earlier_client_are_not_read(
+    serve: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A client that says it succeeded and wrote nothing has no result, whatever lies where it should be."""
+    (tmp_path / "out" / "results").mkdir(parents=True)
+    (tmp_path / "out" / "results" / "01-A.json").write_text('{"median_ttft_ms": 1.0, "completed": 8}')
+    assert _ab(serve(), [sys.executable, "-c", "", "{port}", "{result}"]) == 3
+    assert "wrote no result that can be read" in " ".join(capsys.readouterr().err.split())
+    assert _report()["order"] == []
+
+
 # ---- Interrupts ----
 
 
@@ -268,6 +294,21 @@ def test_an_interrupt_is_heard_everywhere(
     assert _report()["ended"] == "interrupted"
 
 
+def test_an_interrupt_that_ended_who_reads_too(serve: Command, bench: Command, tmp_path: Path) -> None:
+    """Ctrl-C under ``2>&1 | tee log`` ends ``tee`` too: the report is written, and the exit code is an interrupt's."""
+    command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out", "--answers", "0"]
+    command += ["--", *serve(), "--", *bench("hangs")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+        _wait_for(tmp_path / "out" / "results" / "01-A.json.started")
+        assert running.stdout is not None
+        running.stdout.close()
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=60) == 130
+    assert _of(tmp_path) == []
+    assert _report()["ended"] == "interrupted"
+
+
 def _wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.exists():
@@ -279,15 +320,15 @@ def _wait_for(path: Path) -> None:
 
 
 @pytest.fixture
-def running(serve: Command) -> Iterator[Callable[[str], int]]:
-    """Start a server with this OMNI_FASTPATH; its port."""
+def running(serve: Command) -> Iterator[Callable[..., int]]:
+    """Start a server with this OMNI_FASTPATH, and perhaps another XDG_RUNTIME_DIR; its port."""
     from omni_fastpath.ab.asked import filled, free_port
 
     with contextlib.ExitStack() as stack:
 
-        def start(master: str) -> int:
+        def start(master: str, **more: str) -> int:
             port = free_port()
-            environment = {**os.environ, "OMNI_FASTPATH": master, "PYTHONPATH": str(ROOT)}
+            environment = {**os.environ, "OMNI_FASTPATH": master, "PYTHONPATH": str(ROOT), **more}
             server = stack.enter_context(subprocess.Popen(filled(serve(), {"port": port}), env=environment))
             stack.callback(server.terminate)
             return port
@@ -296,16 +337,12 @@ def running(serve: Command) -> Iterator[Callable[[str], int]]:
 
 
 def test_servers_of_the_users_are_measured_one_by_one(
-    bench: Command, running: Callable[[str], int], capsys: pytest.CaptureFixture[str]
+    bench: Command, running: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file each, with the states of the server that listens there; then they are compared."""
-    from omni_fastpath.ab.serving import healthy
-
     for master, arm in (("0", "stock"), ("1", "fast")):
         port = running(master)
-        deadline = time.monotonic() + 30
-        while not healthy(f"http://127.0.0.1:{port}") and time.monotonic() < deadline:
-            time.sleep(0.1)
+        _wait_for_health(port)
         url = ["--url", f"http://127.0.0.1:{port}/", "--arm", arm]
         assert cli.main(["ab", "measure", *url, "--out", f"{arm}.json", "--", *bench()]) == 0
         assert cli.main(["ab", "measure", *url, "--out", f"{arm}.json", "--", *bench()]) == 2
@@ -319,6 +356,65 @@ def test_servers_of_the_users_are_measured_one_by_one(
     assert cli.main(["ab", "compare", "stock.json"]) == 2
     assert "starts of stock; allowed: starts of two arms" in capsys.readouterr().err
     assert not list(Path.cwd().glob("*.result"))
+
+
+def _wait_for_health(port: int) -> None:
+    from omni_fastpath.ab.serving import healthy
+
+    deadline = time.monotonic() + 30
+    while not healthy(f"http://127.0.0.1:{port}") and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def test_the_state_files_of_a_users_server_are_found_where_it_left_them(
+    running: Callable[..., int], tmp_path: Path
+) -> None:
+    """Its own environment says where its runtime folder is, which need not be this shell's."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    port = running("1", XDG_RUNTIME_DIR=str(elsewhere))
+    _wait_for_health(port)
+    Path("requests.jsonl").write_text('{"path": "/v1/chat/completions", "body": {"messages": []}}\n')
+    url = ["--url", f"http://127.0.0.1:{port}", "--arm", "fast", "--requests", "requests.jsonl"]
+    assert cli.main(["ab", "measure", *url, "--out", "fast.json"]) == 0
+    found = json.loads(Path("fast.json").read_text())
+    assert found["states_seen"] is True
+    assert "applied" in {record["state"] for record in found["states"][0]["patches"].values()}
+
+
+def test_a_port_that_speaks_no_http_is_not_healthy() -> None:
+    """As that of an SSH server: it answers, and not to what it was asked."""
+    from omni_fastpath.ab.serving import healthy
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def banner() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        thread = threading.Thread(target=banner)
+        thread.start()
+        assert healthy(f"http://127.0.0.1:{listening.getsockname()[1]}") is False
+        thread.join(10)
+
+
+def test_the_fixed_requests_have_the_clients_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that only ``--header`` has opens the server to them too; it wins over the variable, as with the client."""
+    from omni_fastpath.ab import series
+    from omni_fastpath.compare.capture import chat_request
+
+    sent: list[Any] = []
+
+    def run_closed_loop(*_: object, headers: dict[str, str]) -> list[Any]:
+        sent.append(headers)
+        return []
+
+    monkeypatch.setenv("OPENAI_API_KEY", "old")
+    monkeypatch.setattr(series, "run_closed_loop", run_closed_loop)
+    series.ask("http://127.0.0.1:1", [chat_request("x")], {"authorization": "Bearer new", "x": "1"})
+    assert sent == [{"authorization": "Bearer new", "x": "1"}]
 
 
 def test_a_url_that_nobody_answers(bench: Command, capsys: pytest.CaptureFixture[str]) -> None:
