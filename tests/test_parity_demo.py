@@ -164,9 +164,9 @@ def test_without_an_open_loop_there_is_no_verdict() -> None:
     assert "There is no verdict" in rows.summary(table)[0]
 
 
-def test_ratio_is_of_the_means() -> None:
+def test_ratio_is_the_median_of_all_pairs() -> None:
     """Over a zero, such as no failure in either arm, there is none."""
-    assert _row([1.0, 3.0], [3.0, 5.0]).ratio == 2.0
+    assert _row([1.0, 2.0], [3.0, 5.0]).ratio == pytest.approx((2.5 + 3.0) / 2)
     assert _row([0.0, 0.0], [0.0, 0.0]).ratio is None
 
 

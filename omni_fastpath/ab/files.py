@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from omni_fastpath.ab import measures
 from omni_fastpath.values import refusal
+
+_PORT = re.compile(r"(?:--port[=\s]+|://[^\s/]+:|(?:localhost|127\.0\.0\.1):)(\d+)")
+_NUMBER = re.compile(r"(?<!\d)\d{4,5}(?!\d)")
+_HOST = re.compile(r"(--host=|://)[^\s/:]+")
+_RESULT = re.compile(r"[^\s=]*(?:/results/[^\s/]+\.json|\.result)\b")
+_WORD = 60
 
 SCHEMA = 1
 KIND = "omni-fastpath ab start"
@@ -88,7 +97,8 @@ def read(path: Path) -> Start:
         raise refusal(str(path), found=f"no start ({type(error).__name__})", allowed=allowed) from None
     if found.kind != KIND or found.schema_ != SCHEMA:
         raise refusal(str(path), found=f"{found.kind} of schema {found.schema_}", allowed=f"{allowed}, schema {SCHEMA}")
-    return found
+    # A file of before this was known has the zeros too.
+    return found.model_copy(update={"measured": measures.measured(found.measured)})
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,7 @@ class Series:
         primary: Key of the primary measure; None: the first that is known.
         judged: Keys of the other measures that get a verdict; empty: the first that are known.
         command: What was run.
+        alarms: What else must not be overlooked: the starts of files were not measured alike.
     """
 
     arms: tuple[str, str]
@@ -114,6 +125,7 @@ class Series:
     primary: str | None = None
     judged: Sequence[str] = ()
     command: str = ""
+    alarms: Sequence[str] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -131,13 +143,67 @@ def series(paths: Sequence[Path], arms: Sequence[str], primary: str | None, judg
         judged: As in ``Series``.
 
     Raises:
-        ConfigError: A file is none of ours, or they are not of exactly two arms.
+        ConfigError: A file is none of ours, one is there twice, or they are not of exactly two arms.
     """
     found = [read(path) for path in paths]
+    _refuse_twice(paths, found)
     names = list(arms) or list(dict.fromkeys(start.arm for start in found))
     if len(set(names)) != 2 or {start.arm for start in found} != set(names):
         have = ", ".join(sorted({start.arm for start in found})) or "no file"
         raise refusal("FILES", found=f"starts of {have}", allowed="starts of two arms; --arms A,B names them in order")
+    for name in names:
+        _refuse_other(name, [start for start in found if start.arm == name])
     ordered = sorted(found, key=lambda start: (float(start.about.get("at", 0)), start.place))
     words = {start.arm: start.words for start in ordered}
-    return Series((names[0], names[1]), ordered, len(ordered), arm_words=words, primary=primary, judged=judged)
+    benches = [_normal(start.bench, start) for start in ordered if start.bench]
+    serves = [_normal(start.serve, start) for start in ordered if start.serve]
+    alarms = [*_unlike("client", benches), *_unlike("server", serves)]
+    return Series(
+        (names[0], names[1]), ordered, len(ordered), arm_words=words, primary=primary, judged=judged, alarms=alarms
+    )
+
+
+def _refuse_twice(paths: Sequence[Path], found: Sequence[Start]) -> None:
+    """A start that counts twice makes a difference of what was luck: by its path, or by when a copy says it ended."""
+    seen: dict[object, Path] = {}
+    for path, start in zip(paths, found, strict=True):
+        for key in {path.resolve(), start.about.get("at", path.resolve())}:
+            if key in seen:
+                raise refusal("FILES", found=f"the same start twice: {seen[key]} and {path}", allowed="each start once")
+            seen[key] = path
+
+
+def _refuse_other(arm: str, starts: Sequence[Start]) -> None:
+    """Two series may both have an arm A, and mean different things by it."""
+    first = starts[0]
+    for start in starts[1:]:
+        if (start.variables, start.inherited) != (first.variables, first.inherited):
+            raise refusal(
+                "FILES",
+                found=f"two arms of one name: {arm} is {first.words}, and {start.words}",
+                allowed="starts of one name with the same variables",
+            )
+
+
+def _unlike(whose: str, commands: Sequence[Sequence[str]]) -> list[str]:
+    """In words where the first of these commands that is another than the first one of all begins to differ."""
+    for command in commands[1:]:
+        for place, (one, other) in enumerate(zip_longest(commands[0], command, fillvalue="nothing")):
+            if one != other:
+                before = f" after {command[place - 1]}" if place else ""
+                return [f"The starts' {whose} commands differ: {one[:_WORD]} and {other[:_WORD]}{before}"]
+    return []
+
+
+def _normal(words: Sequence[str], start: Start) -> list[str]:
+    """A command without what differs from start to start: its port, host and the path of its result."""
+    serve, bench = "\n".join(start.serve), "\n".join(start.bench)
+    # Named as one, or a number that both commands have.
+    ports = {*_PORT.findall(f"{serve}\n{bench}"), *({*_NUMBER.findall(serve)} & {*_NUMBER.findall(bench)})}
+    found = []
+    for word, before in zip(words, ["", *words], strict=False):
+        plain = _RESULT.sub("{result}", word)
+        for port in ports:
+            plain = re.sub(rf"(?<!\d){port}(?!\d)", "{port}", plain)
+        found.append("{host}" if before == "--host" else _HOST.sub(r"\1{host}", plain))
+    return found

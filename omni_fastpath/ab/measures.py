@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from omni_fastpath.compare.rows import Better, Measure
@@ -58,6 +59,12 @@ _OF_REQUESTS = re.compile(r"(mean|median|p\d+(?:\.\d+)?)_(?P<stem>.+)")
 _MEANT = ("_rtf", "_underrun_s")
 """Endings that say what is measured, and not only in which unit."""
 _UNITS: Mapping[str, str] = {"_ms": "ms", "_mb": "MB", "_rtf": "", "_underrun_s": "s"}
+_NONE_AT_ZERO = re.compile(
+    r".*(?:ttft_ms|ttfp_ms|tpot_ms|itl_ms|e2el_ms|_generation_ms|step_latency_ms|_rtf|_peak_memory_mb)"
+)
+"""Of these upstream writes 0 where no request had any: neither a time nor a memory is zero."""
+_OF_AUDIO = re.compile(r"audio_continuity_ok_rate|.*_audio_underrun_s")
+"""Of these it writes what is best where there was no audio at all: nothing was late."""
 _SHARES: Mapping[str, str] = {"rtfx": "throughput", "audio_continuity_ok_rate": "audio against real time"}
 _THROUGHPUTS: Mapping[str, str] = {
     "request_throughput": "req/s",
@@ -89,7 +96,54 @@ def read(result: Mapping[str, Any]) -> dict[str, float]:
     found = {key: value for key, value in _flat(result) if known(key) is not None}
     # The same number under two names would be judged twice.
     twice = {key for key in found if key.startswith("p50_") and f"median_{key.removeprefix('p50_')}" in found}
-    return {key: value for key, value in found.items() if key not in twice}
+    return measured({key: value for key, value in found.items() if key not in twice})
+
+
+def measured(found: Mapping[str, float]) -> dict[str, float]:
+    """Those of the numbers that were measured: without the zeros by which upstream says that there was nothing."""
+    silent = found.get("audio_throughput") == 0
+    return {
+        key: value
+        for key, value in found.items()
+        if not (value == 0 and _NONE_AT_ZERO.fullmatch(key)) and not (silent and _OF_AUDIO.fullmatch(key))
+    }
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Measures that some starts have and others have not.
+
+    Attributes:
+        names: Of the measures.
+        without: How many starts of each arm have none of them.
+        starts: How many each arm has.
+    """
+
+    names: tuple[str, ...]
+    without: tuple[int, int]
+    starts: tuple[int, int]
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether a larger share of the second arm's starts is without."""
+        (a, b), (all_a, all_b) = self.without, self.starts
+        return b * all_a > a * all_b
+
+    def told(self, arms: tuple[str, str]) -> str:
+        """In words."""
+        (a, b), (all_a, all_b) = self.without, self.starts
+        return f"{a} of {all_a} starts of {arms[0]} and {b} of {all_b} of {arms[1]} have no {', '.join(self.names)}"
+
+
+def lacks(starts: Sequence[AStart], arms: tuple[str, str]) -> list[Lack]:
+    """What upstream always writes and some starts have no value of, by how many: an arm that answers without audio."""
+    of = [[start for start in starts if start.arm == arm] for arm in arms]
+    found: dict[tuple[int, int], list[str]] = {}
+    for key in dict.fromkeys(key for start in starts for key in start.measured if _NONE_AT_ZERO.fullmatch(key)):
+        a, b = (sum(key not in start.measured for start in each) for each in of)
+        if a or b:
+            found.setdefault((a, b), []).append(key)
+    return [Lack(tuple(keys), without, (len(of[0]), len(of[1]))) for without, keys in found.items()]
 
 
 def _flat(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -56,8 +56,15 @@ class Report:
         return {arm: sum(start.failed for start in starts if start.arm == arm) for arm in self.series.arms}
 
     @property
+    def lacks(self) -> list[measures.Lack]:
+        """The measures that some starts have no value of."""
+        return measures.lacks(self.series.starts, self.series.arms)
+
+    @property
     def fails_more(self) -> bool:
-        """Whether more requests failed in the second arm, by the start."""
+        """Whether more requests failed in the second arm, by the start, or it has no value of what the first has."""
+        if any(lack.is_worse for lack in self.lacks):
+            return True
         a, b = ([start.failed for start in self.series.starts if start.arm == arm] or [0] for arm in self.series.arms)
         return statistics.fmean(b) > statistics.fmean(a)
 
@@ -126,7 +133,7 @@ def alarms(report: Report) -> list[str]:
         found.append(
             f"Requests failed under the client's load: {report.failures[a]} in {a}, {report.failures[b]} in {b}"
         )
-    return found
+    return [*found, *(lack.told(series.arms) for lack in report.lacks), *series.alarms]
 
 
 def notes(report: Report) -> list[str]:

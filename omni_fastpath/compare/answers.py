@@ -41,6 +41,7 @@ def compare(starts: Sequence[tuple[str, Answers]]) -> dict[str, Any]:
         "failed": sum(failed(answers) for _, answers in starts),
         "audio_bytes": sum(answer["audio_bytes"] for answer in first),
         "differences": found,
+        **({"data": kinds} if (kinds := sorted({kind for answer in first for kind in answer.get("data", ())})) else {}),
     }
 
 
@@ -51,16 +52,26 @@ def parity_line(parity: Mapping[str, Any]) -> str:
             f"THE ARMS DID NOT ANSWER ALIKE: {len(parity['differences'])} differences in {parity['comparisons']} "
             f"comparisons; the first: {parity['differences'][0]}"
         )
+    data = f", and what came as {', '.join(parity['data'])}" if parity.get("data") else ""
     return (
         f"Answers: {parity['requests']} requests in each of {parity['starts']} starts, {parity['comparisons']} "
         f"comparisons with the first start: byte-identical text and audio ({parity['audio_bytes'] / 1e6:.1f} MB of "
-        f"audio a start); {parity['failed']} failed."
+        f"audio a start){data}; {parity['failed']} failed."
     )
 
 
 def failed(answers: Answers) -> int:
     """How many of the requests were not answered to their end."""
-    return sum(answer["status"] != 200 or bool(answer["error"]) for answer in answers)
+    return sum(_failed(answer) for answer in answers)
+
+
+def _failed(answer: Answer) -> bool:
+    return answer["status"] != 200 or bool(answer["error"])
+
+
+def _says(answer: Answer) -> bool:
+    """Whether there is anything in it of which bytes could be compared."""
+    return bool(answer["text"] or answer.get("token_ids") or answer["audio_bytes"] or answer.get("data"))
 
 
 def judge(starts: Sequence[tuple[str, Answers]], arms: tuple[str, str], *, simulated: bool) -> dict[str, Any]:
@@ -83,6 +94,12 @@ def judge(starts: Sequence[tuple[str, Answers]], arms: tuple[str, str], *, simul
     found: dict[str, Any] = {**compare(sent), "notes": []}
     if failed(a[0]) == len(a[0]):
         found["notes"] = [f"every request of the first start failed, the first with {a[0][0]['error']}"]
+    mute = sum(not _says(answer) and not _failed(answer) for answer in a[0])
+    if mute:
+        found["notes"].append(f"{mute} of {len(a[0])} answers of the first start have nothing that could be compared")
+    if not found["differences"] and not any(_says(answer) for _, answers in sent for answer in answers):
+        why = "there was nothing to compare: no answer has text, audio or images"
+        return {**found, "how": "nothing", "why": why}
     if simulated:
         return {**found, "how": "bytes", "why": "the device is the simulated one"}
     if len(a) > 1 and not any(answers_differ(answers, a[0]) for answers in a[1:]):

@@ -4,8 +4,8 @@ A `Capture` keeps each event as it arrived, with its time; what differs from run
 times, timings in metrics) is removed. Text and audio of one request come from different stages, so the order in which
 their events interleave, how many text tokens share an event, the running usage that an audio event repeats, and which
 of the two carries the finish reason (the one that ends last) depend on timing even in one and the same server.
-`Capture.answer` is therefore what must be equal: the text and token ids joined, the audio chunk by chunk, the final
-usage, and how the request ended.
+`Capture.answer` is therefore what must be equal: the text and token ids joined, the audio chunk by chunk, images and
+whatever else was said, the final usage, and how the request ended.
 """
 
 from __future__ import annotations
@@ -30,6 +30,25 @@ _VOLATILE = frozenset(
 )
 _WAV_HEADER_BYTES = 44
 _AUDIO_FIELDS = ("data", "transcript", "expires_at", "id")
+_SAYING = frozenset(
+    {
+        "arguments",
+        "audio",
+        "b64_json",
+        "content",
+        "cot_output",
+        "delta",
+        "embedding",
+        "reasoning",
+        "reasoning_content",
+        "text",
+        "transcript",
+        "url",
+    }
+)
+"""Under these an answer says something, however deep; everything else may be an id, a time or the name of a file."""
+_INLINE = "data:"
+"""How a URL begins that is itself what it points to; any other names a file, differently each time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +209,7 @@ class Capture:
         """What two servers must agree on, as plain JSON data; nothing in it depends on time."""
         chunks = [] if self._events_are_cuts else self.audio_events
         asked = self.request.body.get("modalities") or ()
+        data = self._data()
         return {
             "status": self.status,
             "text": self.text,
@@ -203,7 +223,19 @@ class Capture:
             "usage": self.usage,
             "error": self.error,
             "error_code": self.error_code,
+            # Where there is none there is no key: digests of before it was there stay comparable.
+            **({"data": data} if data else {}),
         }
+
+    def _data(self) -> dict[str, str]:
+        """Digests of what was said besides text and audio (images, embeddings, reasoning), by the key it came under."""
+        said: dict[str, list[str]] = {}
+        for event in self.events:
+            if event.kind == "text":
+                _gather(event.content.get("delta"), said)
+            elif event.kind in ("other", "usage"):
+                _gather(_without(event.content, "usage"), said)
+        return {key: _sha256("".join(pieces).encode()) for key, pieces in sorted(said.items())}
 
     def digest(self) -> str:
         """SHA-256 of `answer`."""
@@ -225,6 +257,22 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
+def _gather(value: Any, said: dict[str, list[str]], key: str = "") -> None:
+    """Add what *value* says, at any depth, to what was said under the same keys; joined, its cuts do not count."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _gather(item, said, name)
+    elif isinstance(value, list):
+        for item in value:
+            _gather(item, said, key)
+    elif key not in _SAYING or value is None or value == "":
+        return
+    elif not isinstance(value, str):
+        said.setdefault(key, []).append(f"{value!r} ")
+    elif key != "url" or value.startswith(_INLINE):
+        said.setdefault(key, []).append(value)
+
+
 def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
@@ -241,8 +289,10 @@ async def _server_sent_events(content: aiohttp.StreamReader) -> AsyncIterator[st
                 yield "\n".join(lines)
 
 
-def _chat_event(data: Mapping[str, Any], at_s: float) -> list[Event]:
-    """The events of one chat chunk or of one whole chat answer."""
+def _chat_event(data: Any, at_s: float) -> list[Event]:
+    """The events of one chunk of chat or of a completion, or of one whole answer of any kind."""
+    if not isinstance(data, Mapping):
+        return [Event("other", at_s, {"content": _plain(data)})]
     if data.get("error") is not None:
         return [Event("error", at_s, {"error": _plain(data["error"])})]
     choices = data.get("choices") or []
@@ -254,19 +304,22 @@ def _chat_event(data: Mapping[str, Any], at_s: float) -> list[Event]:
         audio_part = part.get("audio")
         # Streamed, a chunk says its modality and audio stands where text would; in a whole answer one message has both.
         modality = data.get("modality")
+        content = choice.get("text", part.get("content"))  # a completion has its text beside, without a message
         rest = {key: value for key, value in part.items() if key not in ("content", "audio") and value is not None}
         common = {"index": choice.get("index"), "finish_reason": choice.get("finish_reason"), "delta": _plain(rest)}
         if modality == "audio":
-            content = {"modality": modality, "usage": data.get("usage"), **common}
-            events.append(Event("audio", at_s, content, base64.b64decode(part.get("content") or "")))
-        elif part.get("content") is not None or not isinstance(audio_part, Mapping):
-            text = {"text": part.get("content"), "token_ids": choice.get("token_ids")}
-            content = {"modality": modality or "text", **text, **common}
-            events.append(Event("text", at_s, content))
+            told = {"modality": modality, "usage": data.get("usage"), **common}
+            events.append(Event("audio", at_s, told, base64.b64decode(content or "")))
+        elif content is not None or not isinstance(audio_part, Mapping):
+            if isinstance(content, list):  # images, with text or without
+                events.append(Event("other", at_s, {"modality": modality, "content": _plain(content)}))
+                content = "".join(each.get("text") or "" for each in content if isinstance(each, Mapping))
+            text = {"text": content, "token_ids": choice.get("token_ids")}
+            events.append(Event("text", at_s, {"modality": modality or "text", **text, **common}))
         if isinstance(audio_part, Mapping):
-            told = {key: value for key, value in audio_part.items() if key not in _AUDIO_FIELDS}
-            content = {"modality": "audio", "audio": told, "metadata": choice.get("audio_metadata"), **common}
-            events.append(Event("audio", at_s, content, base64.b64decode(audio_part.get("data") or "")))
+            audio = {key: value for key, value in audio_part.items() if key not in _AUDIO_FIELDS}
+            told = {"modality": "audio", "audio": audio, "metadata": choice.get("audio_metadata"), **common}
+            events.append(Event("audio", at_s, told, base64.b64decode(audio_part.get("data") or "")))
     if data.get("object") == "chat.completion" and data.get("usage"):
         events.append(Event("usage", at_s, {"usage": data["usage"]}))
     return events
@@ -439,6 +492,6 @@ def answers_differ(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[s
     """The same of what `Capture.answer` said, for whoever could not keep the captures."""
     found = [] if len(ours) == len(theirs) else [f"{len(ours)} captures against {len(theirs)}"]
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-        unequal = [key for key in mine if mine[key] != other[key]]
-        found += [f"request {index}: {key}: {mine[key]!r} against {other[key]!r}" for key in unequal]
+        unequal = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
+        found += [f"request {index}: {key}: {mine.get(key)!r} against {other.get(key)!r}" for key in unequal]
     return found

@@ -86,15 +86,18 @@ class Row:
         return statistics.fmean(self.values[arm]) if self.values[arm] else math.nan
 
     def spread(self, arm: str) -> float | None:
-        """Distance between an arm's highest and lowest start; None with a single start, which has no spread."""
-        values = self.values[arm]
+        """Distance between an arm's highest and lowest start; None with a single value, which has no spread."""
+        values = _known(self.values[arm])
         return max(values) - min(values) if len(values) > 1 else None
 
     @property
     def ratio(self) -> float | None:
-        """The second arm over the first, of the means; None over a zero, or where a start has no value."""
-        first, second = map(self.mean, self.values)
-        return _finite(second / first) if first else None
+        """The second arm over the first, as a verdict has it; None over a zero, or where a start has no value.
+
+        Not of the means: one cold start would say of them what neither the medians beside it nor the verdict say.
+        """
+        first, second = self.values.values()
+        return _finite(verdict.ratio(first, second)) if self.is_whole else None
 
     @property
     def is_whole(self) -> bool:
@@ -160,16 +163,26 @@ def cells(row: Row) -> list[str]:
 
 
 def by_arm(row: Row) -> list[str]:
-    """Each arm's median in one cell, with the least and most of its starts, then the ratio and the verdict."""
+    """Each arm's median in one cell, with the least and most of its starts, then the ratio and the verdict.
+
+    Where only some starts have a value the cell says how many.
+    """
     arms = [_spread(values, row.measure.digits) for values in row.values.values()]
     return [titled(row.measure), *arms, shown(row.ratio, 2), str(row.verdict or "")]
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    if not values:
+    known = _known(values)
+    if not known:
         return shown(None, digits)
-    least, half, most = (shown(each, digits) for each in (min(values), statistics.median(values), max(values)))
-    return half if len(values) == 1 else f"{half} ({least} to {most})"
+    least, half, most = (shown(each, digits) for each in (min(known), statistics.median(known), max(known)))
+    of_some = f", {len(known)} of {len(values)} starts" if len(known) < len(values) else ""
+    return f"{half if len(known) == 1 else f'{half} ({least} to {most})'}{of_some}"
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    """The values of those starts that have one."""
+    return [value for value in values if not math.isnan(value)]
 
 
 def titled(measure: Measure[Any]) -> str:

@@ -56,6 +56,49 @@ def test_every_number_with_a_known_direction_is_read() -> None:
     }
 
 
+def test_a_zero_that_means_none_is_no_value() -> None:
+    """Of a client whose requests got no audio: no time to it, and no praise of it; a queue may have had no wait."""
+    silent = {
+        "request_throughput": 2.0,
+        "audio_throughput": 0.0,
+        "median_e2el_ms": 90.0,
+        "median_ttft_ms": 0.0,
+        "p99_audio_ttfp_ms": 0.0,
+        "median_audio_rtf": 0.0,
+        "mean_itl_ms": 0.0,
+        "median_tpot_ms": 0.0,
+        "mean_image_generation_ms": 0.0,
+        "median_peak_memory_mb": 0.0,
+        "audio_continuity_ok_rate": 1.0,
+        "median_audio_underrun_s": 0.0,
+        "stage_durations_p99": {"queue_wait_ms": 0.0},
+    }
+    kept = {"request_throughput": 2.0, "audio_throughput": 0.0, "median_e2el_ms": 90.0, "p99_queue_wait_ms": 0.0}
+    assert measures.read(silent) == kept
+    assert measures.read({**silent, "audio_throughput": 1.0, "median_audio_rtf": 0.1}) == {
+        **kept,
+        "audio_throughput": 1.0,
+        "median_audio_rtf": 0.1,
+        "audio_continuity_ok_rate": 1.0,
+        "median_audio_underrun_s": 0.0,
+    }
+
+
+def test_what_only_some_starts_have_is_told() -> None:
+    """By how many starts are without; it is worse where these are a larger share of the second arm's."""
+    has, has_not = {"median_ttft_ms": 1.0, "median_audio_ttfp_ms": 1.0, "mean_other_ms": 1.0}, {"median_ttft_ms": 1.0}
+
+    def lacks(a: list[dict[str, float]], b: list[dict[str, float]]) -> list[measures.Lack]:
+        starts = [Start(arm=arm, measured=each) for arm, of in (("A", a), ("B", b)) for each in of]
+        return measures.lacks(starts, ("A", "B"))
+
+    assert lacks([has], [has]) == lacks([has_not], [has_not]) == []
+    [one] = lacks([has, has], [has, has_not])
+    assert (one.names, one.without, one.is_worse) == (("median_audio_ttfp_ms",), (0, 1), True)
+    assert [each.is_worse for each in (*lacks([has_not], [has]), *lacks([has, has_not], [has, has_not]))] == [False] * 2
+    assert [each.is_worse for each in lacks([has, has_not], [])] == [False]
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [

@@ -168,3 +168,20 @@ def test_all_is_written(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "new" / "ab.json").read_text())
     assert data["order"] == [*"ABBA"]
     assert data["schema"] == report.SCHEMA
+
+
+@pytest.mark.parametrize("without", [6, 1])
+def test_a_measure_that_the_second_arm_lost_is_exit_code_1(without: int) -> None:
+    """Without any verdict, because the primary measure is gone, and with no value where there is none."""
+    whole = _series(factor=1.0)
+    lost = [start for start in whole.starts if start.arm == "B"][:without]
+    starts = [
+        start.model_copy(update={"measured": {"request_throughput": 2.0}}) if start in lost else start
+        for start in whole.starts
+    ]
+    judged = report.judge(Series(whole.arms, starts, 12))
+    assert judged.exit_code == 1
+    told = f"0 of 6 starts of A and {without} of 6 of B have no median_ttft_ms, p97_ttft_ms"
+    assert told in report.markdown(judged)
+    json.dumps(report.plain(judged), allow_nan=False)
+    assert report.judge(Series(("B", "A"), starts, 12)).exit_code == 0

@@ -80,3 +80,32 @@ def test_one_arm_alone_is_not_compared() -> None:
     """Nor are starts that were asked nothing."""
     assert judge([("A", [answer()]), ("B", [])], ("A", "B"), simulated=True)["how"] == "nothing"
     assert judged_line(judge([], ("A", "B"), simulated=True)) == "Answers: not compared, not both arms were asked."
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_answers_that_say_nothing_are_not_called_identical(simulated: bool) -> None:
+    """Nothing was compared, and the sentence says so; what must hold holds still."""
+    mute = answer(text="", audio_bytes=0)
+    found = _judge([mute, mute], [mute], simulated=simulated)
+    assert found["how"] == "nothing"
+    assert "not compared, there was nothing to compare" in judged_line(found)
+    assert len(_judge([mute, mute], [answer(text="", audio_bytes=0, status=500)])["differences"]) == 1
+
+
+def test_some_answers_that_say_nothing_are_noted() -> None:
+    """The others are compared; an error is no answer that says nothing."""
+    broken = answer(status=500, error="no", text="", audio_bytes=0)
+    sent = [answer(), answer(text="", audio_bytes=0), broken]
+    found = judge([("A", sent), ("A", sent), ("B", sent)], ("A", "B"), simulated=False)
+    assert found["notes"] == ["1 of 3 answers of the first start have nothing that could be compared"]
+    assert found["how"] == "bytes"
+
+
+def test_images_are_compared_and_named() -> None:
+    """They are data of an answer without text; a start that has none differs from one that has."""
+    one, other = (answer(text="", audio_bytes=0, data={"b64_json": digest}) for digest in ("12", "34"))
+    same = _judge([one, one], [one])
+    assert (same["how"], same["differences"]) == ("bytes", [])
+    assert "and what came as b64_json" in judged_line(same)
+    assert len(_judge([one, one], [other])["differences"]) == 1
+    assert len(_judge([answer(), answer()], [answer(data={"b64_json": "12"})])["differences"]) == 1

@@ -1,0 +1,43 @@
+"""A row says of its starts what its cells and its verdict say too."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from omni_fastpath.compare import rows
+from omni_fastpath.compare.rows import Measure, Row
+
+NONE = math.nan
+
+
+def _row(a: list[float], b: list[float], *, primary: bool = True) -> Row:
+    return rows.judge([Row(Measure("", "TTFP", "ms", "lower", float, primary=primary), {"A": a, "B": b})])[0]
+
+
+@pytest.mark.parametrize("primary", [True, False])
+def test_one_cold_start_makes_no_ratio(primary: bool) -> None:
+    """Of equal medians and the verdict "the same" the ratio is 1, in a row without a verdict too."""
+    row = _row([400.0, *[100.0] * 5], [100.0] * 6, primary=primary)
+    assert row.ratio == 1.0
+    assert rows.by_arm(row)[1:4] == ["100 (100 to 400)", "100 (100 to 100)", "1.00"]
+    assert row.verdict is None or (row.verdict.word, row.verdict.ratio) == ("the same", row.ratio)
+
+
+@pytest.mark.parametrize("values", [[NONE, 1.0, 3.0], [1.0, NONE, 3.0], [1.0, 3.0, NONE]])
+def test_a_start_without_a_value_leaves_the_others_theirs(values: list[float]) -> None:
+    """Wherever it stands: spread and cell are of the others, how many these are is said, and the data are JSON."""
+    row = _row([1.0, 2.0, 3.0], values)
+    assert row.spread("B") == 2.0
+    assert rows.by_arm(row)[2] == "2 (1 to 3), 2 of 3 starts"
+    assert (row.ratio, row.verdict) == (None, None)
+    json.dumps(rows.plain([row]), allow_nan=False)
+
+
+def test_starts_without_any_value_have_no_spread() -> None:
+    """Nor has a single one that has a value."""
+    row = _row([NONE, NONE], [NONE, 1.0])
+    assert (row.spread("A"), row.spread("B")) == (None, None)
+    assert rows.by_arm(row)[1:3] == ["-", "1, 1 of 2 starts"]
