@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,6 +51,12 @@ def is_waiting(request_state: Any) -> bool:
 def has_had_first_audio(request_state: Any) -> bool:
     """From 0.32 on: whether that has been routed."""
     return bool(request_state.upstream_first_audio)
+
+
+def tasks_in(entry: Any) -> Sequence[Any]:
+    """The tasks of one entry of a save queue: from 0.32 on it may be those of a step of the scheduler."""
+    found: Sequence[Any] = entry["batch"] if isinstance(entry, Mapping) and "batch" in entry else (entry,)
+    return found
 
 
 def payload_of(task: Mapping[str, Any]) -> Any:

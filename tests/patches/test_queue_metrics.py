@@ -511,6 +511,16 @@ def test_bytes_are_reckoned_from_a_sample() -> None:
     assert saving.tasks(deque([1, 2])) == 2
 
 
+def test_the_tasks_of_a_step_are_counted_each() -> None:
+    """From 0.32 on a model may queue a scheduler step's tasks as one entry."""
+    from omni_fastpath.patches.queue_metrics import saving
+
+    queue = deque([{"batch": [task(100, 20), task(3)]}, task(5)])
+    assert (saving.tasks(queue), saving.nbytes(queue)) == (3, 128)
+    many = deque([{"batch": [task(10)] * 10}] * 1000)
+    assert (saving.tasks(many), saving.nbytes(many)) == (10_000, 100_000)
+
+
 @every_release
 def test_a_stages_save_queue_is_shown() -> None:
     """In a stage's process nothing of the server is wrapped, and an adapter's queue is looked at while it lives."""
