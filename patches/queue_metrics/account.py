@@ -21,7 +21,8 @@ class Line:
     """One replica of a stage.
 
     Attributes:
-        is_on_this_host: Whether its clock is ours, so that the time of construction means something here.
+        is_on_this_host: Whether its clock is ours, so that the time of construction means something here. While its
+            slot is empty, what was true of the last client in it, whose raw outputs may still wait to be routed.
         residence: Of its raw outputs, seconds.
         first_audio: Of those that carried somebody's first audio, seconds.
         first_text: Of those that carried somebody's first text, seconds.
@@ -37,12 +38,14 @@ class Line:
         self.first_text = Distribution(RESIDENCE_S)
         self.ahead = Distribution(ENTRIES)
         self.elsewhere = 0
+        self.is_on_this_host = False
         self.look_at(client)
 
     def look_at(self, client: Any) -> None:
         """Another client may stand in the slot by now, of a replica on another host."""
         self._client: Callable[[], Any] = weakref.ref(client) if client is not None else _nobody
-        self.is_on_this_host = is_on_this_host(client)
+        if client is not None:
+            self.is_on_this_host = is_on_this_host(client)
 
     def is_of(self, client: Any) -> bool:
         """Whether this is the client that was looked at."""

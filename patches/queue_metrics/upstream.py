@@ -28,12 +28,14 @@ def _gives(pool: Any) -> str | None:
 
 
 def is_on_this_host(client: Any) -> bool:
-    """Whether a replica's clock is this host's: what it sends comes by a local transport, or by none.
+    """Whether a replica's clock is this host's: it was spawned here, or sends by a local transport, or by none.
 
-    A socket that listens on an address of a network may have anybody behind it.
+    A socket that listens on an address of a network may have anybody behind it; with ``--omni-master-address`` this
+    host's own replicas send there, too. The manager of processes is there of spawned ones alone, on every release.
     """
-    socket = getattr(getattr(client, "resources", None), "output_socket", None)
-    if socket is None:
+    resources = getattr(client, "resources", None)
+    socket = getattr(resources, "output_socket", None)
+    if socket is None or getattr(resources, "engine_manager", None) is not None:
         return True
     try:
         address: bytes = socket.LAST_ENDPOINT

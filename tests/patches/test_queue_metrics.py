@@ -252,8 +252,9 @@ class _Object(SimpleNamespace):
 class Client(SimpleNamespace):
     """One whose socket listens on an address."""
 
-    def __init__(self, address: bytes) -> None:
-        super().__init__(resources=SimpleNamespace(output_socket=SimpleNamespace(LAST_ENDPOINT=address)))
+    def __init__(self, address: bytes, **resources: Any) -> None:
+        socket = SimpleNamespace(LAST_ENDPOINT=address)
+        super().__init__(resources=SimpleNamespace(output_socket=socket, **resources))
 
 
 def raw(constructed_s: float, entries: int = 1) -> Any:
@@ -416,7 +417,6 @@ def test_what_is_kept_of_a_front_is_inert_afterwards(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("client", "expected"),
     [
-        (None, True),
         (_Object(), True),
         (Client(b"ipc:///tmp/x"), True),
         (Client(b"tcp://127.0.0.1:5555\0"), True),
@@ -424,11 +424,23 @@ def test_what_is_kept_of_a_front_is_inert_afterwards(monkeypatch: pytest.MonkeyP
         (Client(b"tcp://10.0.0.1:5555"), False),
         (Client(b"tcp://0.0.0.0:5555"), False),
         (_Object(resources=_Object(output_socket=object())), False),
+        (Client(b"tcp://10.0.0.1:5555", engine_manager=None), False),
+        (Client(b"tcp://10.0.0.1:5555", engine_manager=object()), True),
     ],
-    ids=["none", "in this process", "ipc", "loopback", "loopback, IPv6", "a network", "any", "closed"],
+    ids=[
+        "in this process",
+        "ipc",
+        "loopback",
+        "loopback, IPv6",
+        "a network",
+        "any",
+        "closed",
+        "attached",
+        "spawned here",
+    ],
 )
 def test_whose_clock_is_ours(client: Any, expected: bool) -> None:
-    """Only where a replica sends by a local transport its time of construction says something here."""
+    """Only where a replica runs on this host its time of construction says something here."""
     from omni_fastpath.patches.queue_metrics.upstream import is_on_this_host
 
     assert is_on_this_host(client) is expected
