@@ -84,18 +84,29 @@ class Account:
         return self._orchestrator()
 
     def line(self, stage_id: int, replica_id: int) -> Line:
-        """The line of a replica, made at its first raw output."""
+        """The line of a replica, made at the first look at it, or at its first raw output before that."""
         found = self.lines.get((stage_id, replica_id))
         if found is None:
             found = self.lines[stage_id, replica_id] = Line(self._client(stage_id, replica_id))
         return found
 
     def look(self) -> None:
-        """See who stands in the replicas' slots now."""
-        for (stage_id, replica_id), line in self.lines.items():
-            client = self._client(stage_id, replica_id)
-            if not line.is_of(client):
-                line.look_at(client)
+        """See who stands in the replicas' slots now; lines are made here, so that what is shown begins at nothing."""
+        for stage_id, pool in enumerate(getattr(self.orchestrator, "stage_pools", ())):
+            for replica_id, client in enumerate(pool.clients):
+                line = self.lines.get((stage_id, replica_id))
+                if line is not None:
+                    if not line.is_of(client):
+                        line.look_at(client)
+                elif hasattr(client, "outputs_queue"):  # a diffusion stage's outputs have no time of construction
+                    self.line(stage_id, replica_id)
+                    self.firsts[stage_id]  # finds what it is for
+
+    def let_go(self) -> None:
+        """Of an orchestrator that is gone keep what is counted, and not what was needed to count."""
+        if self.orchestrator is None:
+            self.firsts.clear()
+            self.routed.clear()
 
     def note_firsts(self, line: Line, stage_id: int, constructed_s: float, now_s: float) -> None:
         """A raw output with somebody's first audio or text is routed; its own entries are not counted yet."""
@@ -119,8 +130,13 @@ class Account:
         for stage_id, pool in enumerate(getattr(self.orchestrator, "stage_pools", ())):
             for replica_id, client in enumerate(list(pool.clients)):
                 queue = getattr(client, "outputs_queue", None)
-                if queue is not None:
-                    yield stage_id, replica_id, queue.qsize()
+                if queue is None:
+                    continue
+                try:
+                    waiting = queue.qsize()
+                except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # as upstream's own monitor
+                    continue
+                yield stage_id, replica_id, waiting
 
     def _client(self, stage_id: int, replica_id: int) -> Any:
         pools = getattr(self.orchestrator, "stage_pools", ())
@@ -129,7 +145,11 @@ class Account:
 
 
 class _Firsts(dict[int, dict[str, Any]]):
-    """By stage, found at its first raw output: a pool does not know what it is for before it has a replica."""
+    """By stage, found when it has a replica: before that a pool does not know what it is for.
+
+    Attributes:
+        is_audio: Whether a stage's record is of first audio, and not of first text; of those that have a record.
+    """
 
     def __init__(self, pools: list[Any]) -> None:
         super().__init__()
@@ -141,7 +161,8 @@ class _Firsts(dict[int, dict[str, Any]]):
         if pool is None or pool.stage_client is None:  # its last replica died before this raw output's turn came
             return {}
         frames = audio_frames(pool)
-        self.is_audio[stage_id] = frames is not None
-        texts = first_texts(pool) if frames is None else None
-        found = self[stage_id] = next((each for each in (frames, texts) if each is not None), {})
-        return found
+        found = frames if frames is not None else first_texts(pool)
+        if found is not None:
+            self.is_audio[stage_id] = frames is not None
+        self[stage_id] = found if found is not None else {}
+        return self[stage_id]
