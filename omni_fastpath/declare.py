@@ -325,8 +325,8 @@ class Patch:
             taken off now, None for nobody.
         taken_off: Name of a function in every wrappers module that is called after all slots were put back.
         metrics: What it has for ``/metrics`` besides the counters.
-        figures: Name of a function in every wrappers module that gives what these show now, on whichever thread: for
-            each by name a list of samples (``omni_fastpath.figures``).
+        figures: Name of a function in every wrappers module that gives what these show now, on whichever thread, and
+            perhaps on two at once: for each by name a list of samples (``omni_fastpath.figures``).
     """
 
     name: str

@@ -76,10 +76,11 @@ class Entry:
 
     def shown_figures(self) -> Mapping[str, Any]:
         """What its metrics show now; none from the first error on, which is said."""
-        if self.figures is None:
+        figures = self.figures  # another thread's error, or whoever takes the patch off, may end them meanwhile
+        if figures is None:
             return {}
         try:
-            return self.figures()
+            return figures()
         except Exception:
             self.figures = None
             logger.exception("omni-fastpath: what %s has for /metrics cannot be read", self.patch.name)
@@ -149,7 +150,11 @@ class Ledger:
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Every patch as plain data, for the state file and the metrics."""
         with self._lock:
-            figures = {name: entry.shown_figures() for name, entry in self._entries.items()}  # may move counters
+            entries = dict(self._entries)
+        # Not under the lock: figures that fail report it, and a listener may take a lock of its own, under which
+        # another thread asks the ledger. They may move counters, so they come first.
+        figures = {name: entry.shown_figures() for name, entry in entries.items()}
+        with self._lock:
             return {
                 name: {
                     "state": entry.state.value,
@@ -159,7 +164,7 @@ class Ledger:
                     "counters": dict(entry.counters),
                     **({"figures": figures[name]} if figures[name] else {}),
                 }
-                for name, entry in self._entries.items()
+                for name, entry in entries.items()
             }
 
     def clear(self) -> None:

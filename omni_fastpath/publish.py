@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import multiprocessing
 import os
 import re
@@ -73,6 +74,8 @@ class Publisher:
             "vllm_omni": vllm_omni.version if vllm_omni is not None else None,
         }
         self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._newest = 0
         self._stage, self._replica = stage_and_replica()
         self._last: dict[str, Any] = {}
         self._path: Path | None = None
@@ -97,8 +100,13 @@ class Publisher:
         """Write the file if anything changed since it was written, or it is not where it belongs."""
         if os.getpid() != self._pid:
             return  # a forked child's: it has inherited the parent's file, and perhaps a lock that nobody will open
+        # Not under the lock: what a patch shows may fail, which is reported, and a report comes here again.
+        number = next(self._numbers)
+        patches = LEDGER.snapshot()
         with self._lock:
-            patches = LEDGER.snapshot()
+            if number < self._newest:
+                return  # what is written was looked up after this call began, and has all that it was to tell
+            self._newest = number
             try:
                 now = self._now(patches)
                 if now != self._last or self._is_lost():

@@ -19,6 +19,7 @@ OWN = {
     "omni_fastpath_greatest",
     "omni_fastpath_gc_pause_seconds",
 }
+GAUGES = {metric.name for patch in PATCHES for metric in patch.metrics if metric.bounds is None}
 VARIABLES = {"job", "instance", "model_name", "__rate_interval"}
 
 
@@ -60,6 +61,14 @@ def test_variables_are_there_and_used() -> None:
     for query in queries():
         assert set(re.findall(r"\$\{?(\w+)", query)) <= VARIABLES
         assert 'job=~"$job", instance=~"$instance"' in query
+
+
+@pytest.mark.parametrize("query", queries())
+def test_two_servers_are_not_one(query: str) -> None:
+    """What is of one replica or process, or a gauge of ours, is shown by server: all servers are chosen at first."""
+    by = {label for labels in re.findall(r"\bby \(([^)]*)\)", query) for label in labels.split(", ")}
+    if by & {"replica", "process"} or set(families_in(query)) & GAUGES:
+        assert "instance" in by
 
 
 @pytest.mark.parametrize("query", queries())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from typing import Any
 
 import pytest
 from pydantic import Field
@@ -129,6 +131,22 @@ def test_snapshot_is_plain_and_detached() -> None:
             "counters": {"beats": 2, "rests": 0},
         }
     }
+
+
+def test_figures_keep_nobody_from_the_ledger() -> None:
+    """While a patch is asked for them, another thread changes a state: they may take long, or report a failure."""
+    book = Ledger()
+    other = threading.Thread(target=book.set, args=(FLUTE, State.APPLIED, "meanwhile"), daemon=True)
+
+    def figures() -> dict[str, Any]:
+        other.start()
+        other.join(10)
+        book.set(DRUM, State.FAILED, f"the other {'waits' if other.is_alive() else 'is through'}")
+        return {}
+
+    book.entry(DRUM).figures = figures
+    assert book.snapshot()["drum"]["reason"] == "the other is through"
+    assert book.named("flute").state is State.APPLIED
 
 
 def test_clear_forgets_patches_and_listeners() -> None:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from omni_fastpath import __version__, publish, statefile
 from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.metrics import Collector
 from omni_fastpath.publish import Publisher, stage_and_replica
 from tests.fakes.processes import ROOT
 from tests.fakes.upstream import patch
@@ -139,6 +141,57 @@ def test_disk_that_fails_is_told_once_and_disturbs_nobody(
     monkeypatch.setattr(statefile, "write", real)
     publisher.write()
     assert on_disk()["patches"]["drum"]["reason"] == "reason 2"
+
+
+def returns(function: Callable[[], Any]) -> bool:
+    """Whether a call comes back, on a thread of its own that nobody waits for at the end."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("who", ["the state file", "a scrape", "a scrape, with the state file's thread beside it"])
+def test_figures_that_fail_stop_nobody(who: str) -> None:
+    """What a patch shows may report a failure whoever asks, which is then written: no lock is waited for by its own."""
+    publisher = Publisher(Process.SERVER, None)
+    LEDGER.set(DRUM, State.APPLIED, "yes")
+    publisher.start()
+    beside = threading.Thread(target=publisher.write, daemon=True)
+
+    def figures() -> dict[str, Any]:
+        if LEDGER.named("drum").state is State.FAILED or threading.current_thread() is beside:
+            return {}
+        if "beside" in who:
+            beside.start()
+            beside.join(0.5)  # where it cannot be through, it waits with a lock in its hands
+        LEDGER.set(DRUM, State.FAILED, "observing failed")
+        return {}
+
+    LEDGER.named("drum").figures = figures
+    scrape = Collector(LEDGER, Process.SERVER).collect
+    assert returns(publisher.write if who == "the state file" else scrape)
+    assert returns(publisher.write)
+    assert returns(scrape)
+    assert on_disk()["patches"]["drum"]["state"] == "failed"
+
+
+def test_an_older_look_does_not_replace_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has looked before a change was written leaves that alone."""
+    publisher = Publisher(Process.SERVER, None)
+    LEDGER.set(DRUM, State.APPLIED, "yes")
+    publisher.start()
+    real = LEDGER.snapshot
+
+    def slow() -> dict[str, dict[str, Any]]:
+        found = real()
+        monkeypatch.setattr(LEDGER, "snapshot", real)
+        LEDGER.set(DRUM, State.FAILED, "meanwhile")
+        return found
+
+    monkeypatch.setattr(LEDGER, "snapshot", slow)
+    publisher.write()
+    assert on_disk()["patches"]["drum"]["state"] == "failed"
 
 
 def test_writers_on_several_threads_leave_one_whole_file() -> None:

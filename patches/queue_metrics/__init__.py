@@ -15,23 +15,27 @@ Why not a hook:
 Scope:
     Orchestrator thread, in both of upstream's loops and under ``budgeted_drain``, which all call the two methods that
     are observed; the front end's event loop of ``vllm serve`` and ``AsyncOmni`` (``Omni`` has none); stage processes.
-    Switched on in a server that serves already, it begins with the next orchestrator. Residence is of replicas whose
-    output comes by a local transport: another host's clock is another. A diffusion stage's outputs have no time of
-    construction. First audio is what upstream counts frames of, at a stage whose audio goes to the user; first text
-    what upstream takes for a first output that is not empty. What the event-driven loop has read and not dispatched
-    stands in a queue of that loop's own and counts in residence, not in the depth. A raw output is two where
-    ``budgeted_drain`` holds an end of it. What 0.32 routes inside of a raw output's processing counts as that raw
-    output's. The bytes of a save queue are reckoned from 64 of its tasks, and only while it is a deque of upstream's.
-    What stages, and other API processes, have is up to two seconds old.
+    Switched on in a server that serves already, it begins with the next orchestrator. Residence is of replicas that
+    were spawned here or whose output comes by a local transport: another host's clock is another. Whose a slot is, is
+    looked at four times a second; another host's replica in a local one's slot is timed by the wrong clock until then.
+    A diffusion stage's outputs have no time of construction. First audio is what upstream counts frames of, at a stage
+    whose audio goes to the user; first text what upstream takes for a first output that is not empty. A streaming
+    session has both once for each segment. A first is missed where upstream forgets another request of that stage
+    while it is processed. What the event-driven loop has read and not dispatched stands in a queue of that loop's own
+    and counts in residence, not in the depth. A raw output is two where ``budgeted_drain`` holds an end of it. What
+    0.32 routes inside of a raw output's processing counts as that raw output's. The bytes of a save queue are reckoned
+    from 64 of its tasks, and only while it is a deque of upstream's: under ``save_queue_cap`` there are none, whose
+    own ``max_outstanding_bytes`` says the most there were. What stages, and other API processes, have is up to two
+    seconds old.
 Fragility:
     Puts two functions (0.32: three) in front of an orchestrator's own, as attributes of it, right before its loop
     begins, and takes them off with the patch. Relies on one raw output being processed and routed at a time. Read: of
     the orchestrator ``stage_pools``; of a pool ``clients``, ``final_output``, ``stage_client``,
     ``_audio_frames_by_request`` and ``_non_empty_first_output_timestamps_by_request``, which no release replaces; of a
-    client ``final_output_type``, ``outputs_queue`` and ``resources.output_socket``; of a raw output ``timestamp`` and
-    ``outputs``; of an adapter ``_pending_save_reqs``; of a save task ``multimodal_output`` (0.22: ``pooling_output``);
-    on 0.32 of a request's state ``pending_upstream_first_audio`` and ``upstream_first_audio``. Set: an attribute of
-    ours on that state.
+    client ``final_output_type``, ``outputs_queue``, ``resources.output_socket`` and ``resources.engine_manager``; of a
+    raw output ``timestamp`` and ``outputs``; of an adapter ``_pending_save_reqs``; of an entry of it
+    ``multimodal_output`` (0.22: ``pooling_output``) and from 0.32 on ``batch``; on 0.32 of a request's state
+    ``pending_upstream_first_audio`` and ``upstream_first_audio``. Set: an attribute of ours on that state.
 Upstream thread:
     vllm-omni issue #4561 (asks for evidence at the level of queues).
 Remove when:
@@ -95,12 +99,12 @@ PATCH = Patch(
         ),
         Metric(
             "omni_fastpath_first_audio_residence_seconds",
-            "The same, of raw outputs with a request's first audio",
+            "The same, of raw outputs with a request's first audio, or with a streaming session's segment's",
             bounds=RESIDENCE_S,
         ),
         Metric(
             "omni_fastpath_first_text_residence_seconds",
-            "The same, of raw outputs with a request's first text",
+            "The same, of raw outputs with a request's first text, or with a streaming session's segment's",
             bounds=RESIDENCE_S,
         ),
         Metric(
@@ -116,7 +120,10 @@ PATCH = Patch(
             bounds=LAG_S,
         ),
         Metric("omni_fastpath_save_queue_tasks", "Tasks that wait in a stage's save queue"),
-        Metric("omni_fastpath_save_queue_bytes", "Bytes of the tensors in them, reckoned from a sample"),
+        Metric(
+            "omni_fastpath_save_queue_bytes",
+            "Bytes of the tensors in them, reckoned from a sample; not under save_queue_cap",
+        ),
     ),
     rows=(
         Fit(

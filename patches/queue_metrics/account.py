@@ -21,7 +21,8 @@ class Line:
     """One replica of a stage.
 
     Attributes:
-        is_on_this_host: Whether its clock is ours, so that the time of construction means something here.
+        is_on_this_host: Whether its clock is ours, so that the time of construction means something here. While its
+            slot is empty, what was true of the last client in it, whose raw outputs may still wait to be routed.
         residence: Of its raw outputs, seconds.
         first_audio: Of those that carried somebody's first audio, seconds.
         first_text: Of those that carried somebody's first text, seconds.
@@ -37,12 +38,14 @@ class Line:
         self.first_text = Distribution(RESIDENCE_S)
         self.ahead = Distribution(ENTRIES)
         self.elsewhere = 0
+        self.is_on_this_host = False
         self.look_at(client)
 
     def look_at(self, client: Any) -> None:
         """Another client may stand in the slot by now, of a replica on another host."""
         self._client: Callable[[], Any] = weakref.ref(client) if client is not None else _nobody
-        self.is_on_this_host = is_on_this_host(client)
+        if client is not None:
+            self.is_on_this_host = is_on_this_host(client)
 
     def is_of(self, client: Any) -> bool:
         """Whether this is the client that was looked at."""
@@ -81,18 +84,29 @@ class Account:
         return self._orchestrator()
 
     def line(self, stage_id: int, replica_id: int) -> Line:
-        """The line of a replica, made at its first raw output."""
+        """The line of a replica, made at the first look at it, or at its first raw output before that."""
         found = self.lines.get((stage_id, replica_id))
         if found is None:
             found = self.lines[stage_id, replica_id] = Line(self._client(stage_id, replica_id))
         return found
 
     def look(self) -> None:
-        """See who stands in the replicas' slots now."""
-        for (stage_id, replica_id), line in self.lines.items():
-            client = self._client(stage_id, replica_id)
-            if not line.is_of(client):
-                line.look_at(client)
+        """See who stands in the replicas' slots now; lines are made here, so that what is shown begins at nothing."""
+        for stage_id, pool in enumerate(getattr(self.orchestrator, "stage_pools", ())):
+            for replica_id, client in enumerate(pool.clients):
+                line = self.lines.get((stage_id, replica_id))
+                if line is not None:
+                    if not line.is_of(client):
+                        line.look_at(client)
+                elif hasattr(client, "outputs_queue"):  # a diffusion stage's outputs have no time of construction
+                    self.line(stage_id, replica_id)
+                    self.firsts[stage_id]  # finds what it is for
+
+    def let_go(self) -> None:
+        """Of an orchestrator that is gone keep what is counted, and not what was needed to count."""
+        if self.orchestrator is None:
+            self.firsts.clear()
+            self.routed.clear()
 
     def note_firsts(self, line: Line, stage_id: int, constructed_s: float, now_s: float) -> None:
         """A raw output with somebody's first audio or text is routed; its own entries are not counted yet."""
@@ -116,8 +130,13 @@ class Account:
         for stage_id, pool in enumerate(getattr(self.orchestrator, "stage_pools", ())):
             for replica_id, client in enumerate(list(pool.clients)):
                 queue = getattr(client, "outputs_queue", None)
-                if queue is not None:
-                    yield stage_id, replica_id, queue.qsize()
+                if queue is None:
+                    continue
+                try:
+                    waiting = queue.qsize()
+                except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # as upstream's own monitor
+                    continue
+                yield stage_id, replica_id, waiting
 
     def _client(self, stage_id: int, replica_id: int) -> Any:
         pools = getattr(self.orchestrator, "stage_pools", ())
@@ -126,7 +145,11 @@ class Account:
 
 
 class _Firsts(dict[int, dict[str, Any]]):
-    """By stage, found at its first raw output: a pool does not know what it is for before it has a replica."""
+    """By stage, found when it has a replica: before that a pool does not know what it is for.
+
+    Attributes:
+        is_audio: Whether a stage's record is of first audio, and not of first text; of those that have a record.
+    """
 
     def __init__(self, pools: list[Any]) -> None:
         super().__init__()
@@ -138,7 +161,8 @@ class _Firsts(dict[int, dict[str, Any]]):
         if pool is None or pool.stage_client is None:  # its last replica died before this raw output's turn came
             return {}
         frames = audio_frames(pool)
-        self.is_audio[stage_id] = frames is not None
-        texts = first_texts(pool) if frames is None else None
-        found = self[stage_id] = next((each for each in (frames, texts) if each is not None), {})
-        return found
+        found = frames if frames is not None else first_texts(pool)
+        if found is not None:
+            self.is_audio[stage_id] = frames is not None
+        self[stage_id] = found if found is not None else {}
+        return self[stage_id]

@@ -63,7 +63,7 @@ class Fronts:
         self._is_over = True
         self._apart.add(None)
         orchestrator = self._orchestrator()
-        for name, ours in self._ours.items():
+        for name, ours in list(self._ours.items()):  # a scrape's thread may be at it, too
             if orchestrator is None or vars(orchestrator).get(name) is not ours:
                 continue
             if name in self._theirs:

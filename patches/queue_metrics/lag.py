@@ -35,6 +35,12 @@ class Lag:
         """Look no more; what was seen stays."""
         self._loop = None
 
+    def let_go(self) -> None:
+        """Keep no event loop that is closed; it calls nothing any more."""
+        loop = self._loop
+        if loop is not None and loop.is_closed():
+            self._loop = None
+
     def _wait(self) -> None:
         if self._loop is not None:
             self._due_s = monotonic() + EVERY_S

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from .upstream import payload_of
+from .upstream import payload_of, tasks_in
 
 SAMPLE = 64
 """Tasks that are weighed; ten thousand of them would keep the stage from its interpreter for tens of milliseconds."""
@@ -14,19 +14,24 @@ SAMPLE = 64
 
 def tasks(queue: Any) -> int:
     """How many wait, whoever's queue it is."""
-    return len(queue)
+    return len(queue) if type(queue) is not deque else len(_waiting(queue))
 
 
 def nbytes(queue: Any) -> int | None:
     """Bytes of the tensors that wait, from a sample; None of a queue that is no deque of upstream's."""
     if type(queue) is not deque:
         return None
-    waiting = list(queue)  # in one step of the interpreter: no other thread changes it meanwhile
+    waiting = _waiting(queue)
     if not waiting:
         return 0
     every = -(-len(waiting) // SAMPLE)
     sample = waiting[::every]
     return sum(_weigh(payload_of(task)) for task in sample) * len(waiting) // len(sample)
+
+
+def _waiting(queue: deque[Any]) -> list[Any]:
+    entries = list(queue)  # in one step of the interpreter: no other thread changes it meanwhile
+    return [task for entry in entries for task in tasks_in(entry)]
 
 
 def _weigh(payload: Any) -> int:

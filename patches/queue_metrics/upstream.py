@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,12 +28,14 @@ def _gives(pool: Any) -> str | None:
 
 
 def is_on_this_host(client: Any) -> bool:
-    """Whether a replica's clock is this host's: what it sends comes by a local transport, or by none.
+    """Whether a replica's clock is this host's: it was spawned here, or sends by a local transport, or by none.
 
-    A socket that listens on an address of a network may have anybody behind it.
+    A socket that listens on an address of a network may have anybody behind it; with ``--omni-master-address`` this
+    host's own replicas send there, too. The manager of processes is there of spawned ones alone, on every release.
     """
-    socket = getattr(getattr(client, "resources", None), "output_socket", None)
-    if socket is None:
+    resources = getattr(client, "resources", None)
+    socket = getattr(resources, "output_socket", None)
+    if socket is None or getattr(resources, "engine_manager", None) is not None:
         return True
     try:
         address: bytes = socket.LAST_ENDPOINT
@@ -51,6 +53,12 @@ def is_waiting(request_state: Any) -> bool:
 def has_had_first_audio(request_state: Any) -> bool:
     """From 0.32 on: whether that has been routed."""
     return bool(request_state.upstream_first_audio)
+
+
+def tasks_in(entry: Any) -> Sequence[Any]:
+    """The tasks of one entry of a save queue: from 0.32 on it may be those of a step of the scheduler."""
+    found: Sequence[Any] = entry["batch"] if isinstance(entry, Mapping) and "batch" in entry else (entry,)
+    return found
 
 
 def payload_of(task: Mapping[str, Any]) -> Any:

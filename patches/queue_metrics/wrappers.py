@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from weakref import WeakSet
@@ -12,7 +13,7 @@ from omni_fastpath.figures import Distribution, Sample, gauge
 from omni_fastpath.ledger import logger, runtime
 
 from . import saving
-from .account import Account
+from .account import Account, Line
 from .fronts import Fronts
 from .lag import Lag
 
@@ -23,7 +24,8 @@ _accounts: list[Account] = []
 _fronts: WeakSet[Fronts] = WeakSet()
 """They live as long as the orchestrators that they stand on."""
 _lags: list[Lag] = []
-_adapters: WeakSet[Any] = WeakSet()
+_adapters: list[weakref.ref[Any]] = []
+"""No ``WeakSet``, which cannot be read while another thread adds to it."""
 
 
 def wrapped_orchestration_output_handler(
@@ -34,6 +36,7 @@ def wrapped_orchestration_output_handler(
     if not _runtime.has_failed and not any(account.orchestrator is instance for account in _accounts):
         try:
             account = Account(instance)
+            account.look()
             _fronts.add(Fronts(instance, account, _step_aside))
             _accounts.append(account)
             _lags.append(_OrchestratorsLag(account))
@@ -74,7 +77,7 @@ def wrapped_adapter_made(wrapped: Callable[..., None], instance: Any, args: Any,
     """Upstream's, in a stage: its save queue is looked at from here on."""
     wrapped(*args, **kwargs)
     try:
-        _adapters.add(instance)
+        _adapters.append(weakref.ref(instance))
         _counters["observed"] += 1
     except Exception as error:
         _step_aside(error)
@@ -97,23 +100,26 @@ def figures() -> dict[str, list[Sample]]:
 def _of_raw_outputs() -> Iterator[tuple[str, Sample]]:
     raw_outputs = 0
     for account in _accounts:
-        for (stage_id, replica_id), line in list(account.lines.items()):
+        account.let_go()
+        # A copy of a dict is made in one step; a list of its items is not, and a collection may fall in between.
+        for (stage_id, replica_id), line in account.lines.copy().items():
             labels = _labels(stage_id, replica_id)
             raw_outputs += line.raw_outputs
             if line.is_on_this_host:
                 yield "residence_seconds", line.residence.sample(labels)
-            for metric, seen in _firsts_of(line):
-                if any(seen.counts):
+            for metric, seen, is_expected in _firsts_of(line, account.firsts.is_audio.get(stage_id)):
+                if (is_expected and line.is_on_this_host) or any(seen.counts):
                     yield metric, seen.sample(labels)
     if _accounts:
         _counters["observed"] = raw_outputs
         _counters["entries"] = sum(account.entries for account in _accounts)
 
 
-def _firsts_of(line: Any) -> Iterator[tuple[str, Distribution]]:
-    yield "first_audio_residence_seconds", line.first_audio
-    yield "first_text_residence_seconds", line.first_text
-    yield "first_audio_entries_ahead", line.ahead
+def _firsts_of(line: Line, is_audio: bool | None) -> Iterator[tuple[str, Distribution, bool]]:
+    """With whether its stage gives the user such a thing: then it is shown from nothing on, else a rate misses some."""
+    yield "first_audio_residence_seconds", line.first_audio, is_audio is True
+    yield "first_text_residence_seconds", line.first_text, is_audio is False
+    yield "first_audio_entries_ahead", line.ahead, is_audio is True
 
 
 def _of_queues() -> Iterator[tuple[str, Sample]]:
@@ -124,11 +130,14 @@ def _of_queues() -> Iterator[tuple[str, Sample]]:
 
 def _of_loops() -> Iterator[tuple[str, Sample]]:
     for lag in _lags:
+        lag.let_go()
         yield "event_loop_lag_seconds", lag.seen.sample({"loop": lag.name})
 
 
 def _of_adapters() -> Iterator[tuple[str, Sample]]:
-    for adapter in list(_adapters):
+    for adapter in [each() for each in _adapters]:
+        if adapter is None:
+            continue
         queue = adapter._pending_save_reqs
         yield "save_queue_tasks", gauge({}, saving.tasks(queue))
         nbytes = saving.nbytes(queue)
@@ -159,6 +168,5 @@ def _end() -> None:
 def taken_off() -> None:
     """Nothing stands in front of an orchestrator any more, and what was seen is forgotten."""
     _end()
-    for seen in (_accounts, _lags):
+    for seen in (_accounts, _lags, _adapters):
         seen.clear()
-    _adapters.clear()

@@ -98,7 +98,21 @@ def test_first_audio_is_counted_once(event_driven: bool, others: tuple[str, ...]
         run(filled(event_driven))
         assert counts("first_audio_residence_seconds") == {("2", "0"): 1, ("2", "1"): 1}
         assert counts("first_audio_entries_ahead") == {("2", "0"): 1, ("2", "1"): 1}
-        assert counts("first_text_residence_seconds") == {}  # the rig's requests are not detokenized
+        # The rig's requests are not detokenized.
+        assert counts("first_text_residence_seconds") == {("0", "0"): 0, ("0", "1"): 0}
+
+
+@every_release
+def test_what_is_shown_begins_at_nothing(event_driven: bool) -> None:
+    """Before anything is routed each replica has series, of firsts where the user gets some; no rate misses one."""
+    from benchmarks.rigs.inprocess import Pipeline
+
+    with observed(), Pipeline(stages(2), event_driven=event_driven) as pipeline:
+        pipeline.settle()
+        assert counts("residence_seconds") == {(str(stage), str(at)): 0 for stage in range(3) for at in range(2)}
+        assert counts("first_text_residence_seconds") == {("0", "0"): 0, ("0", "1"): 0}
+        assert counts("first_audio_residence_seconds") == {("2", "0"): 0, ("2", "1"): 0}
+        assert counts("first_audio_entries_ahead") == {("2", "0"): 0, ("2", "1"): 0}
 
 
 @every_release
@@ -123,7 +137,9 @@ def test_nothing_that_is_sent_differs(event_driven: bool, others: tuple[str, ...
 
 @every_release
 def test_depth_is_what_waits_now() -> None:
-    """Of each replica from the start on, and of none when the orchestrator is gone; what was counted stays."""
+    """Of each replica from the start on, and of none when the orchestrator is gone; what was counted alone stays."""
+    from omni_fastpath.patches.queue_metrics import wrappers
+
     with observed():
         pipeline = filled(event_driven=False)
         with pipeline:
@@ -135,6 +151,8 @@ def test_depth_is_what_waits_now() -> None:
         gc.collect()
         assert shown("queued_raw_outputs") == {}
         assert sum(counts("residence_seconds").values()) == 24
+        account, lag = wrappers._accounts[0], wrappers._lags[0]
+        assert (dict(account.firsts), list(account.routed), lag._loop) == ({}, [], None)
     assert depth == {(str(stage), str(at)): 0 for stage in range(3) for at in range(2)}
     assert later == {**depth, ("1", "1"): 1}
 
@@ -202,7 +220,7 @@ def test_an_exception_of_ours_reaches_nobody(
 
     with only(*others):
         expected = sequences(run(filled(event_driven)))
-    monkeypatch.setattr(Account, "line", lambda *_: 1 / 0)
+    monkeypatch.setattr(Account, "note_firsts", lambda *_: 1 / 0)
     with observed(*others):
         pipeline = filled(event_driven)
         assert sequences(run(pipeline)) == expected
@@ -252,8 +270,9 @@ class _Object(SimpleNamespace):
 class Client(SimpleNamespace):
     """One whose socket listens on an address."""
 
-    def __init__(self, address: bytes) -> None:
-        super().__init__(resources=SimpleNamespace(output_socket=SimpleNamespace(LAST_ENDPOINT=address)))
+    def __init__(self, address: bytes, **resources: Any) -> None:
+        socket = SimpleNamespace(LAST_ENDPOINT=address)
+        super().__init__(resources=SimpleNamespace(output_socket=socket, **resources))
 
 
 def raw(constructed_s: float, entries: int = 1) -> Any:
@@ -416,7 +435,6 @@ def test_what_is_kept_of_a_front_is_inert_afterwards(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("client", "expected"),
     [
-        (None, True),
         (_Object(), True),
         (Client(b"ipc:///tmp/x"), True),
         (Client(b"tcp://127.0.0.1:5555\0"), True),
@@ -424,11 +442,23 @@ def test_what_is_kept_of_a_front_is_inert_afterwards(monkeypatch: pytest.MonkeyP
         (Client(b"tcp://10.0.0.1:5555"), False),
         (Client(b"tcp://0.0.0.0:5555"), False),
         (_Object(resources=_Object(output_socket=object())), False),
+        (Client(b"tcp://10.0.0.1:5555", engine_manager=None), False),
+        (Client(b"tcp://10.0.0.1:5555", engine_manager=object()), True),
     ],
-    ids=["none", "in this process", "ipc", "loopback", "loopback, IPv6", "a network", "any", "closed"],
+    ids=[
+        "in this process",
+        "ipc",
+        "loopback",
+        "loopback, IPv6",
+        "a network",
+        "any",
+        "closed",
+        "attached",
+        "spawned here",
+    ],
 )
 def test_whose_clock_is_ours(client: Any, expected: bool) -> None:
-    """Only where a replica sends by a local transport its time of construction says something here."""
+    """Only where a replica runs on this host its time of construction says something here."""
     from omni_fastpath.patches.queue_metrics.upstream import is_on_this_host
 
     assert is_on_this_host(client) is expected
@@ -451,6 +481,70 @@ def test_another_hosts_replica_is_counted_and_not_timed(monkeypatch: pytest.Monk
         found.account.look()
         asyncio.run(one())
         assert (sum(line.residence.counts), line.elsewhere, line.raw_outputs) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(("address", "timed"), [(b"tcp://10.0.0.1:5555", 0), (b"ipc:///tmp/x", 1)])
+def test_an_empty_slot_keeps_whose_it_was(monkeypatch: pytest.MonkeyPatch, address: bytes, timed: int) -> None:
+    """A dead replica's raw outputs are still routed, and those of its next life before the next look at the slot."""
+    orchestrator = Made()
+    clients = orchestrator.stage_pools[2].clients
+
+    async def one() -> None:
+        await orchestrator._process_llm_stage_outputs(2, 0, raw(99.0), set())
+        await orchestrator._handle_processed_outputs(2, 0, [])
+
+    with fronted(orchestrator, monkeypatch) as found:
+        clients[0] = dead = Client(address)
+        asyncio.run(one())
+        clients[0] = None
+        found.account.look()
+        del dead  # it was still there at the look: whoever shuts it down has it
+        asyncio.run(one())
+        clients[0] = Client(address)
+        asyncio.run(one())
+        line = found.account.lines[2, 0]
+    assert (sum(line.residence.counts), line.elsewhere) == (3 * timed, 3 - 3 * timed)
+
+
+def test_a_slot_that_was_never_seen_filled_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes of it is counted and not timed."""
+    orchestrator = Made()
+    orchestrator.stage_pools[2].clients[0] = None
+    with fronted(orchestrator, monkeypatch) as found:
+        found.account.look()
+        assert (2, 0) not in found.account.lines
+        assert not found.account.line(2, 0).is_on_this_host
+
+
+def test_a_replica_that_comes_later_begins_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next look on, with what its stage is for; a client without a queue, a diffusion stage's, has no line."""
+    orchestrator = Made()
+    audio = orchestrator.stage_pools[2]
+    client, audio.clients[0], audio.stage_client = audio.clients[0], None, None
+    with fronted(orchestrator, monkeypatch) as found:
+        from omni_fastpath.patches.queue_metrics import wrappers
+
+        wrappers._accounts.append(found.account)
+        found.account.look()
+        assert not found.account.lines
+        client.outputs_queue = asyncio.Queue()
+        audio.clients[0] = audio.stage_client = client
+        found.account.look()
+        assert counts("residence_seconds") == counts("first_audio_residence_seconds") == {("2", "0"): 0}
+        assert counts("first_text_residence_seconds") == {}
+
+
+def test_a_queue_that_cannot_tell_has_no_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's own monitor passes over it, too."""
+    orchestrator = Made()
+
+    def qsize() -> int:
+        raise NotImplementedError
+
+    for stage, queue in ((1, _Object(qsize=qsize)), (2, _Object(qsize=lambda: 3))):
+        orchestrator.stage_pools[stage].clients[0].outputs_queue = queue
+    with fronted(orchestrator, monkeypatch) as found:
+        assert list(found.account.depths()) == [(2, 0, 3)]
 
 
 # ---- Lag ----
@@ -509,6 +603,16 @@ def test_bytes_are_reckoned_from_a_sample() -> None:
     assert saving.nbytes(deque([task(10)] * 10_000)) == 100_000
     assert saving.nbytes([task(10)]) is None
     assert saving.tasks(deque([1, 2])) == 2
+
+
+def test_the_tasks_of_a_step_are_counted_each() -> None:
+    """From 0.32 on a model may queue a scheduler step's tasks as one entry."""
+    from omni_fastpath.patches.queue_metrics import saving
+
+    queue = deque([{"batch": [task(100, 20), task(3)]}, task(5)])
+    assert (saving.tasks(queue), saving.nbytes(queue)) == (3, 128)
+    many = deque([{"batch": [task(10)] * 10}] * 1000)
+    assert (saving.tasks(many), saving.nbytes(many)) == (10_000, 100_000)
 
 
 @every_release
