@@ -55,8 +55,8 @@ EPILOG = """\
 placeholders: {port} or {url} in both commands, {result} in the client's (a path for its JSON); also {host}.
 
 exit codes: 0 measured, no measure is worse and the answers are alike; 1 a measure is worse or only the first arm has
-it, more requests failed, or the answers differ; 2 usage; 3 the measurement failed; 130 interrupted. After 3 and 130 nothing is left running, and
-the report has what was measured until then, marked as incomplete.
+it, more requests failed, or the answers differ; 2 usage; 3 the measurement failed; 130 interrupted. After 3 and 130
+nothing is left running, and the report has what was measured until then, marked as incomplete.
 """
 
 _MEASURE = """\
