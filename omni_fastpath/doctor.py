@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from omni_fastpath import envs
 from omni_fastpath.findings import Facts, Finding, Severity, judge
 from omni_fastpath.findings.facts import Server
 from omni_fastpath.findings.model import SCHEMA, Doctor, Evidence, ServerReport, Versions, as_text
@@ -37,13 +38,15 @@ def examine(facts: Facts) -> Doctor:
     )
     reports = [_server(server) for server in facts.servers]
     environment = {as_text(name): as_text(value) for name, value in installation["environment"].items()}
+    known = envs.documented(facts.patches)  # what another name holds may be a secret: OMNI_FASTPATH_HF_TOKEN
+    variables = [f"{name}={value}" if name in known else name for name, value in environment.items()]
     return Doctor(
         schema=SCHEMA,
         versions=versions,
         environment=environment,
         servers=reports,
         findings=found,
-        issue=redacted("\n".join(_issue(versions, environment, reports, found))),
+        issue=redacted("\n".join(_issue(versions, variables, reports, found))),
     )
 
 
@@ -97,13 +100,13 @@ def _written(value: Evidence) -> str:
 
 
 def _issue(
-    versions: Versions, environment: Mapping[str, str], servers: Sequence[ServerReport], found: Sequence[Finding]
+    versions: Versions, variables: Sequence[str], servers: Sequence[ServerReport], found: Sequence[Finding]
 ) -> Iterator[str]:
     yield "; ".join(
         [f"omni-fastpath {versions.omni_fastpath}", versions.vllm_omni or "no vllm-omni", versions.vllm or "no vllm"]
     )
     yield f"Python {versions.python}; {versions.platform}"
-    yield f"variables: {', '.join(f'{name}={value}' for name, value in environment.items()) or 'none'}"
+    yield f"variables: {', '.join(variables) or 'none'}"
     for server in servers:
         yield f"{server.role} {server.pid}: {server.reporting} of {server.processes} processes report"
         yield from (f"  {each}" for each in server.versions)
@@ -118,12 +121,20 @@ def _issue(
 
 def redacted(text: str) -> str:
     """Text without the names of this host and user, home folders and addresses."""
-    text = _HOMES.sub("~", text.replace(str(Path.home()), "~") if Path.home() != Path("/") else text)
+    home = _home()
+    text = _HOMES.sub("~", text.replace(home, "~") if home not in {"", "/"} else text)
     text = _ADDRESS.sub("ADDRESS", text)
     for name, instead in ((socket.getfqdn(), "HOST"), (socket.gethostname(), "HOST"), (_user(), "USER")):
         if len(name) > 2 and name not in {"root", "localhost"}:  # a word of everybody's
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", instead, text)
     return text
+
+
+def _home() -> str:
+    try:
+        return str(Path.home())
+    except RuntimeError:  # neither HOME nor an entry among the users: a pod's user
+        return ""
 
 
 def _user() -> str:

@@ -129,7 +129,10 @@ class Server:
         if told is None:
             return None
         path = Path(told) if self.cwd is None else self.cwd / told
-        return path if path.is_file() else None
+        try:
+            return path if path.is_file() else None
+        except OSError:  # it is where this user may not look, or on a file system that does not answer
+            return None
 
     def resolved(self, patches: Sequence[Patch]) -> Resolved | None:
         """What its variables and its deploy YAML come to now; None where its variables are not known.
@@ -255,7 +258,10 @@ def _folder(environ: Mapping[str, str] | None) -> tuple[Path | None, str]:
         found = statefile.folder(environ)
     except OSError as error:
         return None, str(error)
-    return found, unwritable(found)
+    try:
+        return found, unwritable(found)
+    except OSError as error:  # it is where this user may not look
+        return found, str(error)
 
 
 def unwritable(runtime: Path) -> str:
@@ -316,7 +322,7 @@ def scrape(url: str) -> Scrape:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    except (OSError, ValueError) as error:  # nobody listens, it is another protocol, or no metrics
+    except Exception as error:  # nobody listens, it is another protocol (HTTPException), or no metrics
         return Scrape(problem=f"/metrics does not answer: {error}")
     return Scrape(totals)
 
@@ -327,6 +333,8 @@ def configuration(server: Server, patches: Sequence[Patch]) -> tuple[Resolved | 
         return server.resolved(patches), ""
     except ConfigError as refused:
         return None, str(refused)
+    except OSError:  # a file of the chain is where nobody can look: nothing is known
+        return None, ""
 
 
 def applied(server: Server) -> Iterator[str]:

@@ -124,6 +124,20 @@ def test_an_issue_has_no_names_of_users_and_hosts(run: Run, monkeypatch: pytest.
     assert tmp_path.exists()
 
 
+def test_a_variable_of_ours_that_nobody_documents_goes_into_an_issue_by_name(run: Run) -> None:
+    """Whatever begins like our names may hold a token."""
+    named = {"OMNI_FASTPATH_DRUM": "1", "OMNI_FASTPATH_HF_TOKEN": "hf_SECRET"}
+    issue = json.loads(run(installation(environment=named), "--json")[1])["issue"]
+    assert "variables: OMNI_FASTPATH_DRUM=1, OMNI_FASTPATH_HF_TOKEN\n" in issue
+    assert "SECRET" not in issue
+
+
+def test_a_user_without_a_home_has_a_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's user often has neither HOME nor an entry among the users."""
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
+    assert run(HEALTHY)[0] == 0
+
+
 def test_bytes_that_are_no_text_break_nothing(run: Run) -> None:
     """A variable's name that is no Unicode is shown escaped, as JSON too."""
     name = os.fsdecode(b"OMNI_FASTPATH_CAF\xe9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from omni_fastpath import processid, statefile
-from omni_fastpath.findings.facts import Server, live_servers, scrape, unwritable
+from omni_fastpath.findings import facts
+from omni_fastpath.findings.facts import Server, configuration, live_servers, scrape, unwritable
 from tests.findings.made import PATCHES, fake_server, snapshot
 
 
@@ -106,6 +108,43 @@ METRICS = b"""# TYPE vllm:request_success counter
 vllm:request_success_total{reason="stop"} 3.0
 vllm:request_success_total{reason="length"} 4.0
 """
+
+
+def test_what_is_no_http_is_told() -> None:
+    """Another program's answer on that port ends nothing: http.client's exceptions are no OSErrors."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_answer, args=(listening, b"220 mail.example.org ESMTP\r\n"))
+        thread.start()
+        told = scrape(f"http://127.0.0.1:{listening.getsockname()[1]}/metrics")
+        thread.join()
+    assert "/metrics does not answer" in told.problem
+
+
+def _answer(listening: socket.socket, with_what: bytes) -> None:
+    connected, _ = listening.accept()
+    with connected:
+        connected.recv(1000)
+        connected.sendall(with_what)
+
+
+def test_a_folder_and_a_yaml_where_nobody_may_look_end_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one is told as the server's trouble, the other is as good as none."""
+
+    def refuse(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(facts, "unwritable", refuse)
+    environ = {"XDG_RUNTIME_DIR": str(folder), "OMNI_FASTPATH_DRUM": "1"}
+    with fake_server("--deploy-config", str(tmp_path / "deploy.yaml"), environ=environ) as pid:
+        server = seen(pid)
+    assert "Permission denied" in server.folder_problem
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert server.deploy_yaml is None
+    resolved, refusal = configuration(server, PATCHES)
+    assert resolved is not None
+    assert (set(resolved.enabled), refusal) == ({"drum"}, "")
 
 
 class _Metrics(http.server.BaseHTTPRequestHandler):
