@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_fastpath import __version__, bodies, doctor, overlay, tables, upgrade, values
+from omni_fastpath import __version__, bodies, doctor, overlay, processid, tables, upgrade, values
 from omni_fastpath.declare import Patch
 from omni_fastpath.findings import leftovers
 from omni_fastpath.findings.model import SCHEMA_FILE
@@ -167,8 +167,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
             print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")  # noqa: T201
         return FINE
     if arguments.leftovers:
+        left = [each.path for each in leftovers.find() if each.kind == "shared memory"]
+        if left and processid.is_contained():
+            caution = "this is a container: another one that shares its /dev/shm may use these files"
+            print(f"omni-fastpath: {caution}", file=sys.stderr)  # noqa: T201
         with _until_nobody_reads():
-            print(*(f"{each.path}\0" for each in leftovers.find() if each.kind == "shared memory"), sep="", end="")  # noqa: T201
+            print(*(f"{each}\0" for each in left), sep="", end="")  # noqa: T201
         return FINE
     verify = not arguments.no_verify and vllm_omni_release() is not None
     facts = look(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=verify, deep=True)

@@ -10,11 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from omni_fastpath import commandline, entrypoint, processid
+
+_PROGRAMS = ("vllm", "vllm-omni")
+_MODULES = ("/cli/main.py", ".entrypoints.cli.main")
+"""Of vLLM's command line and vLLM-Omni's, as a file and as ``python -m`` names them."""
 
 
 def without_state(known: Collection[int]) -> list[dict[str, Any]]:
@@ -54,11 +59,17 @@ def by_command_line() -> list[psutil.Process]:
 
 
 def _is_server(command: Sequence[str]) -> bool:
-    """Not ``vllm bench serve --omni``, which is a client."""
+    """A Python that runs vLLM's command line, not what starts one elsewhere or later (``docker run``, ``tmux new``).
+
+    Nor ``vllm bench serve --omni``, which is a client, nor ``omni-fastpath ab ... -- vllm serve``.
+    """
     if "serve" not in command or "--omni" not in command:
         return False
     at = command.index("serve")
-    return at == 0 or command[at - 1] != "bench"
+    if at < 2 or "python" not in Path(command[0]).name.lower() or "--" in command[:at]:
+        return False
+    program = command[at - 1]
+    return Path(program).name in _PROGRAMS or program.endswith(_MODULES)
 
 
 def _wrappers_and_forks(commands: Mapping[int, Sequence[str]]) -> set[int]:

@@ -29,6 +29,8 @@ SCHEMA = 2
 
 _FOLDER = "omni-fastpath"
 _OWN_FILES = re.compile(r"([0-9]+)-([0-9]+)-([0-9a-f]*)\.(json|[^.]+\.tmp)")
+_TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108
+"""Where ``tempfile`` looks (``_candidate_tempdir_list``) when no variable says a place."""
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -137,9 +139,18 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def _temporary(environ: Mapping[str, str] | None) -> Path:
-    """Where ``tempfile`` puts files in this process, or in another one."""
-    named = [] if environ is None else [environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
-    return next((Path(each) for each in named if each and Path(each).is_dir()), Path(tempfile.gettempdir()))
+    """Where ``tempfile`` puts files in this process, or in another one, which may not have this one's variables.
+
+    Raises:
+        OSError: Nowhere.
+    """
+    if environ is None:
+        return Path(tempfile.gettempdir())
+    named = [each for name in ("TMPDIR", "TEMP", "TMP") if (each := environ.get(name))]
+    for each in (*named, *_TEMPORARY):
+        if Path(each).is_dir() and os.access(each, os.W_OK | os.X_OK):
+            return Path(each)
+    raise FileNotFoundError(f"no folder for temporary files among {', '.join((*named, *_TEMPORARY))}")
 
 
 def path() -> Path:

@@ -23,6 +23,7 @@ from omni_fastpath import commandline, processid, servers, statefile
 from omni_fastpath.config import Resolved, resolve_file
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.findings.leftovers import Leftover
+from omni_fastpath.processid import ProcessId
 from omni_fastpath.values import ConfigError
 
 _REPORTS = re.compile(
@@ -117,8 +118,7 @@ class Server:
     @property
     def is_on(self) -> bool:
         """Whether something of ours is on anywhere in its tree."""
-        records = (record for snapshot in self.snapshots for record in snapshot["patches"].values())
-        return any(record["state"] != State.OFF.value for record in records)
+        return any(is_on(each) for each in self.snapshots)
 
     @property
     def deploy_yaml(self) -> Path | None:
@@ -159,7 +159,7 @@ class Facts:
         servers: The live ones of this user.
         stray: State files of live stages and workers above which no server lives.
         folder_problem: Why this shell's runtime folder cannot be used, in words; empty where it can.
-        other_namespaces: State files in it that containers on this machine wrote.
+        other_namespaces: State files in it that containers on this machine wrote, whether they still run or not.
         leftovers: Files that dead servers left.
         shared_memory_bytes: Size of ``/dev/shm``; 0 where there is none.
         contained: Whether this process namespace is not the machine's own: others may share its ``/dev/shm`` unseen.
@@ -235,7 +235,12 @@ def live_servers(
                 scrape=_scrape(root, states) if scrape else None,
             )
         )
-    return told, [each for pid, each in by_pid.items() if pid not in known]
+    stray = [each for pid, each in by_pid.items() if pid not in known]
+    return told, [each for each in stray if _lives(each)]  # others have ended since their files were read
+
+
+def _lives(snapshot: Mapping[str, Any]) -> bool:
+    return ProcessId(*(snapshot[name] for name in ("pid", "started", "boot", "namespace"))).alive
 
 
 def _topmost(pids: Iterable[int]) -> list[int]:
@@ -335,6 +340,11 @@ def configuration(server: Server, patches: Sequence[Patch]) -> tuple[Resolved | 
         return None, str(refused)
     except OSError:  # a file of the chain is where nobody can look: nothing is known
         return None, ""
+
+
+def is_on(snapshot: Mapping[str, Any]) -> bool:
+    """Whether something of ours is on in the process of a state file."""
+    return any(record["state"] != State.OFF.value for record in snapshot["patches"].values())
 
 
 def applied(server: Server) -> Iterator[str]:

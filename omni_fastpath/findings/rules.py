@@ -17,7 +17,7 @@ from typing import Any
 from omni_fastpath import entrypoint, envs, values
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import State
-from omni_fastpath.findings.facts import Facts, Server, applied, configuration
+from omni_fastpath.findings.facts import Facts, Server, applied, configuration, is_on
 from omni_fastpath.findings.model import Evidence, Finding, Severity, as_text
 from omni_fastpath.master import HANDOFF, MASTER, NAMESPACE, master_off
 
@@ -316,12 +316,17 @@ def patch_not_serving(facts: Facts) -> Iterator[Found]:
 
 @_rule(
     "server-silent",
-    threshold=f"{SETTLED_S:.0f} s after its start a server whose variables or deploy YAML ask for us has no state file",
+    threshold=f"{SETTLED_S:.0f} s after a stage's start its server, whose variables or deploy YAML ask for us, has no "
+    "state file",
 )
 def server_silent(facts: Facts) -> Iterator[Found]:
-    """A server that was told to switch something on, and of which nothing is to be seen."""
+    """A server that was told to switch something on, and of which nothing is to be seen.
+
+    Its deploy YAML is read before the first stage is spawned, and often only once the whole model has been downloaded.
+    """
     for server in facts.servers:
-        if server.own is not None or server.age_s < SETTLED_S or _leaves_us_out(server):
+        settled = any(each.loads_plugins and each.age_s >= SETTLED_S for each in server.members)
+        if server.own is not None or not settled or _leaves_us_out(server):
             continue
         resolved, _ = configuration(server, facts.patches)
         if resolved is not None and resolved.asked:
@@ -364,15 +369,20 @@ def process_silent(facts: Facts) -> Iterator[Found]:
 
 @_rule("stage-without-server", threshold="one live stage process above which no server lives")
 def stage_without_server(facts: Facts) -> Iterator[Found]:
-    """A stage whose server is gone: it holds its device's memory and serves nobody."""
-    if facts.stray:
-        pids = [str(each["pid"]) for each in facts.stray]
+    """A stage whose server is gone: it holds its device's memory and serves nobody.
+
+    Not where everything is off: under ``OMNI_FASTPATH=0`` a stage says so, and the plain vLLM or the program above it
+    says nothing.
+    """
+    left = [each for each in facts.stray if is_on(each)]
+    if left:
+        pids = [str(each["pid"]) for each in left]
         yield Found(
             WARNING,
             MACHINE,
             f"{len(pids)} stage processes live on without a server",
             f"If nobody uses them: kill {' '.join(pids)}",
-            {"processes": [f"{each['pid']} {each['process_name']}" for each in facts.stray]},
+            {"processes": [f"{each['pid']} {each['process_name']}" for each in left]},
         )
 
 
@@ -575,12 +585,13 @@ def state_folder_unusable(facts: Facts) -> Iterator[Found]:
     "state-folder-shared", threshold="one state file of another process namespace, written since this machine booted"
 )
 def state_folder_shared(facts: Facts) -> Iterator[Found]:
-    """Containers share the folder: what they run cannot be judged from here, and nobody clears up after them."""
+    """Containers share the folder, or did: whether theirs live cannot be told from here, and nobody clears up."""
     if facts.other_namespaces:
         yield Found(
-            WARNING,
+            INFO,
             HERE,
-            f"{facts.other_namespaces} state files are of other containers: their servers are not seen from here",
+            f"{facts.other_namespaces} state files are of other containers, or of ones that have ended: what runs in "
+            "them is not seen from here",
             "Give each container a runtime folder of its own (XDG_RUNTIME_DIR), and run this inside the container.",
             {
                 "files": facts.other_namespaces,
@@ -591,21 +602,25 @@ def state_folder_shared(facts: Facts) -> Iterator[Found]:
 
 @_rule(
     "shared-memory-left",
-    threshold=f"one file; a warning from {MUCH_BYTES >> 20} MiB or {MUCH_SHARE:.0%} of /dev/shm",
+    threshold=f"one file; a warning from {MUCH_BYTES >> 20} MiB or {MUCH_SHARE:.0%} of /dev/shm, outside containers",
 )
 def shared_memory_left(facts: Facts) -> Iterator[Found]:
-    """Chunks and segments that dead servers left in /dev/shm."""
+    """Chunks and segments that dead servers left in /dev/shm; in a container they may be a live one's elsewhere."""
     left = [each for each in facts.leftovers if each.kind == "shared memory"]
     if left:
         size = sum(each.size for each in left)
         share = size / facts.shared_memory_bytes if facts.shared_memory_bytes else 0.0
+        much = size >= MUCH_BYTES or share >= MUCH_SHARE
         yield Found(
-            WARNING if size >= MUCH_BYTES or share >= MUCH_SHARE else INFO,
+            WARNING if much and not facts.contained else INFO,
             MACHINE,
-            f"dead servers left {len(left)} files of {size} bytes in shared memory",
-            "No process that can be seen from here has them open"
-            + ("; this is a container, and others may share its /dev/shm: look there first" if facts.contained else "")
-            + f". {_remove([each.path for each in left])}",
+            f"no process seen from here has {len(left)} files of {size} bytes in shared memory open"
+            if facts.contained
+            else f"dead servers left {len(left)} files of {size} bytes in shared memory",
+            "This is a container, and others may share its /dev/shm (--ipc=host, a volume) and use them. "
+            "`omni-fastpath doctor --leftovers` names them: they may go once no server runs in any of those."
+            if facts.contained
+            else f"No process that can be seen from here has them open. {_remove([each.path for each in left])}",
             {
                 "files": len(left),
                 "bytes": size,

@@ -142,7 +142,7 @@ def fake_server(
     """A process with the command line of a server, with a state file or none, and children with these titles."""
     given = json.dumps({"snapshot": said, "children": list(children)})
     process = subprocess.Popen(
-        [sys.executable, "-c", _FAKE, given, "serve", "model", "--omni", *arguments],
+        [sys.executable, "-c", _FAKE, given, "vllm", "serve", "model", "--omni", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},

@@ -121,7 +121,6 @@ SERVERS: dict[str, tuple[dict[str, str], dict[str, Any] | None, Severity]] = {
     "hook-plugin-switched-off": ({}, said(hooks={"switched_off": {"logbook": "no"}}), WARNING),
     "seam-wrapped": ({}, said(foreign_wrappers={ON.name: ["m:f: a FunctionWrapper of tracer"]}), WARNING),
     "patch-not-serving": ({}, said(FAILED), ERROR),
-    "server-silent": ({}, None, ERROR),
     "metrics-folder": ({"PROMETHEUS_MULTIPROC_DIR": "/nowhere"}, said(), WARNING),
 }
 
@@ -132,6 +131,15 @@ def test_a_broken_server(theirs: Path, rule: str) -> None:
     variables, told, severity = SERVERS[rule]
     with fake_server(environ={"XDG_RUNTIME_DIR": str(theirs), "OMNI_FASTPATH": "1", **variables}, said=told) as pid:
         assert of_server(pid) == [(rule, severity)]
+
+
+def test_a_server_that_says_nothing(theirs: Path) -> None:
+    """It has a stage, so that its deploy YAML was read; without one it may be loading its model."""
+    environ = {"XDG_RUNTIME_DIR": str(theirs), "OMNI_FASTPATH": "1"}
+    with fake_server(environ=environ, children=[STAGE_TITLE]) as pid:
+        assert of_server(pid) == [("server-silent", ERROR)]
+    with fake_server(environ=environ) as pid:
+        assert of_server(pid) == []
 
 
 def test_a_stage_that_says_nothing(theirs: Path) -> None:

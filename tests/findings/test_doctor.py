@@ -14,7 +14,7 @@ from typing import Any
 import pydantic
 import pytest
 
-from omni_fastpath import cli, doctor, findings
+from omni_fastpath import cli, doctor, findings, processid
 from omni_fastpath.findings import Facts, leftovers
 from omni_fastpath.findings.leftovers import Leftover
 from omni_fastpath.findings.model import SCHEMA_FILE, Doctor
@@ -44,7 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 INFO = serving(environ=None)
-WARNING = dataclasses.replace(HEALTHY, other_namespaces=2)
+WARNING = dataclasses.replace(HEALTHY, environ={**HEALTHY.environ, "OMNI_FASTPATHX": "1"})
 ERROR = installation(entry_points=[])
 REFUSED = dataclasses.replace(HEALTHY, report={**HEALTHY.report, "configuration_error": "no"})
 
@@ -59,7 +59,13 @@ def test_a_finding_is_told_in_full(run: Run) -> None:
     """Id, subject, sentence, evidence, threshold and what to do."""
     [found] = findings.judge(WARNING)
     _, out = run(WARNING)
-    for part in ("warning state-folder-shared: installation", found.what, "files: 2", found.threshold, found.do):
+    for part in (
+        "warning variable-unknown: installation",
+        found.what,
+        "variable: OMNI_FASTPATHX",
+        found.threshold,
+        found.do,
+    ):
         assert part in out
     assert "1 live server; 1 warning" in out
     assert "nothing found" in run(HEALTHY)[1]
@@ -149,7 +155,7 @@ def test_bytes_that_are_no_text_break_nothing(run: Run) -> None:
     assert "OMNI_FASTPATH_CAF\\udce9" in run(facts)[1]
 
 
-def test_leftovers_are_listed_for_a_pipe(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_are_listed_for_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With NUL between them, shared memory only: device locks are not for wholesale removal."""
     left = [
         Leftover(Path("/dev/shm/a b"), "shared memory", 1, 100.0),  # noqa: S108
@@ -157,7 +163,12 @@ def test_leftovers_are_listed_for_a_pipe(run: Run, monkeypatch: pytest.MonkeyPat
         Leftover(Path("/dev/shm/c"), "shared memory", 1, 100.0),  # noqa: S108
     ]
     monkeypatch.setattr(leftovers, "find", lambda: left)
-    assert run(HEALTHY, "--leftovers") == (0, f"{left[0].path}\0{left[2].path}\0")
+    for contained in (True, False):
+        monkeypatch.setattr(processid, "is_contained", lambda: contained)  # noqa: B023 - called in this round
+        assert cli.main(["doctor", "--leftovers"]) == 0
+        out, err = capsys.readouterr()
+        assert out == f"{left[0].path}\0{left[2].path}\0"
+        assert ("may use these files" in err) is contained
 
 
 if __name__ == "__main__":

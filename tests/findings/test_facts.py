@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,17 @@ def test_a_stage_without_a_server_is_stray() -> None:
     assert os.getpid() in [each["pid"] for each in stray]  # others' may be at their end just now
 
 
+def test_a_stage_that_has_ended_since_its_file_was_read_is_not_stray() -> None:
+    """It is gone, or another process has its id."""
+    Path(os.environ["XDG_RUNTIME_DIR"]).mkdir(mode=0o700)
+    statefile.write(snapshot(0, "stage"))
+    [read] = statefile.read_live()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert live_servers([{**read, "pid": ended.pid}])[1] == []
+    assert live_servers([{**read, "started": read["started"] - 1}])[1] == []
+
+
 def test_who_may_write(tmp_path: Path) -> None:
     """A folder that is there, one that can be made, a file in the way."""
     assert unwritable(tmp_path) == ""
@@ -102,6 +114,20 @@ def test_the_folder_of_another_process(tmp_path: Path, name: str, monkeypatch: p
     (tmp_path / "run").mkdir(mode=0o700)
     assert statefile.folder({"XDG_RUNTIME_DIR": str(tmp_path / "run")}) == tmp_path / "run/omni-fastpath"
     assert statefile.folder({name: str(tmp_path)}) == tmp_path / f"runtime-{os.geteuid()}/omni-fastpath"
+
+
+def test_this_shells_tmpdir_is_not_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without TMPDIR has its folder where ``tempfile`` looks there, whatever this shell's says."""
+    monkeypatch.setattr(statefile, "_is_private", lambda base: False)
+    monkeypatch.setattr(statefile, "_can_be_made", lambda base: False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours = f"runtime-{os.geteuid()}/omni-fastpath"
+    assert statefile.folder() == tmp_path / ours
+    assert statefile.folder({}) == Path("/tmp") / ours  # noqa: S108
+    assert statefile.folder({"TMPDIR": str(tmp_path / "none")}) == Path("/tmp") / ours  # noqa: S108
+    monkeypatch.setattr(statefile, "_TEMPORARY", ())
+    with pytest.raises(OSError, match="no folder for temporary files"):
+        statefile.folder({})
 
 
 METRICS = b"""# TYPE vllm:request_success counter

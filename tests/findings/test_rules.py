@@ -66,8 +66,8 @@ def left(*sizes: int, kind: Any = "shared memory") -> Facts:
 
 
 def silent(**changed: Any) -> Facts:
-    """A server without any state file, which was told to switch something on."""
-    return serving(snapshots=(), members=(), scrape=None, **changed)
+    """A server with a stage and without any state file, which was told to switch something on."""
+    return serving(**{"snapshots": (), "members": (STAGE,), "scrape": None, **changed})
 
 
 UNKNOWN = "vllm-omni 0.99.0 (by a test) is not among the tested releases: 0.30.0"
@@ -146,7 +146,7 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
         ERROR,
         "/run/x is no folder",
     ),
-    "state-folder-shared": (lambda: dataclasses.replace(HEALTHY, other_namespaces=2), WARNING, "2 state files"),
+    "state-folder-shared": (lambda: dataclasses.replace(HEALTHY, other_namespaces=2), INFO, "2 state files"),
     "shared-memory-left": (lambda: left(2**26, 4096), WARNING, "2 files of 67112960 bytes"),
     "device-locks-left": (lambda: left(0, kind="lock"), INFO, "1 device locks"),
 }
@@ -272,7 +272,9 @@ def test_what_a_variable_says_is_no_change_of_the_yaml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"age_s": 30.0}, []),
+        ({"members": (dataclasses.replace(STAGE, age_s=30.0),)}, []),
+        ({"members": ()}, []),  # it downloads its model, whose deploy YAML it reads afterwards
+        ({"members": SERVER.members[:1]}, []),
         ({"environ": {}}, []),
         ({"environ": {"OMNI_FASTPATH": "0"}}, []),
         ({"environ": {"OMNI_FASTPATH": "1", "VLLM_PLUGINS": "vllm_omni_register_models"}}, ["plugins-leave-us-out"]),
@@ -354,11 +356,25 @@ def test_the_command_removes_those_files_and_no_others() -> None:
     """Names are quoted; many are listed anew when the command runs."""
     [found] = judge(left(1, 1))
     assert "rm -- '/dev/shm/a b_0' '/dev/shm/a b_1'" in found.do
-    assert "look there first" not in found.do
-    [found] = judge(dataclasses.replace(left(1), contained=True))
-    assert "others may share its /dev/shm: look there first" in found.do
     [found] = judge(left(*[1] * 21))
     assert "omni-fastpath doctor --leftovers | xargs -0 rm --" in found.do
+
+
+def test_in_a_container_nobody_is_told_to_remove_what_others_may_use() -> None:
+    """They share its /dev/shm and are not seen: no warning, no command, nothing about dead servers."""
+    [found] = judge(dataclasses.replace(left(2**26), contained=True))
+    assert found.severity is INFO
+    assert "dead" not in found.what
+    assert "rm " not in found.do
+    assert "others may share its /dev/shm" in found.do
+
+
+def test_a_stage_in_which_everything_is_off_is_nobodys() -> None:
+    """Under OMNI_FASTPATH=0 a plain vLLM's engine writes a state file and the server above it none."""
+    off = snapshot(40, "stage", patches={"drum": record("off", count=0)})
+    assert judge(dataclasses.replace(HEALTHY, stray=(off,))) == []
+    [found] = judge(dataclasses.replace(HEALTHY, stray=(off, snapshot(41, "stage"))))
+    assert found.do.endswith("kill 41")
 
 
 def test_several_troubles_are_told_by_weight() -> None:
