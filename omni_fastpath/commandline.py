@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def _flags_in(file: str) -> Iterator[str]:
 def value(arguments: Sequence[str], option: str) -> str | None:
     """The value of an option, as ``--option VALUE`` or ``--option=VALUE``; the last one counts."""
     found = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if argument == option and not following.startswith("-"):
             found = following or None
         elif argument.startswith(f"{option}="):

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_fastpath import processid, values
@@ -31,6 +32,8 @@ _FOLDER = "omni-fastpath"
 _OWN_FILES = re.compile(r"([0-9]+)-([0-9]+)-([0-9a-f]*)\.(json|[^.]+\.tmp)")
 _TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108
 """Where ``tempfile`` looks (``_candidate_tempdir_list``) when no variable says a place."""
+_CLOCK_S = 2.0
+"""By how much the time at which a process began may be wrong, seconds: it is counted from the boot's."""
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -216,6 +219,34 @@ def read_live(at: Path | None = None) -> list[dict[str, Any]]:
     with _opened(found) as handle:
         ours = sorted(file for file in _files(handle) if file.is_here)
         return [snapshot for file in ours for snapshot in _live(file, handle)]
+
+
+def unreadable(at: Path | None = None) -> frozenset[int]:
+    """The processes that live here whose file is no snapshot of this version.
+
+    Args:
+        at: As in ``read_live``.
+
+    Raises:
+        UnsafeFolderError: The folder cannot be trusted.
+    """
+    found = folder() if at is None else at
+    if not _is_there(found):
+        return frozenset()
+    with _opened(found) as handle:
+        files = [file for file in _files(handle) if file.is_here and file.name.endswith(".json")]
+        return frozenset(file.pid for file in files if processid.exists(file.pid) and _is_unreadable(file, handle))
+
+
+def _is_unreadable(file: _File, handle: int) -> bool:
+    """Whether a file is there that is none of this version's, and not of an earlier process with the same id."""
+    if _parsed(file, handle) is not None:
+        return False
+    try:
+        written = os.stat(file.name, dir_fd=handle, follow_symlinks=False).st_mtime
+        return written >= psutil.Process(file.pid).create_time() - _CLOCK_S
+    except (OSError, psutil.Error):  # one of them is gone
+        return False
 
 
 def foreign() -> int:

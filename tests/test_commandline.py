@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.commandline import is_headless, is_serve
+from omni_fastpath.commandline import is_headless, is_serve, value
 
 SERVE = ["serve", "model", "--omni"]
 
@@ -116,3 +116,12 @@ def test_a_pipe_is_left_to_vllm(tmp_path: Path) -> None:
 def test_serving_is_told_from_other_commands(arguments: list[str], served: bool) -> None:
     """The subcommand comes first, and ``--omni`` makes it ours."""
     assert is_serve(arguments) is served
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [([], None), (["--port"], None), (["--port", "1", "--port=2"], "2"), (["--port", "--host", "h"], None)],
+)
+def test_the_value_of_an_option(arguments: list[str], found: str | None) -> None:
+    """The last one counts; of a process whose command line cannot be read there is none."""
+    assert value(arguments, "--port") == found

@@ -112,8 +112,10 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
 
 
 @pytest.mark.parametrize(("allowed", "excluded"), [("other", True), ("other,omni_fastpath", False), ("", True)])
-def test_a_server_that_leaves_us_out_is_a_problem(allowed: str, excluded: bool) -> None:
-    """The server's own VLLM_PLUGINS counts, not this shell's, and makes the exit code 1."""
-    with _looks_like_a_server(VLLM_PLUGINS=allowed) as pid:
-        found = [each["id"] for each in status_report({}, PATCHES)["findings"] if each["subject"] == f"server {pid}"]
-        assert ("plugins-leave-us-out" in found) is excluded
+@pytest.mark.parametrize("said", ["1", "0"])
+def test_a_server_that_leaves_us_out_is_a_problem(allowed: str, excluded: bool, said: str) -> None:
+    """The server's own VLLM_PLUGINS counts, not this shell's; an error where something of ours was asked for."""
+    with _looks_like_a_server(VLLM_PLUGINS=allowed, OMNI_FASTPATH=said) as pid:
+        findings = [each for each in status_report({}, PATCHES)["findings"] if each["subject"] == f"server {pid}"]
+        told = [each["severity"] for each in findings if each["id"] == "plugins-leave-us-out"]
+        assert told == ["error" if said == "1" else "info"] * excluded

@@ -458,3 +458,17 @@ def test_a_child_and_its_parent_have_a_file_each() -> None:
         assert roles == {os.getpid(): "server", child.pid: "stage"}
         child.communicate()
     assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
+
+
+def test_whose_file_is_of_another_version() -> None:
+    """A live process's that is no snapshot of this one; not a dead one's, a half-written one or another container's."""
+    own = statefile.write(SNAPSHOT)
+    for name in (name_of(dead_pid()), name_of(1, ".0a.tmp"), f"1-1-{processid.boot_id()}.json"):
+        own.with_name(name).write_text("{}")
+    assert statefile.unreadable() == frozenset()
+    own.write_text(json.dumps({**json.loads(own.read_text()), "schema": 99}))
+    assert statefile.unreadable() == statefile.unreadable(own.parent) == {os.getpid()}
+    assert statefile.read_live() == []
+    assert own.exists()
+    os.utime(own, (1.0, 1.0))  # before this process began: an earlier one's, which had its id
+    assert statefile.unreadable() == frozenset()

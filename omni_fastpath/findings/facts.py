@@ -83,6 +83,7 @@ class Server:
         folder: Where its state files belong, by its own variables; None where that is not known.
         folder_problem: Why that folder cannot be used, in words.
         snapshots: The state files of its tree, its own first where it has one.
+        unreadable: The processes of its tree, itself among them, whose state file is of another version.
         members: The processes below it.
         scrape: What its ``/metrics`` said; None where nobody asked.
     """
@@ -96,6 +97,7 @@ class Server:
     folder: Path | None = None
     folder_problem: str = ""
     snapshots: tuple[Mapping[str, Any], ...] = ()
+    unreadable: frozenset[int] = frozenset()
     members: tuple[Member, ...] = ()
     scrape: Scrape | None = None
 
@@ -140,7 +142,10 @@ class Server:
         Raises:
             ConfigError: A start would be refused.
         """
-        return None if self.environ is None else resolve_file(self.deploy_yaml, self.environ, patches)
+        if self.environ is None:
+            return None
+        with _variables(self.environ):  # OmegaConf resolves ``${oc.env:NAME}`` in a YAML, in the server's environment
+            return resolve_file(self.deploy_yaml, self.environ, patches)
 
     def records(self, patch: str) -> list[Mapping[str, Any]]:
         """What its processes say of a patch."""
@@ -185,6 +190,19 @@ class Facts:
         return {patch.name: patch for patch in self.patches}
 
 
+@contextlib.contextmanager
+def _variables(environ: Mapping[str, str]) -> Iterator[None]:
+    """This process with another one's environment. Only for a command, which has no other thread to see it."""
+    own = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(environ)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(own)
+
+
 # ---- Servers ----
 
 
@@ -200,6 +218,7 @@ def live_servers(
     by_pid: dict[int, Mapping[str, Any]] = {snapshot["pid"]: snapshot for snapshot in snapshots}
     environs: dict[int, Mapping[str, str] | None] = {}
     folders: dict[int, tuple[Path | None, str]] = {}
+    unreadable: frozenset[int] = frozenset()
     looks = [process.pid for process in servers.by_command_line()]
     for pid in {*looks, *by_pid}:
         environs[pid] = _environ(pid)
@@ -208,6 +227,7 @@ def live_servers(
         if pid in looks and found is not None:
             try:
                 by_pid = {**{each["pid"]: each for each in statefile.read_live(found)}, **by_pid}
+                unreadable |= statefile.unreadable(found)
             except OSError as error:
                 folders[pid] = (found, problem or str(error))
     roots = _topmost([*looks, *(pid for pid, each in by_pid.items() if each["role"] in _ROOTS)])
@@ -231,6 +251,7 @@ def live_servers(
                 folder=folder,
                 folder_problem=problem,
                 snapshots=tuple(states),
+                unreadable=unreadable.intersection((root, *below)).difference(by_pid),
                 members=tuple(Member(pid, " ".join(_command(pid) or ()).strip(), _age(pid)) for pid in below),
                 scrape=_scrape(root, states) if scrape else None,
             )

@@ -195,19 +195,23 @@ def entry_point_missing(facts: Facts) -> Iterator[Found]:
 
 @_rule("plugins-leave-us-out", threshold=f"{entrypoint.ALLOW_LIST} is set and has no `{entrypoint.ENTRY_POINT}`")
 def plugins_leave_us_out(facts: Facts) -> Iterator[Found]:
-    """An allow-list without our name: every server under it runs as upstream made it."""
+    """An allow-list without our name: every server under it runs as upstream made it, which may be what is wanted."""
+    wanting = {each.subject for each in facts.servers if _asks(each, facts)}
     for subject, environ in _shell_and_servers(facts):
         allowed = environ.get(entrypoint.ALLOW_LIST)
         if entrypoint.is_left_out(allowed):
             told = f"{entrypoint.ALLOW_LIST} is an allow-list without {entrypoint.ENTRY_POINT}"
+            is_wanted = subject in wanting or (subject == HERE and not master_off(environ))
             yield Found(
-                ERROR,
+                ERROR if is_wanted else INFO,
                 subject,
                 f"{told}: vllm never loads omni-fastpath, every server runs as upstream made it"
                 if subject == HERE
                 else f"it was started with another environment, in which {told}: it runs as upstream made it, whatever "
                 "its deploy YAML says",
-                f"Unset {entrypoint.ALLOW_LIST}, or add {entrypoint.ENTRY_POINT} to it.",
+                f"Unset {entrypoint.ALLOW_LIST}, or add {entrypoint.ENTRY_POINT} to it."
+                if is_wanted
+                else "Nothing: nobody asked anything of us there.",
                 {entrypoint.ALLOW_LIST: allowed},
             )
 
@@ -326,7 +330,7 @@ def server_silent(facts: Facts) -> Iterator[Found]:
     """
     for server in facts.servers:
         settled = any(each.loads_plugins and each.age_s >= SETTLED_S for each in server.members)
-        if server.own is not None or not settled or _leaves_us_out(server):
+        if server.own is not None or server.pid in server.unreadable or not settled or _leaves_us_out(server):
             continue
         resolved, _ = configuration(server, facts.patches)
         if resolved is not None and resolved.asked:
@@ -350,7 +354,7 @@ def server_silent(facts: Facts) -> Iterator[Found]:
 def process_silent(facts: Facts) -> Iterator[Found]:
     """A stage, worker or API process that runs as stock below a server that does not."""
     for server in facts.servers:
-        told = {each["pid"] for each in server.snapshots}
+        told = {each["pid"] for each in server.snapshots} | server.unreadable
         silent = [each for each in server.members if each.loads_plugins and each.pid not in told]
         late = [each for each in silent if each.age_s >= SETTLED_S]
         if server.is_on and late:
@@ -494,10 +498,23 @@ def patch_idle(facts: Facts) -> Iterator[Found]:
             )
 
 
-@_rule("server-unreadable", threshold="the environment of a live server cannot be read from here")
+@_rule(
+    "server-unreadable",
+    threshold="the environment of a live server, or the state file of one of its processes, cannot be read from here",
+)
 def server_unreadable(facts: Facts) -> Iterator[Found]:
-    """A server that is judged by its state files alone."""
+    """A server that is judged by its state files alone, or one that has some of another version of this package."""
     for server in facts.servers:
+        if server.unreadable:
+            yield Found(
+                WARNING,
+                server.subject,
+                f"{len(server.unreadable)} of its processes have a state file of another version of omni-fastpath: "
+                "what is on there is not seen from here",
+                "Run the omni-fastpath of the environment that the server runs in; if this is the one, restart the "
+                "server: the package was exchanged while it ran.",
+                {"processes": [str(pid) for pid in sorted(server.unreadable)]},
+            )
         if server.environ is None:
             yield Found(
                 INFO,
@@ -669,8 +686,9 @@ def _leaves_us_out(server: Server) -> bool:
 
 
 def _asks(server: Server, facts: Facts) -> bool:
-    resolved, _ = configuration(server, facts.patches)
-    return resolved is not None and resolved.asked
+    """Whether its variables or its deploy YAML switch something on, or would be refused: that is asked for too."""
+    resolved, refusal = configuration(server, facts.patches)
+    return bool(refusal) or (resolved is not None and resolved.asked)
 
 
 def _hooks(facts: Facts, key: str, what: str, do: str) -> Iterator[Found]:

@@ -142,6 +142,16 @@ def test_a_server_that_says_nothing(theirs: Path) -> None:
         assert of_server(pid) == []
 
 
+def test_a_server_of_another_version(theirs: Path) -> None:
+    """Its state file has another schema: that is said, and not that it has none."""
+    environ = {"XDG_RUNTIME_DIR": str(theirs), "OMNI_FASTPATH": "1"}
+    with fake_server(environ=environ, said=said(), children=[STAGE_TITLE]) as pid:
+        [file] = (theirs / "omni-fastpath").glob("*.json")
+        file.write_text(file.read_text().replace('"schema": 2', '"schema": 99').replace('"schema":2', '"schema":99'))
+        assert "99" in file.read_text()
+        assert of_server(pid) == [("server-unreadable", WARNING)]
+
+
 def test_a_stage_that_says_nothing(theirs: Path) -> None:
     """A child with a stage's title and no state file, below a server in which something is on."""
     environ = {"XDG_RUNTIME_DIR": str(theirs), "OMNI_FASTPATH": "1"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -358,6 +359,58 @@ def test_the_command_removes_those_files_and_no_others() -> None:
     assert "rm -- '/dev/shm/a b_0' '/dev/shm/a b_1'" in found.do
     [found] = judge(left(*[1] * 21))
     assert "omni-fastpath doctor --leftovers | xargs -0 rm --" in found.do
+
+
+@pytest.mark.parametrize(
+    ("environ", "severity"),
+    [
+        ({"OMNI_FASTPATH": "1"}, ERROR),
+        ({"OMNI_FASTPATH": "maybe"}, ERROR),  # a start with us would be refused: something was asked for
+        ({"OMNI_FASTPATH": "0"}, INFO),
+        ({}, INFO),
+    ],
+)
+def test_who_asked_for_nothing_may_leave_us_out(environ: dict[str, str], severity: Severity) -> None:
+    """A server that is stock on purpose is no trouble."""
+    stock = silent(environ={**environ, "VLLM_PLUGINS": "vllm_omni_register_models"}, members=())
+    assert [each.severity for each in judge(stock) if each.id == "plugins-leave-us-out"] == [severity]
+
+
+def test_a_shell_with_everything_off_may_leave_us_out() -> None:
+    """OMNI_FASTPATH=0 says the same."""
+    [found] = judge(shell(OMNI_FASTPATH="0", VLLM_PLUGINS="vllm_omni_register_models"))
+    assert (found.id, found.severity) == ("plugins-leave-us-out", INFO)
+
+
+def test_a_state_file_of_another_version_is_no_silence() -> None:
+    """Of the server and of its stage: told as what it is, once."""
+    for facts in (silent(unreadable=frozenset({10, 12})), saying()):
+        server = dataclasses.replace(facts.servers[0], snapshots=facts.servers[0].snapshots[:1])
+        server = dataclasses.replace(server, unreadable=frozenset({12} if server.snapshots else {10, 12}))
+        [found] = judge(dataclasses.replace(facts, servers=(server,)))
+        assert (found.id, found.severity) == ("server-unreadable", WARNING)
+        assert "a state file of another version" in found.what
+
+
+def test_a_variable_in_a_yaml_is_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream resolves ``${oc.env:...}`` in the server: neither its lack here nor another value is a change."""
+    pytest.importorskip("omegaconf")
+    file = tmp_path / "deploy.yaml"
+    file.write_text("output_dir: ${oc.env:MY_DIR}\nfastpath: {drum: {loud: '${oc.decode:${oc.env:LOUD}}'}}")
+    patches = {"drum": record(origin=f"fastpath.drum in {file}"), "flute": record("off", count=0)}
+    facts = saying(source=str(file), patches=patches)
+    server = dataclasses.replace(
+        facts.servers[0],
+        environ={"MY_DIR": "/x", "LOUD": "3"},
+        command=("vllm", "serve", "m", "--deploy-config", str(file)),
+    )
+    monkeypatch.delenv("MY_DIR", raising=False)
+    monkeypatch.setenv("LOUD", "4")
+    before = dict(os.environ)
+    assert judge(dataclasses.replace(facts, servers=(server,))) == []
+    assert dict(os.environ) == before
+    server = dataclasses.replace(server, environ={"MY_DIR": "/x", "LOUD": "5"})
+    assert ids(judge(dataclasses.replace(facts, servers=(server,)))) == ["yaml-changed"]
 
 
 def test_in_a_container_nobody_is_told_to_remove_what_others_may_use() -> None:
