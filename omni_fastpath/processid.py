@@ -80,6 +80,20 @@ def is_contained() -> bool:
     return namespace() not in {0, _MACHINES_OWN}
 
 
+def is_elsewhere(pid: int) -> bool:
+    """Whether a process sees other process ids than this one, or other files: in a container, or a unit of systemd's.
+
+    Its paths need not mean anything here. Not where that cannot be told.
+    """
+    try:
+        return any(
+            (_PROC / str(pid) / kind).stat().st_ino != (_PROC / "self" / kind).stat().st_ino
+            for kind in ("ns/pid", "ns/mnt")
+        )
+    except OSError:
+        return False
+
+
 def exists(pid: int) -> bool:
     """Whether any process has this id here, seen or not: the kernel's word, which needs no ``/proc``."""
     try:

@@ -77,3 +77,20 @@ def test_ancestors_are_those_of_the_process() -> None:
     found = list(processid.ancestors(os.getpid()))
     assert found[0] == os.getppid()
     assert os.getpid() not in found
+
+
+def test_who_sees_other_files_is_elsewhere() -> None:
+    """A process of another mount namespace; not this one, nor one of which nothing can be told."""
+    assert not processid.is_elsewhere(os.getpid())
+    assert not processid.is_elsewhere(2**22 + 1)
+    command = ["unshare", "--mount", sys.executable, "-c", "print(flush=True); input()"]
+    try:
+        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    with other:
+        assert other.stdout is not None
+        if not other.stdout.readline():
+            pytest.skip("no mount namespace of one's own here")
+        assert processid.is_elsewhere(other.pid)
+        other.communicate(b"\n")

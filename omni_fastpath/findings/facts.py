@@ -31,7 +31,8 @@ _REPORTS = re.compile(
 )
 """What upstream's processes call themselves that load plugins; their coordinators and helpers do not."""
 
-_SCRAPE_S = 3.0
+SCRAPE_S = 10.0
+"""What Prometheus itself waits for an answer, unless it is told otherwise (``scrape_timeout``), seconds."""
 _ROOTS = (Process.SERVER.value, Process.HEADLESS.value)
 _HERE = ("", "0.0.0.0", "::", "[::]", "localhost")  # noqa: S104 - what a server listens on, nothing is opened
 
@@ -63,10 +64,12 @@ class Scrape:
     Attributes:
         totals: Each series' name with the sum of its samples.
         problem: Why there is nothing, in words; empty where there is.
+        timed_out: Whether somebody listens there and did not answer.
     """
 
     totals: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Server:
         unreadable: The processes of its tree, itself among them, whose state file is of another version.
         members: The processes below it.
         scrape: What its ``/metrics`` said; None where nobody asked.
+        is_elsewhere: Whether it sees other processes or files than we do, so that its paths are not ours.
     """
 
     pid: int
@@ -100,6 +104,7 @@ class Server:
     unreadable: frozenset[int] = frozenset()
     members: tuple[Member, ...] = ()
     scrape: Scrape | None = None
+    is_elsewhere: bool = False
 
     @property
     def subject(self) -> str:
@@ -124,7 +129,9 @@ class Server:
 
     @property
     def deploy_yaml(self) -> Path | None:
-        """Its deploy YAML, by its arguments, else by what it read."""
+        """Its deploy YAML, by its arguments, else by what it read; None where its files are not ours."""
+        if self.is_elsewhere:
+            return None
         told = commandline.value(self.arguments, "--deploy-config")
         if told is None and self.own is not None and self.own["source"] != "environment":
             told = self.own["source"]
@@ -254,6 +261,7 @@ def live_servers(
                 unreadable=unreadable.intersection((root, *below)).difference(by_pid),
                 members=tuple(Member(pid, " ".join(_command(pid) or ()).strip(), _age(pid)) for pid in below),
                 scrape=_scrape(root, states) if scrape else None,
+                is_elsewhere=processid.is_elsewhere(root),
             )
         )
     stray = [each for pid, each in by_pid.items() if pid not in known]
@@ -343,13 +351,14 @@ def scrape(url: str) -> Scrape:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     totals: dict[str, float] = {}
     try:
-        with contextlib.closing(opener.open(url, timeout=_SCRAPE_S)) as answer:
+        with contextlib.closing(opener.open(url, timeout=SCRAPE_S)) as answer:
             text = answer.read().decode(errors="replace")
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     except Exception as error:  # nobody listens, it is another protocol (HTTPException), or no metrics
-        return Scrape(problem=f"/metrics does not answer: {error}")
+        timed_out = isinstance(getattr(error, "reason", error), TimeoutError)  # urllib's error has the socket's in it
+        return Scrape(problem=f"/metrics does not answer: {error}", timed_out=timed_out)
     return Scrape(totals)
 
 

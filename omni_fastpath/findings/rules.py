@@ -17,7 +17,7 @@ from typing import Any
 from omni_fastpath import entrypoint, envs, values
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import State
-from omni_fastpath.findings.facts import Facts, Server, applied, configuration, is_on
+from omni_fastpath.findings.facts import SCRAPE_S, Facts, Server, applied, configuration, is_on
 from omni_fastpath.findings.model import Evidence, Finding, Severity, as_text
 from omni_fastpath.master import HANDOFF, MASTER, NAMESPACE, master_off
 
@@ -332,6 +332,8 @@ def server_silent(facts: Facts) -> Iterator[Found]:
         settled = any(each.loads_plugins and each.age_s >= SETTLED_S for each in server.members)
         if server.own is not None or server.pid in server.unreadable or not settled or _leaves_us_out(server):
             continue
+        if server.is_elsewhere:
+            continue  # ``server_elsewhere``
         resolved, _ = configuration(server, facts.patches)
         if resolved is not None and resolved.asked:
             yield Found(
@@ -525,6 +527,24 @@ def server_unreadable(facts: Facts) -> Iterator[Found]:
             )
 
 
+@_rule(
+    "server-elsewhere",
+    threshold="a live server without a state file that sees other processes or other files than this shell",
+)
+def server_elsewhere(facts: Facts) -> Iterator[Found]:
+    """A container's server, seen from outside, or one whose files systemd hides: our paths are not its paths."""
+    for server in facts.servers:
+        if server.is_elsewhere and server.own is None and server.pid not in server.unreadable:
+            yield Found(
+                INFO,
+                server.subject,
+                "it runs in another container or mount namespace: its state file and deploy YAML are not seen from "
+                "here",
+                "Run `omni-fastpath doctor` in there, to judge it.",
+                {},
+            )
+
+
 # ---- /metrics ----
 
 
@@ -535,6 +555,8 @@ def metrics_folder(facts: Facts) -> Iterator[Found]:
         named = environ.get(MULTIPROC)
         if named is None:
             continue
+        if any(each.is_elsewhere for each in facts.servers if each.subject == subject):
+            continue  # it means another folder
         cwd = next((each.cwd for each in facts.servers if each.subject == subject), None)
         folder = Path(named) if cwd is None else cwd / named
         problem = "is no folder" if not folder.is_dir() else "cannot be written"
@@ -564,6 +586,24 @@ def metrics_without_us(facts: Facts) -> Iterator[Found]:
             )
 
 
+@_rule(
+    "metrics-silent",
+    threshold=f"no answer from /metrics in {SCRAPE_S:.0f} s, {SETTLED_S:.0f} s after the server's start",
+)
+def metrics_silent(facts: Facts) -> Iterator[Found]:
+    """A server that accepts a connection and hangs; one that is loading or speaks TLS refuses ours at once."""
+    for server in facts.servers:
+        if server.scrape is not None and server.scrape.timed_out and server.age_s >= SETTLED_S:
+            yield Found(
+                WARNING,
+                server.subject,
+                f"it listens, and does not answer /metrics within {SCRAPE_S:.0f} s",
+                "Look whether it answers requests: its event loop stands still or is overloaded (`py-spy dump --pid "
+                f"{server.pid}` shows where).",
+                {"waited_s": SCRAPE_S},
+            )
+
+
 @_rule("metrics-stats-off", threshold="--disable-log-stats")
 def metrics_stats_off(facts: Facts) -> Iterator[Found]:
     """/metrics has our series and not upstream's counters, so that idle patches cannot be told."""
@@ -586,7 +626,11 @@ def state_folder_unusable(facts: Facts) -> Iterator[Found]:
     """State files can be neither written nor trusted: ``status`` and the stages' part of /metrics stay empty."""
     told = {facts.folder_problem: HERE} if facts.folder_problem else {}
     for server in facts.servers:
-        if server.folder_problem and (server.is_on or (server.own is None and _asks(server, facts))):
+        if (
+            server.folder_problem
+            and not server.is_elsewhere
+            and (server.is_on or (server.own is None and _asks(server, facts)))
+        ):
             told.setdefault(server.folder_problem, server.subject)
     for problem, subject in told.items():
         yield Found(

@@ -146,6 +146,17 @@ def test_what_is_no_http_is_told() -> None:
     assert "/metrics does not answer" in told.problem
 
 
+def test_who_listens_and_says_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From who refuses, and from a port where nobody is."""
+    monkeypatch.setattr(facts, "SCRAPE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
+        assert scrape(url).timed_out
+    told = scrape(url)
+    assert told.problem
+    assert not told.timed_out
+
+
 def _answer(listening: socket.socket, with_what: bytes) -> None:
     connected, _ = listening.accept()
     with connected:

@@ -135,8 +135,14 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
         "drum is applied and idle: beats is 0",
     ),
     "server-unreadable": (lambda: serving(environ=None), INFO, "cannot be read"),
+    "server-elsewhere": (lambda: silent(is_elsewhere=True), INFO, "are not seen from here"),
     "metrics-folder": (lambda: started_with(PROMETHEUS_MULTIPROC_DIR="/nowhere"), WARNING, "is no folder"),
     "metrics-without-us": (lambda: serving(scrape=Scrape({UPSTREAMS: 100.0})), WARNING, "no series of omni-fastpath"),
+    "metrics-silent": (
+        lambda: serving(scrape=Scrape(problem="/metrics does not answer: timed out", timed_out=True)),
+        WARNING,
+        "does not answer /metrics within",
+    ),
     "metrics-stats-off": (
         lambda: serving(command=(*(SERVER.command or ()), "--disable-log-stats")),
         INFO,
@@ -411,6 +417,25 @@ def test_a_variable_in_a_yaml_is_the_servers(tmp_path: Path, monkeypatch: pytest
     assert dict(os.environ) == before
     server = dataclasses.replace(server, environ={"MY_DIR": "/x", "LOUD": "5"})
     assert ids(judge(dataclasses.replace(facts, servers=(server,)))) == ["yaml-changed"]
+
+
+def test_who_refuses_to_be_asked_does_not_hang() -> None:
+    """Nothing listens yet while a model is loaded; and one that has just begun is left in peace."""
+    assert judge(serving(scrape=Scrape(problem="/metrics does not answer: Connection refused"))) == []
+    assert (
+        judge(serving(age_s=20.0, scrape=Scrape(problem="/metrics does not answer: timed out", timed_out=True))) == []
+    )
+
+
+def test_a_server_with_other_files_is_not_judged_by_ours(tmp_path: Path) -> None:
+    """Of a container's server its silence is no trouble, nor are its paths."""
+    environ = {"OMNI_FASTPATH": "1", "PROMETHEUS_MULTIPROC_DIR": "/nowhere"}
+    [found] = judge(silent(is_elsewhere=True, environ=environ, folder_problem="/x is no folder"))
+    assert (found.id, found.severity) == ("server-elsewhere", INFO)
+    file = tmp_path / "deploy.yaml"
+    file.write_text("fastpath: {drum: {loudd: 4}}")  # what is there by that name here
+    facts = serving(environ={}, command=("vllm", "serve", "m", "--deploy-config", str(file)), is_elsewhere=True)
+    assert judge(facts) == []
 
 
 def test_in_a_container_nobody_is_told_to_remove_what_others_may_use() -> None:
