@@ -237,7 +237,8 @@ def test_a_thinker_sends_its_rows_where_the_client_gets_them(tmp_path: Any) -> N
 def test_an_aborted_request_falls_silent_and_the_others_go_on(tmp_path: Any) -> None:
     """After an abort one entry says so, as an AR scheduler's does, and nothing more comes of that request."""
     client = Client(spec(0, tmp_path, base_ms=100.0), tmp_path)  # slow: the abort comes before the request's own end
-    outputs, ended = [], set()
+    outputs: list[Any] = []
+    ended: set[str] = set()
     try:
         for name in ("gone", "stays"):
             ask([client], name)
