@@ -36,7 +36,7 @@ def _requests() -> list[Any]:
     from omni_fastpath.compare.capture import chat_request
     from tests.questions import of_each_kind
 
-    return [*of_each_kind(), *(chat_request("Hello") for _ in range(11))]
+    return [*of_each_kind(), *(chat_request("Hello") for _ in range(12))]
 
 
 def _answers(running: Any) -> list[Any]:

@@ -35,9 +35,13 @@ OF_STAGES = "omni_fastpath_save_queue"
 STOCK = {"OMNI_FASTPATH_QUEUE_METRICS": "1"}
 FASTPATH = {"OMNI_FASTPATH": "1", **STOCK}
 
+TWO = ("--api-server-count", "2")
+
 CASES = [
     pytest.param(FASTPATH, (), "1", id="fastpath, one API server"),
-    pytest.param(STOCK, ("--api-server-count", "2"), "light", id="stock, two API servers, light engines"),
+    pytest.param(FASTPATH, TWO, "light", id="fastpath, two API servers, light engines"),
+    pytest.param(STOCK, (), "1", id="stock, one API server"),
+    pytest.param(STOCK, TWO, "light", id="stock, two API servers, light engines"),
 ]
 
 
