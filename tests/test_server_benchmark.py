@@ -165,6 +165,19 @@ def test_every_arm_gets_the_same_requests_at_the_same_times() -> None:
     assert Load(loop="open", arrivals="even", requests=3).starts_s(4) == [0, 0.25, 0.5]
 
 
+def test_lengths_vary_evenly_and_alike_for_every_arm() -> None:
+    """Text tokens by request, codec frames by the simulated device; without ``vary`` all have one length."""
+    asked = Load(vary=0.5).asked("16", 500)
+    lengths = [request.body["max_tokens"] for request in asked]
+    assert asked == Load(vary=0.5).asked("16", 500)
+    assert (min(lengths), max(lengths)) == (50, 150)
+    assert {request.body["max_tokens"] for request in Load().asked("16", 500)} == {100}
+    stages = Load(model="qwen3_tts", api="speech", vary=0.5).stages
+    assert (stages["qwen3_tts"]["min_frames"], stages["qwen3_tts"]["max_frames"]) == (50, 150)
+    with pytest.raises(ValueError, match="vary: found 1, allowed: 0 to less than 1"):
+        Load(vary=1)
+
+
 def test_what_upstream_does_not_serve_is_refused() -> None:
     """Speech is for models that do nothing else."""
     with pytest.raises(ValueError, match="serves of qwen3_tts and not of qwen3_omni; allowed: chat, chat-whole"):

@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             levels=(options.rate or RATES) if options.loop == "open" else levels,
             replicas=options.replicas,
             tokens=options.tokens,
+            vary=options.vary,
             api=options.api or loads.APIS[model][0],
             loop=options.loop,
             arrivals=options.arrivals,
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--waves", type=int, default=Load.waves, help="of a closed loop")
     parser.add_argument("--requests", type=int, help="at each level, whatever --waves says")
     parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer, frames of speech")
+    parser.add_argument("--vary", type=float, default=Load.vary, help="0.5: lengths from half to one and a half of it")
     parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=Load.replicas, help="of each stage")
     parser.add_argument("--observe", action="store_true", help="longest callbacks and collections too")
     parser.add_argument(

@@ -40,7 +40,9 @@ class Load:
     Attributes:
         levels: One after the other: streams in flight of a closed loop, requests a second of an open one.
         replicas: Of each stage.
-        tokens: Text tokens of an answer, exactly; of speech its codec frames.
+        tokens: Text tokens of an answer; of speech its codec frames.
+        vary: Lengths lie evenly in ``tokens`` times (1 - vary) to (1 + vary), the same for every arm and start.
+            With 0 all have one length, end together in a closed loop, and so their successors begin together.
         api: Chat streamed or not, or speech streamed as PCM.
         loop: Closed: the next request starts when one has ended; open: requests arrive whatever the server does.
         arrivals: Of an open loop: a Poisson process, the same for every arm and start, or evenly spaced.
@@ -49,12 +51,13 @@ class Load:
         requests: Requests at each level; None: by waves, and ``OPEN_REQUESTS`` of an open loop.
 
     Raises:
-        ValueError: Upstream does not serve that API of that model, or there is no such deployment.
+        ValueError: Upstream does not serve that API of that model, there is no such deployment, or *vary* is no share.
     """
 
     levels: Sequence[float] = LEVELS
     replicas: int = 1
     tokens: int = 100
+    vary: float = 0.0
     api: Api = "chat"
     loop: Loop = "closed"
     arrivals: Arrivals = "poisson"
@@ -63,6 +66,8 @@ class Load:
     requests: int | None = None
 
     def __post_init__(self) -> None:
+        if not 0 <= self.vary < 1:
+            raise ValueError(f"vary: found {self.vary:g}, allowed: 0 to less than 1")
         if self.api not in APIS[self.model]:
             allowed, served = ", ".join(APIS[self.model]), ", ".join(model for model in APIS if self.api in APIS[model])
             raise ValueError(
@@ -81,9 +86,15 @@ class Load:
     def stages(self) -> dict[str, dict[str, float]]:
         """Settings of the simulated device."""
         if self.model == "qwen3_tts":
-            frames = {"min_frames": self.tokens, "max_frames": self.tokens}
+            least, most = self.lengths
+            frames = {"min_frames": least, "max_frames": most}
             return {"qwen3_tts": {"base_ms": TTS_STEP_MS, **frames}, "code2wav": {"base_ms": STEP_MS["code2wav"]}}
         return {stage: {"base_ms": step} for stage, step in STEP_MS.items()}
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The least and the most tokens or frames of an answer."""
+        return max(1, round(self.tokens * (1 - self.vary))), round(self.tokens * (1 + self.vary))
 
     @property
     def streamed(self) -> bool:
@@ -104,8 +115,14 @@ class Load:
         """So many requests; they follow from *what* alone."""
         if self.api == "speech":
             return [speech_request(f"Sentence {number} of {what}.") for number in range(count)]
+        lengths = random.Random(f"lengths of {what}")
         return [
-            chat_request(f"Question {number} of {what}", max_tokens=self.tokens, ignore_eos=True, stream=self.streamed)
+            chat_request(
+                f"Question {number} of {what}",
+                max_tokens=lengths.randint(*self.lengths),
+                ignore_eos=True,
+                stream=self.streamed,
+            )
             for number in range(count)
         ]
 
@@ -127,5 +144,6 @@ class Load:
     def __str__(self) -> str:
         """As a table's title has it."""
         loop = f"open loop, {self.arrivals} arrivals" if self.loop == "open" else "closed loop"
-        length = f"{self.tokens} {'codec frames' if self.api == 'speech' else 'text tokens'}"
+        tokens = "{} to {}".format(*self.lengths) if self.vary else str(self.tokens)
+        length = f"{tokens} {'codec frames' if self.api == 'speech' else 'text tokens'}"
         return f"{self.model}, {self.api}, {loop}, {self.replicas} replicas a stage, {length}"
