@@ -4,7 +4,8 @@
 VENV_PYTHON := .venv/bin/python
 # About half of the time that all tests take, and whatever starts servers or puts chunks into shared memory: a server
 # that has ended is tidied up after, by what is new in /dev/shm and open nowhere.
-SERVING := tests/server tests/simulated_device tests/patches tests/fleets tests/fleets_dispatch
+SERVING := tests/server tests/simulated_device tests/fleets $(wildcard $(addprefix tests/patches/test_,\
+	save_queue_*.py forward_gate.py gate_and_queue_on_releases.py seams_called.py two_engines.py))
 SHELL := /bin/bash
 
 setup:
