@@ -22,7 +22,7 @@ from omni_fastpath.findings.model import SCHEMA_FILE
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.status import look, status_report
-from omni_fastpath.values import ConfigError
+from omni_fastpath.values import ConfigError, refusal
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
 _AB = "ab"
@@ -242,6 +242,8 @@ def _seams(arguments: argparse.Namespace) -> int:
 
 def _overlay(arguments: argparse.Namespace) -> int:
     if arguments.list:
+        if not overlay.bundled():
+            raise ConfigError("vllm-omni, whose deploy YAMLs this would list, is not installed")
         with _until_nobody_reads():
             print("\n".join(overlay.bundled()))  # noqa: T201
         return FINE
@@ -253,9 +255,14 @@ def _overlay(arguments: argparse.Namespace) -> int:
         with _until_nobody_reads():
             print(text, end="")  # noqa: T201
         return FINE
+    if output.is_dir():
+        raise refusal("--output", found=f"{str(output)!r}, a folder", allowed="a file")
     try:
         overlay.write(text, output, force=arguments.force)
     except FileExistsError:
         raise ConfigError(f"{output} is there already; --force overwrites it") from None
+    except OSError as error:
+        allowed = "a file in a folder that is there and can be written"
+        raise refusal("--output", found=f"{str(output)!r} ({error.strerror})", allowed=allowed) from None
     print(f"wrote {output}; start the server with --deploy-config {output}", file=sys.stderr)  # noqa: T201
     return FINE

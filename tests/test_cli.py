@@ -669,6 +669,20 @@ def test_overlay_refuses_what_the_server_would(run: Output, base: Path, assignme
     assert assignment in err
 
 
+def test_overlay_refuses_what_is_no_file(
+    run: Output, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder to read or to write, and a folder that is not there; a list without a vLLM-Omni."""
+    assert f"deploy YAML: found {tmp_path}, a folder" in run("overlay", str(tmp_path))[2]
+    for more in ([], ["--force"]):
+        code, _, err = run("overlay", str(base), "-o", str(tmp_path), *more)
+        assert (code, f"--output: found {str(tmp_path)!r}, a folder; allowed: a file" in err) == (2, True)
+    code, _, err = run("overlay", str(base), "-o", str(tmp_path / "none" / "out.yaml"))
+    assert (code, "No such file or directory); allowed: a file in a folder that is there" in err) == (2, True)
+    monkeypatch.setattr(overlay, "bundled", dict)
+    assert run("overlay", "--list")[0] == 2
+
+
 def test_overlay_lists_and_finds_by_name(run: Output, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--list`` prints the bundled names; an unknown one is answered with the nearest."""
     monkeypatch.setattr(overlay, "bundled", lambda: {"some_model": base})

@@ -395,6 +395,7 @@ def _measured(
         failed=series.failed(found),
         answers=answers,
         no_answers=none,
+        questions=requests.digest(sent),
         simulated=_is_simulated(pids),
         states=states.told(said),
         states_seen=bool(said),
@@ -409,8 +410,8 @@ def _address(url: str) -> tuple[str, int]:
         port = found.port or (443 if found.scheme == "https" else 80)
     except ValueError:
         found, port = urlsplit(""), 0
-    if found.scheme not in ("http", "https") or not found.hostname:
-        raise refusal("--url", found=repr(url), allowed="http://HOST:PORT")
+    if found.scheme not in ("http", "https") or not found.hostname or found.path not in ("", "/"):
+        raise refusal("--url", found=repr(url), allowed="http://HOST:PORT or https://HOST:PORT, without a path")
     host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
     return f"{found.scheme}://{host}:{port}", port
 

@@ -42,6 +42,7 @@ class Start(BaseModel):
         failed: Requests that failed under the client's load.
         answers: What the fixed requests were answered; empty: none was sent.
         no_answers: In words why none was.
+        questions: Digest of the fixed requests; empty in a file of before this was kept.
         simulated: The device is the simulated one.
         states: What the state files of its processes said after the load.
         states_seen: Whether they could be seen from where this ran.
@@ -64,6 +65,7 @@ class Start(BaseModel):
     failed: int = 0
     answers: list[dict[str, Any]] = []
     no_answers: str = ""
+    questions: str = ""
     simulated: bool = False
     states: list[dict[str, Any]] = []
     states_seen: bool = True
@@ -151,6 +153,12 @@ def series(paths: Sequence[Path], arms: Sequence[str], primary: str | None, judg
     if len(set(names)) != 2 or {start.arm for start in found} != set(names):
         have = ", ".join(sorted({start.arm for start in found})) or "no file"
         raise refusal("FILES", found=f"starts of {have}", allowed="starts of two arms; --arms A,B names them in order")
+    if len({start.questions for start in found if start.questions}) > 1:
+        raise refusal(
+            "FILES",
+            found="starts that were sent different fixed requests, whose answers cannot be compared",
+            allowed="starts measured with one --answers and one --requests",
+        )
     for name in names:
         _refuse_other(name, [start for start in found if start.arm == name])
     ordered = sorted(found, key=lambda start: (float(start.about.get("at", 0)), start.place))

@@ -6,6 +6,7 @@ the benchmark client's go, with the same extra body, so that a model that only s
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,15 @@ _SENTENCES = (
 
 _OURS = ("stream", "prompt", "text", "abort_after")
 """What the functions that make requests take under these names is no field of a body."""
+
+
+def digest(requests: Sequence[Request]) -> str:
+    """By which starts that were asked different things are told apart, whatever their servers call the model."""
+    said = [
+        (each.path, {key: value for key, value in each.body.items() if key != "model"}, each.abort_after)
+        for each in requests
+    ]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:

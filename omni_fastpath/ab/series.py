@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.ab import asked, client, measures, serving, states
+from omni_fastpath.ab import asked, client, measures, requests, serving, states
 from omni_fastpath.ab.asked import Arm
 from omni_fastpath.ab.errors import INTERRUPTED, Interrupted, MeasureError
 from omni_fastpath.ab.files import Series, Start
@@ -192,6 +192,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
             failed=failed(found),
             answers=answers,
             no_answers=plan.no_requests,
+            questions=requests.digest(plan.requests),
             simulated=is_simulated(environ),
             states=states.told(said),
         )

@@ -120,6 +120,15 @@ def _shown(value: Evidence) -> Evidence:
 @_rule("patch-unsupported", threshold="the installed release has no row in the patch's declaration")
 def patch_unsupported(facts: Facts) -> Iterator[Found]:
     """A patch whose behaviour on the installed release nobody has read: stock runs."""
+    if facts.report["installation"]["vllm_omni"] is None:
+        yield Found(
+            ERROR if facts.asked else INFO,
+            HERE,
+            "vllm-omni is not installed in this environment",
+            "Install omni-fastpath into the environment that your server runs in, and ask there.",
+            {"asked_for": sorted(facts.asked)},
+        )
+        return
     for name, patch in facts.report["installation"]["patches"].items():
         if not patch["release_tested"]:
             yield Found(

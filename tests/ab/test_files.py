@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.ab import files, report
+from omni_fastpath.ab import files, report, requests
 from omni_fastpath.ab.files import Series, Start
+from omni_fastpath.compare.capture import chat_request
 from omni_fastpath.values import ConfigError
 
 
@@ -44,6 +45,22 @@ def test_starts_of_two_series_of_the_same_arms_are_pooled(tmp_path: Path) -> Non
     found = _read(*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9, port=50000))
     assert [start.arm for start in found.starts] == ["A", "B", "A", "B"]
     assert found.alarms == []
+
+
+def test_starts_that_were_asked_different_things_are_refused(tmp_path: Path) -> None:
+    """Their answers differ whatever the arms do; older files, and those without answers, do not say."""
+    one = _written(tmp_path / "x", 1, questions="1")
+    assert len(_read(*one, *_written(tmp_path / "y", 9)).starts) == 4
+    with pytest.raises(ConfigError, match="starts that were sent different fixed requests"):
+        _read(*one, *_written(tmp_path / "z", 19, questions="2"))
+
+
+def test_the_model_s_name_is_no_difference_of_what_was_asked() -> None:
+    """Two servers may call one model by two names; another prompt is another question."""
+    one, other, third = (
+        requests.digest([chat_request(prompt, model=model)]) for prompt, model in (("a", "m"), ("a", "n"), ("b", "m"))
+    )
+    assert one == other != third
 
 
 @pytest.mark.parametrize("changes", [{"b": "2"}, {"inherited": {"VLLM_OMNI_Y": "1"}}])

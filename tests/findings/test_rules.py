@@ -202,6 +202,14 @@ def test_a_release_that_is_not_known_is_found_once() -> None:
     assert ids(judge(facts)) == ["patch-unsupported"]
 
 
+def test_an_environment_without_vllm_omni_is_one_finding() -> None:
+    """Asked in the wrong environment: not one error a patch, and no advice that cannot help there."""
+    facts = installation(vllm_omni=None, patches=with_patch(release_tested=False).report["installation"]["patches"])
+    (finding,) = judge(dataclasses.replace(facts, asked=frozenset({"drum", "flute"})))
+    assert (finding.id, finding.severity) == ("patch-unsupported", ERROR)
+    assert "the environment that your server runs in" in finding.do
+
+
 def test_a_foreign_wrapper_that_keeps_a_patch_off_is_an_error_and_found_once() -> None:
     """The verdict of ``verify`` is about that wrapper."""
     problem = "m:Loop.run: holds somebody else's wrapper <x>, which the patch would go past"
