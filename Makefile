@@ -81,7 +81,7 @@ save-queue: setup ## slow receivers, and nobody slow; half an hour
 forward-gate: setup ## what a stage sends twice, on 0.30 and on 0.22; six minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.forward_gate $(ARGS)
 
-memory: setup ## the API process's memory over an hour without a quiet moment, stock and gc_pacing
+memory: setup ## the API process's memory over an hour with hardly a quiet moment, stock and gc_pacing
 	@$(VENV_PYTHON) -W ignore -m benchmarks.memory $(ARGS)
 
 micro: setup ## pytest-benchmark: single operations

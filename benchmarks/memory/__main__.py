@@ -46,6 +46,7 @@ def main() -> None:
         parser.error(f"--arms: found {', '.join(unknown)}, allowed: {', '.join(ARMS)}")
     if options.minutes <= 0 or options.streams < 1:
         parser.error("--minutes: allowed are more than 0; --streams: 1 or more")
+    about.commit()  # of the code that runs, whatever is committed meanwhile
     load = Load(levels=(options.streams,))
     model = whole_server.model_folder(load.model)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(names)) as pool:
