@@ -242,10 +242,11 @@ def _seams(arguments: argparse.Namespace) -> int:
 
 def _overlay(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        if not overlay.bundled():
+        names = overlay.bundled()
+        if not names:
             raise ConfigError("vllm-omni, whose deploy YAMLs this would list, is not installed")
         with _until_nobody_reads():
-            print("\n".join(overlay.bundled()))  # noqa: T201
+            print("\n".join(names))  # noqa: T201
         return FINE
     if arguments.base is None:
         arguments.parser.error("name a bundled deploy YAML or a file, or use --list")

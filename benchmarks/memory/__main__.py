@@ -15,9 +15,9 @@ from rich.table import Table
 
 import benchmarks.memory
 from benchmarks.memory.growth import Growth, growth
-from benchmarks.rigs import results, whole_server
+from benchmarks.rigs import results, user_arms, whole_server
 from benchmarks.rigs.server import Server
-from benchmarks.server.arms import ARMS, ServerArm
+from benchmarks.server.arms import ARMS, ServerArm, named
 from benchmarks.server.load import Load
 from benchmarks.server.measure import api_processes, serving
 from omni_fastpath.compare import about
@@ -27,7 +27,7 @@ MINUTES = 60.0
 STREAMS = 4
 SAMPLES = 240
 MIB = 2**20
-USUAL = ("stock", "only-gc_pacing")
+USUAL = (ARMS["stock"], ARMS["only-gc_pacing"])
 
 
 def main() -> None:
@@ -39,19 +39,16 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--streams", type=int, default=STREAMS, help="of each arm")
-    parser.add_argument("--arms", default=",".join(USUAL), help=f"of {', '.join(ARMS)}, with commas")
+    parser.add_argument("--arms", type=named, default=USUAL, help=f"of {', '.join(ARMS)}, with commas")
     options = parser.parse_args()
-    names = options.arms.split(",")
-    if unknown := [name for name in names if name not in ARMS]:
-        parser.error(f"--arms: found {', '.join(unknown)}, allowed: {', '.join(ARMS)}")
     if options.minutes <= 0 or options.streams < 1:
         parser.error("--minutes: allowed are more than 0; --streams: 1 or more")
     about.commit()  # of the code that runs, whatever is committed meanwhile
     load = Load(levels=(options.streams,))
     model = whole_server.model_folder(load.model)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(names)) as pool:
-        runs = [pool.submit(_run, ARMS[name], load, model, Path(folder), options.minutes * 60) for name in names]
-        found = {name: run.result() for name, run in zip(names, runs, strict=True)}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(options.arms)) as pool:
+        runs = [pool.submit(_run, arm, load, model, Path(folder), options.minutes * 60) for arm in options.arms]
+        found = {arm.name: run.result() for arm, run in zip(options.arms, runs, strict=True)}
     table = Table(title=f"{options.minutes:g} minutes of {options.streams} streams, {load}: the API process")
     for column in ("arm", "requests", "MiB after a quarter", "at the end", "most", "MiB an hour", "gc_pacing"):
         table.add_column(column, justify="left" if column in ("arm", "gc_pacing") else "right")
@@ -66,7 +63,7 @@ def _run(arm: ServerArm, load: Load, model: Path, folder: Path, seconds: float) 
     """One arm's server under load: how many requests it answered, its memory, and the patch's counters."""
     with serving(arm, load, model, folder / f"{arm.name}.log") as server:
         samples, requests = asyncio.run(_serve(server, load, seconds))
-        time.sleep(2.0)  # state files are at most that old
+        time.sleep(user_arms.STATE_FILES_SETTLE_S)
         records = [each.patches.get("gc_pacing") for each in server.snapshots().values()]
         counters = ", ".join(
             f"{name} {count}"

@@ -12,7 +12,7 @@ import benchmarks.server
 from benchmarks.rigs import overlays, results
 from benchmarks.server import load as loads
 from benchmarks.server import profile
-from benchmarks.server.arms import ARMS, USUAL, ServerArm
+from benchmarks.server.arms import ARMS, USUAL, named
 from benchmarks.server.load import LEVELS, RATES, Load
 from benchmarks.server.measure import Host, run
 from benchmarks.server.report import page, pairs, show
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("what", nargs="?", choices=("run", "profile"), default="run", help="profile: py-spy, one start")
     parser.add_argument("--starts", type=int, default=verdict.STARTS, help="of each arm")
-    parser.add_argument("--arms", type=_arms, default=USUAL, help=f"of {', '.join(ARMS)}, with commas")
+    parser.add_argument("--arms", type=named, default=USUAL, help=f"of {', '.join(ARMS)}, with commas")
     parser.add_argument("--model", choices=get_args(loads.Model), default=Load.model)
     parser.add_argument("--api", choices=get_args(loads.Api), help="chat is the default, of qwen3_tts speech")
     parser.add_argument("--loop", choices=get_args(loads.Loop), default=Load.loop)
@@ -96,13 +96,6 @@ def _stop(number: int, _frame: FrameType | None) -> NoReturn:
 
 def _numbers(text: str) -> tuple[float, ...]:
     return tuple(float(each) for each in text.split(","))
-
-
-def _arms(text: str) -> tuple[ServerArm, ...]:
-    unknown = [name for name in text.split(",") if name not in ARMS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"found {', '.join(unknown)}, allowed: {', '.join(ARMS)}")
-    return tuple(ARMS[name] for name in dict.fromkeys(text.split(",")))
 
 
 if __name__ == "__main__":

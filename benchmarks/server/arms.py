@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -60,3 +61,15 @@ ARMS: Mapping[str, ServerArm] = {
     )
 }
 USUAL = (STOCK, EVENT, FASTPATH)
+
+
+def named(text: str) -> tuple[ServerArm, ...]:
+    """The arms that a command line names, with commas, each once.
+
+    Raises:
+        argparse.ArgumentTypeError: One is not there.
+    """
+    unknown = [name for name in text.split(",") if name not in ARMS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"found {', '.join(unknown)}, allowed: {', '.join(ARMS)}")
+    return tuple(ARMS[name] for name in dict.fromkeys(text.split(",")))

@@ -170,15 +170,22 @@ def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
         timer.join()
 
 
+def _unequal_counts(stock: Observed, fast: Observed) -> dict[str, tuple[float | None, float | None]]:
+    """Counters of ``/metrics`` that are not the same in both, or missing in one."""
+    return {
+        name: (stock.metrics.get(name), fast.metrics.get(name))
+        for name in stock.metrics.keys() | fast.metrics.keys()
+        if stock.metrics.get(name) != fast.metrics.get(name)
+    }
+
+
 def _unlike(fast: Observed, stock: Observed) -> list[str]:
     """Where answers, counts and summaries disagree."""
     from omni_fastpath.compare.capture import differences
 
     found = [*differences(fast.mixed, stock.mixed), *differences(fast.bad, stock.bad)]
-    for name in sorted(stock.metrics.keys() | fast.metrics.keys()):
-        one, other = fast.metrics.get(name), stock.metrics.get(name)
-        found += [] if one == other else [f"{name}: {one} against {other}"]
-    return found if found or fast.summaries == stock.summaries else ["the summaries in the log"]
+    found += [f"{name}: {theirs} in stock, {ours}" for name, (theirs, ours) in _unequal_counts(stock, fast).items()]
+    return found if fast.summaries == stock.summaries else [*found, "the summaries in the log"]
 
 
 @pytest.fixture(scope="module")
@@ -284,12 +291,7 @@ def test_bad_requests_get_the_same_errors(arms: tuple[Observed, Observed]) -> No
 def test_metrics_count_the_same(arms: tuple[Observed, Observed]) -> None:
     """The counters of requests, tokens and audio in ``/metrics`` are equal, and none is missing or new."""
     stock, fast = arms
-    unequal = {
-        name: (stock.metrics.get(name), fast.metrics.get(name))
-        for name in stock.metrics.keys() | fast.metrics.keys()
-        if stock.metrics.get(name) != fast.metrics.get(name)
-    }
-    assert unequal == {}
+    assert _unequal_counts(stock, fast) == {}
     assert stock.metrics
 
 
