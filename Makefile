@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-serving test-rest lint unit fleets floors pythons matrix matrix-ci bench dispatch processing front-end ab server replay concurrency save-queue forward-gate memory micro clean
+.PHONY: setup demo parity test test-serving test-rest lint unit fleets floors pythons matrix matrix-ci dispatch processing front-end ab server replay save-queue forward-gate memory micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # About half of the time that all tests take, and whatever starts servers or puts chunks into shared memory: a server
@@ -51,9 +51,6 @@ fleets: setup ## 1,000 random fleets of the orchestrator and 1,000 of a stage ag
 	$(VENV_PYTHON) -W ignore -m tests.fleets_dispatch --seeds 1000
 	$(VENV_PYTHON) -W ignore -m tests.fleets.stage --seeds 1000 --jobs 2
 
-bench: setup ## the table at the top of the README; some 15 minutes, ARGS="--rows calm" for one row
-	@$(VENV_PYTHON) -W ignore -m benchmarks.table $(ARGS)
-
 dispatch: setup ## what the dispatch of a raw output costs, its latency at low load, and a backlog
 	@for part in dispatch latency backlog; do $(VENV_PYTHON) -W ignore -m benchmarks.$$part || exit 1; done
 
@@ -71,9 +68,6 @@ server: setup ## the whole server on light engines, stock and fastpath
 
 replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells dear-0.95 ..." for less
 	@$(VENV_PYTHON) -W ignore -m benchmarks.replay $(ARGS)
-
-concurrency: setup ## the whole server at concurrency 1 to 32
-	@$(VENV_PYTHON) -W ignore -m benchmarks.concurrency
 
 save-queue: setup ## slow receivers, and nobody slow; half an hour
 	@for part in component overhead receiver text prompt server; do $(VENV_PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.table import ROWS
 from omni_fastpath import envs
 from omni_fastpath.declare import State
 from omni_fastpath.master import MASTER, ON_UNSUPPORTED
@@ -75,9 +74,3 @@ def test_relative_links_lead_somewhere() -> None:
     """A file that the README links to is there."""
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8")):
         assert (README.parent / target).exists(), target
-
-
-def test_the_first_table_is_what_make_bench_prints() -> None:
-    """Each row of the README's first table is measured by ``python -m benchmarks.table``, and that has no other."""
-    table = README.read_text(encoding="utf-8").partition("|---|---|---|\n")[2].partition("\n\n")[0]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()] == list(ROWS.values())

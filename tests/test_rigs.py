@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import random
 import signal
 import subprocess
 import sys
@@ -15,15 +13,11 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks.concurrency import measure as concurrency
-from benchmarks.concurrency import report
-from benchmarks.drift.split import drift
 from benchmarks.rigs import driver, overlays, results, server, whole_server
 from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs.server import Server, ServerError
-from benchmarks.rigs.whole_server import Figures
 from omni_fastpath.compare.arm import Arm
-from omni_fastpath.compare.verdict import STARTS, starts_for
+from omni_fastpath.compare.verdict import STARTS
 
 
 def test_the_last_json_line_is_the_arms() -> None:
@@ -149,57 +143,6 @@ def test_a_row_without_a_figure_gets_no_verdict() -> None:
     assert set(whole_server.judge(full, full, rows)) == {"first at 4", "second at 4"}
     assert set(whole_server.judge(full, first_only, rows)) == {"first at 4"}
     assert whole_server.judge(second_only, full, rows) == {}
-
-
-# ---- Concurrency ----
-
-
-def _starts(factor: float) -> list[Figures]:
-    return [
-        {str(level): dict.fromkeys(concurrency.FIGURES, factor * (10 + place / 10)) for level in concurrency.LEVELS}
-        for place in range(STARTS)
-    ]
-
-
-def test_concurrency_judges_what_its_default_starts_can_tell(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each row that was named for a verdict gets one with the default number of starts."""
-    found = {"stock": _starts(1.0), "fastpath": _starts(0.5)}
-    assert starts_for(len(concurrency.JUDGED) - 1) == STARTS
-    words = {name: each.word for name, each in concurrency.judge(found).items()}
-    assert words.pop("throughput at 32") == "worse"
-    assert set(words.values()) == {"better"}
-    report.show(found)
-    said = capsys.readouterr().out
-    assert said.count("better (0.4") == len(words)
-    assert "TTFP p50 at 1 was named beforehand" in said
-
-
-# ---- Drift ----
-
-
-def test_noise_and_drift_are_told_apart() -> None:
-    """Of many runs of ten starts the squares of both come out on average as they were put in."""
-    draws = random.Random(1)
-    noise, walk = [], []
-    for _ in range(2000):
-        level, values = 0.0, []
-        for _ in range(10):
-            level += draws.gauss(0, 0.06)
-            values.append(math.exp(level + draws.gauss(0, 0.10)))
-        found = drift(values)
-        assert found.step**2 == pytest.approx(found.walk**2 + 2 * found.noise**2)
-        noise.append(found.noise**2)
-        walk.append(found.walk**2)
-    assert math.sqrt(sum(noise) / len(noise)) == pytest.approx(0.10, rel=0.1)
-    assert math.sqrt(sum(walk) / len(walk)) == pytest.approx(0.06, rel=0.25)  # cut off at zero
-
-
-def test_two_starts_do_not_tell_noise_from_drift() -> None:
-    """They have one step, and that is all that is said."""
-    found = drift([1.0, math.e])
-    assert found.step == pytest.approx(1.0)
-    assert math.isnan(found.noise)
-    assert math.isnan(found.walk)
 
 
 # ---- `omni-fastpath ab` against what is known ----

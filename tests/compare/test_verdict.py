@@ -17,7 +17,7 @@ OTHERS = tuple(Measure(f"other {number}", "ms", "lower") for number in range(8))
 RUNS = 10_000
 PRIMARY_SIGMA, WORST_SIGMA = 0.045, 0.10
 """Standard deviation of the logarithm of a figure from start to start: TTFP's, which is the primary measure, and the
-largest, that of the first text. Measured by ``python -m benchmarks.drift --starts 10`` (benchmarks/RESULTS.md)."""
+largest, that of the first text. Measured at 0.1.0 over ten starts of one arm."""
 DRIFT_SIGMA = 0.055
 """The same of what drifts: a walk whose step this is, from one start to the next. The largest that was measured."""
 
