@@ -15,6 +15,7 @@ from omni_fastpath.declare import Options, Patch
 from omni_fastpath.deployyaml import ABSENT, KEY, Block, read_blocks
 from omni_fastpath.envs import EnvChoices, OnUnsupported
 from omni_fastpath.master import MASTER, master_off
+from omni_fastpath.patches import GONE
 from omni_fastpath.values import ConfigError, refusal, shown, unknown
 
 __all__ = ["ConfigError", "Resolved", "resolve", "resolve_file"]
@@ -125,15 +126,15 @@ class _Merged:
     on_unsupported: OnUnsupported | None = None
 
 
-def _merge(blocks: Sequence[Block], patches: Sequence[Patch]) -> _Merged:
+def _merge(blocks: Sequence[Block], patches: Sequence[Patch], gone: Mapping[str, str]) -> _Merged:
     """Fold the chain, base first."""
     merged = _Merged()
     for block in blocks:
-        merged = _overlaid(merged, block, patches)
+        merged = _overlaid(merged, block, patches, gone)
     return merged
 
 
-def _overlaid(inherited: _Merged, block: Block, patches: Sequence[Patch]) -> _Merged:
+def _overlaid(inherited: _Merged, block: Block, patches: Sequence[Patch], gone: Mapping[str, str]) -> _Merged:
     """One more file on top: without the key as before, off forgets all below, ``true`` keeps it or is the default set.
 
     A mapping changes what it names, key by key.
@@ -147,7 +148,7 @@ def _overlaid(inherited: _Merged, block: Block, patches: Sequence[Patch]) -> _Me
         return inherited if inherited.given else _default_set(f"{KEY}: true in {block.path}", patches)
     if not isinstance(value, dict):
         raise refusal(block.place(), found=shown(value), allowed="true, false or a mapping of patches")
-    return _key_by_key(inherited if inherited.given else _Merged(), block, patches)
+    return _key_by_key(inherited if inherited.given else _Merged(), block, patches, gone)
 
 
 def _default_set(by: str, patches: Sequence[Patch]) -> _Merged:
@@ -158,7 +159,7 @@ def _default_set(by: str, patches: Sequence[Patch]) -> _Merged:
     )
 
 
-def _key_by_key(inherited: _Merged, block: Block, patches: Sequence[Patch]) -> _Merged:
+def _key_by_key(inherited: _Merged, block: Block, patches: Sequence[Patch], gone: Mapping[str, str]) -> _Merged:
     declared = {patch.name: patch for patch in patches}
     listed = dict(inherited.listed)
     on_unsupported = inherited.on_unsupported
@@ -168,7 +169,7 @@ def _key_by_key(inherited: _Merged, block: Block, patches: Sequence[Patch]) -> _
         elif key in declared:
             listed[key] = _patch_overlaid(listed.get(key), declared[key], block, value)
         else:
-            raise unknown(block.place(str(key)), key, [*declared, "on_unsupported"])
+            raise unknown(block.place(str(key)), key, [*declared, "on_unsupported"], gone=gone.get(key))
     return _Merged(
         given=True,
         listed=listed,
@@ -231,7 +232,12 @@ class _Verdict:
 
 
 def resolve(
-    blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequence[Patch], *, partial: bool = False
+    blocks: Sequence[Block],
+    environ: Mapping[str, str],
+    patches: Sequence[Patch],
+    *,
+    gone: Mapping[str, str] = GONE,
+    partial: bool = False,
 ) -> Resolved:
     """What the blocks of a chain and the environment come to.
 
@@ -239,6 +245,7 @@ def resolve(
         blocks: From ``read_blocks``, the base first; empty without a deploy YAML.
         environ: The environment, which wins over the blocks.
         patches: The declarations.
+        gone: Patches of earlier versions by name, with what became of each.
         partial: The YAML is still to come: a patch whose requirement nobody has switched on yet is off until then
             instead of refused.
 
@@ -251,8 +258,8 @@ def resolve(
         why = f"{MASTER}={environ[MASTER]}"
         names = [patch.name for patch in patches]
         return Resolved({}, dict.fromkeys(names, why), dict.fromkeys(names, why), source=source)
-    choices = envs.read(environ, patches)
-    merged = _with_master(_merge(blocks, patches), choices, environ, patches)
+    choices = envs.read(environ, patches, gone)
+    merged = _with_master(_merge(blocks, patches, gone), choices, environ, patches)
     said = {patch.name: _verdict(patch, merged, choices, environ) for patch in patches}
     verdicts = _with_requirements(said, patches, partial=partial)
     stages = len(frozenset[int]().union(*(block.stages for block in blocks)))
@@ -269,15 +276,21 @@ def resolve(
     )
 
 
-def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
+def resolve_file(
+    path: str | Path | None,
+    environ: Mapping[str, str],
+    patches: Sequence[Patch],
+    *,
+    gone: Mapping[str, str] = GONE,
+) -> Resolved:
     """``resolve`` for a deploy YAML, which is not even opened under ``OMNI_FASTPATH=0``.
 
     Raises:
         ConfigError: As ``read_blocks`` and ``resolve``.
     """
     if path is None or master_off(environ):
-        return resolve([], environ, patches)
-    return resolve(read_blocks(path), environ, patches)
+        return resolve([], environ, patches, gone=gone)
+    return resolve(read_blocks(path), environ, patches, gone=gone)
 
 
 def _with_master(merged: _Merged, choices: EnvChoices, environ: Mapping[str, str], patches: Sequence[Patch]) -> _Merged:

@@ -8,6 +8,7 @@ is a class for each thing that can be done with a name of upstream's, so that wh
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -296,9 +297,15 @@ class Metric:
 
 
 class Options(BaseModel):
-    """Base of every patch's values: unknown keys refused, no coercion of types, immutable."""
+    """Base of every patch's values: unknown keys refused, no coercion of types, immutable.
+
+    Attributes:
+        gone: Keys that earlier versions took, each with its successor or why it went, in words for the refusal.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    gone: ClassVar[Mapping[str, str]] = {}
 
     def broken_rule(self, stages: int) -> tuple[str, str] | None:
         """The key whose value does not do for a pipeline with so many stages, and what would; None when all do."""

@@ -32,6 +32,7 @@ from typing import Any, Literal
 from omni_fastpath import values
 from omni_fastpath.declare import Patch
 from omni_fastpath.master import BOOLEAN_WORDS, MASTER, NAMESPACE, ON_UNSUPPORTED, boolean, master_off
+from omni_fastpath.patches import GONE
 from omni_fastpath.values import ConfigError, refusal, shown
 
 _ADDRESS = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_.+)?)?)")
@@ -86,8 +87,13 @@ def documented(patches: Sequence[Patch]) -> dict[str, str]:
     return variables
 
 
-def read(environ: Mapping[str, str], patches: Sequence[Patch]) -> EnvChoices:
+def read(environ: Mapping[str, str], patches: Sequence[Patch], gone: Mapping[str, str] = GONE) -> EnvChoices:
     """Read and validate the variables of our namespace.
+
+    Args:
+        environ: The environment.
+        patches: The declarations.
+        gone: Patches of earlier versions by name, with what became of each.
 
     Raises:
         ConfigError: A word that is no boolean, a value that the patch's options refuse, or an unknown name beside a
@@ -101,7 +107,7 @@ def read(environ: Mapping[str, str], patches: Sequence[Patch]) -> EnvChoices:
         switches={patch.name: on for patch in patches if (on := _switch(patch.env, ours)) is not None},
         values={patch.name: found for patch in patches if (found := _values(patch, ours))},
         on_unsupported=_on_unsupported(ours),
-        unknown=tuple(str(error) for error in _unknown(ours, patches)),
+        unknown=tuple(str(error) for error in _unknown(ours, patches, gone)),
     )
     if choices.switches_on:
         refuse_unknown(choices)
@@ -135,8 +141,11 @@ def said(environ: Mapping[str, str], patches: Sequence[Patch]) -> list[str]:
     return sorted(name for name in in_namespace if name in known or not is_nobodys(name))
 
 
-def _unknown(ours: Mapping[str, str], patches: Sequence[Patch]) -> Iterator[ConfigError]:
+def _unknown(ours: Mapping[str, str], patches: Sequence[Patch], gone: Mapping[str, str]) -> Iterator[ConfigError]:
     known = documented(patches)
+    went = {f"{NAMESPACE}_{name.upper()}": words for name, words in gone.items()}
+    for patch in patches:
+        went |= {value_variable(patch, key): words for key, words in patch.options.gone.items()}
     for name in ours:
         if name not in known:
             of_its_patch = [other for other in known if "__" in name and other.startswith(f"{name.split('__')[0]}__")]
@@ -146,6 +155,7 @@ def _unknown(ours: Mapping[str, str], patches: Sequence[Patch]) -> Iterator[Conf
                 found="an unknown variable",
                 allowed=", ".join(of_its_patch or [*switches, f"{NAMESPACE}_<PATCH>__<KEY>"]),
                 nearest=values.nearest(name, known),
+                gone=went.get(name) or went.get(name.split("__")[0]),
             )
 
 

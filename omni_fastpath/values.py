@@ -36,9 +36,19 @@ class ConfigError(ValueError):
     """
 
 
-def refusal(place: str, *, found: str, allowed: str, nearest: str | None = None) -> ConfigError:
-    """The error for one place; ``nearest`` is the spelling that was probably meant."""
-    hint = f"; did you mean {nearest!r}?" if nearest else ""
+def refusal(
+    place: str, *, found: str, allowed: str, nearest: str | None = None, gone: str | None = None
+) -> ConfigError:
+    """The error for one place.
+
+    Args:
+        place: Where the value or the name stands.
+        found: What stands there.
+        allowed: What may stand there.
+        nearest: The spelling that was probably meant.
+        gone: What became of a name that earlier versions took; it is said instead of ``nearest``.
+    """
+    hint = f"; it is gone: {gone}" if gone else f"; did you mean {nearest!r}?" if nearest else ""
     return ConfigError(f"{place}: found {found}; allowed: {allowed}{hint}")
 
 
@@ -67,14 +77,17 @@ def close(word: object, known: Iterable[str]) -> list[str]:
     return [by_lower[match] for match in difflib.get_close_matches(str(word).lower(), list(by_lower))]
 
 
-def unknown(place: str, word: object, known: Iterable[str], *, found: str | None = None) -> ConfigError:
-    """The error for an unknown name at ``place``."""
+def unknown(
+    place: str, word: object, known: Iterable[str], *, found: str | None = None, gone: str | None = None
+) -> ConfigError:
+    """The error for an unknown name at ``place``; ``gone`` says what became of one that earlier versions took."""
     names = list(known)
     return refusal(
         place,
         found=found or f"an unknown key {shown(word)}",
         allowed=", ".join(names) or "no keys",
         nearest=nearest(word, names),
+        gone=gone,
     )
 
 
@@ -210,7 +223,7 @@ def check(options: type[Options], values: Mapping[str, Any], place: Place, *, co
     problems = []
     for key, value in values.items():
         if not _is_field(options, key):
-            problems.append(str(unknown(place(str(key)), key, options.model_fields)))
+            problems.append(str(unknown(place(str(key)), key, options.model_fields, gone=options.gone.get(key))))
         elif isinstance(value, float) and not math.isfinite(value):
             # JSON, which carries the values between processes, has no infinity, and no key means anything by it.
             problems.append(str(refusal(place(key), found=shown(value), allowed=allowed(options, key))))

@@ -45,6 +45,8 @@ if __name__ != "omni_fastpath.patches":
     # A second module object would hold a second set of declarations and install everything twice.
     raise ImportError(f"import omni_fastpath.patches, not {__name__}")
 
+from collections.abc import Mapping
+
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
 from omni_fastpath.patches.final_output_wakeup import PATCH as FINAL_OUTPUT_WAKEUP
@@ -72,3 +74,6 @@ PATCHES: tuple[Patch, ...] = (
     QUEUE_METRICS,
 )
 """Every patch; a patch stands after those that it requires."""
+
+GONE: Mapping[str, str] = {}
+"""Patches of earlier versions by name, each with its successor or why it went, in words for the refusal."""

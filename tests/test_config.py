@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import yaml
@@ -529,3 +529,15 @@ def test_a_floor_of_a_patch_that_is_off_is_not_judged(tmp_path: Path) -> None:
     path = write(tmp_path / "deploy.yaml", THREE_STAGES + DRAIN.format(0.2))
     environ = {"OMNI_FASTPATH_BUDGETED_DRAIN": "0"}
     assert "budgeted_drain" not in resolve_file(path, environ, PATCHES).enabled
+
+
+def test_a_name_of_an_earlier_version_says_what_became_of_it() -> None:
+    """A patch or a key that is gone refuses as unknown, and names its successor or says that it went."""
+
+    class Shrunk(Options):
+        gone: ClassVar[Mapping[str, str]] = {"pace": "always on"}
+
+    patches = (PIPE, made_up("valve", options=Shrunk))
+    for block, words in (({"valve": {"pace": 1}}, "always on"), ({"faucet": True}, "part of valve")):
+        with pytest.raises(ConfigError, match=f"an unknown key .*; it is gone: {words}$"):
+            resolve(chain(block), {}, patches, gone={"faucet": "part of valve"})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from pydantic import ByteSize, Field
@@ -276,3 +277,21 @@ def test_every_shipped_variable_is_documented() -> None:
     known = envs.documented(PATCHES)
     assert all(name.startswith("OMNI_FASTPATH") and meaning for name, meaning in known.items())
     assert len(known) == 2 + sum(1 + len(patch.options.model_fields) for patch in PATCHES)
+
+
+def test_a_variable_of_an_earlier_version_says_what_became_of_it() -> None:
+    """A variable of a patch or a key that is gone is unknown, and names the successor instead of a near spelling."""
+
+    class Shrunk(Options):
+        gone: ClassVar[Mapping[str, str]] = {"pitch": "always on"}
+
+        count: int = 1
+
+    patches = (Patch(**{**vars(MADE_UP[0]), "options": Shrunk}),)
+    environ = {"OMNI_FASTPATH_DRUM__PITCH": "1", "OMNI_FASTPATH_FLUTE": "1", "OMNI_FASTPATH_FLUTE__KEY": "1"}
+    lines = envs.read(environ, patches, {"flute": "part of drum"}).unknown
+    assert [line.rpartition("; ")[2] for line in lines] == [
+        "it is gone: always on",
+        "it is gone: part of drum",
+        "it is gone: part of drum",
+    ]
