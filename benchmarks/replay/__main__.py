@@ -6,8 +6,7 @@
 
 A cell's utilisation is that of fastpath's orchestrator: the cell's rate of raw outputs times what one costs when they
 are sent as fast as they are taken (the calibration). All arms get the same rate, so each has a utilisation of its own,
-which is printed; ``utilisation as it was`` is the cell's with the processing time of that very run, because a shared
-machine is not always as fast as in the calibration. Cost is the greater of the orchestrator thread's processor time and
+which is printed. Cost is the greater of the orchestrator thread's processor time and
 of wall time: both threads of the process share the interpreter's lock, so that the front end's work is the
 orchestrator's waiting.
 """
@@ -46,7 +45,6 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--arms", help=f"of {' '.join(subjects.ARMS)}, ORDER,KEY=VALUE and fastpath+PATCH; spaces between"
     )
-    parser.add_argument("--sweep", action="store_true", help="also the default order with other values")
     parser.add_argument("--seconds", type=float, default=None, help=f"of load a cell and arm; {SECONDS:g}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of all arms, forwards and backwards in turn")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals; round n has seed + n")
@@ -58,12 +56,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:g} s a cell and one short calibration")
     parser.add_argument("--reuse", action="store_true", help="take the last calibration of the same mix and replicas")
-    parser.add_argument("--overhead", action="store_true", help="print what the stamps cost, and end")
     inside = parser.add_argument_group("one run in this process, for the driver and for tests")
     inside.add_argument("--arm", type=subjects.named)
     inside.add_argument("--cell", choices=CELLS)
     inside.add_argument("--capacity", type=float, help="raw outputs a second at saturation")
-    inside.add_argument("--beside-us", type=float, default=0.0, help="cost of a raw output besides processing")
     inside.add_argument("--calibrate", metavar="MIX:REPLICAS")
     found = parser.parse_args(argv)
     if found.seconds is None:
@@ -91,26 +87,24 @@ def _run_cell(options: argparse.Namespace) -> dict[str, Any]:
     stamps, schedule = run(arm, load, _work_us(options))
     counters = subjects.check(arm)
     cell = {"cell": options.cell, "arm": arm.name, "load": asdict(load), "content_checked": not stamps.cut}
-    return {**cell, "counters": counters, **figures(stamps, schedule, options.beside_us / 1e6)}
+    return {**cell, "counters": counters, **figures(stamps, schedule)}
 
 
 def _calibrate(options: argparse.Namespace) -> dict[str, Any]:
     """What one raw output costs at saturation, microseconds."""
-    from benchmarks.replay.figures import Dispatches
     from benchmarks.replay.measure import run
 
     arm: Arm = options.arm
     subjects.prepare(arm)
     mix, replicas = options.calibrate.split(":")
     load = Load(MIXES[mix], int(replicas), NOMINAL[mix], options.seconds, seed=options.seed, closed=True)
-    stamps, schedule = run(arm, load, _work_us(options))
+    stamps, _ = run(arm, load, _work_us(options))
     subjects.check(arm)
     count = len(stamps.sent)
     return {
         "wall_us": (stamps.ended_ns - stamps.sent[0]) / count / 1e3,
         "cpu_us": stamps.cpu_ns[1] / count / 1e3,
         "front_cpu_us": stamps.front_cpu_ns[1] / count / 1e3,
-        "processing_us": float(Dispatches(stamps, schedule).processing.sum() / count) / 1e3,
         "waited_share": stamps.waited_ns / (stamps.ended_ns - stamps.started_ns),
         "raw_outputs": count,
         "cut_off": stamps.cut,
@@ -150,7 +144,6 @@ def _calibration(mix: str, replicas: int, options: argparse.Namespace) -> dict[s
         "utilisation_on": "wall" if on_wall else "cpu",
         "cost_us": cost_us,
         "capacity": 1e6 / cost_us,
-        "beside_us": max(cost_us - found["processing_us"], 0.0),
         "runs": runs,
     }
     results.FOLDER.mkdir(exist_ok=True)
@@ -163,7 +156,7 @@ def _say_calibration(found: dict[str, Any]) -> None:
     print(
         f"calibration {found['mix']}, {found['replicas']} replica(s), fastpath at saturation, a raw output: "
         f"orchestrator CPU {found['cpu_us']:.0f} us, wall {found['wall_us']:.0f} us (runs: {costs}), "
-        f"front end CPU {found['front_cpu_us']:.0f} us, processing and routing {found['processing_us']:.0f} us.\n"
+        f"front end CPU {found['front_cpu_us']:.0f} us.\n"
         f"  utilisation is defined on {found['utilisation_on']} time: capacity {found['capacity']:.0f} raw outputs/s"
         + (
             " (wall is clearly greater than CPU: the front end shares the interpreter's lock)"
@@ -191,7 +184,6 @@ def run_cell(name: str, arms: Sequence[Arm], given: argparse.Namespace) -> list[
             "--cell": name,
             "--seconds": given.seconds,
             "--capacity": calibration["capacity"],
-            "--beside-us": calibration["beside_us"],
             "--seed": given.seed + number,
         }
         line = run_arm(
@@ -210,22 +202,16 @@ def run_cell(name: str, arms: Sequence[Arm], given: argparse.Namespace) -> list[
 def main() -> None:
     """Run one arm here (``--arm``), or every arm of every cell in processes of their own, and report."""
     given = options()
-    if given.overhead:
-        from benchmarks.replay.measure import cost_of_stamps_us
-
-        print(json.dumps(cost_of_stamps_us()))
-        return
     if given.arm:
         results.say(_calibrate(given) if given.calibrate else _run_cell(given))
         return
     names = given.arms.split() if given.arms else subjects.defaults()
-    arms = [subjects.named(name) for name in (*names, *(subjects.SWEEP if given.sweep else ()))]
+    arms = [subjects.named(name) for name in names]
     results.FOLDER.mkdir(exist_ok=True)
     for name in given.cells.split(","):
         results.progress(f"cell {name}")
         found = run_cell(name, arms, given)
         report.show(name, found)
-        report.plot(name, found, results.FOLDER / "replay")
     print(about.line())
 
 

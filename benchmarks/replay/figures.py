@@ -1,4 +1,4 @@
-"""From stamps to figures: residence, hops, shares, throughput. Times in milliseconds unless the name says otherwise.
+"""From stamps to figures: residence, hops, throughput. Times in milliseconds unless the name says otherwise.
 
 Residence is from the sending of a raw output by its stage to the end of its routing. What was never routed, in a run
 that was cut off, counts with its residence so far, which is a lower bound.
@@ -6,15 +6,12 @@ that was cut off, counts with its residence so far, which is a lower bound.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.replay.bound import Service, fifo_wait, top_class_wait
 from benchmarks.replay.load import (
     CODE2WAV,
     STAGE_NAMES,
@@ -26,9 +23,6 @@ from benchmarks.replay.load import (
 )
 from benchmarks.replay.measure import LEAD_NS, Stamps
 from omni_fastpath.compare.quantiles import quantile
-
-WINDOW_MS = 250
-"""Window of the shares of processing time."""
 
 NEVER = -1
 
@@ -62,7 +56,6 @@ class Dispatches:
         began: When its processing began; ``NEVER`` if it did not.
         main_routed: When its first part was routed; ``NEVER`` if it was not.
         routed: When its last part was routed; ``NEVER`` if none was.
-        processing: How long upstream's processing and routing of all its parts took.
     """
 
     def __init__(self, stamps: Stamps, schedule: Schedule) -> None:
@@ -72,17 +65,14 @@ class Dispatches:
         self.sent: Times = np.array(stamps.sent, dtype=np.int64)
         self.stage: Times = np.array([stage for _, stage, _ in schedule.order[:count]], dtype=np.int64)
         self.parts_began: Times = np.array(stamps.began, dtype=np.int64)
-        self.parts_routed: Times = np.array(stamps.routed, dtype=np.int64)
+        parts_routed: Times = np.array(stamps.routed, dtype=np.int64)
         numbers = np.array(stamps.numbers, dtype=np.int64)
-        self.parts_stage: Times = self.stage[numbers]
-        done = numbers[: len(self.parts_routed)]
+        done = numbers[: len(parts_routed)]
         self.began, self.main_routed, self.routed = (np.full(count, NEVER) for _ in range(3))
-        self.processing: Times = np.zeros(count, dtype=np.int64)
         # Written backwards, the first part stands; written forwards, the last.
         self.began[numbers[::-1]] = self.parts_began[::-1]
-        self.main_routed[done[::-1]] = self.parts_routed[::-1]
-        self.routed[done] = self.parts_routed
-        np.add.at(self.processing, done, self.parts_routed - self.parts_began[: len(done)])
+        self.main_routed[done[::-1]] = parts_routed[::-1]
+        self.routed[done] = parts_routed
 
     def residences(self, stage: int) -> Times:
         """Residence of every raw output of a stage; so far, of what is still there."""
@@ -113,59 +103,12 @@ class Dispatches:
         return int(np.searchsorted(taken, self.began[number]) - np.searchsorted(taken, self.sent[number]))
 
 
-def shares(dispatches: Dispatches, begin_ns: int, end_ns: int) -> dict[str, Any]:
-    """Each stage's share of processing time in each window, and whether it was backlogged throughout it.
-
-    A raw output's time counts in the window in which its processing began. A stage is backlogged while something that
-    it has sent waits for its turn; what is not read from its socket yet waits too.
-    """
-    width = WINDOW_MS * 1_000_000
-    windows = max((end_ns - begin_ns) // width, 0)
-    edges = begin_ns + width * np.arange(windows + 1)
-    done = len(dispatches.parts_routed)
-    began, stage = dispatches.parts_began[:done], dispatches.parts_stage[:done]
-    processing = dispatches.parts_routed - began
-    spent = np.array(
-        [np.histogram(began[stage == each], edges, weights=processing[stage == each])[0] for each in STAGES]
-    )
-    total = spent.sum(axis=0)
-    share = np.divide(spent, total, out=np.zeros_like(spent, dtype=np.float64), where=total > 0)
-    found: dict[str, Any] = {"window_ms": WINDOW_MS, "share": {}, "backlogged": {}, "least_when_backlogged": {}}
-    for each in STAGES:
-        mine = dispatches.stage == each
-        begun = dispatches.began[mine & (dispatches.began != NEVER)]
-        least = least_waiting(dispatches.sent[mine], begun, edges)
-        backlogged = least > 0
-        name = STAGE_NAMES[each]
-        found["share"][name] = [round(float(value), 4) for value in share[each]]
-        found["backlogged"][name] = int(backlogged.sum())
-        found["least_when_backlogged"][name] = float(share[each][backlogged].min()) if backlogged.any() else None
-    return found
-
-
-def least_waiting(sent: Times, began: Times, edges: Times) -> npt.NDArray[np.int64]:
-    """The least number of raw outputs that waited at any time in each window."""
-    times = np.concatenate([sent, began])
-    changes = np.concatenate([np.ones(len(sent), dtype=np.int64), -np.ones(len(began), dtype=np.int64)])
-    order = np.argsort(
-        times, kind="stable"
-    )  # an output that is taken in the instant in which it comes did wait: +1 first
-    times, waiting = times[order], np.cumsum(changes[order])
-    least = np.zeros(max(len(edges) - 1, 0), dtype=np.int64)
-    for window, (begin, end) in enumerate(pairwise(edges)):
-        first, stop = np.searchsorted(times, [begin, end])
-        before = int(waiting[first - 1]) if first else 0
-        least[window] = min(before, int(waiting[first:stop].min())) if stop > first else before
-    return least
-
-
-def figures(stamps: Stamps, schedule: Schedule, overhead_s: float) -> dict[str, Any]:
+def figures(stamps: Stamps, schedule: Schedule) -> dict[str, Any]:
     """All figures of one run.
 
     Args:
         stamps: Of the run.
         schedule: What was to be sent.
-        overhead_s: What a raw output costs besides processing and routing, from the calibration; for the bound.
     """
     load = schedule.load
     dispatches = Dispatches(stamps, schedule)
@@ -192,7 +135,6 @@ def figures(stamps: Stamps, schedule: Schedule, overhead_s: float) -> dict[str, 
         "first_audio": spread(first_audio),
         "first_audio_first_wave": spread(dispatches.first_residences(CODE2WAV, first_wave)),
         "first_audio_later": spread(dispatches.first_residences(CODE2WAV, later)),
-        "first_audio_cdf": _cdf(first_audio),
         "first_text": spread(dispatches.first_residences(THINKER, requests)),
         "first_text_later": spread(dispatches.first_residences(THINKER, later)),
         "entries_ahead": _ahead(dispatches, schedule),
@@ -203,9 +145,7 @@ def figures(stamps: Stamps, schedule: Schedule, overhead_s: float) -> dict[str, 
         "own_utilisation": stamps.cpu_ns[load.closed] / loaded_ns,
         "front_utilisation": stamps.front_cpu_ns[load.closed] / loaded_ns,
         "waited_share": stamps.waited_ns / (stamps.ended_ns - stamps.started_ns),
-        "collections": spread(stamps.collections),
         "stretch": spread(stamps.stretches),
-        "shares": shares(dispatches, stamps.started_ns, stamps.fed_ns),
         **_hops(stamps),
         "user_first_audio": spread(_to_user(stamps, dispatches, CODE2WAV, stamps.first_audio)),
         "user_first_text": spread(_to_user(stamps, dispatches, THINKER, stamps.first_text)),
@@ -213,43 +153,7 @@ def figures(stamps: Stamps, schedule: Schedule, overhead_s: float) -> dict[str, 
     }
     if not load.closed:  # a closed loop keeps no clock
         found |= _end_to_end(stamps, schedule)
-    found["service"] = service = {}
-    for each in STAGES:
-        mine = dispatches.stage == each
-        times = dispatches.processing[mine & done] / 1e9
-        service[STAGE_NAMES[each]] = {
-            "n": len(times),
-            "per_s": float(mine.sum()) / fed_s,
-            "mean_s": float(times.mean()),
-            "second_s2": float((times**2).mean()),
-        }
-    mean_s = float(dispatches.processing[done].mean()) / 1e9
-    found["mean_processing_us"] = mean_s * 1e6
-    if not load.closed:
-        # The cell's with this run's own processing: a machine that was slower than in the calibration shows.
-        found["utilisation_as_was"] = sent / fed_s * (mean_s + overhead_s)
-    if load.arrivals == "poisson" and not load.closed:
-        found["bound"] = bound(service, overhead_s, found["first_audio"]["mean"])
     return found
-
-
-def bound(service: dict[str, dict[str, float]], overhead_s: float, measured_ms: float | None) -> dict[str, Any]:
-    """First audio's mean residence, milliseconds, beside the best possible and beside one queue for all."""
-    classes = [
-        Service(service[name]["per_s"], service[name]["mean_s"], service[name]["second_s2"]).with_overhead(overhead_s)
-        for name in STAGE_NAMES
-    ]
-    top = classes[CODE2WAV]
-    best = 1e3 * (top_class_wait(top, classes[:CODE2WAV]) + top.mean)
-    fifo = 1e3 * (fifo_wait(classes) + top.mean)
-    return {
-        "utilisation": sum(each.utilisation for each in classes),
-        "overhead_us": overhead_s * 1e6,
-        "priority_ms": best if math.isfinite(best) else None,
-        "fifo_ms": fifo if math.isfinite(fifo) else None,
-        "measured_ms": measured_ms,
-        "ratio": measured_ms / best if measured_ms is not None and math.isfinite(best) else None,
-    }
 
 
 def _ahead(dispatches: Dispatches, schedule: Schedule) -> dict[str, float | None]:
@@ -319,11 +223,3 @@ def _sustained(dispatches: Dispatches, stamps: Stamps) -> float:
     """Raw outputs a second of a closed loop, front end included: until the last message is handed over, or the cut."""
     last = stamps.fed_ns if stamps.cut else stamps.ended_ns
     return int(((dispatches.routed != NEVER) & (dispatches.routed <= last)).sum()) / ((last - stamps.sent[0]) / 1e9)
-
-
-def _cdf(durations: Sequence[int]) -> list[float]:
-    """The percentiles 0 to 100, milliseconds."""
-    if not durations:
-        return []
-    ordered = sorted(each / 1e6 for each in durations)
-    return [round(quantile(ordered, percent / 100), 4) for percent in range(101)]

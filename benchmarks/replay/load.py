@@ -4,7 +4,7 @@ The pipeline is Qwen3-Omni's: thinker (text), talker (codes that nobody sees), c
 number of replicas. A raw output is one scheduler step of one replica and has an entry for each request that is active
 there. **Load is stationary**: each replica has a fixed number of slots and each slot always holds a request, so that a
 raw output always has the same number of entries, and each replica steps at a constant rate from its first step to its
-last. What varies is only which request a slot holds.
+last (gaps are exponential). What varies is only which request a slot holds.
 
 The **first wave** is the first request of every slot: all start at once, as in a closed-loop benchmark. Their lengths
 are spread evenly between one and two request durations, so that from then on starts are spread evenly over a wave
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,6 @@ LAG_STEPS = (0.0, 2.0, 6.0)
 
 WARM_STEPS = 8
 """Raw outputs that each replica sends before the clock starts: imports, caches and the first call of everything."""
-
-Arrivals = Literal["poisson", "step"]
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,6 @@ class Load:
         replicas: Replicas of each stage.
         rate: Raw outputs a second, all replicas together.
         seconds: How long the load lasts.
-        arrivals: ``poisson``: gaps of a replica are independent and exponential. ``step``: a replica emits at its fixed
-            period, with a phase of its own.
         seed: Of gaps and phases.
         closed: Send as fast as the orchestrator takes it, in the schedule's order, instead of on the clock.
     """
@@ -90,7 +86,6 @@ class Load:
     replicas: int
     rate: float
     seconds: float
-    arrivals: Arrivals = "poisson"
     seed: int = 1
     closed: bool = False
 
@@ -189,13 +184,10 @@ class Schedule:
         if end - begin < 2 * period:
             raise ValueError(f"{load.seconds} s are too short for a step every {period} s")
         rng = np.random.default_rng([load.seed, stage, replica])
-        if load.arrivals == "step":
-            times = np.arange(begin + rng.uniform(0, period), end, period)
-        else:
-            expected = (end - begin) / period
-            gaps = rng.exponential(period, int(expected + 10 * expected**0.5 + 10))  # ten deviations: always enough
-            times = begin + np.cumsum(gaps)
-            times = times[times < end]
+        expected = (end - begin) / period
+        gaps = rng.exponential(period, int(expected + 10 * expected**0.5 + 10))  # ten deviations: always enough
+        times = begin + np.cumsum(gaps)
+        times = times[times < end]
         return (times * 1e9).astype(np.int64)
 
     def _requests(self) -> list[Request]:
@@ -280,26 +272,24 @@ class Cell:
         mix: Batch size and payloads.
         replicas: Replicas of each stage.
         utilisation: Of fastpath's orchestrator; None: as fast as it takes it (closed loop).
-        arrivals: As ``Load.arrivals``.
     """
 
     mix: Mix
     replicas: int
     utilisation: float | None
-    arrivals: Arrivals = "poisson"
 
     @property
     def name(self) -> str:
         """As options and tables show it."""
         if self.utilisation is None:
             return f"{self.mix.name}-{str(self.replicas) * 3}"
-        return f"{self.mix.name}-{self.utilisation:g}" + ("-step" if self.arrivals == "step" else "")
+        return f"{self.mix.name}-{self.utilisation:g}"
 
     def load(self, capacity: float, seconds: float, seed: int) -> Load:
         """The load at this capacity (raw outputs a second at saturation)."""
         closed = self.utilisation is None
         rate = capacity * (1.0 if self.utilisation is None else self.utilisation)
-        return Load(self.mix, self.replicas, rate, seconds, self.arrivals, seed, closed)
+        return Load(self.mix, self.replicas, rate, seconds, seed, closed)
 
 
 CELLS = {
@@ -309,7 +299,6 @@ CELLS = {
         Cell(mix, 1, 0.4),
         Cell(mix, 2, 0.8),
         Cell(mix, 2, 0.95),
-        Cell(mix, 2, 0.95, "step"),
         Cell(mix, 2, 1.1),
         Cell(mix, 4, None),
     )

@@ -9,7 +9,7 @@ and spends ``work_us`` of processor time on each, as making an event of the stre
 
 What is added is the same in all arms: two stamps a raw output (processing begins; routed), three a message (put for the
 front end; handed over; handled), with a look at its content, one an iteration of the orchestrator's event loop, and a
-timer on the front end's. ``python -m benchmarks.replay --overhead`` says what they cost.
+timer on the front end's.
 """
 
 from __future__ import annotations
@@ -23,14 +23,11 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
-from benchmarks.replay import subjects
 from benchmarks.replay.feeder import DISPATCHED, STOP, feed
 from benchmarks.replay.load import (
     CODE2WAV,
-    SERVER,
     STAGES,
     THINKER,
     WARM_STEPS,
@@ -91,7 +88,6 @@ class Stamps:
         front_cpu_ns: The same of the front end's thread.
         process_cpu_ns: The same of the whole process: with what the front end does in another thread, and ZMQ's.
         waited_ns: How long the orchestrator's thread was ready to run and had no core: the machine's noise.
-        collections: Duration of each garbage collection of the oldest generation, nanoseconds.
         errors: What was wrong with the content: at most a few.
         unfinished: Requests whose last message never came.
         cut: The run was cut off.
@@ -117,7 +113,6 @@ class Stamps:
     front_cpu_ns: tuple[int, int] = (0, 0)
     process_cpu_ns: tuple[int, int] = (0, 0)
     waited_ns: int = 0
-    collections: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     unfinished: int = 0
     cut: bool = False
@@ -324,7 +319,7 @@ async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder, work_us: float) ->
         socket.setsockopt(zmq.RCVHWM, 0)  # type: ignore[attr-defined]
         socket.bind(address)
         pipeline.replicas[stage][replica].read_from(socket, MsgpackDecoder(OmniEngineCoreOutputs))
-    drain = front_end(pipeline, inboxes, event_driven=arm.event_driven and not subjects.polls_at_front(arm))
+    drain = front_end(pipeline, inboxes, event_driven=arm.event_driven)
     with pipeline:
         pipeline.do(lambda: _stamp_loop(asyncio.get_running_loop(), stamps))
         drain._final_output_handler()
@@ -361,7 +356,6 @@ async def _measured(pipeline: Any, schedule: Schedule, stamps: Stamps, feeder: _
     feeder.shared[DISPATCHED] = 0
     clock = time.pthread_getcpuclockid(pipeline.thread.ident)
     waited_ns = _waited_ns(pipeline.thread.native_id)
-    gc.callbacks.append(watch := _watch_collections(stamps))
 
     def spent_ns() -> tuple[int, int, int]:
         return time.clock_gettime_ns(clock), time.thread_time_ns(), time.process_time_ns()
@@ -393,7 +387,6 @@ async def _measured(pipeline: Any, schedule: Schedule, stamps: Stamps, feeder: _
         (by_fed - begin, end - begin) for begin, by_fed, end in zip(before, fed, spent_ns(), strict=True)
     )
     stamps.waited_ns = _waited_ns(pipeline.thread.native_id) - waited_ns
-    gc.callbacks.remove(watch)
 
 
 def _register(pipeline: Any, schedule: Schedule, stamps: Stamps, work_ns: int) -> dict[str, Inbox]:
@@ -477,21 +470,6 @@ def _waited_ns(thread: int | None) -> int:
         return 0
 
 
-def _watch_collections(stamps: Stamps) -> Callable[[str, dict[str, int]], None]:
-    """Note collections of the oldest generation, which may stop everything for long."""
-    since = 0
-
-    def watch(phase: str, information: dict[str, int]) -> None:
-        nonlocal since
-        if information["generation"] == 2:
-            if phase == "start":
-                since = time.monotonic_ns()
-            else:
-                stamps.collections.append(time.monotonic_ns() - since)
-
-    return watch
-
-
 async def _watch_turns(stamps: Stamps) -> None:
     """Note how late somebody else's timer is on this event loop."""
     late, now = stamps.turns_late, time.monotonic_ns
@@ -509,65 +487,3 @@ async def _until(true: Callable[[], bool], seconds: float) -> bool:
             return False
         await asyncio.sleep(_LOOK_S)
     return True
-
-
-def cost_of_stamps_us(calls: int = 200_000) -> dict[str, float]:
-    """What the stamps cost, microseconds: for a raw output, a message, and an iteration of the event loop."""
-    stamps, shared = Stamps(), multiprocessing.get_context("spawn").RawArray("q", 2)
-
-    async def nothing(*_: Any) -> None:
-        return
-
-    def instant(_timeout: float | None = None) -> None:
-        return
-
-    orchestrator = SimpleNamespace(
-        _process_llm_stage_outputs=nothing,
-        _finish_raw_terminal_requests=nothing,
-        output_async_queue=SimpleNamespace(put=nothing, qsize=int),
-    )
-    loop = SimpleNamespace(_selector=SimpleNamespace(select=instant))
-    completion = SimpleNamespace(token_ids=[0])
-    output = SimpleNamespace(outputs=[completion], finished=False)
-    message = SimpleNamespace(stage_id=THINKER, engine_outputs=output, finished=False)
-    inbox = Inbox("one", -1, (calls, calls, calls), SERVER, stamps)
-
-    raw = SimpleNamespace(engine_index=-1)
-
-    async def raw_output() -> None:
-        raw.engine_index += 1
-        await orchestrator._process_llm_stage_outputs(0, 0, raw, set())
-        await orchestrator._finish_raw_terminal_requests(0, 0, set())
-
-    async def sent() -> None:
-        await orchestrator.output_async_queue.put(message)
-
-    async def handed() -> None:
-        completion.token_ids[0] = inbox._positions[THINKER]
-        await inbox.put(message)
-        number, taken = inbox._waiting.get_nowait()
-        stamps.handled[number] = now_ns = time.monotonic_ns()
-        inbox._check(number, taken, now_ns)
-
-    async def look() -> None:
-        loop._selector.select()
-
-    def per_call(function: Callable[[], Any]) -> float:
-        async def run() -> float:
-            started_ns = time.perf_counter_ns()
-            for _ in range(calls):
-                await function()
-            return (time.perf_counter_ns() - started_ns) / calls / 1e3
-
-        return asyncio.run(run())
-
-    bare = [per_call(each) for each in (raw_output, sent, look)]
-    raw.engine_index = -1
-    _stamp(SimpleNamespace(orchestrator=orchestrator), stamps, shared, calls)
-    _stamp_loop(loop, stamps)
-    stamped = [per_call(each) for each in (raw_output, sent, look)]
-    cost = {
-        name: after - before
-        for name, before, after in zip(("raw output", "message put", "loop iteration"), bare, stamped, strict=True)
-    }
-    return cost | {"message handed over, text": per_call(handed)}

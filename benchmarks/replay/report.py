@@ -1,10 +1,9 @@
-"""The table of a cell, with ratios against upstream's event-driven loop, and its plots."""
+"""The table of a cell, with ratios against upstream's event-driven loop."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.subjects import AA_PAIRS, BASELINE
@@ -14,8 +13,6 @@ Lines = Sequence[dict[str, Any]]
 ROWS: tuple[tuple[str, str], ...] = (
     ("first audio residence p50, ms", "first_audio.p50"),
     ("first audio residence p99, ms", "first_audio.p99"),
-    ("first audio residence max, ms", "first_audio.max"),
-    ("first audio residence mean, ms", "first_audio.mean"),
     ("  first wave p50, ms", "first_audio_first_wave.p50"),
     ("  later waves p99, ms", "first_audio_later.p99"),
     ("first text residence p50, ms", "first_text.p50"),
@@ -46,18 +43,10 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("orchestrator CPU a raw output, us", "cpu_per_raw_us"),
     ("front end CPU a raw output, us", "front_cpu_per_raw_us"),
     ("process CPU a raw output, us", "process_cpu_per_raw_us"),
-    ("utilisation as it was", "utilisation_as_was"),
     ("own utilisation (orchestrator CPU)", "own_utilisation"),
     ("front end utilisation (CPU)", "front_utilisation"),
-    ("processing and routing, mean us", "mean_processing_us"),
     ("longest stretch without a yield, ms", "stretch.max"),
-    ("least share when backlogged: thinker", "shares.least_when_backlogged.thinker"),
-    ("least share when backlogged: talker", "shares.least_when_backlogged.talker"),
-    ("least share when backlogged: code2wav", "shares.least_when_backlogged.code2wav"),
-    ("priority bound, mean residence, ms", "bound.priority_ms"),
-    ("first audio mean / bound", "bound.ratio"),
     ("share of time ready without a core", "waited_share"),
-    ("longest full garbage collection, ms", "collections.max"),
     ("feeder late p99, ms", "feeder_late.p99"),
     ("unfinished raw outputs", "unfinished_raw_outputs"),
     ("unfinished requests", "unfinished_requests"),
@@ -103,7 +92,7 @@ def _number(found: float | None) -> str:
 
 def brief(line: dict[str, Any]) -> str:
     """One line on one run, while the others go on."""
-    paths = ("first_audio.p99", "user_first_audio.p99", "front_end_late.p99", "e2e_later.p99", "utilisation_as_was")
+    paths = ("first_audio.p99", "user_first_audio.p99", "front_end_late.p99", "e2e_later.p99")
     figures = ", ".join(f"{path} {_number(value(line, path))}" for path in paths)
     return f"round {line['round']} {line['arm']}: {figures}{' (cut off)' if line['cut_off'] else ''}"
 
@@ -139,35 +128,3 @@ def show(cell: str, lines: Lines) -> None:
             f"Cut off: {', '.join(cut)}. What was still queued counts with its residence so far, a lower bound; "
             "content is checked as far as it came."
         )
-
-
-def plot(cell: str, lines: Lines, folder: Path) -> None:
-    """Draw a cell's two plots: residence of first audio, and the stages' shares of processing time."""
-    from matplotlib.figure import Figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    arms = list(dict.fromkeys(line["arm"] for line in lines))
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for place, arm in enumerate(arms):
-        for number, line in enumerate(each for each in lines if each["arm"] == arm):
-            shares = [percent / 100 for percent in range(len(line["first_audio_cdf"]))]
-            axes.step(line["first_audio_cdf"], shares, where="post", color=f"C{place}", label=None if number else arm)
-    axes.set(xscale="log", xlabel="residence of first audio (sent to routed), ms", ylabel="share of requests")
-    axes.set_title(f"{cell}: {lines[0]['load']['rate']:.0f} raw outputs/s")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper")
-    figure.savefig(folder / f"{cell}-first-audio.png", dpi=120)
-
-    figure = Figure(figsize=(9, 1.8 * len(arms)), layout="constrained")
-    panels = figure.subplots(len(arms), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, arm in zip(panels, arms, strict=True):
-        line = next(each for each in lines if each["arm"] == arm)
-        width = line["shares"]["window_ms"] / 1000
-        for stage, shares in line["shares"]["share"].items():
-            axes.plot([width * window for window in range(len(shares))], shares, linewidth=0.9, label=stage)
-        axes.set(ylim=(0, 1), ylabel="share", title=arm)
-        axes.grid(alpha=0.3)
-    panels[-1].set_xlabel("s")
-    panels[0].legend(ncols=3)
-    figure.savefig(folder / f"{cell}-shares.png", dpi=120)

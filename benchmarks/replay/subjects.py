@@ -27,26 +27,13 @@ ARMS = {
         Arm("stock-poll"),
         Arm("stock-event", event_driven=True),
         Arm("stock-event-2", event_driven=True),
-        Arm("stock-event-polled", event_driven=True),
         Arm("fastpath", _ON),
         *(Arm(order, {**_ON, _ORDER: order}) for order in ORDERS),
         Arm("fastpath-event", _ON, event_driven=True),
         *(Arm(f"{order}-event", {**_ON, _ORDER: order}, event_driven=True) for order in ORDERS),
         Arm("fastpath-2", _ON),
-        Arm("first_packet", _ON),
     )
 }
-
-
-SWEEP = (
-    *(f"visible_first,floor={floor}" for floor in (0.0, 0.05, 0.15)),
-    *(f"visible_first,max_items={items}" for items in (1, 4, 64)),
-    *(f"visible_first,max_time_us={microseconds}" for microseconds in (250, 8000)),
-    "visible_first,_YIELD_TURNS=1",
-    *(f"visible_first,_YIELD_AFTER_NS={nanoseconds}" for nanoseconds in (20_000, 500_000)),
-)
-"""Arms of the sweep that the defaults come from: the default order with one value changed. ``--sweep`` runs them.
-Names that begin with an underscore are constants of ``drain.py``."""
 
 
 def named(name: str) -> Arm:
@@ -64,17 +51,8 @@ def named(name: str) -> Arm:
     if order not in ORDERS or not values or not all("=" in each for each in values):
         raise argparse.ArgumentTypeError(f"{name}: none of {', '.join(ARMS)}, nor ORDER,KEY=VALUE, nor fastpath+PATCH")
     pairs = [each.split("=") for each in values]
-    options = {f"{_VALUE}{key.upper()}": value for key, value in pairs if not key.startswith("_")}
+    options = {f"{_VALUE}{key.upper()}": value for key, value in pairs}
     return Arm(name, {**_ON, _ORDER: order, **options})
-
-
-def polls_at_front(arm: Arm) -> bool:
-    """Whether the front end polls although the orchestrator is event-driven, which no server does.
-
-    Upstream's event-driven drain hands each message from a thread of its own to the event loop, which costs the
-    interpreter's lock twice a message. This arm tells what is the orchestrator's loop from what is the front end's.
-    """
-    return arm.name == "stock-event-polled"
 
 
 def defaults() -> list[str]:
@@ -88,18 +66,6 @@ def defaults() -> list[str]:
 def prepare(arm: Arm) -> None:
     """Switch on what the arm says in this process."""
     arms.switch_on(arm, Process.SERVER)
-    for key, value in (each.split("=") for each in arm.name.split(",")[1:]):
-        if key.startswith("_"):
-            from omni_fastpath.patches.budgeted_drain import drain
-
-            assert hasattr(drain, key), key
-            setattr(drain, key, int(value))
-    if arm.name == "first_packet":
-        from benchmarks.replay.first_packet import FirstPacketFirst
-        from benchmarks.replay.load import CODE2WAV, THINKER
-        from omni_fastpath.hooks import HOOKS
-
-        HOOKS.register(FirstPacketFirst((THINKER, CODE2WAV)))
 
 
 def check(arm: Arm) -> dict[str, dict[str, int]]:
