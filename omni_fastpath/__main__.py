@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from omni_fastpath.cli import main
+from omni_fastpath.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -37,7 +37,7 @@ def test_that_patch_is_unsupported_and_the_others_are_on(tmp_path: Path, alterat
     """A server's process, every patch asked for: the reason names the seam, and so does ``status --verify``."""
     from omni_fastpath.install import state_here
     from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.status import status_report
+    from omni_fastpath.tools.status import status_report
 
     use(tmp_path, alteration)
     register()
@@ -75,7 +75,7 @@ def test_a_stage_is_altered(tmp_path: Path) -> None:
 @isolated("cold")
 def test_an_upgrade_in_which_seams_moved_is_told_beforehand(tmp_path: Path) -> None:
     """On a release that nobody has read stock runs, and ``status --verify`` names what moved and nothing else."""
-    from omni_fastpath.status import status_report
+    from omni_fastpath.tools.status import status_report
 
     use(tmp_path, STATEMENT, PARAMETER, MODULE, IN_A_STAGE)
     installed_is(tmp_path, "0.31.0")

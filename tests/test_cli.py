@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import __version__, bodies, cli, entrypoint, envs, install, overlay, servers, statefile, status
+from omni_fastpath import __version__, bodies, entrypoint, envs, install, statefile
 from omni_fastpath.bodies import fingerprint
 from omni_fastpath.declare import Call, Fit, NotApplicable, Pin, Superseded
-from omni_fastpath.findings import leftovers
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
+from omni_fastpath.tools import cli, overlay, servers, status
+from omni_fastpath.tools.findings import leftovers
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = PATCHES[0]
@@ -417,8 +418,9 @@ def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) ->
     """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = (
-        "import importlib.metadata, sys; from omni_fastpath import cli, entrypoint, install, servers, status\n"
-        "from omni_fastpath.findings import leftovers\n"
+        "import importlib.metadata, sys; from omni_fastpath import entrypoint, install\n"
+        "from omni_fastpath.tools import cli, servers, status\n"
+        "from omni_fastpath.tools.findings import leftovers\n"
         "entrypoint.entry_points = lambda **_: (importlib.metadata.EntryPoint('omni_fastpath', 'omni_fastpath', ''),)\n"
         "found = status.Release('vllm-omni', '0.30.0')\n"
         "install.vllm_omni_release = status.vllm_omni_release = lambda: found\n"
@@ -450,7 +452,7 @@ def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) ->
 
 def test_a_verdict_gets_through_a_pipe_that_closed() -> None:
     """Trouble is still 1, told to nobody."""
-    script = "import sys; from omni_fastpath import cli; input(); sys.exit(cli.main(['status']))"
+    script = "import sys; from omni_fastpath.tools import cli; input(); sys.exit(cli.main(['status']))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_PLUGINS": "another"}
     read, write = os.pipe()
     os.close(read)
@@ -608,7 +610,7 @@ def test_seams_without_vllm_omni_is_code_2(run: Output, monkeypatch: pytest.Monk
 def test_the_command_line_imports_nothing_of_upstream() -> None:
     """Looking at the status never loads torch, vllm or wrapt."""
     script = (
-        "import sys; from omni_fastpath.cli import main; main(['status']);"
+        "import sys; from omni_fastpath.tools.cli import main; main(['status']);"
         "print([name for name in ('torch', 'vllm', 'vllm_omni', 'wrapt') if name in sys.modules])"
     )
     run = subprocess.run(

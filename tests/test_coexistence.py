@@ -151,7 +151,7 @@ def test_two_patches_on_a_slot(tmp_path: Path, first: str) -> None:
 @isolated("cold")
 def test_an_allow_list_of_plugins(tmp_path: Path, listed: bool) -> None:
     """``VLLM_PLUGINS`` with our name is as without the variable; without it nothing of ours is in the process."""
-    from omni_fastpath.status import status_report
+    from omni_fastpath.tools.status import status_report
 
     names = ["vllm_omni_register_models", *(["omni_fastpath"] if listed else [])]
     os.environ.update(VLLM_PLUGINS=",".join(names), OMNI_FASTPATH="1")

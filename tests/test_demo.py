@@ -18,9 +18,9 @@ from benchmarks.demo.load import QUICK, SILENT, Load
 from benchmarks.demo.measure import Start, measures
 from benchmarks.rigs import user_arms, whole_server
 from benchmarks.rigs.samples import Sample
-from omni_fastpath.compare import rows, verdict
-from omni_fastpath.compare.answers import compare, parity_line
-from omni_fastpath.compare.page import render
+from omni_fastpath.tools.ab import rows, verdict
+from omni_fastpath.tools.ab.answers import compare, parity_line
+from omni_fastpath.tools.ab.page import render
 
 LOAD = Load(streams=2, waves=2, paced=3, alone=1)
 ORDER = ["stock", "fastpath", "fastpath", "stock"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath import overlay
 from omni_fastpath.config import ConfigError, resolve
 from omni_fastpath.deployyaml import ABSENT, blocks_of, read_blocks
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools import overlay
 
 
 def write(path: Path, content: str) -> Path:

@@ -337,8 +337,9 @@ def test_shipped_declarations_fit_the_installed_upstream() -> None:
 @isolated("warm")
 def test_a_later_release_that_changed_nothing_fits() -> None:
     """Beside the installed release's row every seam fits, and a row to begin with is one that verifies."""
-    from omni_fastpath import declare, seams, upgrade
+    from omni_fastpath import declare, seams
     from omni_fastpath.releases import vllm_omni_release
+    from omni_fastpath.tools import upgrade
 
     own, installed = upstreams_own(), vllm_omni_release()
     assert installed is not None

@@ -97,7 +97,7 @@ def installed_is(folder: Path, release: str) -> None:
 @isolated("cold")
 def test_it_starts_as_stock_on_a_release_that_nobody_has_read(tmp_path: Path, release: str) -> None:
     """Every patch is unsupported and names the release that was found, in stages too; its seams are told beforehand."""
-    from omni_fastpath.status import status_report
+    from omni_fastpath.tools.status import status_report
 
     installed_is(tmp_path, release)
     register()

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from pydantic import Field
 
-from omni_fastpath import overlay
 from omni_fastpath.config import ConfigError, resolve
 from omni_fastpath.declare import Options, Patch, Process
 from omni_fastpath.deployyaml import read_blocks
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools import overlay
 
 
 class PumpOptions(Options):
@@ -127,7 +127,7 @@ def test_bundled_yamls_are_found_without_an_import(tmp_path: Path) -> None:
     (package / "deploy").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (package / "deploy" / "some_model.yaml").write_text("stages: []\n")
-    script = "from omni_fastpath import overlay; print(list(overlay.bundled()), overlay.find('some_model').name)"
+    script = "from omni_fastpath.tools import overlay; print(list(overlay.bundled()), overlay.find('some_model').name)"
     root = Path(__file__).resolve().parent.parent
     run = subprocess.run(
         [sys.executable, "-c", script],

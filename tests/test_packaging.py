@@ -260,7 +260,7 @@ def test_both_loaders_find_the_plugin(built: tuple[Path, Path, Path]) -> None:
     points.read_string(metadata(built[0], "entry_points.txt"))
     assert points["vllm.general_plugins"]["omni_fastpath"] == ENTRY_POINT
     assert points["vllm_omni.general_plugins"]["omni_fastpath"] == ENTRY_POINT
-    assert points["console_scripts"]["omni-fastpath"] == "omni_fastpath.cli:main"
+    assert points["console_scripts"]["omni-fastpath"] == "omni_fastpath.tools.cli:main"
 
 
 def test_types_and_licence_are_shipped(built: tuple[Path, Path, Path]) -> None:

@@ -28,17 +28,17 @@ from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs import user_arms
 from benchmarks.rigs.samples import Sample, in_wave, times
 from benchmarks.rigs.side_by_side import plan
-from omni_fastpath.ab.errors import MeasureError
-from omni_fastpath.compare import rows
-from omni_fastpath.compare.answers import compare, parity_line
-from omni_fastpath.compare.arm import WrongArmError
-from omni_fastpath.compare.capture import Capture, Event
-from omni_fastpath.compare.page import render
-from omni_fastpath.compare.phases import Phases
-from omni_fastpath.compare.rows import Better, Measure, Row
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot
+from omni_fastpath.tools.ab import rows
+from omni_fastpath.tools.ab.answers import compare, parity_line
+from omni_fastpath.tools.ab.arm import WrongArmError
+from omni_fastpath.tools.ab.capture import Capture, Event
+from omni_fastpath.tools.ab.errors import MeasureError
+from omni_fastpath.tools.ab.page import render
+from omni_fastpath.tools.ab.phases import Phases
+from omni_fastpath.tools.ab.rows import Better, Measure, Row
 
 PRIMARY = f"{figures.PRIMARY} ({figures.OPEN_LOOP})"
 LATER = "later waves, p50 (time to first audio packet (TTFP), capture client)"

@@ -13,7 +13,7 @@ from omni_fastpath import envs
 from omni_fastpath.declare import State
 from omni_fastpath.master import MASTER, ON_UNSUPPORTED
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tables import matrix
+from omni_fastpath.tools.tables import matrix
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -16,8 +16,8 @@ pytest.importorskip("omni_simulated_device")
 from benchmarks.rigs import driver, overlays, results, server, whole_server
 from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs.server import Server, ServerError
-from omni_fastpath.compare.arm import Arm
-from omni_fastpath.compare.verdict import STARTS
+from omni_fastpath.tools.ab.arm import Arm
+from omni_fastpath.tools.ab.verdict import STARTS
 
 
 def test_the_last_json_line_is_the_arms() -> None:

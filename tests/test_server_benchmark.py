@@ -23,8 +23,8 @@ from benchmarks.server import figures, observed, profile, report, threads
 from benchmarks.server.arms import ARMS, FASTPATH, LEAN, STOCK
 from benchmarks.server.load import LEVELS, Load
 from benchmarks.server.measure import Host, Start, judged, kept_time
-from omni_fastpath.compare.capture import Capture, Event, chat_request
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools.ab.capture import Capture, Event, chat_request
 from omni_simulated_device import observe
 
 

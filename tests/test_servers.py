@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from omni_fastpath import cli, servers
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.status import status_report
+from omni_fastpath.tools import cli, servers
+from omni_fastpath.tools.status import status_report
 
 
 def test_a_client_is_no_server() -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath import bodies, upgrade
+from omni_fastpath import bodies
 from omni_fastpath.declare import Call, Fit, NotApplicable, Pin, Superseded
 from omni_fastpath.releases import Release
+from omni_fastpath.tools import upgrade
 from tests.fakes.upstream import (
     ADDED,
     CHECK,

@@ -16,7 +16,7 @@ import benchmarks.ab
 import omni_simulated_device
 from benchmarks.rigs import overlays, whole_server
 from benchmarks.rigs.server import DEFAULT_ENVIRONMENT, vllm_command
-from omni_fastpath import cli
+from omni_fastpath.tools import cli
 
 STEPS: Mapping[str, dict[str, float]] = {
     "thinker": {"base_ms": 6},

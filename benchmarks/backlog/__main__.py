@@ -9,10 +9,10 @@ import benchmarks.backlog
 from benchmarks.rigs.arms import ARMS, FASTPATH, ONE_ITEM, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.results import say, spread
-from omni_fastpath.compare import about
-from omni_fastpath.compare.arm import switch_on
-from omni_fastpath.compare.quantiles import quantile
 from omni_fastpath.declare import Process
+from omni_fastpath.tools.ab import about
+from omni_fastpath.tools.ab.arm import switch_on
+from omni_fastpath.tools.ab.quantiles import quantile
 
 REQUESTS = 16
 SILENT = 7

@@ -24,14 +24,14 @@ from benchmarks.rigs.side_by_side import (
     write_model,
 )
 from benchmarks.rigs.user_arms import ARMS
-from omni_fastpath.compare import rows, verdict
-from omni_fastpath.compare.about import commit
-from omni_fastpath.compare.answers import Answers, compare, parity_line
-from omni_fastpath.compare.arm import Arm
-from omni_fastpath.compare.page import render
-from omni_fastpath.compare.phases import Phases
-from omni_fastpath.compare.table import print_table
-from omni_fastpath.compare.turns import turns
+from omni_fastpath.tools.ab import rows, verdict
+from omni_fastpath.tools.ab.about import commit
+from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
+from omni_fastpath.tools.ab.arm import Arm
+from omni_fastpath.tools.ab.page import render
+from omni_fastpath.tools.ab.phases import Phases
+from omni_fastpath.tools.ab.table import print_table
+from omni_fastpath.tools.ab.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from omni_fastpath.compare.capture import Request, chat_request
+from omni_fastpath.tools.ab.capture import Request, chat_request
 
 DEPLOYS = {1: "qwen3_omni.yaml", 2: "qwen3_omni_2x.yaml", 4: "qwen3_omni_4x.yaml"}
 

@@ -13,12 +13,12 @@ from benchmarks.rigs.samples import Sample, Wave, in_wave, sample, times
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import served, succeeded
 from benchmarks.server.measure import kept_time
-from omni_fastpath.compare.answers import Answers
-from omni_fastpath.compare.arm import Arm
-from omni_fastpath.compare.capture import Capture, run_closed_loop, run_open_loop
-from omni_fastpath.compare.phases import Phases
-from omni_fastpath.compare.quantiles import quantile
-from omni_fastpath.compare.rows import Measure
+from omni_fastpath.tools.ab.answers import Answers
+from omni_fastpath.tools.ab.arm import Arm
+from omni_fastpath.tools.ab.capture import Capture, run_closed_loop, run_open_loop
+from omni_fastpath.tools.ab.phases import Phases
+from omni_fastpath.tools.ab.quantiles import quantile
+from omni_fastpath.tools.ab.rows import Measure
 
 ROLES = frozenset({"api"})
 """Who must have a state file: light engines hold nothing that could be patched."""

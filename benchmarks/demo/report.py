@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.demo.load import Load
 from benchmarks.demo.measure import Start
-from omni_fastpath.compare import rows
-from omni_fastpath.compare.about import about
-from omni_fastpath.compare.answers import parity_line
-from omni_fastpath.compare.page import Page
-from omni_fastpath.compare.rows import ARMS, Row
+from omni_fastpath.tools.ab import rows
+from omni_fastpath.tools.ab.about import about
+from omni_fastpath.tools.ab.answers import parity_line
+from omni_fastpath.tools.ab.page import Page
+from omni_fastpath.tools.ab.rows import ARMS, Row
 
 COLUMNS = ("measure", *ARMS, "fastpath / stock", "verdict")
 COLOURS = {"stock": "#c2571a", "fastpath": "#1f5fa8"}

@@ -14,9 +14,9 @@ from benchmarks.dispatch.outputs import request_output
 from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, IN_TURN, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.results import say, spread
-from omni_fastpath.compare import about
-from omni_fastpath.compare.arm import Arm, switch_on
 from omni_fastpath.declare import Process
+from omni_fastpath.tools.ab import about
+from omni_fastpath.tools.ab.arm import Arm, switch_on
 
 ITEMS = 200
 EVERY = 16

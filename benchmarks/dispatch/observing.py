@@ -16,11 +16,11 @@ import time
 from typing import Any
 
 from omni_fastpath import config
-from omni_fastpath.compare import about
 from omni_fastpath.declare import Process, State
 from omni_fastpath.install import apply, uninstall
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools.ab import about
 
 CALLS = 5000
 ROUNDS = 30

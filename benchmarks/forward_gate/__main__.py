@@ -26,8 +26,8 @@ from benchmarks.forward_gate.component import ARMS
 from benchmarks.forward_gate.stages import NEW, OLD
 from benchmarks.rigs import overlays, results
 from benchmarks.rigs.driver import announced, last_line, run_module
-from omni_fastpath.compare import about
-from omni_fastpath.compare.arm import Arm, clean
+from omni_fastpath.tools.ab import about
+from omni_fastpath.tools.ab.arm import Arm, clean
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_FLIGHT = (64, 128)

@@ -13,11 +13,11 @@ from typing import Any
 
 from benchmarks.forward_gate.stages import OLD, STAGES, Stage, carriers
 from benchmarks.rigs.results import say
-from omni_fastpath.compare.arm import Arm, check, switch_on
 from omni_fastpath.declare import Fit, Process, Wrap
 from omni_fastpath.install import install
 from omni_fastpath.patches.forward_gate import PATCH
 from omni_fastpath.releases import installed_release
+from omni_fastpath.tools.ab.arm import Arm, check, switch_on
 
 ARMS = {
     arm.name: arm for arm in (Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH_FORWARD_GATE": "1"}), Arm("stock again"))

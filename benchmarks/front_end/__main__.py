@@ -13,10 +13,10 @@ import benchmarks.front_end
 from benchmarks.front_end.ended import ended
 from benchmarks.rigs import results
 from benchmarks.rigs.driver import alternate
-from omni_fastpath.compare import about
-from omni_fastpath.compare.arm import Arm, switch_on
 from omni_fastpath.declare import Process
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.tools.ab import about
+from omni_fastpath.tools.ab.arm import Arm, switch_on
 
 _ON = "OMNI_FASTPATH_LEAN_FRONT_END"
 MODES = ("full", "thread", "line", "interval")

@@ -17,10 +17,10 @@ import benchmarks.latency
 from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.results import say, spread
-from omni_fastpath.compare import about
-from omni_fastpath.compare.arm import Arm, switch_on
-from omni_fastpath.compare.quantiles import quantile
 from omni_fastpath.declare import Process
+from omni_fastpath.tools.ab import about
+from omni_fastpath.tools.ab.arm import Arm, switch_on
+from omni_fastpath.tools.ab.quantiles import quantile
 
 OUTPUTS = 1000
 GAP_S = 0.006

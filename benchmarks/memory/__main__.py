@@ -20,8 +20,8 @@ from benchmarks.rigs.server import Server
 from benchmarks.server.arms import ARMS, ServerArm, named
 from benchmarks.server.load import Load
 from benchmarks.server.measure import api_processes, serving
-from omni_fastpath.compare import about
-from omni_fastpath.compare.capture import Client
+from omni_fastpath.tools.ab import about
+from omni_fastpath.tools.ab.capture import Client
 
 MINUTES = 60.0
 STREAMS = 4

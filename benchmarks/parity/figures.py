@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.rigs.samples import Sample, Wave, in_wave, times
-from omni_fastpath.compare.quantiles import quantile
-from omni_fastpath.compare.rows import Measure, Row, rows
+from omni_fastpath.tools.ab.quantiles import quantile
+from omni_fastpath.tools.ab.rows import Measure, Row, rows
 
 
 @dataclass(frozen=True)

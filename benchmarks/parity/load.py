@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import omni_simulated_device
-from omni_fastpath.compare.capture import Request, chat_request
+from omni_fastpath.tools.ab.capture import Request, chat_request
 
 REPLICAS, STAGES = 2, 3
 BASE = Path(omni_simulated_device.__file__).parent / "deploy" / "qwen3_omni_2x.yaml"

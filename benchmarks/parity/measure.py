@@ -17,10 +17,10 @@ from benchmarks.parity.server import KilledServer
 from benchmarks.rigs import bench, server_arms, user_arms
 from benchmarks.rigs.samples import sample
 from benchmarks.rigs.side_by_side import served, succeeded
-from omni_fastpath.ab.errors import MeasureError
-from omni_fastpath.compare.arm import Arm
-from omni_fastpath.compare.capture import Capture, run_closed_loop, run_open_loop
-from omni_fastpath.compare.phases import Phases
+from omni_fastpath.tools.ab.arm import Arm
+from omni_fastpath.tools.ab.capture import Capture, run_closed_loop, run_open_loop
+from omni_fastpath.tools.ab.errors import MeasureError
+from omni_fastpath.tools.ab.phases import Phases
 
 _SAMPLE_EVERY_S = 0.25
 

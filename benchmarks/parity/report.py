@@ -12,10 +12,10 @@ from benchmarks.parity.load import Load
 from benchmarks.parity.measure import Outcome
 from benchmarks.parity.words import heading
 from benchmarks.rigs.samples import times
-from omni_fastpath.compare import rows
-from omni_fastpath.compare.answers import parity_line
-from omni_fastpath.compare.page import Listing, Page, layout
-from omni_fastpath.compare.rows import ARMS, Row
+from omni_fastpath.tools.ab import rows
+from omni_fastpath.tools.ab.answers import parity_line
+from omni_fastpath.tools.ab.page import Listing, Page, layout
+from omni_fastpath.tools.ab.rows import ARMS, Row
 
 _COLOURS = {"stock": ("#c2571a", "#e6a15c", "#8a3b0e"), "fastpath": ("#1f5fa8", "#6fa8dc", "#103a6b")}
 _LATENCIES = {"ttfp": "TTFP", "e2e": "E2E", "ttft": "time to first text"}

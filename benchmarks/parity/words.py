@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.parity.load import BASE, REPLICAS, Load
-from omni_fastpath.compare.about import about
+from omni_fastpath.tools.ab.about import about
 
 
 def describe(load: Load, starts: Sequence[str], elapsed_s: float) -> dict[str, Any]:

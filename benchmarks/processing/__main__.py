@@ -13,9 +13,9 @@ import benchmarks.processing
 from benchmarks.rigs.arms import ARMS, LEAN_PROCESSING, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.results import say, spread
-from omni_fastpath.compare import about
-from omni_fastpath.compare.arm import Arm, check, switch_on
 from omni_fastpath.declare import Process
+from omni_fastpath.tools.ab import about
+from omni_fastpath.tools.ab.arm import Arm, check, switch_on
 
 REQUESTS = 16
 LENGTHS = (50, 450, 900, 1950)

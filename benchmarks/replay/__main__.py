@@ -24,8 +24,8 @@ from benchmarks.replay import report, subjects
 from benchmarks.replay.load import CELLS, MIXES, NOMINAL, Load
 from benchmarks.rigs import results
 from benchmarks.rigs.driver import announced, run_arm
-from omni_fastpath.compare import about
-from omni_fastpath.compare.arm import Arm
+from omni_fastpath.tools.ab import about
+from omni_fastpath.tools.ab.arm import Arm
 
 SECONDS = 30.0
 ROUNDS = 1

@@ -22,7 +22,7 @@ from benchmarks.replay.load import (
     first_audible,
 )
 from benchmarks.replay.measure import LEAD_NS, Stamps
-from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.tools.ab.quantiles import quantile
 
 NEVER = -1
 

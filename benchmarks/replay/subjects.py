@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from omni_fastpath.compare import arm as arms
-from omni_fastpath.compare.arm import Arm
 from omni_fastpath.declare import Process
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools.ab import arm as arms
+from omni_fastpath.tools.ab.arm import Arm
 
 _ON = {"OMNI_FASTPATH": "1"}
 _VALUE = "OMNI_FASTPATH_BUDGETED_DRAIN__"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_fastpath.compare.arm import Arm
+from omni_fastpath.tools.ab.arm import Arm
 
 STOCK = Arm("stock")
 EVENT = Arm("stock, event-driven", event_driven=True)

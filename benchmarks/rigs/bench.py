@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.rigs.server import DEFAULT_ENVIRONMENT, Server, vllm_command
-from omni_fastpath.compare.arm import clean
+from omni_fastpath.tools.ab.arm import clean
 
 BENCH_TIMEOUT_S = 900.0
 _METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf"

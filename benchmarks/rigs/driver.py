@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from benchmarks.rigs.arms import ARMS
 from benchmarks.rigs.results import progress
-from omni_fastpath.compare.arm import Arm, clean
-from omni_fastpath.compare.turns import turns
+from omni_fastpath.tools.ab.arm import Arm, clean
+from omni_fastpath.tools.ab.turns import turns
 
 AnArm = TypeVar("AnArm", bound=Arm)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.compare.about import about
+from omni_fastpath.tools.ab.about import about
 
 FOLDER = Path("results")
 

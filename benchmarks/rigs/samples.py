@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.rigs.playback import ran_dry_s, seconds_of
-from omni_fastpath.compare.capture import Capture
+from omni_fastpath.tools.ab.capture import Capture
 
 Wave = Literal["first", "later"]
 

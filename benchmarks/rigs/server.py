@@ -21,11 +21,11 @@ from typing import Self
 import psutil
 
 from benchmarks.rigs import overlays
-from omni_fastpath.ab.asked import free_port
-from omni_fastpath.ab.errors import MeasureError
-from omni_fastpath.ab.interrupts import Interrupts
-from omni_fastpath.ab.serving import Serving
 from omni_fastpath.statefile import Snapshot
+from omni_fastpath.tools.ab.asked import free_port
+from omni_fastpath.tools.ab.errors import MeasureError
+from omni_fastpath.tools.ab.interrupts import Interrupts
+from omni_fastpath.tools.ab.serving import Serving
 
 READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0

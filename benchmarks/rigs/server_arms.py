@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 
 from benchmarks.rigs.server import Server
-from omni_fastpath.compare.arm import FOREIGN, Arm, check_server
 from omni_fastpath.statefile import Snapshot
+from omni_fastpath.tools.ab.arm import FOREIGN, Arm, check_server
 
 
 def environment(arm: Arm) -> dict[str, str | None]:

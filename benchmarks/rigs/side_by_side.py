@@ -17,11 +17,11 @@ from rich.console import Console
 
 from benchmarks.rigs.bench import BenchError
 from benchmarks.rigs.server import Server, ServerError
-from omni_fastpath.ab.errors import MeasureError
-from omni_fastpath.compare import verdict
-from omni_fastpath.compare.arm import WrongArmError
-from omni_fastpath.compare.capture import Capture
-from omni_fastpath.compare.phases import Phases
+from omni_fastpath.tools.ab import verdict
+from omni_fastpath.tools.ab.arm import WrongArmError
+from omni_fastpath.tools.ab.capture import Capture
+from omni_fastpath.tools.ab.errors import MeasureError
+from omni_fastpath.tools.ab.phases import Phases
 
 _PIPED_WIDTH = 200
 _LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37

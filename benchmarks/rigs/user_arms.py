@@ -11,10 +11,10 @@ import psutil
 import omni_simulated_device
 from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs.server import Server
-from omni_fastpath import overlay
-from omni_fastpath.compare.arm import Arm, WrongArmError
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
+from omni_fastpath.tools import overlay
+from omni_fastpath.tools.ab.arm import Arm, WrongArmError
 
 STOCK = Arm("stock")
 FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})

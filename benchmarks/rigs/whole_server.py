@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.rigs import results, server_arms
-from omni_fastpath.compare import about, verdict
-from omni_fastpath.compare.arm import Arm
-from omni_fastpath.compare.capture import Capture
-from omni_fastpath.compare.turns import turns
-from omni_fastpath.compare.verdict import Measure
 from omni_fastpath.releases import installed_release
+from omni_fastpath.tools.ab import about, verdict
+from omni_fastpath.tools.ab.arm import Arm
+from omni_fastpath.tools.ab.capture import Capture
+from omni_fastpath.tools.ab.turns import turns
+from omni_fastpath.tools.ab.verdict import Measure
 
 STEP_MS: Mapping[str, float] = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
 """Fixed part of a step of each stage of Qwen3-Omni, milliseconds: of a large model's length."""

@@ -28,9 +28,9 @@ from benchmarks.save_queue.subjects import (
     forking,
     subjects,
 )
-from omni_fastpath.compare.turns import turns
 from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
 from omni_fastpath.patches.save_queue_cap.credits import WIDE
+from omni_fastpath.tools.ab.turns import turns
 
 STEP_MS = {0: 15.0, 1: 12.0}
 """Of the thinker and the talker, as the simulated device's defaults."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.tools.ab.quantiles import quantile
 
 FELT = {"TTFP p99": ("ttfp_s", 0.99), "E2E p99": ("e2e_s", 0.99), "largest gap p99": ("gap_s", 0.99)}
 """Figures of latency by name: which of a stream's values, and the quantile over all streams but the slow one."""

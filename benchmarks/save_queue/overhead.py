@@ -16,7 +16,7 @@ from benchmarks.save_queue.figures import Run
 from benchmarks.save_queue.output import save
 from benchmarks.save_queue.rig import STAGES
 from benchmarks.save_queue.subjects import ALONE, ALONE_AGAIN, FASTPATH, subjects
-from omni_fastpath.compare.turns import turns
+from omni_fastpath.tools.ab.turns import turns
 
 STREAMS = (64, 128)
 STEPS = 100

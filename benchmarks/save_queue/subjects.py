@@ -18,10 +18,10 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.compare import arm as compare
 from omni_fastpath.declare import Process
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
+from omni_fastpath.tools.ab import arm as compare
 
 PATCH = "save_queue_cap"
 START_TIMEOUT_S = 180.0

@@ -14,7 +14,7 @@ from benchmarks.save_queue.figures import Run
 from benchmarks.save_queue.measure import Prompt, Text
 from benchmarks.save_queue.output import save
 from benchmarks.save_queue.subjects import ALONE, FASTPATH, ON, Arm, holding, subjects
-from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.tools.ab.quantiles import quantile
 
 BYTES = Arm("fastpath, holds: bytes", holding("bytes"))
 CAPPED = Arm("the same, 1 MiB", {**holding("bytes"), "OMNI_FASTPATH_SAVE_QUEUE_CAP__TOTAL_BYTES": "1MiB"})

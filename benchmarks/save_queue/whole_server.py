@@ -27,8 +27,8 @@ from benchmarks.rigs.whole_server import environment as environment_of
 from benchmarks.save_queue.figures import FELT, LEGEND, Run, compare
 from benchmarks.save_queue.output import save
 from benchmarks.save_queue.subjects import FASTPATH, FIFO, PATCH, STOCK, Arm
-from omni_fastpath.compare.arm import WrongArmError
-from omni_fastpath.compare.capture import Capture, Client, Request, chat_request
+from omni_fastpath.tools.ab.arm import WrongArmError
+from omni_fastpath.tools.ab.capture import Capture, Client, Request, chat_request
 
 SLOW_MS = 200.0
 OUTPUT_TOKENS = 32

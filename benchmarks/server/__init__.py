@@ -23,7 +23,7 @@ alone with what it requires (``only-NAME``). With several API processes, process
 
 Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is
 in every result line: an instrument that was late measured itself. Verdicts are those of
-``omni_fastpath.compare.verdict`` over starts, on the rows that were named for it. ``--observe`` adds the event loops'
+``omni_fastpath.tools.ab.verdict`` over starts, on the rows that were named for it. ``--observe`` adds the event loops'
 longest callbacks and collections of the oldest generation, for which it wraps every callback
 (`omni_simulated_device.observe`).
 

@@ -16,8 +16,8 @@ from benchmarks.server.arms import ARMS, USUAL, named
 from benchmarks.server.load import LEVELS, RATES, Load
 from benchmarks.server.measure import Host, run
 from benchmarks.server.report import page, pairs, show
-from omni_fastpath.compare import verdict
-from omni_fastpath.compare.page import render
+from omni_fastpath.tools.ab import verdict
+from omni_fastpath.tools.ab.page import render
 
 PROFILED = (64,)
 

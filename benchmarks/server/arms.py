@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from omni_fastpath.compare.arm import Arm
 from omni_fastpath.declare import Patch, Process
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools.ab.arm import Arm
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from benchmarks.rigs.playback import ran_dry_s, seconds_of
 from benchmarks.server import observed
 from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
-from omni_fastpath.compare.capture import Capture
-from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.tools.ab.capture import Capture
+from omni_fastpath.tools.ab.quantiles import quantile
 
 THROUGHPUT = "throughput, req/s"
 FIRST_TTFP = "TTFP first wave p50, ms"

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Literal
 
 from benchmarks.rigs.whole_server import FEWEST, STEP_MS
-from omni_fastpath.compare.capture import Capture, Request, chat_request, run_arrivals, run_closed_loop, speech_request
+from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, run_arrivals, run_closed_loop, speech_request
 
 Api = Literal["chat", "chat-whole", "speech"]
 Model = Literal["qwen3_omni", "qwen3_tts"]

@@ -31,8 +31,8 @@ from benchmarks.server.figures import (
     figures,
 )
 from benchmarks.server.load import Load
-from omni_fastpath.compare.capture import run_closed_loop
-from omni_fastpath.compare.verdict import Measure
+from omni_fastpath.tools.ab.capture import run_closed_loop
+from omni_fastpath.tools.ab.verdict import Measure
 
 Start = Mapping[str, Any]
 """Of one start: ``figures`` by level and name, ``requests``, ``answers`` (their digests, in the order of asking) and

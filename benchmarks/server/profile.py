@@ -24,7 +24,7 @@ from benchmarks.server import observed, threads
 from benchmarks.server.arms import ServerArm
 from benchmarks.server.load import Load
 from benchmarks.server.measure import api_processes, serving
-from omni_fastpath.compare import about
+from omni_fastpath.tools.ab import about
 
 RATE = 200
 """Samples a second."""

@@ -14,9 +14,9 @@ from benchmarks.rigs.whole_server import judge, widest
 from benchmarks.server.figures import FIGURES, THROUGHPUT
 from benchmarks.server.load import Load
 from benchmarks.server.measure import Host, Start, judged
-from omni_fastpath.compare import about, rows, verdict
-from omni_fastpath.compare.page import Page
-from omni_fastpath.compare.turns import turns
+from omni_fastpath.tools.ab import about, rows, verdict
+from omni_fastpath.tools.ab.page import Page
+from omni_fastpath.tools.ab.turns import turns
 
 LATE_MS = 1.0
 """Where 99 of 100 steps of an engine are not within this, the table says so."""

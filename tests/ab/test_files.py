@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.ab import files, report, requests
-from omni_fastpath.ab.files import Series, Start
-from omni_fastpath.compare.capture import chat_request
+from omni_fastpath.tools.ab import files, report, requests
+from omni_fastpath.tools.ab.capture import chat_request
+from omni_fastpath.tools.ab.files import Series, Start
 from omni_fastpath.values import ConfigError
 
 

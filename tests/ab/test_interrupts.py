@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_fastpath.ab.errors import Interrupted
-from omni_fastpath.ab.interrupts import Interrupts
+from omni_fastpath.tools.ab.errors import Interrupted
+from omni_fastpath.tools.ab.interrupts import Interrupts
 
 
 @pytest.fixture(autouse=True)

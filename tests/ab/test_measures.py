@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_fastpath.ab import measures
-from omni_fastpath.ab.files import Start
-from omni_fastpath.compare.verdict import STARTS, starts_for
+from omni_fastpath.tools.ab import measures
+from omni_fastpath.tools.ab.files import Start
+from omni_fastpath.tools.ab.verdict import STARTS, starts_for
 from omni_fastpath.values import ConfigError
 
 RESULT = {

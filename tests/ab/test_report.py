@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from omni_fastpath.ab import report
-from omni_fastpath.ab.files import Series, Start
-from omni_fastpath.compare import page
+from omni_fastpath.tools.ab import page, report
+from omni_fastpath.tools.ab.files import Series, Start
 
 ANSWER = {
     "status": 200,

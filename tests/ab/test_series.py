@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from omni_fastpath import cli
+from omni_fastpath.tools import cli
 
 Command = Callable[..., list[str]]
 OFF_ON = ["--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state files of a server in a few lines do not change."""
-    monkeypatch.setattr("omni_fastpath.ab.states.SETTLE_S", 0.0)
-    monkeypatch.setattr("omni_fastpath.ab.states._PATIENCE_S", 1.0)
+    monkeypatch.setattr("omni_fastpath.tools.ab.states.SETTLE_S", 0.0)
+    monkeypatch.setattr("omni_fastpath.tools.ab.states._PATIENCE_S", 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +217,7 @@ def test_what_nobody_thought_of_ends_a_series_with_its_report(
     serve: Command, bench: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 3 and not 1, which says that a measure is worse; with the traceback, which is a mistake of ours."""
-    monkeypatch.setattr("omni_fastpath.ab.series.ask", lambda *_: [].get("choices"))  # type: ignore[attr-defined]
+    monkeypatch.setattr("omni_fastpath.tools.ab.series.ask", lambda *_: [].get("choices"))  # type: ignore[attr-defined]
     assert _ab(serve(), bench()) == 3
     said = capsys.readouterr().err
     assert "Traceback" in said
@@ -322,7 +322,7 @@ def _wait_for(path: Path) -> None:
 @pytest.fixture
 def running(serve: Command) -> Iterator[Callable[..., int]]:
     """Start a server with this OMNI_FASTPATH, and perhaps another XDG_RUNTIME_DIR; its port."""
-    from omni_fastpath.ab.asked import filled, free_port
+    from omni_fastpath.tools.ab.asked import filled, free_port
 
     with contextlib.ExitStack() as stack:
 
@@ -359,7 +359,7 @@ def test_servers_of_the_users_are_measured_one_by_one(
 
 
 def _wait_for_health(port: int) -> None:
-    from omni_fastpath.ab.serving import healthy
+    from omni_fastpath.tools.ab.serving import healthy
 
     deadline = time.monotonic() + 30
     while not healthy(f"http://127.0.0.1:{port}") and time.monotonic() < deadline:
@@ -384,7 +384,7 @@ def test_the_state_files_of_a_users_server_are_found_where_it_left_them(
 
 def test_a_port_that_speaks_no_http_is_not_healthy() -> None:
     """As that of an SSH server: it answers, and not to what it was asked."""
-    from omni_fastpath.ab.serving import healthy
+    from omni_fastpath.tools.ab.serving import healthy
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -402,8 +402,8 @@ def test_a_port_that_speaks_no_http_is_not_healthy() -> None:
 
 def test_the_fixed_requests_have_the_clients_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that only ``--header`` has opens the server to them too; it wins over the variable, as with the client."""
-    from omni_fastpath.ab import series
-    from omni_fastpath.compare.capture import chat_request
+    from omni_fastpath.tools.ab import series
+    from omni_fastpath.tools.ab.capture import chat_request
 
     sent: list[Any] = []
 
@@ -419,7 +419,7 @@ def test_the_fixed_requests_have_the_clients_headers(monkeypatch: pytest.MonkeyP
 
 def test_a_url_that_nobody_answers(bench: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 3, and no file."""
-    from omni_fastpath.ab.asked import free_port
+    from omni_fastpath.tools.ab.asked import free_port
 
     url = f"http://127.0.0.1:{free_port()}"
     assert cli.main(["ab", "measure", "--url", url, "--arm", "a", "--out", "a.json", "--", *bench()]) == 3

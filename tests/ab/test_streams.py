@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from omni_fastpath.ab.streams import outliving
+from omni_fastpath.tools.ab.streams import outliving
 
 
 def test_a_reader_that_has_left_is_no_error() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.compare.answers import judge, judged_line
+from omni_fastpath.tools.ab.answers import judge, judged_line
 
 
 def answer(**changes: Any) -> dict[str, Any]:

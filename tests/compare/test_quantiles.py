@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from omni_fastpath.compare.quantiles import quantile
-from omni_fastpath.compare.turns import turns
+from omni_fastpath.tools.ab.quantiles import quantile
+from omni_fastpath.tools.ab.turns import turns
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99, 1.0])

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from omni_fastpath.compare import rows
-from omni_fastpath.compare.rows import Measure, Row
+from omni_fastpath.tools.ab import rows
+from omni_fastpath.tools.ab.rows import Measure, Row
 
 NONE = math.nan
 

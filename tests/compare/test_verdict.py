@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from omni_fastpath.compare import verdict
-from omni_fastpath.compare.verdict import Measure, arrangements, interval, least_p, p_value, verdicts
+from omni_fastpath.tools.ab import verdict
+from omni_fastpath.tools.ab.verdict import Measure, arrangements, interval, least_p, p_value, verdicts
 
 TTFP = Measure("TTFP p50", "ms", "lower")
 OTHERS = tuple(Measure(f"other {number}", "ms", "lower") for number in range(8))
@@ -151,7 +151,7 @@ def test_a_ratio_of_1_3_is_found_in_four_fifths_of_runs() -> None:
 
 def _simulated(ratio: float, sigma: float, measures: tuple[Measure, ...], runs: int, seed: int) -> list[list[str]]:
     """The words of simulated runs: six starts an arm in turns A B B A, each measure with start noise and drift."""
-    from omni_fastpath.compare.turns import turns
+    from omni_fastpath.tools.ab.turns import turns
 
     draws = random.Random(seed)
     p = _table_of_p()

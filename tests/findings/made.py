@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from omni_fastpath.declare import Counter, Options, Patch
-from omni_fastpath.findings import Facts
-from omni_fastpath.findings.facts import Member, Scrape, Server
+from omni_fastpath.tools.findings import Facts
+from omni_fastpath.tools.findings.facts import Member, Scrape, Server
 from tests.fakes.upstream import patch
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,11 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-from omni_fastpath import __version__, entrypoint, install, statefile, status
+from omni_fastpath import __version__, entrypoint, install, statefile
 from omni_fastpath.declare import Patch, Process
-from omni_fastpath.findings import Finding, Severity, facts, judge, leftovers, rules
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
+from omni_fastpath.tools import status
+from omni_fastpath.tools.findings import Finding, Severity, facts, judge, leftovers, rules
 from tests.findings.made import fake_server
 
 KNOWN = next(each for each in reversed(PATCHES[0].releases) if all(patch.row_on(each) for patch in PATCHES))

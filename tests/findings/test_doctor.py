@@ -14,10 +14,11 @@ from typing import Any
 import pydantic
 import pytest
 
-from omni_fastpath import cli, doctor, findings, processid
-from omni_fastpath.findings import Facts, leftovers
-from omni_fastpath.findings.leftovers import Leftover
-from omni_fastpath.findings.model import SCHEMA_FILE, Doctor
+from omni_fastpath import processid
+from omni_fastpath.tools import cli, doctor, findings
+from omni_fastpath.tools.findings import Facts, leftovers
+from omni_fastpath.tools.findings.leftovers import Leftover
+from omni_fastpath.tools.findings.model import SCHEMA_FILE, Doctor
 from tests.findings.made import HEALTHY, installation, saying, serving
 from tests.findings.made import record as made_record
 

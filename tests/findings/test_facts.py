@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from omni_fastpath import processid, statefile
-from omni_fastpath.findings import facts
-from omni_fastpath.findings.facts import Server, configuration, live_servers, scrape, unwritable
+from omni_fastpath.tools.findings import facts
+from omni_fastpath.tools.findings.facts import Server, configuration, live_servers, scrape, unwritable
 from tests.findings.made import PATCHES, fake_server, snapshot
 
 
@@ -229,7 +229,7 @@ def test_only_a_port_that_the_state_file_knows_is_asked(port: int, folder: Path)
 def test_the_findings_import_nothing_of_upstream() -> None:
     """Looking costs no import of torch, and prometheus_client only for a scrape."""
     script = (
-        "import sys; import omni_fastpath.findings; "
+        "import sys; import omni_fastpath.tools.findings; "
         "print([name for name in ('torch', 'vllm', 'vllm_omni', 'wrapt', 'prometheus_client') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

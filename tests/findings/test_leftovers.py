@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omni_fastpath.findings import leftovers
-from omni_fastpath.findings.leftovers import Holder, find
+from omni_fastpath.tools.findings import leftovers
+from omni_fastpath.tools.findings.leftovers import Holder, find
 
 CHUNK = "chatcmpl-a'b c_0_3"
 LOCK = f"shm_{CHUNK}_lockfile.lock"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from omni_fastpath import entrypoint
-from omni_fastpath.findings import RULES, Facts, Finding, Severity, judge
-from omni_fastpath.findings.facts import Member, Scrape
-from omni_fastpath.findings.leftovers import Leftover
+from omni_fastpath.tools.findings import RULES, Facts, Finding, Severity, judge
+from omni_fastpath.tools.findings.facts import Member, Scrape
+from omni_fastpath.tools.findings.leftovers import Leftover
 from tests.findings.made import (
     DRUM,
     HEALTHY,
@@ -484,7 +484,7 @@ def test_a_rule_that_fails_hides_no_other() -> None:
 def test_no_rule_names_a_patch() -> None:
     """What is particular stands in declarations."""
     from omni_fastpath import patches as shipped
-    from omni_fastpath.findings import facts, rules
+    from omni_fastpath.tools.findings import facts, rules
 
     text = "".join(Path(str(module.__file__)).read_text() for module in (facts, rules))
     assert [patch.name for patch in shipped.PATCHES if patch.name in text] == []

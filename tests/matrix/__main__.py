@@ -33,9 +33,9 @@ from rich.table import Table
 from benchmarks.rigs import overlays
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.side_by_side import guarded
-from omni_fastpath.compare.about import about
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools.ab.about import about
 from tests.matrix import behaviour, served
 from tests.matrix.workplace import MatrixError, Workplace, tail
 

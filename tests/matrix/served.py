@@ -10,11 +10,11 @@ from typing import Any
 import omni_simulated_device
 from benchmarks.rigs import overlays, server_arms, user_arms, whole_server
 from benchmarks.rigs.server import Server
-from omni_fastpath.compare.answers import compare
-from omni_fastpath.compare.arm import Arm
-from omni_fastpath.compare.capture import run_closed_loop
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
+from omni_fastpath.tools.ab.answers import compare
+from omni_fastpath.tools.ab.arm import Arm
+from omni_fastpath.tools.ab.capture import run_closed_loop
 from tests.matrix.workplace import MatrixError, Workplace
 from tests.questions import of_each_kind
 

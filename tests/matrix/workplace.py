@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.rigs import overlays
 from benchmarks.rigs.server import OFFLINE
-from omni_fastpath.ab.errors import MeasureError
-from omni_fastpath.compare.arm import clean
+from omni_fastpath.tools.ab.arm import clean
+from omni_fastpath.tools.ab.errors import MeasureError
 
 QUIET: Mapping[str, str] = {**OFFLINE, "PYTHONDONTWRITEBYTECODE": "1"}  # the log's level is what some tests look at
 TAIL = 3000

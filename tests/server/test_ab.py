@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_fastpath import cli
+from omni_fastpath.tools import cli
 from tests.server.conftest import DEPLOY, FAST_STEPS, as_declared
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]

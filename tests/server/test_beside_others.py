@@ -33,14 +33,14 @@ ON_TOP = "vllm_omni.entrypoints.omni_base:OmniBase._log_summary_and_cleanup"
 
 
 def _requests() -> list[Any]:
-    from omni_fastpath.compare.capture import chat_request
+    from omni_fastpath.tools.ab.capture import chat_request
     from tests.questions import of_each_kind
 
     return [*of_each_kind(), *(chat_request("Hello") for _ in range(12))]
 
 
 def _answers(running: Any) -> list[Any]:
-    from omni_fastpath.compare.capture import run_closed_loop
+    from omni_fastpath.tools.ab.capture import run_closed_loop
 
     captures = run_closed_loop(running.url, _requests(), 4)
     assert all(capture.succeeded for capture in captures), [capture.error for capture in captures]
@@ -66,7 +66,7 @@ def test_somebody_elses_wrappers(server: Callable[..., Any], stock: list[Any], t
 
     Each answer is stock's, theirs are called, ours are applied, and the one that would go past theirs is unsupported.
     """
-    from omni_fastpath.compare.capture import differences
+    from omni_fastpath.tools.ab.capture import differences
 
     folders = [
         foreign.package(tmp_path / "early", "early", [BELOW, REPLACED]),
@@ -98,7 +98,7 @@ def test_somebody_elses_wrappers(server: Callable[..., Any], stock: list[Any], t
 
 def test_an_altered_installation(server: Callable[..., Any], stock: list[Any], tmp_path: Path) -> None:
     """Three patches do not fit a vLLM-Omni altered on disk: each names its seam; the others are on, and it serves."""
-    from omni_fastpath.compare.capture import differences
+    from omni_fastpath.tools.ab.capture import differences
 
     installation = Altered(tmp_path / "altered")
     alterations = (STATEMENT, PARAMETER, MODULE)

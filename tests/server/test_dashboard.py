@@ -76,7 +76,7 @@ class Prometheus:
 @contextmanager
 def scraping(server: Any, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus for one server, gone afterwards; skips where there is none."""
-    from omni_fastpath.ab.asked import free_port
+    from omni_fastpath.tools.ab.asked import free_port
 
     program = shutil.which("prometheus")
     if program is None:
@@ -105,7 +105,7 @@ def scraping(server: Any, folder: Path) -> Iterator[Prometheus]:
 
 def load(server: Any, number: int) -> None:
     """One wave of requests with text and audio."""
-    from omni_fastpath.compare.capture import chat_request, run_closed_loop
+    from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
 
     requests = [
         chat_request(f"Question {number} {n}", modalities=("text", "audio"), max_tokens=6 + n % 3) for n in range(8)

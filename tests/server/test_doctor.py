@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from omni_fastpath.findings import Finding, Severity, judge, rules
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.status import look
+from omni_fastpath.tools.findings import Finding, Severity, judge, rules
+from omni_fastpath.tools.status import look
 from tests.server.conftest import DEPLOY
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -51,7 +51,7 @@ def test_a_healthy_server_and_one_that_is_broken_while_it_runs(
     server: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One server with its own folder and YAML: well after a load; then its YAML is edited, and a stage falls silent."""
-    from omni_fastpath.compare.capture import chat_request, run_closed_loop
+    from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
 
     deploy = tmp_path / "deploy.yaml"
     on = {patch.name: True for patch in PATCHES if patch.default_on or patch.counters[0].moves_with}

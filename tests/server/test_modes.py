@@ -16,7 +16,7 @@ APPLIED = as_declared()
 
 
 def _speech() -> list[Any]:
-    from omni_fastpath.compare.capture import speech_request
+    from omni_fastpath.tools.ab.capture import speech_request
 
     return [speech_request(f"Sentence {n}. " + "More of it. " * (n % 4)) for n in range(12)]
 
@@ -24,7 +24,7 @@ def _speech() -> list[Any]:
 @pytest.mark.parametrize("event_driven", ["0", "1"])
 def test_tts_answers_alike_on_both_loops(server: Callable[..., Any], event_driven: str) -> None:
     """Two-stage Qwen3-TTS, poll loop and event-driven (its default in 0.30): every sample is the same."""
-    from omni_fastpath.compare.capture import differences, run_closed_loop
+    from omni_fastpath.tools.ab.capture import differences, run_closed_loop
 
     captures, found = [], {}
     for switch in ("0", "1"):
@@ -40,7 +40,7 @@ def test_tts_answers_alike_on_both_loops(server: Callable[..., Any], event_drive
 
 def test_tts_runs_event_driven_by_default(server: Callable[..., Any]) -> None:
     """Without a variable 0.30 runs Qwen3-TTS event-driven: the default set serves there."""
-    from omni_fastpath.compare.capture import run_closed_loop
+    from omni_fastpath.tools.ab.capture import run_closed_loop
 
     with server("qwen3_tts", "qwen3_tts.yaml", environment={"OMNI_FASTPATH": "1"}) as running:
         assert all(capture.succeeded for capture in run_closed_loop(running.url, _speech()[:3], 3))
@@ -70,7 +70,7 @@ def test_a_service_of_our_name_and_a_file_of_upstreams_do_not_stop_a_server(
     server: Callable[..., Any], tmp_path: Path
 ) -> None:
     """Kubernetes' variables of a Service ``omni-fastpath``, YAML that only upstream reads: a stock server serves."""
-    from omni_fastpath.compare.capture import chat_request, run_closed_loop
+    from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
 
     path = tmp_path / "odd.yaml"
     path.write_text(
@@ -113,7 +113,7 @@ def test_a_bad_variable_refuses_the_start_before_a_stage(
 
 def test_an_untested_release_serves_as_stock(server: Callable[..., Any], tmp_path: Path) -> None:
     """With the metadata of a later vLLM-Omni everything is unsupported, said so, and requests are answered."""
-    from omni_fastpath.compare.capture import chat_request, run_closed_loop
+    from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
 
     metadata = tmp_path / "later" / "vllm_omni-0.31.0.dist-info"
     metadata.mkdir(parents=True)

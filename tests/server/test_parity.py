@@ -39,7 +39,7 @@ class Observed:
 
 
 def _mixed() -> list[Any]:
-    from omni_fastpath.compare.capture import chat_request
+    from omni_fastpath.tools.ab.capture import chat_request
 
     requests = []
     for n in range(24):
@@ -56,13 +56,13 @@ def _mixed() -> list[Any]:
 
 
 def _aborted() -> list[Any]:
-    from omni_fastpath.compare.capture import chat_request
+    from omni_fastpath.tools.ab.capture import chat_request
 
     return [chat_request(f"Interrupted {n}", max_tokens=60, ignore_eos=True, abort_after=4 + 5 * n) for n in range(4)]
 
 
 def _bad() -> list[Any]:
-    from omni_fastpath.compare.capture import Request, chat_request
+    from omni_fastpath.tools.ab.capture import Request, chat_request
 
     return [
         chat_request("x", model="no-such-model"),
@@ -135,7 +135,7 @@ _SUMMARY = re.compile(r"\[(OmniTiming|Overall Summary|RequestE2EStats|StageReque
 
 
 def _observe(server: Any) -> Observed:
-    from omni_fastpath.compare.capture import chat_request, run_closed_loop
+    from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
 
     with server:
         mixed = run_closed_loop(server.url, _mixed(), 8)
@@ -160,7 +160,7 @@ def _observe(server: Any) -> Observed:
 def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
     import threading
 
-    from omni_fastpath.compare.capture import run_closed_loop
+    from omni_fastpath.tools.ab.capture import run_closed_loop
 
     timer = threading.Timer(1.5, lambda: psutil.Process(pid).kill())
     timer.start()
@@ -181,7 +181,7 @@ def _unequal_counts(stock: Observed, fast: Observed) -> dict[str, tuple[float | 
 
 def _unlike(fast: Observed, stock: Observed) -> list[str]:
     """Where answers, counts and summaries disagree."""
-    from omni_fastpath.compare.capture import differences
+    from omni_fastpath.tools.ab.capture import differences
 
     found = [*differences(fast.mixed, stock.mixed), *differences(fast.bad, stock.bad)]
     found += [f"{name}: {theirs} in stock, {ours}" for name, (theirs, ours) in _unequal_counts(stock, fast).items()]
@@ -196,8 +196,8 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
     audio, and without an error (18 of 19 were counted). So stock gets a second server where the arms differ. Fastpath
     must be as one of the two in everything; nothing of it is asked twice.
     """
-    from omni_fastpath import overlay
     from omni_fastpath.patches import PATCHES
+    from omni_fastpath.tools import overlay
     from tests.server.conftest import DEPLOY
 
     def observe_stock() -> Observed:
@@ -251,7 +251,7 @@ def test_one_scrape_shows_the_stages(arms: tuple[Observed, Observed]) -> None:
 
 def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:
     """Text, tokens, every audio chunk, metadata, finish reasons and usage of each request are equal."""
-    from omni_fastpath.compare.capture import differences
+    from omni_fastpath.tools.ab.capture import differences
 
     stock, fast = arms
     assert all(capture.succeeded for capture in stock.mixed)

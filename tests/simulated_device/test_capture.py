@@ -11,7 +11,7 @@ aiohttp = pytest.importorskip("aiohttp")
 
 from aiohttp import web  # noqa: E402
 
-from omni_fastpath.compare.capture import (  # noqa: E402
+from omni_fastpath.tools.ab.capture import (  # noqa: E402
     Capture,
     Client,
     Request,

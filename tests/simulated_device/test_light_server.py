@@ -17,7 +17,7 @@ pytest.importorskip("vllm_omni")
 
 import omni_simulated_device
 from benchmarks.rigs.server import Server
-from omni_fastpath.compare.capture import Request, chat_request, differences, run_closed_loop, speech_request
+from omni_fastpath.tools.ab.capture import Request, chat_request, differences, run_closed_loop, speech_request
 from omni_simulated_device import models
 from tests.questions import of_each_kind
 from tests.simulated_device import raw_outputs

@@ -8,7 +8,7 @@ pytest.importorskip("vllm_omni")
 
 import omni_simulated_device
 from benchmarks.rigs.server import Server, ServerError
-from omni_fastpath.compare.capture import chat_request, differences, run_closed_loop
+from omni_fastpath.tools.ab.capture import chat_request, differences, run_closed_loop
 from omni_simulated_device import models
 
 pytestmark = [pytest.mark.upstream, pytest.mark.server]

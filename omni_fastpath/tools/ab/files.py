@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from omni_fastpath.ab import measures
+from omni_fastpath.tools.ab import measures
 from omni_fastpath.values import refusal
 
 _PORT = re.compile(r"(?:--port[=\s]+|://[^\s/]+:|(?:localhost|127\.0\.0\.1):)(\d+)")

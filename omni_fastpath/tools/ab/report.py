@@ -12,12 +12,11 @@ from typing import Any
 
 from rich.console import Console
 
-from omni_fastpath.ab import measures
-from omni_fastpath.ab.errors import INTERRUPTED
-from omni_fastpath.ab.files import Series, Start
-from omni_fastpath.compare import answers, page, rows
-from omni_fastpath.compare.rows import Row
-from omni_fastpath.compare.table import print_table
+from omni_fastpath.tools.ab import answers, measures, page, rows
+from omni_fastpath.tools.ab.errors import INTERRUPTED
+from omni_fastpath.tools.ab.files import Series, Start
+from omni_fastpath.tools.ab.rows import Row
+from omni_fastpath.tools.ab.table import print_table
 
 SCHEMA = 1
 """Of the JSON report; a key is only ever added under the same number."""

@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
 @functools.cache
 def commit() -> str | None:
     """The commit of the checkout that runs, with a + where it was changed; None outside of one."""
-    folder = Path(__file__).resolve().parents[2]
+    folder = Path(__file__).resolve().parents[3]
     try:
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")

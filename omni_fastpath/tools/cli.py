@@ -15,13 +15,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_fastpath import __version__, bodies, doctor, overlay, processid, tables, upgrade, values
+from omni_fastpath import __version__, bodies, processid, values
 from omni_fastpath.declare import Patch
-from omni_fastpath.findings import leftovers
-from omni_fastpath.findings.model import SCHEMA_FILE
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.status import look, status_report
+from omni_fastpath.tools import doctor, overlay, tables, upgrade
+from omni_fastpath.tools.findings import leftovers
+from omni_fastpath.tools.findings.model import SCHEMA_FILE
+from omni_fastpath.tools.status import look, status_report
 from omni_fastpath.values import ConfigError, refusal
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
@@ -138,7 +139,7 @@ def _ab(words: Sequence[str]) -> int:
         raise ConfigError(
             f"ab needs {' and '.join(missing)}, which vLLM-Omni brings; without it: pip install 'omni-fastpath[ab]'"
         )
-    from omni_fastpath.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
+    from omni_fastpath.tools.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
 
     return run(words)
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from omni_fastpath.compare.quantiles import quantile
+from omni_fastpath.tools.ab.quantiles import quantile
 
 PRIMARY_ALPHA = 0.03
 """Four starts an arm can reach p = 0.029, for one measure and no more."""

@@ -6,8 +6,8 @@ imports vllm or vllm-omni, writes or deletes anything, or asks a server anything
 
 from __future__ import annotations
 
-from omni_fastpath.findings.facts import Facts
-from omni_fastpath.findings.model import Finding, Severity
-from omni_fastpath.findings.rules import RULES, judge
+from omni_fastpath.tools.findings.facts import Facts
+from omni_fastpath.tools.findings.model import Finding, Severity
+from omni_fastpath.tools.findings.rules import RULES, judge
 
 __all__ = ["RULES", "Facts", "Finding", "Severity", "judge"]

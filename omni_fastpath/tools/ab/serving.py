@@ -21,8 +21,8 @@ from types import TracebackType
 
 import psutil
 
-from omni_fastpath.ab.errors import MeasureError
-from omni_fastpath.ab.interrupts import Interrupts
+from omni_fastpath.tools.ab.errors import MeasureError
+from omni_fastpath.tools.ab.interrupts import Interrupts
 
 READY_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 60.0

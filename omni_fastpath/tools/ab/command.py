@@ -14,16 +14,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from omni_fastpath.ab import asked, client, files, measures, report, requests, series, serving, states
-from omni_fastpath.ab.asked import Arm
-from omni_fastpath.ab.errors import Interrupted, MeasureError
-from omni_fastpath.ab.files import Series, Start
-from omni_fastpath.ab.interrupts import Interrupts
-from omni_fastpath.ab.streams import outliving
-from omni_fastpath.compare.about import about
-from omni_fastpath.compare.capture import Request
-from omni_fastpath.compare.phases import Phases
-from omni_fastpath.compare.verdict import STARTS
+from omni_fastpath.tools.ab import asked, client, files, measures, report, requests, series, serving, states
+from omni_fastpath.tools.ab.about import about
+from omni_fastpath.tools.ab.asked import Arm
+from omni_fastpath.tools.ab.capture import Request
+from omni_fastpath.tools.ab.errors import Interrupted, MeasureError
+from omni_fastpath.tools.ab.files import Series, Start
+from omni_fastpath.tools.ab.interrupts import Interrupts
+from omni_fastpath.tools.ab.phases import Phases
+from omni_fastpath.tools.ab.streams import outliving
+from omni_fastpath.tools.ab.verdict import STARTS
 from omni_fastpath.values import refusal
 
 FINE, WORSE, REFUSED, FAILED, INTERRUPTED = 0, 1, 2, 3, 130

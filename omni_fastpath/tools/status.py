@@ -11,24 +11,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_fastpath import (
-    __version__,
-    entrypoint,
-    envs,
-    findings,
-    install,
-    overlay,
-    processid,
-    servers,
-    statefile,
-    upgrade,
-)
+from omni_fastpath import __version__, entrypoint, envs, install, processid, statefile
 from omni_fastpath.config import Resolved, resolve_file
 from omni_fastpath.declare import Patch, State
-from omni_fastpath.findings import Facts, leftovers
-from omni_fastpath.findings.facts import live_servers, unwritable
 from omni_fastpath.ledger import logger
 from omni_fastpath.releases import Release, vllm_omni_release, vllm_release
+from omni_fastpath.tools import findings, overlay, servers, upgrade
+from omni_fastpath.tools.findings import Facts, leftovers
+from omni_fastpath.tools.findings.facts import live_servers, unwritable
 from omni_fastpath.values import ConfigError
 
 SCHEMA = 3

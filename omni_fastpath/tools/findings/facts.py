@@ -19,11 +19,12 @@ from typing import Any, Literal
 
 import psutil
 
-from omni_fastpath import commandline, processid, servers, statefile
+from omni_fastpath import commandline, processid, statefile
 from omni_fastpath.config import Resolved, resolve_file
 from omni_fastpath.declare import Patch, Process, State
-from omni_fastpath.findings.leftovers import Leftover
 from omni_fastpath.processid import ProcessId
+from omni_fastpath.tools import servers
+from omni_fastpath.tools.findings.leftovers import Leftover
 from omni_fastpath.values import ConfigError
 
 _REPORTS = re.compile(
@@ -166,7 +167,7 @@ class Facts:
     Attributes:
         patches: The declarations.
         environ: This shell's variables.
-        report: What ``status`` shows (``omni_fastpath.status``), without findings.
+        report: What ``status`` shows (``omni_fastpath.tools.status``), without findings.
         asked: The patches whose release matters here.
         servers: The live ones of this user.
         stray: State files of live stages and workers above which no server lives.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from omni_fastpath.compare.rows import Better, Measure
+from omni_fastpath.tools.ab.rows import Better, Measure
 from omni_fastpath.values import unknown
 
 OTHERS = 9

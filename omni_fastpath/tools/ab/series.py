@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.ab import asked, client, measures, requests, serving, states
-from omni_fastpath.ab.asked import Arm
-from omni_fastpath.ab.errors import INTERRUPTED, Interrupted, MeasureError
-from omni_fastpath.ab.files import Series, Start
-from omni_fastpath.ab.interrupts import Interrupts
-from omni_fastpath.ab.serving import LOG_FOLLOWS, Serving
-from omni_fastpath.compare.about import about, commit
-from omni_fastpath.compare.arm import WrongArmError
-from omni_fastpath.compare.capture import Capture, Request, run_closed_loop
-from omni_fastpath.compare.phases import Phases
-from omni_fastpath.compare.turns import turns
 from omni_fastpath.master import NAMESPACE
+from omni_fastpath.tools.ab import asked, client, measures, requests, serving, states
+from omni_fastpath.tools.ab.about import about, commit
+from omni_fastpath.tools.ab.arm import WrongArmError
+from omni_fastpath.tools.ab.asked import Arm
+from omni_fastpath.tools.ab.capture import Capture, Request, run_closed_loop
+from omni_fastpath.tools.ab.errors import INTERRUPTED, Interrupted, MeasureError
+from omni_fastpath.tools.ab.files import Series, Start
+from omni_fastpath.tools.ab.interrupts import Interrupts
+from omni_fastpath.tools.ab.phases import Phases
+from omni_fastpath.tools.ab.serving import LOG_FOLLOWS, Serving
+from omni_fastpath.tools.ab.turns import turns
 
 PHASES_A_START = 5
 SIMULATED = "OMNI_SIMULATED_DEVICE"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from omni_fastpath.compare.rows import Row
+from omni_fastpath.tools.ab.rows import Row
 
 
 def print_table(

@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from omni_fastpath import envs
-from omni_fastpath.findings import Facts, Finding, Severity, judge
-from omni_fastpath.findings.facts import Server
-from omni_fastpath.findings.model import SCHEMA, Doctor, Evidence, ServerReport, Versions, as_text
+from omni_fastpath.tools.findings import Facts, Finding, Severity, judge
+from omni_fastpath.tools.findings.facts import Server
+from omni_fastpath.tools.findings.model import SCHEMA, Doctor, Evidence, ServerReport, Versions, as_text
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
 

@@ -12,14 +12,14 @@ from typing import Any
 import psutil
 
 from omni_fastpath import entrypoint, envs, statefile
-from omni_fastpath.ab.asked import Arm, setting
-from omni_fastpath.ab.serving import Child
-from omni_fastpath.compare.arm import WrongArmError
 from omni_fastpath.config import resolve_file
 from omni_fastpath.declare import Patch, Process, State
-from omni_fastpath.overlay import find
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
+from omni_fastpath.tools.ab.arm import WrongArmError
+from omni_fastpath.tools.ab.asked import Arm, setting
+from omni_fastpath.tools.ab.serving import Child
+from omni_fastpath.tools.overlay import find
 
 SETTLE_S = 2.5
 """After which a state file has the last counters: ``omni_fastpath.publish.REFRESH_S``, and a little."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.ab import measures
-from omni_fastpath.ab.errors import MeasureError
-from omni_fastpath.ab.interrupts import Interrupts
-from omni_fastpath.ab.serving import Child, tail
+from omni_fastpath.tools.ab import measures
+from omni_fastpath.tools.ab.errors import MeasureError
+from omni_fastpath.tools.ab.interrupts import Interrupts
+from omni_fastpath.tools.ab.serving import Child, tail
 
 _STOP_TIMEOUT_S = 5.0
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_fastpath.compare.capture import answers_differ
+from omni_fastpath.tools.ab.capture import answers_differ
 
 Answer = Mapping[str, Any]
 Answers = Sequence[Answer]

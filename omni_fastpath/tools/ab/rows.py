@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from omni_fastpath.compare import verdict
-from omni_fastpath.compare.verdict import Verdict
+from omni_fastpath.tools.ab import verdict
+from omni_fastpath.tools.ab.verdict import Verdict
 
 ARMS = ("stock", "fastpath")
 """Unless told otherwise; the second is judged against the first."""

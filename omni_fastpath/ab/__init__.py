@@ -1,9 +1,0 @@
-"""``omni-fastpath ab``: two settings of a server, started in turn, measured alike, and what can be said of them.
-
-For any model, deploy YAML and machine: both commands are the user's own. A serving process never imports this.
-
-``command`` is the command line and ``asked`` what it asks for. ``serving`` starts and stops a server, ``states`` proves
-that it is its arm, ``client`` runs the user's benchmark client, ``measures`` reads its result, ``requests`` are what
-the answers are compared by. ``series`` does all of it start after start, ``files`` keeps each start, ``report`` says
-what was found, on the terminal, as JSON, as Markdown and as a page.
-"""

@@ -1,0 +1,31 @@
+"""What runs inside a server and what people run beside it are two halves."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import omni_fastpath
+
+PACKAGE = Path(omni_fastpath.__file__).parent
+TOOLS = "omni_fastpath.tools"
+
+
+def test_no_serving_module_imports_a_tool() -> None:
+    """Nothing at the root, in patches or in hooks names a module of ``tools``, at its head or inside a function."""
+    serving = [file for folder in (".", "patches", "hooks") for file in (PACKAGE / folder).resolve().rglob("*.py")]
+    serving = [file for file in serving if "tools" not in file.relative_to(PACKAGE.parent).parts]
+    found = {file.name for file in serving if any(f"{name}.".startswith(f"{TOOLS}.") for name in _imported(file))}
+    assert found == {"__main__.py"}, "only ``python -m omni_fastpath`` is the command line"
+    assert {"bootstrap.py", "wrappers.py", "manager.py"} <= {file.name for file in serving}
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Names of modules, and of what is taken from them, anywhere in a file."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level < 2, "a relative import stays in its folder"
+            yield from (f"{node.module}.{each.name}" for each in node.names)
