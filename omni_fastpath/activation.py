@@ -11,7 +11,6 @@ from typing import Any
 from omni_fastpath import commandline, handoff, install, metrics, spawned
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Process, State
-from omni_fastpath.gcpauses import PAUSES
 from omni_fastpath.install import RefusedError
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.master import HANDOFF
@@ -119,8 +118,6 @@ class Activation:
                 return
             kind = process_kind()
             is_server = self._hooks_listen and kind is Process.SERVER  # a stage serves no metrics
-            if is_server and commandline.is_serve(sys.argv[1:]):
-                PAUSES.watch()
             self._publisher = Publisher(kind, source, hooks=self._hooks)
             self._publisher.start()
             if is_server:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from omni_fastpath import gcpauses, processid, statefile
+from omni_fastpath import processid, statefile
 from omni_fastpath.declare import Metric, Patch, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger, logger
 from omni_fastpath.seams import MARK, is_ours
@@ -43,14 +43,6 @@ class _Record(NamedTuple):
     where: _Where
     state: str
     counters: Mapping[str, int]
-
-
-class _Pauses(NamedTuple):
-    """What one process has of ``omni_fastpath.gcpauses``."""
-
-    where: _Where
-    counts: Sequence[int]
-    seconds: float
 
 
 class _Figure(NamedTuple):
@@ -84,10 +76,9 @@ class Collector:
             except Exception as error:
                 self._complain("the state files cannot be read, /metrics shows this process alone", error)
             records = [record for where, snapshot in processes for record in _records(where, snapshot)]
-            pauses = [found for where, snapshot in processes if (found := _pauses(where, snapshot))]
             figures = [found for where, snapshot in processes for found in _figures(where, snapshot)]
             declared = self._declared()
-            return [*_families(records, declared), _pause_family(pauses), *_figure_families(figures, declared)]
+            return [*_families(records, declared), *_figure_families(figures, declared)]
         except Exception as error:
             self._complain("/metrics goes without the patches", error)
             return []
@@ -98,7 +89,7 @@ class Collector:
 
     def _here(self) -> dict[str, Any]:
         """What a state file of this process would say now, as far as it is shown."""
-        return {"role": self._role, "patches": self._ledger.snapshot(), "gc_pauses": gcpauses.PAUSES.snapshot()}
+        return {"role": self._role, "patches": self._ledger.snapshot()}
 
     def _declared(self) -> dict[str, Patch]:
         from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - other processes may have patches that we have not
@@ -169,12 +160,6 @@ def _records(where: _Where, snapshot: Mapping[str, Any]) -> Iterator[_Record]:
         yield _Record(name, snapshot["role"], where, record["state"], record["counters"])
 
 
-def _pauses(where: _Where, snapshot: Mapping[str, Any]) -> _Pauses | None:
-    """None of a process that does not watch them."""
-    found = snapshot["gc_pauses"]
-    return None if found is None else _Pauses(where, found["counts"], found["seconds"])
-
-
 def _figures(where: _Where, snapshot: Mapping[str, Any]) -> Iterator[_Figure]:
     for record in snapshot["patches"].values():
         for metric, samples in record.get("figures", {}).items():
@@ -240,17 +225,6 @@ def _histogram(
     for key, counted in counts.items():
         family.add_metric(key, list(zip(ends, itertools.accumulate(counted), strict=True)), sums[key])
     return family
-
-
-def _pause_family(processes: Iterable[_Pauses]) -> Any:
-    """A histogram of each process."""
-    return _histogram(
-        "omni_fastpath_gc_pause_seconds",
-        "How long the process stood still for a garbage collection of the oldest generation",
-        ["process"],
-        gcpauses.BOUNDS_S,
-        [((where.process,), counts, seconds) for where, counts, seconds in processes],
-    )
 
 
 def _families(records: Iterable[_Record], declared: Mapping[str, Patch]) -> list[Any]:

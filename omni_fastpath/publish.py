@@ -20,7 +20,6 @@ from typing import Any
 
 from omni_fastpath import __version__, commandline, install, statefile
 from omni_fastpath.declare import Process, State
-from omni_fastpath.gcpauses import PAUSES
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 
@@ -119,7 +118,6 @@ class Publisher:
     def _now(self, patches: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "patches": patches,
-            "gc_pauses": PAUSES.snapshot(),
             "hooks": None if self._hooks is None else self._hooks(),
             "foreign_wrappers": install.foreign_wrappers(),
         }

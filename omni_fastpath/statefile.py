@@ -65,15 +65,6 @@ class PatchRecord(BaseModel):
     figures: dict[str, list[Sample]] = {}
 
 
-class GcPauses(BaseModel):
-    """Pauses of a process for collections of the oldest generation (``omni_fastpath.gcpauses``)."""
-
-    model_config = ConfigDict(extra="allow")
-
-    counts: list[int]
-    seconds: float
-
-
 class HookRecord(BaseModel):
     """The hook plugins of a process by name; of those that do not run, why (``hooks.HookManager.told``)."""
 
@@ -109,7 +100,6 @@ class Snapshot(BaseModel):
     updated: float
     source: str | None
     patches: dict[str, PatchRecord]
-    gc_pauses: GcPauses | None = None
     port: int | None = None
     hooks: HookRecord | None = None
     foreign_wrappers: dict[str, list[str]] = {}

@@ -17,7 +17,6 @@ OWN = {
     "omni_fastpath_patch_state",
     "omni_fastpath_events_total",
     "omni_fastpath_greatest",
-    "omni_fastpath_gc_pause_seconds",
 }
 GAUGES = {metric.name for patch in PATCHES for metric in patch.metrics if metric.bounds is None}
 VARIABLES = {"job", "instance", "model_name", "__rate_interval"}

@@ -19,9 +19,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from omni_fastpath import gcpauses, metrics, statefile
+from omni_fastpath import metrics, statefile
 from omni_fastpath.declare import Counter, Metric, Process, State
-from omni_fastpath.gcpauses import BOUNDS_S
 from omni_fastpath.ledger import LEDGER, Ledger
 from omni_fastpath.metrics import Collector
 from tests.fakes.processes import ROOT
@@ -287,45 +286,6 @@ def test_a_child_of_a_script_is_a_server_of_its_own(monkeypatch: pytest.MonkeyPa
     for name, root in (("ApiServer_0", 4711), ("Process-1", os.getpid()), ("ApiServer_0_of_mine", os.getpid())):
         monkeypatch.setattr(multiprocessing, "current_process", lambda name=name: SimpleNamespace(name=name))
         assert metrics._root() == root
-
-
-# ---- Pauses ----
-
-
-def paused(counts: dict[int, int], seconds: float) -> dict[str, Any]:
-    """What a process says of its pauses: so many in some buckets."""
-    return {"counts": [counts.get(place, 0) for place in range(len(BOUNDS_S) + 1)], "seconds": seconds}
-
-
-def shown(samples: list[tuple[str, Sample, float]]) -> dict[str, tuple[dict[str, float], float, float]]:
-    """By process: what the buckets up to 1 ms, 25 ms and all have, the count and the sum."""
-    name, found = "omni_fastpath_gc_pause_seconds", {}
-    for process in {labels["process"] for each, labels, _ in samples if each == f"{name}_count"}:
-        mine = [(each, labels.get("le"), value) for each, labels, value in samples if labels["process"] == process]
-        ends = {le: value for each, le, value in mine if each == f"{name}_bucket" and le in ("0.001", "0.025", "+Inf")}
-        [count] = [value for each, _, value in mine if each == f"{name}_count"]
-        [total] = [value for each, _, value in mine if each == f"{name}_sum"]
-        found[process] = ends, count, total
-    return found
-
-
-def test_pauses_are_a_histogram_of_each_process(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this process and of those of its tree that watch them; buckets add up, and equal labels make one sample."""
-    monkeypatch.setattr(gcpauses.PAUSES, "snapshot", lambda: paused({0: 2, 4: 1}, 0.021))
-    worker = {**described("server", "ApiServer_1"), "gc_pauses": paused({4: 1, len(BOUNDS_S): 1}, 9.5)}
-    other = {**described("server", "ApiServer_2"), "gc_pauses": {"counts": [1, 2, 3], "seconds": 1.0}}
-    with process(worker), process(worker), process(other), process(engine(0)):
-        samples = collected(ledger)
-    assert shown(samples) == {
-        "server": ({"0.001": 2, "0.025": 3, "+Inf": 3}, 3, 0.021),
-        "ApiServer_1": ({"0.001": 0, "0.025": 2, "+Inf": 4}, 4, 19.0),  # the third has another version's buckets
-    }
-    assert len({(name, tuple(labels.items())) for name, labels, _ in samples}) == len(samples)
-
-
-def test_a_process_that_does_not_watch_shows_no_pauses(ledger: Ledger) -> None:
-    """Neither zeros nor an empty histogram."""
-    assert shown(collected(ledger)) == {}
 
 
 # ---- What a patch has besides ----

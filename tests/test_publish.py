@@ -62,7 +62,6 @@ def test_file_says_what_the_ledger_says() -> None:
         "process_name": "MainProcess",
     }
     assert found["patches"] == LEDGER.snapshot()
-    assert found["gc_pauses"] is None  # nobody looks in a test's process
     mode = statefile.path().stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
     assert [each["pid"] for each in statefile.read_live()] == [os.getpid()]

@@ -4,8 +4,9 @@ What:
     Of each replica of a stage: how long a raw output took from its construction in the stage until the orchestrator had
     routed it, those with somebody's first audio and first text once more by themselves; how many entries of any stage
     were routed between the construction of a first audio and its own routing; how many raw outputs wait in the client's
-    queue at the moment. How late the event loops of the orchestrator and of the front end call what is due. Of each
-    stage with async-chunk: how many tasks wait in its save queue, and about how many bytes of tensors.
+    queue at the moment. How late the event loops of the orchestrator and of the front end call what is due, and how
+    long full garbage collections stopped the API process. Of each stage with async-chunk: how many tasks wait in its
+    save queue, and about how many bytes of tensors.
 Why:
     Nothing that upstream shows tells where a server's time went: a first audio that waits for a millisecond in its
     stage and for two seconds behind others' codec frames looks like a slow stage. Every other patch here can be judged
@@ -117,6 +118,11 @@ PATCH = Patch(
             "omni_fastpath_event_loop_lag_seconds",
             "How late an event loop called what was due",
             labels=("loop",),
+            bounds=LAG_S,
+        ),
+        Metric(
+            "omni_fastpath_gc_pause_seconds",
+            "How long the process stood still for a garbage collection of the oldest generation",
             bounds=LAG_S,
         ),
         Metric("omni_fastpath_save_queue_tasks", "Tasks that wait in a stage's save queue"),

@@ -16,6 +16,7 @@ from . import saving
 from .account import Account, Line
 from .fronts import Fronts
 from .lag import Lag
+from .pauses import Pauses
 
 _runtime = runtime("queue_metrics")
 _counters = _runtime.counters
@@ -26,6 +27,8 @@ _fronts: WeakSet[Fronts] = WeakSet()
 _lags: list[Lag] = []
 _adapters: list[weakref.ref[Any]] = []
 """No ``WeakSet``, which cannot be read while another thread adds to it."""
+_pauses = Pauses()
+"""Of an API process, from its orchestrator's beginning on."""
 
 
 def wrapped_orchestration_output_handler(
@@ -40,6 +43,7 @@ def wrapped_orchestration_output_handler(
             _fronts.add(Fronts(instance, account, _step_aside))
             _accounts.append(account)
             _lags.append(_OrchestratorsLag(account))
+            _pauses.start()
         except Exception as error:
             _step_aside(error)
     return wrapped(*args, **kwargs)
@@ -89,7 +93,7 @@ def figures() -> dict[str, list[Sample]]:
         return {}
     try:
         found: dict[str, list[Sample]] = {}
-        for metric, sample in (*_of_raw_outputs(), *_of_queues(), *_of_loops(), *_of_adapters()):
+        for metric, sample in (*_of_raw_outputs(), *_of_queues(), *_of_loops(), *_of_pauses(), *_of_adapters()):
             found.setdefault(f"omni_fastpath_{metric}", []).append(sample)
     except Exception as error:
         _step_aside(error)
@@ -134,6 +138,11 @@ def _of_loops() -> Iterator[tuple[str, Sample]]:
         yield "event_loop_lag_seconds", lag.seen.sample({"loop": lag.name})
 
 
+def _of_pauses() -> Iterator[tuple[str, Sample]]:
+    if _pauses.is_watching:
+        yield "gc_pause_seconds", _pauses.seen.sample({})
+
+
 def _of_adapters() -> Iterator[tuple[str, Sample]]:
     for adapter in [each() for each in _adapters]:
         if adapter is None:
@@ -163,6 +172,7 @@ def _end() -> None:
     _fronts.clear()
     for lag in _lags:
         lag.stop()
+    _pauses.stop()
 
 
 def taken_off() -> None:

@@ -37,7 +37,8 @@ def observed(*others: str) -> Iterator[None]:
 def shown(metric: str) -> dict[tuple[str, ...], Any]:
     """The samples of a metric now, by their labels' values."""
     record = LEDGER.snapshot()["queue_metrics"]
-    return {tuple(each["labels"].values()): each for each in record["figures"].get(f"omni_fastpath_{metric}", ())}
+    found = record.get("figures", {}).get(f"omni_fastpath_{metric}", ())
+    return {tuple(each["labels"].values()): each for each in found}
 
 
 def counts(metric: str) -> dict[tuple[str, ...], int]:
@@ -665,3 +666,33 @@ def _adapter_class() -> Iterator[Any]:
             threads: list[threading.Thread] = [adapter.save_thread, adapter.recv_thread]
             for thread in threads:
                 thread.join()
+
+
+# ---- Pauses ----
+
+
+def test_pauses_of_full_collections_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each collection of the oldest generation once, by the clock; young ones and one that had begun before are not."""
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import pauses
+
+        found = pauses.Pauses()
+        times = iter((5, 5 + 3_000_000))
+        monkeypatch.setattr(pauses, "perf_counter_ns", lambda: next(times))
+        found("stop", {"generation": 2})
+        for generation in (0, 2):
+            found("start", {"generation": generation})
+            found("stop", {"generation": generation})
+        assert (sum(found.seen.counts), found.seen.sum) == (1, 0.003)
+
+
+def test_pauses_of_an_api_process_are_shown() -> None:
+    """From its orchestrator's beginning until the patch is taken off; then Python calls nothing of ours."""
+    callbacks = list(gc.callbacks)
+    with observed():
+        assert counts("gc_pause_seconds") == {}
+        run(filled(event_driven=False))
+        before = counts("gc_pause_seconds")[()]
+        gc.collect()
+        assert counts("gc_pause_seconds")[()] == before + 1
+    assert gc.callbacks == callbacks
