@@ -1,11 +1,9 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-serving test-rest lint unit fleets floors pythons matrix matrix-ci dispatch processing front-end ab server replay save-queue forward-gate memory micro clean
+.PHONY: setup demo parity test test-more lint unit fleets floors pythons matrix matrix-ci dispatch processing front-end ab server replay save-queue forward-gate memory micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
-# About half of the time that all tests take, and whatever starts servers or puts chunks into shared memory: a server
-# that has ended is tidied up after, by what is new in /dev/shm and open nowhere.
-SERVING := tests/server tests/simulated_device tests/fleets $(wildcard $(addprefix tests/patches/test_,\
-	save_queue_*.py forward_gate.py gate_and_queue_on_releases.py seams_called.py two_engines.py))
+# Two processes; the servers are in one of them, one after the other. `more` marks what `make test` leaves out.
+PYTEST := $(VENV_PYTHON) -m pytest -p no:benchmark -n 2 --dist loadgroup --durations=15
 SHELL := /bin/bash
 
 setup:
@@ -17,23 +15,20 @@ demo: setup ## what the package is for: a server on light engines, stock and fas
 parity: setup ## the same answers: a server with real stage engines, stock and fastpath, byte by byte; some seven minutes
 	@$(VENV_PYTHON) -m benchmarks.parity $(ARGS)
 
-test: setup lint floors ## everything that CI runs; the tests in two processes, each of which speaks when it is done
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-serving test-rest
+test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the real upstream, one pair of servers
+	$(PYTEST) -m "not more"
+
+test-more: setup floors ## what `make test` leaves out: other servers, random worlds, packaging, floors, other releases; half an hour
+	$(PYTEST) -m more
 	@$(MAKE) --no-print-directory matrix-ci
-
-test-serving: setup
-	$(VENV_PYTHON) -m pytest $(SERVING)
-
-test-rest: setup
-	$(VENV_PYTHON) -m pytest tests $(addprefix --ignore=,$(SERVING))
 
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
 
-unit: setup ## the tests that start no server
-	$(VENV_PYTHON) -m pytest -m "not server"
+unit: setup ## the tests that need no vLLM
+	$(PYTEST) -m "not more and not server and not upstream"
 
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
 	@bash scripts/floors.sh
@@ -44,7 +39,7 @@ pythons: ## the same with the newest dependencies, on every Python that pyprojec
 matrix: setup ## our built wheel on every release; half an hour, RELEASE="0.22.0 0.30.0" for some
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
 
-matrix-ci: setup ## the oldest release, the newest and what is in preview; the last part of `make test`
+matrix-ci: setup ## the oldest release, the newest and what is in preview; the last part of `make test-more`
 	@$(VENV_PYTHON) -W ignore -m tests.matrix --ci
 
 fleets: setup ## 1,000 random fleets of the orchestrator and 1,000 of a stage against stock; half an hour

@@ -12,11 +12,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 HAS_UPSTREAM = importlib.util.find_spec("vllm_omni") is not None
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the group that is set here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on the real upstream are skipped, visibly, where it is not installed."""
+    """Skip tests on the real upstream, visibly, where it is not installed; servers share one process of xdist."""
     for item in items:
-        needs = item.get_closest_marker("upstream") or item.get_closest_marker("server")
-        if needs and not HAS_UPSTREAM:
+        server = item.get_closest_marker("server")
+        if server:
+            item.add_marker(pytest.mark.xdist_group("servers"))
+        if (server or item.get_closest_marker("upstream")) and not HAS_UPSTREAM:
             item.add_marker(pytest.mark.skip(reason="vllm-omni is not installed here"))
 
 

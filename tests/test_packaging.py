@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.more
+
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = {"omni_fastpath/patches": "../patches", "omni_fastpath/hooks": "../hooks"}
 ENTRY_POINT = "omni_fastpath.bootstrap:register"

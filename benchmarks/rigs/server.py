@@ -44,6 +44,8 @@ _LIGHT_ENGINES = "omni_simulated_device.light.host"
 _STAGE = "StageEngineCoreProc"
 _STAGE_NAME = re.compile(r"stage(\d+)_replica(\d+)")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
+_OF_A_RIG = re.compile(r"(shm_)?(fl|sq-|ss-)\d")
+"""Chunks of stages that a test or a benchmark runs in its own process: prefix and process id."""
 
 
 class ServerError(RuntimeError):
@@ -249,8 +251,8 @@ class Server:
     def _remove_shared_memory(self) -> tuple[str, ...]:
         """Remove shared-memory files that this server left, and name them.
 
-        Only files that are new since the start, that belong to this user and that no process maps or holds open:
-        another server's are left alone.
+        Only files that are new since the start, that belong to this user, that no process maps or holds open, and that
+        no stage of another rig has made.
         """
         candidates = _shared_memory_files() - self._shared_memory_before
         if not candidates:
@@ -267,9 +269,10 @@ class Server:
 def _shared_memory_files() -> set[str]:
     try:
         entries = list(os.scandir(_SHARED_MEMORY))
-        return {entry.name for entry in entries if entry.is_file() and entry.stat().st_uid == os.getuid()}
+        found = {entry.name for entry in entries if entry.is_file() and entry.stat().st_uid == os.getuid()}
     except OSError:
         return set()
+    return {name for name in found if not _OF_A_RIG.match(name)}
 
 
 def _held_shared_memory() -> set[str]:

@@ -1,8 +1,7 @@
-"""Random fleets of one stage, few; ``STAGE_FLEETS=1000`` or ``python -m tests.fleets.stage --seeds 1000`` for many."""
+"""Random fleets of one stage; ``python -m tests.fleets.stage --seeds 1000`` for many."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -10,12 +9,10 @@ import pytest
 
 pytestmark = pytest.mark.upstream
 
-SEEDS = int(os.environ.get("STAGE_FLEETS", "24"))
 
-
-@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seeds", [6, pytest.param(60, marks=pytest.mark.more)])
 @pytest.mark.filterwarnings("ignore")  # upstream's, of sparse and complex tensors
-def test_random_fleets_give_what_stock_gives(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_random_fleets_give_what_stock_gives(tmp_path_factory: pytest.TempPathFactory, seeds: int) -> None:
     """No engine step raises, and every stream that completes has the chunks, tokens and outputs that it has in stock.
 
     With adapters, coupled streams, sessions, aborts, preemption, slow, failing and hung sends, and exceptions of ours.
@@ -25,13 +22,11 @@ def test_random_fleets_give_what_stock_gives(tmp_path_factory: pytest.TempPathFa
 
     configs: dict[int, Path] = stage_configs(tmp_path_factory.mktemp("fleets"))
     facts: Counter[str] = Counter()
-    for faults, seeds in (("none", range(SEEDS // 2)), ("all", range(SEEDS // 2, SEEDS))):
-        for verdict in runs(seeds, configs, faults=faults):
+    for faults, some in (("none", range(seeds // 2)), ("all", range(seeds // 2, seeds))):
+        for verdict in runs(some, configs, faults=faults):
             assert not verdict.defects, verdict.words()
             facts += verdict.facts
-    # Whether a fault fires, or a stream is held, is chance where few seeds run.
-    often = ("holds", "preempted streams, patched", "faults fired") if SEEDS >= 200 else ()
-    for happened in ("aborted", "completed", *often):
+    for happened in ("aborted", "completed"):
         assert facts[happened] > 0, (happened, facts)
 
 

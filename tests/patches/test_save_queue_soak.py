@@ -8,7 +8,7 @@ import pytest
 
 from tests.patches.soak_stage import shared_memory
 
-pytestmark = pytest.mark.upstream
+pytestmark = [pytest.mark.upstream, pytest.mark.more]
 
 CHUNKS = int(os.environ.get("SAVE_QUEUE_SOAK_CHUNKS", "20000"))
 

@@ -1,7 +1,6 @@
 """Every upstream function that a patch calls is a seam of that patch: nothing that we rely on can move unseen.
 
 By the syntax tree, what is imported; by a tracer (`tests.patches.upstream_calls`), what is called while content runs.
-The tracer stands around every other test of this folder too (`conftest.py`): those have the rare paths.
 """
 
 from __future__ import annotations

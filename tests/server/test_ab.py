@@ -11,7 +11,7 @@ import pytest
 from omni_fastpath.tools import cli
 from tests.server.conftest import DEPLOY, FAST_STEPS, as_declared
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
 
 METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf"
 

@@ -18,7 +18,7 @@ from tests.fakes import foreign
 from tests.fakes.installation import MODULE, PARAMETER, STATEMENT, Altered
 from tests.server.conftest import all_states, as_declared
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 
 LIGHT = {"OMNI_SIMULATED_DEVICE": "light"}
 TWO = ("--api-server-count", "2")

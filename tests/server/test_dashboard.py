@@ -22,7 +22,7 @@ import pytest
 
 from tests.dashboard import families_in, filled_in, queries
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 
 SCRAPES = 12
 MAY_STAND_STILL = "omni_fastpath_gc_pause_seconds"

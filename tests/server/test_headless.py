@@ -15,7 +15,7 @@ import pytest
 
 from tests.server.conftest import DEPLOY, all_states
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 
 PATIENCE_S = 180.0
 FILE = DEPLOY / "qwen3_omni.yaml"

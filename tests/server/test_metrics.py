@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.conftest import all_states
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 
 SERVERS = {"ApiServer_0", "ApiServer_1"}
 ENGINES = {f"StageEngineCoreProc_stage{stage}_replica0" for stage in range(3)}

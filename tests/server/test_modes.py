@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.conftest import DEPLOY, all_states, as_declared, states
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 
 APPLIED = as_declared()
 

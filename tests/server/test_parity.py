@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import re
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -35,6 +38,9 @@ class Observed:
     stage_states: list[dict[str, Any]]
     shown: set[tuple[str, str, str, str]]
     idle_switches_per_s: dict[str, float]
+    status: dict[str, Any]
+    healthy: dict[str, Any]
+    edited: dict[str, Any]
     shutdown: Any
 
 
@@ -134,9 +140,35 @@ _SUMMARY = re.compile(r"\[(OmniTiming|Overall Summary|RequestE2EStats|StageReque
 """What upstream logs of a request that ended."""
 
 
-def _observe(server: Any) -> Observed:
+def _command(*arguments: str) -> dict[str, Any]:
+    """What one of our commands says as JSON, run from a shell with another runtime folder than the server's."""
+    done = subprocess.run(
+        [sys.executable, "-m", "omni_fastpath", *arguments, "--json"], capture_output=True, text=True, check=False
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _findings(server_pid: int, report: dict[str, Any]) -> list[str]:
+    """The ids of what a report warns of about a server."""
+    about = [each for each in report["findings"] if each["subject"] == f"server {server_pid}"]
+    return [each["id"] for each in about if each["severity"] != "info"]
+
+
+def _edited(deploy: Path) -> dict[str, Any]:
+    """What ``doctor`` says while the deploy YAML is another than the server has read."""
+    text = deploy.read_text()
+    deploy.write_text(text.replace("queue_metrics: true", "queue_metrics: false"))
+    try:
+        return _command("doctor", "--no-verify")
+    finally:
+        deploy.write_text(text)
+
+
+def _observe(server: Any, overlay: Path | None = None) -> Observed:
     from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
 
+    status, healthy, edited = {}, {}, {}
     with server:
         mixed = run_closed_loop(server.url, _mixed(), 8)
         bad = run_closed_loop(server.url, _bad(), 1)
@@ -147,13 +179,29 @@ def _observe(server: Any) -> Observed:
         idle = _idle_switches(server)
         found, stage_states = states(server), all_states(server, "stage")
         shown = _shown(server)
+        if overlay is not None:
+            status, healthy, edited = _command("status"), _command("doctor", "--no-verify"), _edited(overlay)
         # A code2wav process dies under three long requests; new ones find no replica.
         victim = _pid(server, "stage2_replica0")
         requests = [chat_request(f"Doomed {n}", max_tokens=400, ignore_eos=True) for n in range(3)]
         killed = _kill_during(server, requests, victim)
         after_kill = run_closed_loop(server.url, [chat_request("Too late", max_tokens=5)], 1)
     return Observed(
-        mixed, aborted, bad, metrics, summaries, killed, after_kill, found, stage_states, shown, idle, server.shutdown
+        mixed,
+        aborted,
+        bad,
+        metrics,
+        summaries,
+        killed,
+        after_kill,
+        found,
+        stage_states,
+        shown,
+        idle,
+        status,
+        healthy,
+        edited,
+        server.shutdown,
     )
 
 
@@ -205,10 +253,9 @@ def arms(server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
 
     stock = observe_stock()
     path = tmp_path_factory.mktemp("overlay") / "fast.yaml"
-    switches = ["save_queue_cap", "lean_processing", "lean_stream", "lean_reader", "gc_pacing", "queue_metrics"]
-    switches = [*(f"{name}=true" for name in switches), "lean_front_end.summary=thread"]
+    switches = [f"{patch.name}=true" for patch in PATCHES if not patch.default_on]
     path.write_text(overlay.build(DEPLOY / "qwen3_omni.yaml", switches, PATCHES, output=path))
-    fast = _observe(server("qwen3_omni", path))
+    fast = _observe(server("qwen3_omni", path), path)
     if unlike := _unlike(fast, stock):
         logging.getLogger(__name__).warning("fastpath differs from the first stock server: %s", "; ".join(unlike))
         stock = observe_stock()
@@ -222,7 +269,6 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert {name: entry["state"] for name, entry in fast.states.items()} == as_declared(every=True)
     assert fast.states["budgeted_drain"]["counters"]["items"] > 500
     assert fast.states["final_output_wakeup"]["counters"]["woken"] > 50
-    assert fast.states["lean_front_end"]["counters"]["handed_over"] >= len(fast.mixed)
     assert fast.states["lean_front_end"]["counters"]["files"] > 50
     assert fast.states["lean_processing"]["counters"]["not_built"] > 50
     assert fast.states["lean_stream"]["counters"]["events"] > 50
@@ -247,6 +293,23 @@ def test_one_scrape_shows_the_stages(arms: tuple[Observed, Observed]) -> None:
     assert ("budgeted_drain", "server", "", "applied") in fast.shown
     gates = {stage: state for patch, _, stage, state in fast.shown if patch == "forward_gate" and stage}
     assert gates == {"0": "superseded", "1": "applied", "2": "not_applicable"}
+
+
+def test_status_shows_every_process(arms: tuple[Observed, Observed]) -> None:
+    """``status`` reads the state files of the API server and of each stage, with the states that they have."""
+    _, fast = arms
+    shown = {each["role"]: each["patches"] for each in fast.status["processes"]}
+    assert len(fast.status["processes"]) == 1 + len(fast.stage_states)
+    assert {name: each["state"] for name, each in shown["server"].items()} == as_declared(every=True)
+
+
+def test_doctor_finds_nothing_while_it_is_well_and_an_edited_yaml(arms: tuple[Observed, Observed]) -> None:
+    """Beside the loaded server ``doctor`` warns of nothing; of a YAML that is not what the server has read it does."""
+    _, fast = arms
+    [seen] = fast.healthy["servers"]
+    assert seen["reporting"] == 1 + len(fast.stage_states)
+    assert _findings(seen["pid"], fast.healthy) == []
+    assert _findings(seen["pid"], fast.edited) == ["yaml-changed"]
 
 
 def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:
@@ -296,7 +359,7 @@ def test_metrics_count_the_same(arms: tuple[Observed, Observed]) -> None:
 
 
 def test_the_log_says_the_same_of_each_request(arms: tuple[Observed, Observed]) -> None:
-    """Each request's summary stands in the log, whole and in order, though another thread writes it."""
+    """Each request's summary stands in the log, whole and in order."""
     stock, fast = arms
     assert stock.summaries.count("OmniTiming") >= len(stock.mixed)  # one of the bad requests is served and ends too
     assert fast.summaries == stock.summaries

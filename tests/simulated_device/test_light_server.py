@@ -22,7 +22,7 @@ from omni_simulated_device import models
 from tests.questions import of_each_kind
 from tests.simulated_device import raw_outputs
 
-pytestmark = [pytest.mark.upstream, pytest.mark.server]
+pytestmark = [pytest.mark.upstream, pytest.mark.server, pytest.mark.more]
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
 FAST = '{"stages": {"*": {"base_ms": 4, "max_frames": 60}}}'

@@ -11,7 +11,7 @@ from benchmarks.rigs.server import Server, ServerError
 from omni_fastpath.tools.ab.capture import chat_request, differences, run_closed_loop
 from omni_simulated_device import models
 
-pytestmark = [pytest.mark.upstream, pytest.mark.server]
+pytestmark = [pytest.mark.upstream, pytest.mark.server, pytest.mark.more]
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
 FAST = '{"stages": {"*": {"base_ms": 2, "max_frames": 60}}}'
