@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit fleets floors pythons matrix matrix-ci dispatch processing front-end ab server replay save-queue forward-gate memory micro clean
+.PHONY: setup demo parity test test-more lint unit fleets floors pythons matrix dispatch processing front-end ab server replay save-queue forward-gate memory micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; the servers are in one of them, one after the other. `more` marks what `make test` leaves out.
@@ -20,7 +20,7 @@ test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the 
 
 test-more: setup floors ## what `make test` leaves out: other servers, random worlds, packaging, floors, other releases; half an hour
 	$(PYTEST) -m more
-	@$(MAKE) --no-print-directory matrix-ci
+	@$(MAKE) --no-print-directory matrix
 
 lint: setup
 	$(VENV_PYTHON) -m ruff check .
@@ -36,11 +36,8 @@ floors: ## the machinery on the oldest dependencies that pyproject.toml allows, 
 pythons: ## the same with the newest dependencies, on every Python that pyproject.toml declares and this machine has
 	@bash scripts/pythons.sh
 
-matrix: setup ## our built wheel on every release; half an hour, RELEASE="0.22.0 0.30.0" for some
+matrix: setup ## our built wheel on the other releases that are served; RELEASE=0.28.0 for one
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
-
-matrix-ci: setup ## the oldest release, the newest and what is in preview; the last part of `make test-more`
-	@$(VENV_PYTHON) -W ignore -m tests.matrix --ci
 
 fleets: setup ## 1,000 random fleets of the orchestrator and 1,000 of a stage against stock; half an hour
 	$(VENV_PYTHON) -W ignore -m tests.fleets_dispatch --seeds 1000

@@ -12,6 +12,7 @@ import itertools
 import linecache
 import sys
 import textwrap
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -73,6 +74,28 @@ def upstreams_own() -> dict[Key, Any]:
     for seam in itertools.chain.from_iterable(seams_here(patch) for patch in PATCHES):
         importlib.import_module(seam.module)
     return {(s.module, s.qualname): raw((s.module, s.qualname)) for patch in PATCHES for s in seams_here(patch)}
+
+
+def slots() -> dict[Key, Any]:
+    """Everything in the imported modules of vLLM and vLLM-Omni, and in the classes that they define."""
+    found: dict[Key, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in {"vllm", "vllm_omni"}:
+            for attribute, value in list(vars(module).items()):
+                found[name, attribute] = value
+                if isinstance(value, type) and value.__module__ == name:
+                    found |= {(name, f"{attribute}.{inner}"): slot for inner, slot in vars(value).items()}
+    return found
+
+
+def moved(before: dict[Key, Any], after: dict[Key, Any]) -> list[Key]:
+    """The slots whose function is another object than before, or that were added."""
+    kinds = (FunctionType, staticmethod, classmethod, property)
+    return [
+        key
+        for key in before.keys() | after.keys()
+        if after.get(key) is not before.get(key) and isinstance(before.get(key, after.get(key)), kinds)
+    ]
 
 
 def is_upstreams(value: Any) -> bool:
@@ -150,13 +173,14 @@ def test_order_before_the_import(name: str) -> None:
     _run(name, "uninstall install install uninstall import")
 
 
+@pytest.mark.every_release
 @isolated("warm")
 def test_all_patches_together_and_off_again() -> None:
     """The default set applied, applied again, and off: identity of every slot, each wrapped once per patch."""
     from omni_fastpath import config
     from omni_fastpath.ledger import LEDGER
 
-    own = upstreams_own()
+    own, everything = upstreams_own(), slots()
     on = config.resolve([], ALL_ON, PATCHES)
     enabled = [patch for patch in PATCHES if patch.name in on.enabled]
     depth = {key: sum(key in written(patch) for patch in enabled) for key in own}
@@ -171,6 +195,7 @@ def test_all_patches_together_and_off_again() -> None:
             assert layers == depth[key], key
     apply_in_both(config.resolve([], {}, PATCHES))
     assert_holds(None, own)
+    assert moved(everything, slots()) == []
     assert {entry.state for entry in LEDGER} == {State.OFF}
 
 
@@ -297,6 +322,7 @@ def test_module_that_is_gone() -> None:
     assert all(raw(key) is held for key, held in own.items() if key not in still)
 
 
+@pytest.mark.every_release
 @isolated("warm")
 def test_shipped_declarations_fit_the_installed_upstream() -> None:
     """On the installed release every seam of every patch verifies, and verifying writes nothing."""

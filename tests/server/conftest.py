@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+import omni_simulated_device
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 
-DEPLOY = Path(__file__).resolve().parents[2] / "benchmarks/simulated_device/omni_simulated_device/deploy"
+DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
 
 FAST_STEPS = {"stages": {name: {"base_ms": ms} for name, ms in (("thinker", 4), ("talker", 3), ("code2wav", 3))}}
 

@@ -1,0 +1,96 @@
+"""Our built wheel on other releases, with their own wheels: ``python -m tests.matrix [RELEASE ...]``, ``make matrix``.
+
+Of each release the tests that are marked ``every_release`` run, in processes whose ``PYTHONPATH`` begins with that
+release's packages (`benchmarks.rigs.overlays`), then has our wheel, then a copy of the tests without the package beside
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.rigs import overlays
+from omni_fastpath.tools.ab.arm import clean
+
+MARKER = "every_release"
+PROCESSES = "2"
+IMPORTED = """
+import sys, omni_fastpath, vllm_omni
+from omni_fastpath.releases import vllm_omni_release
+print(omni_fastpath.__file__, vllm_omni_release().version)
+"""
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """Build our wheel, install it into a folder, and copy the tests and what they run on into another."""
+    site, tests = folder / "site", folder / "tests"
+    wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(wheel, cwd=overlays.ROOT, check=True, stdout=subprocess.DEVNULL)
+    [built] = folder.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(built)]
+    subprocess.run(pip, check=True)
+    for name in ("tests", "benchmarks"):
+        # Not the editable device: it is installed in .venv, under its own name.
+        ignored = shutil.ignore_patterns("__pycache__", "simulated_device" if name == "benchmarks" else "")
+        shutil.copytree(overlays.ROOT / name, tests / name, ignore=ignored)
+    shutil.copy2(overlays.ROOT / "pyproject.toml", tests)
+    return site, tests
+
+
+def marked(tests: Path) -> list[str]:
+    """The files with such tests. Others may import what a release does not have, and are not collected."""
+    files = sorted(tests.rglob("test_*.py"))
+    return [str(path.relative_to(tests)) for path in files if f"mark.{MARKER}" in path.read_text(encoding="utf-8")]
+
+
+def run(release: str, site: Path, tests: Path) -> bool:
+    """Run the tests on a release, whatever it prints; whether they passed.
+
+    Raises:
+        RuntimeError: The release cannot be had, or another one or another package of ours is imported.
+    """
+    overlays.fetch(release)
+    paths = overlays.python_path(release, site, tests)
+    # The log's level stays as it is: it is what some tests look at.
+    environment = {**clean(os.environ), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": paths}
+    python = [sys.executable, "-W", "ignore"]
+    said = subprocess.run(
+        [*python, "-c", IMPORTED], env=environment, cwd=tests, check=True, stdout=subprocess.PIPE, text=True
+    )
+    ours, found = said.stdout.splitlines()[-1].split()
+    if not Path(ours).is_relative_to(site) or found != release:
+        raise RuntimeError(f"on {release} the processes import {ours} and vLLM-Omni {found}")
+    pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", MARKER]
+    pytest += ["-n", PROCESSES, "--dist", "loadgroup", *marked(tests)]
+    return subprocess.run(pytest, env=environment, cwd=tests, check=False).returncode == 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the releases; 1 if a test failed on one."""
+    others = [release for release in overlays.releases() if overlays.folder(release) is not None]
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"{', '.join(others)} unless given")
+    releases = parser.parse_args(argv).releases or others
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
+        site, tests = build(Path(folder))
+        for release in releases:
+            began = time.monotonic()
+            print(f"matrix: vLLM-Omni {release}", flush=True)  # noqa: T201
+            passed = run(release, site, tests)
+            results[release] = f"{'passed' if passed else 'FAILED'} in {time.monotonic() - began:.0f} s"
+    for release, result in results.items():
+        print(f"matrix: {release} {result}")  # noqa: T201
+    return 1 if any("FAILED" in result for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
