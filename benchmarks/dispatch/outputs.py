@@ -9,9 +9,9 @@ def request_output(name: str, heard: bool) -> Any:
     """What upstream's processing makes of such an entry; made once, because making it is not dispatch."""
     import torch
     from vllm.outputs import RequestOutput
+    from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
 
     from benchmarks.rigs.inprocess import SAMPLE_RATE
-    from benchmarks.rigs.upstream import MultimodalCompletionOutput, MultimodalPayload
 
     payload = MultimodalPayload({"audio": torch.ones(1 if heard else 0)}, {"sr": SAMPLE_RATE})
     completion = MultimodalCompletionOutput(

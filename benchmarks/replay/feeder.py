@@ -91,15 +91,13 @@ class Encoder:
     def _entry(self, stage: int, entry: Entry) -> Any:
         from vllm_omni.engine import OmniEngineCoreOutput
 
-        from benchmarks.rigs.upstream import PAYLOAD
-
         finish = self._stop if entry.finished else None
         if stage == CODE2WAV:
             heard = audible(entry.position, entry.total, self._mix.silent)
             samples = self._samples(entry.position // (self._mix.silent + 1)) if heard else self._nothing
-            payload = {PAYLOAD: {"model_outputs": samples, "sr": self._rate}}
+            payload = {"multimodal_output": {"model_outputs": samples, "sr": self._rate}}
             return OmniEngineCoreOutput(entry.request_id, [], finish_reason=finish, **payload)
-        codes: dict[str, Any] = {PAYLOAD: {"codes.audio": self._codes}} if stage == TALKER else {}
+        codes: dict[str, Any] = {"multimodal_output": {"codes.audio": self._codes}} if stage == TALKER else {}
         return OmniEngineCoreOutput(entry.request_id, [entry.position], finish_reason=finish, **codes)
 
     def encode(self, number: int, stage: int, entries: Sequence[Entry]) -> Sequence[Any]:

@@ -24,6 +24,7 @@ from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs, OmniEn
 from vllm_omni.engine.messages import ShutdownRequestMessage
 from vllm_omni.engine.orchestrator import Orchestrator, OrchestratorRequestState
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
 
 from benchmarks.rigs import upstream
 
@@ -98,9 +99,6 @@ class Pipeline:
         stages: The stages, first to last.
         async_chunk: As the deploy YAML's key.
         event_driven: Upstream's event-driven loop instead of the poll loop.
-
-    Raises:
-        ValueError: This release has no event-driven loop.
     """
 
     def __init__(
@@ -117,7 +115,7 @@ class Pipeline:
             StagePool(
                 stage_id,
                 list(replicas),
-                output_processor=upstream.MultimodalOutputProcessor(
+                output_processor=MultimodalOutputProcessor(
                     None, log_stats=True, engine_core_output_type=self.stages[stage_id].modality
                 ),
             )
@@ -127,7 +125,7 @@ class Pipeline:
         self.orchestrator = Orchestrator(
             self.requests.async_q, self.writer, self.rpc.async_q, self.pools, async_chunk=async_chunk
         )
-        upstream.set_event_driven(self.orchestrator, event_driven)
+        self.orchestrator._event_driven_orch = event_driven
 
     # ---- Requests ----
 
@@ -318,4 +316,4 @@ def silent(request_id: str, **fields: Any) -> OmniEngineCoreOutput:
 
 
 def _with(payload: Mapping[str, Any], *given: Any, **fields: Any) -> OmniEngineCoreOutput:
-    return OmniEngineCoreOutput(*given, **{upstream.PAYLOAD: payload}, **fields)
+    return OmniEngineCoreOutput(*given, multimodal_output=payload, **fields)

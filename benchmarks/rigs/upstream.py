@@ -11,18 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vllm_omni.engine import OmniEngineCoreOutput
 from vllm_omni.engine import orchestrator as _orchestrator
-
-try:
-    from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
-except ImportError:  # up to 0.24
-    from vllm_omni.engine.output_processor import MultimodalOutputProcessor
-
-try:
-    from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
-except ImportError:  # up to 0.24
-    from vllm_omni.engine.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
 
 try:
     from vllm_omni.engine.omni_engine_base import OmniEngineBase
@@ -36,43 +25,32 @@ except ImportError:  # up to 0.30 the orchestrator writes into janus' own asynch
 
 __all__ = [
     "PAYLOAD",
-    "MultimodalCompletionOutput",
-    "MultimodalOutputProcessor",
-    "MultimodalPayload",
     "OmniEngineBase",
     "add_client",
     "drain_in_mode",
     "event_driven_modes",
     "give_output",
     "output_writer",
-    "set_event_driven",
 ]
+
+PAYLOAD = "multimodal_output"
+"""The field of an entry in which tensors come to the client."""
 
 _MODE_VARIABLE = "VLLM_OMNI_EVENT_DRIVEN_ORCH"
 
-PAYLOAD: str = (
-    "multimodal_output" if "multimodal_output" in OmniEngineCoreOutput.__struct_fields__ else "pooling_output"
-)
-"""The field of an entry in which tensors come: on 0.22 one is both the client's and the connector's."""
+
+def event_driven_modes() -> tuple[bool, ...]:
+    """The orchestrator's modes: the poll loop and the event-driven one."""
+    return (False, True)
+
+
+def add_client(pool: Any, address: str, client: Any, *, replica_id: int | None = None) -> int:
+    """Register a replica with a stage pool at run time; the result is its slot."""
+    found: int = pool.add_client(address, client, replica_id=replica_id)
+    return found
 
 
 # ---- The two modes ----
-
-
-def event_driven_modes() -> tuple[bool, ...]:
-    """The orchestrator's modes on this release: the poll loop, and from 0.28 the event-driven one."""
-    return (False, True) if hasattr(_orchestrator, "_event_driven_orch_enabled") else (False,)
-
-
-def set_event_driven(orchestrator: Any, event_driven: bool) -> None:
-    """Let an orchestrator that does not run yet have this mode, whatever the environment says.
-
-    Raises:
-        ValueError: This release has no event-driven loop.
-    """
-    if event_driven not in event_driven_modes():
-        raise ValueError("this release of vllm-omni has no event-driven orchestrator")
-    orchestrator._event_driven_orch = event_driven  # nobody reads it where there is one mode
 
 
 # ---- The way to the front end ----
@@ -124,24 +102,3 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-# ---- Replicas ----
-
-
-def add_client(pool: Any, address: str, client: Any, *, replica_id: int | None = None) -> int:
-    """Register a replica with a stage pool at run time; the result is its slot.
-
-    Raises:
-        ValueError: A slot was asked for, and this release gives the next one only.
-    """
-    if replica_id is None:
-        found: int = pool.add_client(address, client)
-        return found
-    if "replica_id" in inspect.signature(pool.add_client).parameters:
-        found = pool.add_client(address, client, replica_id=replica_id)
-    elif replica_id == len(pool.clients):  # up to 0.24
-        found = pool.add_client(address, client)
-    else:
-        raise ValueError(f"this release of vllm-omni gives slot {len(pool.clients)}, not {replica_id}")
-    return found

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
-import json
 import socket
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ pytest.importorskip("vllm_omni")
 import msgspec
 
 from benchmarks.rigs.engine_requests import engine_request
-from omni_simulated_device import config, content, upstream
+from omni_simulated_device import config, content
 from omni_simulated_device.light import behaviour, manager
 from omni_simulated_device.light.engine import Spec
 
@@ -61,7 +59,6 @@ def spec(stage: int, folder: Any, **changes: Any) -> Spec:
         outputs=manager._layout(OmniEngineCoreOutputs),
         stats=msgspec.to_builtins(SchedulerStats()),
         stats_every_s=1.0,
-        payload=upstream.PAYLOAD,
         ends_only=False,
         slots=64,
         behaviour=stage_spec,
@@ -69,8 +66,8 @@ def spec(stage: int, folder: Any, **changes: Any) -> Spec:
 
 
 def payload_of(output: Any) -> Any:
-    """What an output has for the client, under this release's name."""
-    return getattr(output, upstream.PAYLOAD)
+    """What an output has for the client."""
+    return output.multimodal_output
 
 
 class Client:
@@ -160,13 +157,9 @@ def ask(clients: Sequence[Client], name: str, *, most: int = 100, final: int = 2
 
 def test_they_take_what_upstreams_take() -> None:
     """What stands in for the seam that upstream launches a stage's process with has that one's parameters."""
-    if importlib.util.find_spec(manager.SEAM) is not None:
-        theirs: Any = importlib.import_module(manager.SEAM).StageEngineCoreProcManager
-        ours: Any = manager.LightEngineManager
-    else:
-        theirs, ours = importlib.import_module(manager.OLD_SEAM).spawn_stage_core, manager.spawn_light_engine
+    theirs = importlib.import_module(manager.SEAM).StageEngineCoreProcManager
     wanted = list(inspect.signature(theirs).parameters)
-    assert list(inspect.signature(ours).parameters)[: len(wanted)] == wanted
+    assert list(inspect.signature(manager.LightEngineManager).parameters)[: len(wanted)] == wanted
 
 
 def test_a_request_goes_through_the_stages(clients: Sequence[Client]) -> None:
@@ -195,43 +188,6 @@ def test_a_request_goes_through_the_stages(clients: Sequence[Client]) -> None:
     whole = torch.cat([torch.from_numpy(content.frame_samples(frame, 1920)) for frame in said])
     assert torch.equal(torch.cat(waves, dim=1)[0], whole)
     assert int(payload_of(audio[0])["sr"]) == 24000
-
-
-def test_a_thinker_sends_its_rows_where_the_client_gets_them(tmp_path: Any) -> None:
-    """As on 0.22: each layer's rows of the tokens of a step and the marks of speech, as the simulated stage's."""
-    import torch
-
-    from omni_simulated_device import stages
-
-    layers = ["hidden", "hidden_states.layer_0", "hidden_states.layer_24"]
-    made = spec(0, tmp_path)
-    made.behaviour = dataclasses.replace(made.behaviour, client_rows=layers, width=16)
-    client = Client(made, tmp_path)
-    try:
-        ask([client], "one")
-        sent = [payload_of(each) for each in client.outputs_of("one")]
-    finally:
-        client.close()
-    hf_config = SimpleNamespace(
-        im_end_token_id=151645,
-        talker_config=SimpleNamespace(accept_hidden_layer=24),
-        thinker_config=SimpleNamespace(text_config=SimpleNamespace(hidden_size=16)),
-    )
-    model = SimpleNamespace(model_stage="thinker", hf_config=hf_config, max_model_len=4096)
-    stage = stages.Thinker(
-        SimpleNamespace(model_config=model), config.load(json.dumps({"stages": {"thinker": LENGTHS}}))
-    )
-    params = SimpleNamespace(max_tokens=100, min_tokens=0, ignore_eos=False, temperature=0.0, seed=None)
-    state = stages.RequestState("one", [5, 6, 7], params, {})
-    for payload in sent:
-        scheduled = 1 if state.computed else 3
-        expected = stage.outputs([stage.step(state, scheduled)])
-        state.computed += scheduled
-        assert payload.keys() == expected.keys()
-        for name, value in expected.items():
-            wanted = value[0] if isinstance(value, list) else value
-            assert payload[name].dtype == wanted.dtype == torch.bfloat16
-            assert torch.equal(payload[name], wanted), name
 
 
 def test_an_aborted_request_falls_silent_and_the_others_go_on(tmp_path: Any) -> None:

@@ -23,18 +23,19 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
 from vllm_omni.engine.serialization import deserialize_additional_information
 from vllm_omni.outputs import OmniModelRunnerOutput
-from vllm_omni.utils.mm_outputs import to_payload_element
+from vllm_omni.utils.mm_outputs import partition_payload_list, to_payload_element
 from vllm_omni.worker.mixins import OmniWorkerMixin
 from vllm_omni.worker.omni_connector_model_runner_mixin import OmniConnectorModelRunnerMixin
 
-from omni_simulated_device import config, stages, upstream
+from omni_simulated_device import config, stages
 
 logger = init_logger("vllm.omni_simulated_device")
 
-_Payload = upstream.Payload
-_Payloads = upstream.Payloads
+_Payload = dict[str, torch.Tensor]
+_Payloads = list[_Payload | None] | None
 
 
 class _DeviceOutput(AsyncModelRunnerOutput):  # type: ignore[misc]
@@ -130,7 +131,8 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
             req_ids=list(scheduled),
             req_id_to_index={req_id: index for index, req_id in enumerate(scheduled)},
             sampled_token_ids=[r.tokens for r in results] if self.samples_tokens else [],
-            **upstream.payload_fields(inter_stage, client),
+            inter_stage_outputs=inter_stage,
+            multimodal_outputs=client,
         )
         cost = self.settings
         step_s = (
@@ -169,8 +171,9 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
         A stage whose connector is no sender gives both the very same list: what the next stage gets is also sent to the
         orchestrator.
         """
-        if self.model_config.async_chunk and upstream.stage_sends_async_output(self.model_config):
-            return upstream.split(payloads)
+        if self.model_config.async_chunk and stage_sends_async_output(self.model_config):
+            found: tuple[_Payloads, _Payloads] = partition_payload_list(payloads)
+            return found
         both = [payload or None for payload in payloads]
         return (both, both) if any(both) else (None, None)
 
@@ -194,7 +197,8 @@ class SimulatedGenerationModelRunner(SimulatedModelRunner):
         """As upstream's generation runner: under async-chunk every stage's payload is split."""
         if not self.model_config.async_chunk:
             return list(payloads), list(payloads)
-        return upstream.split(payloads)
+        found: tuple[_Payloads, _Payloads] = partition_payload_list(payloads)
+        return found
 
 
 class SimulatedARWorker(OmniWorkerMixin, WorkerBase):  # type: ignore[misc]

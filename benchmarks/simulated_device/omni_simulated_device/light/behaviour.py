@@ -96,8 +96,6 @@ class StageSpec:
         client_gets_payload: Whether a talker's codes are sent to the orchestrator too.
         seed: Of everything.
         settings: `config.StageSettings` as a mapping.
-        client_rows: Names of a thinker's layers whose rows are sent to the orchestrator too, on 0.22.
-        width: Elements of such a row.
     """
 
     model_stage: str
@@ -110,8 +108,6 @@ class StageSpec:
     client_gets_payload: bool
     seed: int
     settings: dict[str, Any]
-    client_rows: list[str] = dataclasses.field(default_factory=list)
-    width: int = 0
 
 
 class _Behaviour:
@@ -184,7 +180,6 @@ class Thinker(_Behaviour):
         assert stream.key is not None
         ends = live.ends_at is not None and index + 1 >= live.ends_at
         token = self.spec.eos if ends else content.text_token(stream.key, index)
-        arrays = self._rows(live) if self.spec.client_rows and stream.final_stage != 0 else None
         live.outputs += 1
         finish, stop = self._stopped(live, token)
         ended = finish is not None
@@ -194,22 +189,7 @@ class Thinker(_Behaviour):
         def arrive(stream: Stream) -> None:
             stream.rows, stream.rows_ended = rows, ended
 
-        return Answer([token], arrays, finish, stop, arrive if rows and stream.final_stage != 0 else None)
-
-    def _rows(self, live: Live) -> Arrays:
-        """Each layer's rows of the tokens that this step computes, and the three marks of speech, as `stages` has them.
-
-        Brain floats are the upper halves of floats.
-        """
-        assert live.stream.key is not None
-        prompt = len(live.request.prompt)
-        positions = range(prompt + live.outputs - 1, prompt + live.outputs) if live.outputs else range(prompt)
-        tags = content.encode_tags(live.stream.key, positions, live.stream.text_tokens)
-        rows = np.full((len(tags), self.spec.width), 0.5, np.float32)
-        rows[:, : content.ROW_BYTES] = tags
-        halves, mark = (rows.view(np.uint32) >> 16).astype(np.uint16), np.zeros((1, 1, self.spec.width), np.uint16)
-        marks = {f"embed.tts_{name}": ("bfloat16", mark) for name in ("bos", "eos", "pad")}
-        return {**dict.fromkeys(self.spec.client_rows, ("bfloat16", halves)), **marks}
+        return Answer([token], None, finish, stop, arrive if rows and stream.final_stage != 0 else None)
 
 
 class _Talker(_Behaviour):

@@ -41,7 +41,6 @@ class Spec(msgspec.Struct):
         outputs: Layout of a raw output.
         stats: A step's statistics; None: statistics are off.
         stats_every_s: The least time between two steps that have them.
-        payload: The field of a request's output that its payload stands in.
         ends_only: Only ends are sent, as by a stage of model runner v2 that nobody sees.
         slots: Requests in a step at most.
         behaviour: Of the stage.
@@ -57,7 +56,6 @@ class Spec(msgspec.Struct):
     outputs: Layout
     stats: dict[str, Any] | None
     stats_every_s: float
-    payload: str
     ends_only: bool
     slots: int
     behaviour: behaviour.StageSpec
@@ -97,7 +95,7 @@ class Engine:
             "stop_reason",
             "events",
             "prefill_stats",
-            spec.payload,
+            "multimodal_output",
             "num_generation_tokens",
         )
         self._raw = Record(

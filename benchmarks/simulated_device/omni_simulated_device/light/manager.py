@@ -2,17 +2,15 @@
 
 Upstream makes a `StageEngineCoreProcManager` for each replica, by its name in its module, and asks it little: whether
 its processes live, and to end them. `LightEngineManager` answers for an engine in the `host` process. That one is
-started with the first engine and ended with the last, or when this process is gone. On 0.22 there is a function instead
-that starts one process; `spawn_light_engine` stands in for it.
+started with the first engine and ended with the last, or when this process is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
+import importlib
 import inspect
-import itertools
 import logging
 import socket
 import subprocess
@@ -20,7 +18,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import defaultdict
 from typing import Any
 
 import msgspec
@@ -34,17 +31,13 @@ from omni_simulated_device.light.wire import Layout
 logger = logging.getLogger("vllm.omni_simulated_device")
 
 SEAM = "vllm_omni.engine.stage_engine_core_proc_manager"
-OLD_SEAM = "vllm_omni.engine.async_omni_engine"  # of 0.22, which has it by name
 _HOST_STOP_S = 10.0
 _KV_BYTES_PER_TOKEN = 2 * 8 * 128 * 2  # of the one layer that the simulated worker pretends to have
 
 
 def install() -> None:
     """Let stages that this process launches from now on be light engines; may be called many times."""
-    if importlib.util.find_spec(SEAM) is not None:
-        vars(importlib.import_module(SEAM))["StageEngineCoreProcManager"] = LightEngineManager
-    else:
-        vars(importlib.import_module(OLD_SEAM))["spawn_stage_core"] = spawn_light_engine
+    vars(importlib.import_module(SEAM))["StageEngineCoreProcManager"] = LightEngineManager
 
 
 class _Host:
@@ -199,30 +192,6 @@ class LightEngineManager(CoreEngineProcManager):  # type: ignore[misc]
         logger.info("[simulated device] light engine %s after %.3f s", spec.name, time.monotonic() - began)
 
 
-def spawn_light_engine(
-    vllm_config: Any,
-    executor_class: type,  # noqa: ARG001 - upstream's signature
-    log_stats: bool = False,
-) -> tuple[Any, _Handle, str]:
-    """In the place of 0.22's ``spawn_stage_core``: the engine's addresses, its process, and where it shakes hands."""
-    from vllm.utils.network_utils import get_open_zmq_ipc_path
-    from vllm.v1.engine.utils import get_engine_zmq_addresses
-
-    if vllm_config.parallel_config.data_parallel_size != 1:
-        raise NotImplementedError("light engines have no data parallelism inside a replica")
-    addresses, handshake = get_engine_zmq_addresses(vllm_config), get_open_zmq_ipc_path()
-    stage = vllm_config.model_config.stage_id
-    spec = describe(
-        vllm_config, stage=stage, replica=next(_replicas[stage]), index=0, handshake=handshake, log_stats=log_stats
-    )
-    logger.info("[simulated device] light engine %s", spec.name)
-    return addresses, _Handle(spec), handshake
-
-
-_replicas: defaultdict[int, itertools.count[int]] = defaultdict(itertools.count)
-"""Numbers of the replicas of each stage, for names alone: 0.22 does not say which one it starts."""
-
-
 def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshake: str, log_stats: bool) -> Spec:
     """One engine, by upstream's own classes and configuration.
 
@@ -231,6 +200,7 @@ def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshak
     """
     from vllm.v1.metrics.stats import SchedulerStats
     from vllm_omni.core.sched.omni_scheduler_mixin import _STATS_INTERVAL_S
+    from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
     from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs, OmniEngineCoreRequest
 
     from omni_simulated_device import upstream
@@ -251,10 +221,9 @@ def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshak
         outputs=_layout(OmniEngineCoreOutputs),
         stats=msgspec.to_builtins(SchedulerStats()) if log_stats else None,
         stats_every_s=_STATS_INTERVAL_S,
-        payload=upstream.PAYLOAD,
         ends_only=not upstream.emits_output(model, stopped=False, has_control=False),
         slots=vllm_config.scheduler_config.max_num_seqs,
-        behaviour=_behaviour(model, gets_payload=upstream.client_gets_payload(model)),
+        behaviour=_behaviour(model, gets_payload=not stage_sends_async_output(model)),
     )
 
 
@@ -266,10 +235,6 @@ def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
     extra = (connector.get("extra") if isinstance(connector, dict) else None) or {}
     omni = hasattr(hf_config, "thinker_config")
     settings = device.stage(model.model_stage)
-    layers, width = list[str](), 0
-    if model.model_stage == "thinker" and gets_payload:
-        layers = ["hidden", *(f"hidden_states.layer_{layer}" for layer in (0, int(talker.accept_hidden_layer)))]
-        width = settings.hidden_size or int(hf_config.thinker_config.text_config.hidden_size)
     return StageSpec(
         model_stage=model.model_stage,
         context=int(model.max_model_len),
@@ -282,8 +247,6 @@ def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
         client_gets_payload=gets_payload,
         seed=device.seed,
         settings=dataclasses.asdict(settings),
-        client_rows=layers,
-        width=width,
     )
 
 
