@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit fleets floors pythons matrix dispatch processing front-end ab server replay save-queue forward-gate memory micro clean
+.PHONY: setup demo parity test test-more lint unit fleets floors pythons matrix dispatch processing front-end ab server replay save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; the servers are in one of them, one after the other. `more` marks what `make test` leaves out.
@@ -66,9 +66,6 @@ save-queue: setup ## slow receivers, and nobody slow; half an hour
 
 forward-gate: setup ## what a stage sends twice, on 0.30 and on 0.22; six minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.forward_gate $(ARGS)
-
-memory: setup ## the API process's memory over an hour with hardly a quiet moment, stock and gc_pacing
-	@$(VENV_PYTHON) -W ignore -m benchmarks.memory $(ARGS)
 
 micro: setup ## pytest-benchmark: single operations
 	$(VENV_PYTHON) -m pytest benchmarks/micro --benchmark-only -q

@@ -45,7 +45,7 @@ BLOCK: dict[str, Any] = {
     "lean_stream": {"tokens": False, "unneeded": "once"},
     "lean_processing": True,
     "lean_reader": {"max_messages": 32},
-    "gc_pacing": {"few": 3, "at_most_s": 60.0, "at_most_objects": 1_000_000, "freeze": False},
+    "gc_pacing": {"few": 3, "at_most_s": 60.0},
     "queue_metrics": True,
 }
 """Every patch, and every value that there is, none at its default."""

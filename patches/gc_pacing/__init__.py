@@ -2,15 +2,13 @@
 
 What:
     Python's own full collections are put off. Once a second, when one is due by Python's count, it is made if at most
-    ``few`` requests and sessions are live; otherwise at the latest ``at_most_s`` seconds after the last one, or once
-    ``at_most_objects`` more objects are there than after it. The first one without any request also ends the start-up:
-    what is there then is frozen, as upstream has frozen what was there before the first request. Once, and never under
-    load. Young objects are collected as ever.
+    ``few`` requests and sessions are live; otherwise at the latest ``at_most_s`` seconds after the last one. Young
+    objects are collected as ever.
 Why:
     A full collection holds the interpreter's lock until it has looked at every object that outlived two others. After
-    upstream's freeze Python makes them often, because the rule that delays them compares with what is not frozen: at
-    64 streams every few seconds, 10 to 70 ms of processor time each, in which nobody's audio moves. They free nothing:
-    the tokens and records of requests that run make no cycles.
+    upstream's freeze of what the start has left Python makes them often, because the rule that delays them compares
+    with what is not frozen: at 64 streams every few seconds, 10 to 70 ms of processor time each, in which no audio
+    moves. They free nothing: the tokens and records of requests that run make no cycles.
 Why not a hook:
     Python asks nobody when it is time. ``gc.callbacks`` tell of a collection that has begun.
 Scope:
@@ -19,14 +17,11 @@ Scope:
     other than Python's own nothing is done, and nothing any more once they are called later; the state says so.
     ``VLLM_GC_DEBUG`` is for engines and workers. Switched on in a server that serves already, it begins with the next.
 Fragility:
-    What a cycle holds (memory, a file) is given back later: after ``at_most_s`` at the latest. ``at_most_objects``
-    counts blocks of Python's allocator, of which an object has one or two, and none of arrays' contents; without that
-    allocator (``PYTHONMALLOC=malloc``) the time alone counts. Should our timer stand still, Python collects by itself
-    after 10,000 collections of the middle generation. Of what was frozen a cycle that dies later stays for good: what
-    the first requests left, once. A front end is known from the first request that it ends; in a server of duplex
-    sessions alone none ends, and the bounds alone count. Taking the patch off gives Python its thresholds back, not
-    what was frozen. Upstream's freeze at the end of ``lifespan``'s start is what tells that it serves. Read:
-    ``request_states`` of the front end, ``sessions`` of a duplex one.
+    What a cycle holds (memory, a file) is given back after ``at_most_s`` at the latest. Should our timer stand still,
+    Python collects by itself after 10,000 collections of the middle generation. A front end is known from the first
+    request that it ends; in a server of duplex sessions alone none ends, and ``at_most_s`` alone counts. Upstream's
+    freeze at the end of ``lifespan``'s start is what tells that it serves. Read: ``request_states`` of the front end,
+    ``sessions`` of a duplex one.
 Upstream thread:
     vllm PR #24008 (the heap of the start is frozen). Elsewhere: sglang PR #28067 (collections put off to idle times).
 Remove when:
@@ -35,6 +30,9 @@ Remove when:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 
 from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Wrap
@@ -42,6 +40,11 @@ from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Pr
 
 class PacingOptions(Options):
     """Values of ``gc_pacing``."""
+
+    gone: ClassVar[Mapping[str, str]] = {
+        "at_most_objects": "it went: at_most_s alone bounds how long a collection waits",
+        "freeze": "it went: upstream itself freezes what the start-up has left",
+    }
 
     few: int = Field(
         default=2,
@@ -55,20 +58,10 @@ class PacingOptions(Options):
         le=86_400.0,
         description="seconds after the last full collection at which one that is due is made, whoever is served",
     )
-    at_most_objects: int = Field(
-        default=5_000_000,
-        ge=10_000,
-        le=10_000_000_000,
-        description="objects more than after the last full collection at which one is made, whoever is served",
-    )
-    freeze: bool = Field(
-        default=True,
-        description="freeze what the start-up has left, once, at the first collection without any request",
-    )
 
 
-def _seams(lifespans: str, *more: str) -> tuple[AnySeam, ...]:
-    """With the module whose ``lifespan`` freezes, and what else a request's end is told."""
+def _seams(lifespans: str) -> tuple[AnySeam, ...]:
+    """With the module whose ``lifespan`` freezes."""
     return (
         Wrap(lifespans, "freeze_gc_heap", (), wrapper="wrapped_freeze_gc_heap"),
         # Where it is defined.
@@ -76,11 +69,13 @@ def _seams(lifespans: str, *more: str) -> tuple[AnySeam, ...]:
         Wrap(
             "vllm_omni.entrypoints.omni_base",
             "OmniBase._log_summary_and_cleanup",
-            ("self", "request_id", *more),
+            ("self", "request_id", "reason"),
             wrapper="wrapped_log_summary_and_cleanup",
         ),
     )
 
+
+_FROM_0_30 = _seams("vllm.entrypoints.launchers.utils.server_utils")
 
 PATCH = Patch(
     name="gc_pacing",
@@ -93,17 +88,10 @@ PATCH = Patch(
     counters=(
         Counter("quiet", "full collections while few requests were live"),
         Counter("late", "full collections that could wait no longer"),
-        Counter("frozen", "objects that were frozen when the start-up was over", is_maximum=True),
     ),
     rows=(
-        Fit(releases=("0.22.0",), seams=_seams("vllm.entrypoints.openai.server_utils")),
-        Fit(releases=("0.24.0", "0.26.0"), seams=_seams("vllm.entrypoints.serve.utils.server_utils")),
-        Fit(releases=("0.28.0",), seams=_seams("vllm.entrypoints.serve.utils.server_utils", "reason")),
-        Fit(releases=("0.30.0",), seams=_seams("vllm.entrypoints.launchers.utils.server_utils", "reason")),
-        Fit(
-            releases=("0.32.0rc1",),
-            preview=True,
-            seams=_seams("vllm.entrypoints.launchers.utils.server_utils", "reason"),
-        ),
+        Fit(releases=("0.28.0",), seams=_seams("vllm.entrypoints.serve.utils.server_utils")),
+        Fit(releases=("0.30.0",), seams=_FROM_0_30),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=_FROM_0_30),
     ),
 )

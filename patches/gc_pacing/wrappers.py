@@ -3,58 +3,128 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 
-from .pacing import LOOK_S, Pacing, live, operators_own
+LOOK_S = 1.0
+"""How often the live requests are looked at, seconds. Few at a second's end are few as often as they are in between."""
+
+_BACKSTOP = 10_000
+"""Collections of the middle generation after which Python makes a full one by itself: half an hour under load."""
+
+PYTHONS_OWN = (2000, 10, 10) if sys.version_info >= (3, 13) else (700, 10, 10)
+"""The thresholds of a process in which nobody has set any."""
 
 _runtime = runtime("gc_pacing")
 
 _front_ends: WeakSet[Any] = WeakSet()
-"""Those that have ended a request since."""
+"""Those that have ended a request since the server began to serve."""
 
 _running: list[Pacing] = []
 """The one of this process's server, while there is one."""
+
+
+class Pacing:
+    """Decides about the full collections of this process, on one event loop; Python makes none meanwhile.
+
+    Made when the heap of the start has just been collected and frozen.
+    """
+
+    def __init__(self) -> None:
+        self._theirs = gc.get_threshold()
+        self._last_s = monotonic()
+        gc.set_threshold(*self._theirs[:2], _BACKSTOP)
+        self._ours = gc.get_threshold()
+
+    def end(self) -> None:
+        """Give Python its thresholds back, unless an operator has set others."""
+        if gc.get_threshold() == self._ours:
+            gc.set_threshold(*self._theirs)
+
+    def look_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look now and every second, while it is this process's; an exception of ours is the end."""
+        if self not in _running:
+            return
+        try:
+            self.look()
+        except Exception as error:
+            _step_aside("deciding about a collection failed", error)
+        loop.call_later(LOOK_S, self.look_on, loop)
+
+    def look(self) -> None:
+        """Collect if it is time."""
+        setting = operators_setting(self._ours)
+        if setting is not None:
+            taken_off()
+            _runtime.report(State.NOT_APPLICABLE, f"{setting} since: what the operator sets counts")
+        elif gc.get_count()[2] <= self._theirs[2]:
+            return  # not due by Python's own count either
+        elif live() <= _runtime.options.few:
+            self._collect("quiet")
+        elif monotonic() - self._last_s >= _runtime.options.at_most_s:
+            self._collect("late")
+
+    def _collect(self, counter: str) -> None:
+        gc.collect()
+        self._last_s = monotonic()
+        _runtime.counters[counter] += 1
+
+
+def operators_setting(expected: tuple[int, int, int]) -> str | None:
+    """What an operator has set about the collector, in words; None with these thresholds and nothing else set."""
+    if not gc.isenabled():
+        return "gc.disable() was called"
+    if gc.get_debug():
+        return "gc.set_debug() was called"
+    if gc.get_threshold() != expected:
+        return f"gc.set_threshold{gc.get_threshold()} was called"
+    return None
+
+
+def live() -> int:
+    """Requests and duplex sessions of this process; while no front end is known yet, any number may be live."""
+    if not _front_ends:
+        return sys.maxsize
+    return sum(len(each.request_states) + len(getattr(each, "sessions", ())) for each in _front_ends)
 
 
 def wrapped_freeze_gc_heap(wrapped: Callable[[], None], _instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's, at the end of an API server's start, on its event loop; then it is paced."""
     wrapped(*args, **kwargs)
     try:
-        _begin()
-    except Exception as error:
         taken_off()
-        logger.exception("omni-fastpath: gc_pacing: beginning failed")
-        _runtime.report(State.FAILED, f"beginning failed: {error!r}; Python collects as ever")
-
-
-def _begin() -> None:
-    taken_off()
-    obstacle = operators_own()
-    if obstacle is not None:
-        _runtime.report(State.NOT_APPLICABLE, f"{obstacle}: what the operator sets counts")
-        return
-    loop = asyncio.get_running_loop()
-    pacing = Pacing(_runtime, lambda: live(_front_ends))
-    pacing.begin()
-    _running.append(pacing)
-    loop.call_later(LOOK_S, pacing.look_on, loop)
+        setting = operators_setting(PYTHONS_OWN)
+        if setting is not None:
+            _runtime.report(State.NOT_APPLICABLE, f"{setting}: what the operator sets counts")
+            return
+        loop = asyncio.get_running_loop()
+        _running.append(Pacing())
+        loop.call_later(LOOK_S, _running[0].look_on, loop)
+    except Exception as error:
+        _step_aside("beginning failed", error)
 
 
 def wrapped_log_summary_and_cleanup(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's, at each request's end: from the first on its front end is known."""
     wrapped(*args, **kwargs)
-    if not _running:
-        return
-    try:
-        _front_ends.add(instance)
-    except Exception as error:  # one that has no hash or no weak reference; upstream's end of a request is done
-        taken_off()
-        _runtime.report(State.FAILED, f"a front end cannot be kept: {error!r}; Python collects as ever")
+    if _running:
+        try:
+            _front_ends.add(instance)
+        except Exception as error:
+            _step_aside("a front end cannot be kept", error)
+
+
+def _step_aside(what: str, error: Exception) -> None:
+    taken_off()
+    logger.error("omni-fastpath: gc_pacing: %s", what, exc_info=error)
+    _runtime.report(State.FAILED, f"{what}: {error!r}; Python collects as ever")
 
 
 def taken_off() -> None:

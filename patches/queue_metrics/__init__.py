@@ -2,41 +2,33 @@
 
 What:
     Of each replica of a stage: how long a raw output took from its construction in the stage until the orchestrator had
-    routed it, those with somebody's first audio and first text once more by themselves; how many entries of any stage
-    were routed between the construction of a first audio and its own routing; how many raw outputs wait in the client's
-    queue at the moment. How late the event loops of the orchestrator and of the front end call what is due, and how
-    long full garbage collections stopped the API process. Of each stage with async-chunk: how many tasks wait in its
-    save queue, and about how many bytes of tensors.
+    routed it, those with a request's first audio or first text once more by themselves; how many raw outputs wait in
+    the client's queue. Of an API process: how late the event loops of the orchestrator and of the front end call what
+    is due, and how long full garbage collections stopped it. Of each stage with async-chunk: how many tasks wait in its
+    save queue.
 Why:
     Nothing that upstream shows tells where a server's time went: a first audio that waits for a millisecond in its
-    stage and for two seconds behind others' codec frames looks like a slow stage. Every other patch here can be judged
-    by these figures on a live server, with the patch and without it.
+    stage and for two seconds behind others' codec frames looks like a slow stage. Every other patch can be judged by
+    these figures on a live server, with the patch and without it.
 Why not a hook:
     Upstream has none around routing. Its own monitor of the orchestrator's loop writes a file at the end.
 Scope:
     Orchestrator thread, in both of upstream's loops and under ``budgeted_drain``, which all call the two methods that
-    are observed; the front end's event loop of ``vllm serve`` and ``AsyncOmni`` (``Omni`` has none); stage processes.
+    are wrapped; the front end's event loop of ``vllm serve`` and ``AsyncOmni`` (``Omni`` has none); stage processes.
     Switched on in a server that serves already, it begins with the next orchestrator. Residence is of replicas that
-    were spawned here or whose output comes by a local transport: another host's clock is another. Whose a slot is, is
-    looked at four times a second; another host's replica in a local one's slot is timed by the wrong clock until then.
-    A diffusion stage's outputs have no time of construction. First audio is what upstream counts frames of, at a stage
-    whose audio goes to the user; first text what upstream takes for a first output that is not empty. A streaming
-    session has both once for each segment. A first is missed where upstream forgets another request of that stage
-    while it is processed. What the event-driven loop has read and not dispatched stands in a queue of that loop's own
-    and counts in residence, not in the depth. A raw output is two where ``budgeted_drain`` holds an end of it. What
-    0.32 routes inside of a raw output's processing counts as that raw output's. The bytes of a save queue are reckoned
-    from 64 of its tasks, and only while it is a deque of upstream's: under ``save_queue_cap`` there are none, whose
-    own ``max_outstanding_bytes`` says the most there were. What stages, and other API processes, have is up to two
-    seconds old.
+    were spawned here or whose output comes by a local transport: another host's clock is another. A diffusion stage's
+    outputs have no time of construction. First audio is what upstream counts frames of, at a stage whose audio goes to
+    the user; first text what upstream takes for a first output that is not empty. A streaming session has both once for
+    each segment. A first is missed where upstream forgets another request of that stage while it is processed. What the
+    event-driven loop has read and not dispatched counts in residence, not in the depth. A raw output is two where
+    ``budgeted_drain`` holds an end of it. What 0.32 routes inside of a raw output's processing counts as that raw
+    output's. What stages, and other API processes, have is up to two seconds old.
 Fragility:
-    Puts two functions (0.32: three) in front of an orchestrator's own, as attributes of it, right before its loop
-    begins, and takes them off with the patch. Relies on one raw output being processed and routed at a time. Read: of
-    the orchestrator ``stage_pools``; of a pool ``clients``, ``final_output``, ``stage_client``,
-    ``_audio_frames_by_request`` and ``_non_empty_first_output_timestamps_by_request``, which no release replaces; of a
-    client ``final_output_type``, ``outputs_queue``, ``resources.output_socket`` and ``resources.engine_manager``; of a
-    raw output ``timestamp`` and ``outputs``; of an adapter ``_pending_save_reqs``; of an entry of it
-    ``multimodal_output`` (0.22: ``pooling_output``) and from 0.32 on ``batch``; on 0.32 of a request's state
-    ``pending_upstream_first_audio`` and ``upstream_first_audio``. Set: an attribute of ours on that state.
+    Relies on one raw output being processed and routed at a time. Read: of the orchestrator ``stage_pools``; of a pool
+    ``clients``, ``final_output``, ``_audio_frames_by_request`` and ``_non_empty_first_output_timestamps_by_request``;
+    of a client ``final_output_type``, ``outputs_queue``, ``resources.output_socket`` and ``resources.engine_manager``;
+    of a raw output ``timestamp`` and ``outputs``; of an adapter ``_pending_save_reqs``, and from 0.32 on ``batch`` of
+    an entry of it.
 Upstream thread:
     vllm-omni issue #4561 (asks for evidence at the level of queues).
 Remove when:
@@ -45,16 +37,15 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Metric, Patch, Process, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Metric, Patch, Process, Wrap
 
-from .bounds import ENTRIES, LAG_S, RESIDENCE_S
+from .bounds import DELAY_S, RESIDENCE_S
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 SAVING = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 
 
-def _seams(orchestrator: str, front_end: tuple[str, str], begin: str, *given: str) -> tuple[AnySeam, ...]:
-    """With the method that begins with a raw output, and what it is given."""
+def _seams(orchestrator: str, front_end: tuple[str, str]) -> tuple[AnySeam, ...]:
     module, owner = front_end
     return (
         Wrap(
@@ -63,26 +54,28 @@ def _seams(orchestrator: str, front_end: tuple[str, str], begin: str, *given: st
             ("self",),
             wrapper="wrapped_orchestration_output_handler",
         ),
-        Call(ORCHESTRATOR, f"{orchestrator}.{begin}", ("self", *given)),
-        Call(
+        Wrap(
+            ORCHESTRATOR,
+            f"{orchestrator}._process_llm_stage_outputs",
+            ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids"),
+            wrapper="wrapped_process_llm_stage_outputs",
+        ),
+        Wrap(
             ORCHESTRATOR,
             f"{orchestrator}._handle_processed_outputs",
             ("self", "stage_id", "replica_id", "outputs"),
+            wrapper="wrapped_handle_processed_outputs",
         ),
         Wrap(module, f"{owner}._final_output_handler", ("self",), wrapper="wrapped_final_output_handler"),
         Wrap(SAVING, "OmniTransferAdapterBase.__init__", ("self", "config"), wrapper="wrapped_adapter_made"),
     )
 
 
-_UP_TO_0_28 = ("vllm_omni.entrypoints.async_omni", "AsyncOmni")
-_FROM_0_30 = ("vllm_omni.entrypoints.async_omni_base", "AsyncOmniBase")
-_PROCESS = ("_process_llm_stage_outputs", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids")
-_BEFORE_PROCESSING = ("_handle_kv_ready_raw_outputs", "stage_id", "raw_outputs")
-"""Up to 0.26 processing stands in upstream's loop, which calls this right before."""
+_FROM_0_30 = _seams("OrchestratorBase", ("vllm_omni.entrypoints.async_omni_base", "AsyncOmniBase"))
 
 PATCH = Patch(
     name="queue_metrics",
-    summary="residence, depth, entries ahead and event-loop lag on /metrics, on stock too",
+    summary="residence, depth, event-loop lag and pauses on /metrics, on stock too",
     processes=frozenset({Process.SERVER, Process.STAGE}),
     docs=__doc__,
     default_on=False,
@@ -108,53 +101,27 @@ PATCH = Patch(
             "The same, of raw outputs with a request's first text, or with a streaming session's segment's",
             bounds=RESIDENCE_S,
         ),
-        Metric(
-            "omni_fastpath_first_audio_entries_ahead",
-            "Entries of any stage that were routed between a first audio's construction and its routing",
-            bounds=ENTRIES,
-        ),
         Metric("omni_fastpath_queued_raw_outputs", "Raw outputs that wait in the queue of a replica's client"),
         Metric(
             "omni_fastpath_event_loop_lag_seconds",
             "How late an event loop called what was due",
             labels=("loop",),
-            bounds=LAG_S,
+            bounds=DELAY_S,
         ),
         Metric(
             "omni_fastpath_gc_pause_seconds",
             "How long the process stood still for a garbage collection of the oldest generation",
-            bounds=LAG_S,
+            bounds=DELAY_S,
         ),
         Metric("omni_fastpath_save_queue_tasks", "Tasks that wait in a stage's save queue"),
-        Metric(
-            "omni_fastpath_save_queue_bytes",
-            "Bytes of the tensors in them, reckoned from a sample; not under save_queue_cap",
-        ),
     ),
     rows=(
         Fit(
-            releases=("0.22.0", "0.24.0", "0.26.0"),
-            seams=_seams("Orchestrator", _UP_TO_0_28, *_BEFORE_PROCESSING),
-            of_stages=(SAVING,),
-        ),
-        Fit(
             releases=("0.28.0",),
-            seams=_seams("Orchestrator", _UP_TO_0_28, *_PROCESS),
+            seams=_seams("Orchestrator", ("vllm_omni.entrypoints.async_omni", "AsyncOmni")),
             of_stages=(SAVING,),
         ),
-        Fit(
-            releases=("0.30.0",),
-            seams=_seams("OrchestratorBase", _FROM_0_30, *_PROCESS),
-            of_stages=(SAVING,),
-        ),
-        Fit(
-            releases=("0.32.0rc1",),
-            preview=True,
-            seams=(
-                *_seams("OrchestratorBase", _FROM_0_30, *_PROCESS),
-                Call(ORCHESTRATOR, "OrchestratorBase._flush_upstream_first_audio", ("self", "req_state")),
-            ),
-            of_stages=(SAVING,),
-        ),
+        Fit(releases=("0.30.0",), seams=_FROM_0_30, of_stages=(SAVING,)),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=_FROM_0_30, of_stages=(SAVING,)),
     ),
 )

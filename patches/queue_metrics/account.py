@@ -1,168 +1,168 @@
-"""What is seen of one orchestrator's raw outputs: how long each took, and what went ahead of a first audio."""
+"""What is seen of one orchestrator's raw outputs: how long each took, and which had a first audio or text."""
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from time import monotonic
 from typing import Any
+from urllib.parse import urlsplit
 
 from omni_fastpath.figures import Distribution
 
-from .bounds import ENTRIES, RESIDENCE_S
-from .upstream import audio_frames, first_texts, is_on_this_host
+from .bounds import RESIDENCE_S
 
-RING = 16_384
-"""Raw outputs of which is known when they were routed: more than the last bound of ``entries_ahead`` has entries, so
-that what is not known any more belongs above it in any case."""
+_LOOPBACK = ("127.", "localhost", "::1")
+_NOTHING: Mapping[str, Any] = {}
 
 
-class Line:
-    """One replica of a stage.
+class Replica:
+    """One replica of a stage, or the ones that have stood in its slot one after the other.
 
     Attributes:
-        is_on_this_host: Whether its clock is ours, so that the time of construction means something here. While its
-            slot is empty, what was true of the last client in it, whose raw outputs may still wait to be routed.
+        gives: What its stage gives the user: ``audio``, ``text`` or another kind; None for nothing.
+        is_on_this_host: Whether its clock is ours, so that the time of construction means something here. While the
+            slot is empty, what was true of the last client in it, whose raw outputs may still be routed.
         residence: Of its raw outputs, seconds.
-        first_audio: Of those that carried somebody's first audio, seconds.
-        first_text: Of those that carried somebody's first text, seconds.
-        ahead: Entries of any stage that were routed between a first audio's construction and its own routing.
-        elsewhere: Raw outputs that were routed and not timed.
+        firsts: Of those that had a request's first audio, or first text, seconds.
     """
 
-    __slots__ = ("_client", "ahead", "elsewhere", "first_audio", "first_text", "is_on_this_host", "residence")
+    __slots__ = ("_client", "firsts", "gives", "is_on_this_host", "residence")
 
-    def __init__(self, client: Any) -> None:
-        self.residence = Distribution(RESIDENCE_S)
-        self.first_audio = Distribution(RESIDENCE_S)
-        self.first_text = Distribution(RESIDENCE_S)
-        self.ahead = Distribution(ENTRIES)
-        self.elsewhere = 0
+    def __init__(self) -> None:
+        self.gives: str | None = None
         self.is_on_this_host = False
-        self.look_at(client)
+        self.residence = Distribution(RESIDENCE_S)
+        self.firsts = Distribution(RESIDENCE_S)
+        self._client: weakref.ref[Any] | None = None
 
-    def look_at(self, client: Any) -> None:
-        """Another client may stand in the slot by now, of a replica on another host."""
-        self._client: Callable[[], Any] = weakref.ref(client) if client is not None else _nobody
-        if client is not None:
-            self.is_on_this_host = is_on_this_host(client)
-
-    def is_of(self, client: Any) -> bool:
-        """Whether this is the client that was looked at."""
-        return self._client() is client
-
-    @property
-    def raw_outputs(self) -> int:
-        """All that were routed."""
-        return sum(self.residence.counts) + self.elsewhere
+    def look_at(self, pool: Any, client: Any) -> None:
+        """Note the client that stands in the slot now, None for an empty slot."""
+        if client is None or (self._client is not None and self._client() is client):
+            return
+        self._client = weakref.ref(client)
+        self.is_on_this_host = is_on_this_host(client)
+        self.gives = getattr(client, "final_output_type", None) if pool.final_output else None
 
 
-def _nobody() -> None:
-    """A slot without a client."""
+@dataclass(slots=True)
+class Dispatch:
+    """One raw output between the beginning of its processing and the end of its routing.
+
+    Attributes:
+        replica: Whose it is.
+        stage_id: Of its stage.
+        constructed_s: When its stage made it, by that host's monotonic clock.
+        entries: How many it has.
+        had_first: Upstream's record of the requests that had a first audio, or text, of that stage.
+        before: How many requests that record had before the processing.
+    """
+
+    replica: Replica
+    stage_id: int
+    constructed_s: float
+    entries: int
+    had_first: Mapping[str, Any]
+    before: int
 
 
 class Account:
     """What is seen of one orchestrator. It outlives it, because counts must not go back.
 
     Attributes:
-        firsts: For each stage upstream's own record of who has had a first audio, or a first text, of its outputs; an
-            empty one for a stage whose outputs go to nobody.
-        entries: Entries that were routed.
-        routed: When the last raw outputs were routed, and how many entries had been routed before.
+        replicas: By stage and replica.
+        raw_outputs: How many were routed.
+        entries: How many entries these had.
     """
 
     def __init__(self, orchestrator: Any) -> None:
         self._orchestrator = weakref.ref(orchestrator)
-        self.firsts = _Firsts(orchestrator.stage_pools)
-        self.lines: dict[tuple[int, int], Line] = {}
-        self.entries = 0
-        self.routed: deque[tuple[float, int]] = deque(maxlen=RING)
+        self.replicas: dict[tuple[int, int], Replica] = {}
+        self.raw_outputs = self.entries = 0
+        self._due: Dispatch | None = None
 
-    @property
-    def orchestrator(self) -> Any:
-        """Upstream's; None when it is gone."""
-        return self._orchestrator()
+    def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> Dispatch:
+        """A raw output's processing begins; takes what upstream's method takes."""
+        self._due = None  # what is routed while this one is processed belongs to it
+        pool = self._pools()[stage_id]
+        replica = self._replica(stage_id, replica_id)
+        if replica_id < len(pool.clients):
+            replica.look_at(pool, pool.clients[replica_id])
+        had_first = _had_first(pool, replica.gives)
+        timestamp, entries = raw_outputs.timestamp, len(raw_outputs.outputs)
+        return Dispatch(replica, stage_id, timestamp, entries, had_first, len(had_first))
 
-    def line(self, stage_id: int, replica_id: int) -> Line:
-        """The line of a replica, made at the first look at it, or at its first raw output before that."""
-        found = self.lines.get((stage_id, replica_id))
-        if found is None:
-            found = self.lines[stage_id, replica_id] = Line(self._client(stage_id, replica_id))
-        return found
+    def processed(self, dispatch: Dispatch) -> None:
+        """It was processed; it is what is routed next."""
+        self._due = dispatch
+
+    def routing(self, stage_id: int, *_: Any, **__: Any) -> Dispatch | None:
+        """The routing of outputs begins; None where they are of no raw output, as a diffusion stage's.
+
+        Takes what upstream's method takes.
+        """
+        dispatch, self._due = self._due, None
+        return dispatch if dispatch is not None and dispatch.stage_id == stage_id else None
+
+    def routed(self, dispatch: Dispatch, new: int) -> None:
+        """A raw output was routed that had the first audio or text of so many requests."""
+        self.raw_outputs += 1
+        self.entries += dispatch.entries
+        if dispatch.replica.is_on_this_host:
+            residence_s = monotonic() - dispatch.constructed_s
+            dispatch.replica.residence.observe(residence_s)
+            if new > 0:
+                dispatch.replica.firsts.observe(residence_s)
 
     def look(self) -> None:
-        """See who stands in the replicas' slots now; lines are made here, so that what is shown begins at nothing."""
-        for stage_id, pool in enumerate(getattr(self.orchestrator, "stage_pools", ())):
-            for replica_id, client in enumerate(pool.clients):
-                line = self.lines.get((stage_id, replica_id))
-                if line is not None:
-                    if not line.is_of(client):
-                        line.look_at(client)
-                elif hasattr(client, "outputs_queue"):  # a diffusion stage's outputs have no time of construction
-                    self.line(stage_id, replica_id)
-                    self.firsts[stage_id]  # finds what it is for
-
-    def let_go(self) -> None:
-        """Of an orchestrator that is gone keep what is counted, and not what was needed to count."""
-        if self.orchestrator is None:
-            self.firsts.clear()
-            self.routed.clear()
-
-    def note_firsts(self, line: Line, stage_id: int, constructed_s: float, now_s: float) -> None:
-        """A raw output with somebody's first audio or text is routed; its own entries are not counted yet."""
-        if self.firsts.is_audio[stage_id]:
-            self.note_first_audio(line, constructed_s, now_s)
-        else:
-            line.first_text.observe(now_s - constructed_s)
-
-    def note_first_audio(self, line: Line, constructed_s: float, now_s: float) -> None:
-        """As ``note_firsts``, of first audio whatever the stage."""
-        line.first_audio.observe(now_s - constructed_s)
-        before = self.entries
-        for routed_s, entries in reversed(self.routed):
-            if routed_s <= constructed_s:
-                break
-            before = entries
-        line.ahead.observe(self.entries - before)
+        """See who stands in the slots, so that what is shown of a replica begins at nothing."""
+        for stage_id, pool in enumerate(self._pools()):
+            for replica_id, client in enumerate(list(pool.clients)):
+                if hasattr(client, "outputs_queue"):  # a diffusion stage's outputs have no time of construction
+                    self._replica(stage_id, replica_id).look_at(pool, client)
 
     def depths(self) -> Iterator[tuple[int, int, int]]:
         """Stage, replica, and how many raw outputs wait in its client's queue now."""
-        for stage_id, pool in enumerate(getattr(self.orchestrator, "stage_pools", ())):
+        for stage_id, pool in enumerate(self._pools()):
             for replica_id, client in enumerate(list(pool.clients)):
-                queue = getattr(client, "outputs_queue", None)
-                if queue is None:
-                    continue
                 try:
-                    waiting = queue.qsize()
+                    yield stage_id, replica_id, client.outputs_queue.qsize()
                 except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # as upstream's own monitor
                     continue
-                yield stage_id, replica_id, waiting
 
-    def _client(self, stage_id: int, replica_id: int) -> Any:
-        pools = getattr(self.orchestrator, "stage_pools", ())
-        clients = pools[stage_id].clients if stage_id < len(pools) else ()
-        return clients[replica_id] if replica_id < len(clients) else None
+    def _pools(self) -> Any:
+        return getattr(self._orchestrator(), "stage_pools", ())
+
+    def _replica(self, stage_id: int, replica_id: int) -> Replica:
+        found = self.replicas.get((stage_id, replica_id))
+        return found if found is not None else self.replicas.setdefault((stage_id, replica_id), Replica())
 
 
-class _Firsts(dict[int, dict[str, Any]]):
-    """By stage, found when it has a replica: before that a pool does not know what it is for.
+def _had_first(pool: Any, gives: str | None) -> Mapping[str, Any]:
+    """Upstream's record of a stage: a request is in it from its first audio, or text, until the stage ends it."""
+    if gives == "audio":
+        frames: Mapping[str, Any] = pool._audio_frames_by_request
+        return frames
+    if gives == "text":
+        texts: Mapping[str, Any] = pool._non_empty_first_output_timestamps_by_request
+        return texts
+    return _NOTHING
 
-    Attributes:
-        is_audio: Whether a stage's record is of first audio, and not of first text; of those that have a record.
+
+def is_on_this_host(client: Any) -> bool:
+    """Whether a replica's clock is this host's: it was spawned here, or sends by a local transport, or by none.
+
+    A socket that listens on an address of a network may have another host behind it; with ``--omni-master-address``
+    this host's own replicas send there, too. Only spawned ones have the manager of processes.
     """
-
-    def __init__(self, pools: list[Any]) -> None:
-        super().__init__()
-        self._of = {stage_id: weakref.ref(pool) for stage_id, pool in enumerate(pools)}
-        self.is_audio: dict[int, bool] = {}
-
-    def __missing__(self, stage_id: int) -> dict[str, Any]:
-        pool = self._of[stage_id]()
-        if pool is None or pool.stage_client is None:  # its last replica died before this raw output's turn came
-            return {}
-        frames = audio_frames(pool)
-        found = frames if frames is not None else first_texts(pool)
-        if found is not None:
-            self.is_audio[stage_id] = frames is not None
-        self[stage_id] = found if found is not None else {}
-        return self[stage_id]
+    resources = getattr(client, "resources", None)
+    socket = getattr(resources, "output_socket", None)
+    if socket is None or getattr(resources, "engine_manager", None) is not None:
+        return True
+    try:
+        address: bytes = socket.LAST_ENDPOINT
+    except Exception:  # it is closed
+        return False
+    parts = urlsplit(address.decode().rstrip("\0"))
+    return parts.scheme != "tcp" or (parts.hostname or "").startswith(_LOOPBACK)
