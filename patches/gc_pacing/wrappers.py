@@ -67,14 +67,15 @@ class Pacing:
         elif gc.get_count()[2] <= self._theirs[2]:
             return  # not due by Python's own count either
         elif live() <= _runtime.options.few:
-            self._collect("quiet")
+            self._collect()
+            _runtime.counters["quiet"] += 1
         elif monotonic() - self._last_s >= _runtime.options.at_most_s:
-            self._collect("late")
+            self._collect()
+            _runtime.counters["late"] += 1
 
-    def _collect(self, counter: str) -> None:
+    def _collect(self) -> None:
         gc.collect()
         self._last_s = monotonic()
-        _runtime.counters[counter] += 1
 
 
 def operators_setting(expected: tuple[int, int, int]) -> str | None:
