@@ -1,52 +1,70 @@
-"""``python -m benchmarks.parity``: serve Qwen3-Omni on the simulated device, stock and fastpath, and compare."""
+"""``python -m benchmarks.parity``: stock and fastpath on real stage engines, and whether they answer alike.
+
+Qwen3-Omni on the simulated device, two replicas a stage: API server, orchestrator, schedulers, connectors and stage
+processes are real; only the device is a clock. Each start of either arm gets the same requests of every kind; its
+answers are compared byte by byte. How fast the arms are is `benchmarks.server`'s question.
+"""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
+import random
+import string
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.parity import figures, report
-from benchmarks.parity.load import QUICK, Load
-from benchmarks.parity.measure import Outcome, run_start
-from benchmarks.parity.words import describe, heading
-from benchmarks.rigs.side_by_side import (
-    guarded,
-    plan,
-    positive,
-    work_folder,
-    write_model,
-)
-from benchmarks.rigs.user_arms import ARMS
-from omni_fastpath.tools.ab import rows
-from omni_fastpath.tools.ab.about import commit
-from omni_fastpath.tools.ab.answers import compare, parity_line
+from benchmarks.rigs import server_arms, user_arms, whole_server
+from benchmarks.rigs.server import Server
+from benchmarks.rigs.side_by_side import guarded, plan, positive, served, work_folder, write_model
+from omni_fastpath.tools.ab.about import about, commit
+from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
 from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.page import render
+from omni_fastpath.tools.ab.capture import Request, chat_request, run_closed_loop
 from omni_fastpath.tools.ab.phases import Phases
-from omni_fastpath.tools.ab.rows import Row
-from omni_fastpath.tools.ab.table import print_table
 from omni_fastpath.tools.ab.turns import turns
 
-ROOT = Path(__file__).resolve().parents[2]
+REPLICAS, STAGES = 2, 3
+DEPLOY = "qwen3_omni_2x.yaml"
+STREAMS = 8
+STEP_MS = {"thinker": 2.0, "talker": 2.0, "code2wav": 1.0}
+"""Fixed part of a step, milliseconds: short, so that raw outputs queue in both arms on two cores."""
 
-_PHASES_A_START = 6
-_MINUTES_A_START = 1.7
-"""On two cores."""
+_MODALITIES = (("text", "audio"), ("text", "audio"), ("audio",), ("text",))
+_PHASES_A_START = 4
+_MINUTES_A_START = 1.0
+
+
+def requests(count: int) -> list[Request]:
+    """So many, the same whenever they are asked for: each mix of modalities, streamed and whole, of any length."""
+    chance = random.Random(0)
+    found = []
+    for number in range(count):
+        prompt = "".join(chance.choices(string.ascii_lowercase + " ", k=chance.randint(5, 80)))
+        extra: dict[str, Any] = {"stop": ["z"]} if number % 7 == 3 else {}
+        found.append(
+            chat_request(
+                prompt,
+                modalities=_MODALITIES[number % 4],
+                stream=number % 5 != 4,
+                max_tokens=chance.randint(5, 120),
+                ignore_eos=number % 3 == 0,
+                **extra,
+            )
+        )
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run both arms and compare them.
+    """Run both arms and compare what they answered.
 
     Returns:
-        0: the table is true and the arms answered alike. 1: it could not be measured, or they did not. 2: usage.
-        130: interrupted.
+        0: alike. 1: not alike, or it could not be measured. 2: usage. 130: interrupted.
     """
     options = _parser().parse_args(argv)
     return guarded("The parity run", lambda console: _run(options, console))
@@ -54,72 +72,62 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parity", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "--concurrency", type=positive, metavar="N", help="requests in flight; a measurement has four times as many"
-    )
-    parser.add_argument(
-        "--starts", type=positive, metavar="N", help="starts an arm: stock, fastpath, fastpath, stock, ... (default 2)"
-    )
-    parser.add_argument("--quick", action="store_true", help="one start an arm and a small load: tries this itself")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "results", metavar="DIR", help="where the report goes (default results/)"
-    )
+    parser.add_argument("--requests", type=positive, default=96, metavar="N", help="a start (default 96)")
+    parser.add_argument("--starts", type=positive, default=2, metavar="N", help="an arm (default 2)")
+    parser.add_argument("--output", type=Path, default=Path("results"), metavar="DIR", help="default results/")
     return parser
 
 
 def _run(options: argparse.Namespace, console: Console) -> int:
     commit()  # of the code that runs, whatever is committed meanwhile
-    load = QUICK if options.quick else Load()
-    if options.concurrency is not None:
-        load = dataclasses.replace(load, concurrency=options.concurrency)
-    starts = [arm for _, arm in turns(ARMS, options.starts or (1 if options.quick else 2))]
-    names = [arm.name for arm in starts]
-    output = options.output.resolve()
+    arms = [arm for _, arm in turns(user_arms.ARMS, options.starts)]
+    output: Path = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
-    phases = Phases(console, len(starts) * _PHASES_A_START + 2)
-    for line in plan("This", "python -m benchmarks.parity", names, _MINUTES_A_START):
+    phases = Phases(console, len(arms) * _PHASES_A_START + 1)
+    for line in plan("This", "python -m benchmarks.parity", [arm.name for arm in arms], _MINUTES_A_START):
         console.print(line, highlight=False)
-    with phases.running():
-        outcomes = _measure(starts, load, output, phases)
-        with phases.phase("report"):
-            parity = compare([(each.start.arm, [one.answer() for one in each.captures]) for each in outcomes])
-            about = describe(load, names, phases.elapsed_s)
-            table = figures.table([outcome.start for outcome in outcomes], load.concurrency)
-            data = report.plain(outcomes, table, parity, about)
-            (output / "parity.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-            page = report.page(outcomes, table, parity, about, load)
-            (output / "parity.html").write_text(render(page), encoding="utf-8")
-    _show(console, outcomes, table, parity, about)
-    for what, name in (("report ", "parity.html"), ("numbers", "parity.json")):
-        console.print(f"{what} {output / name}", highlight=False, soft_wrap=True)
+    asked = requests(options.requests)
+    answers: list[tuple[str, Answers]] = []
+    with phases.running(), work_folder("parity-") as work:
+        with phases.phase("model folder"):
+            model = write_model(work)
+        for place, arm in enumerate(arms, 1):
+            log = output / "parity-logs" / f"{place}-{arm.name}.log"
+            with phases.turn(place, len(arms)):
+                title = f"{place}/{len(arms)} {arm.name}"
+                answers.append((arm.name, run_start(title, arm, asked, model, work, log, phases)))
+    parity = compare(answers)
+    said = {"about": about(), "parity": parity}
+    (output / "parity.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
     return 1 if parity["differences"] else 0
 
 
-def _measure(starts: Sequence[Arm], load: Load, output: Path, phases: Phases) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    counts: dict[str, int] = {}
-    with work_folder("parity-") as work:
-        with phases.phase("model folder"):
-            model = write_model(work)
-        for place, arm in enumerate(starts, 1):
-            counts[arm.name] = counts.get(arm.name, 0) + 1
-            title = f"{place}/{len(starts)} {arm.name} {counts[arm.name]}"
-            log = output / "parity-logs" / f"{place}-{arm.name}.log"
-            with phases.turn(place, len(starts)):
-                outcomes.append(run_start(title, arm, load, model=model, work=work, log=log, phases=phases))
-    return outcomes
+def run_start(
+    title: str, arm: Arm, asked: Sequence[Request], model: Path, work: Path, log: Path, phases: Phases
+) -> Answers:
+    """What a start of the arm's server answered; it is proved to be the arm before the requests and after them.
 
-
-def _show(
-    console: Console, outcomes: Sequence[Outcome], table: Sequence[Row], parity: dict[str, Any], about: dict[str, Any]
-) -> None:
-    for line in heading(about):
-        console.print(line, highlight=False, soft_wrap=True)
-    print_table(console, rows.header([outcome.start for outcome in outcomes]), table, rows.cells)
-    for line in (*rows.summary(table), figures.CLOSED_LOOP):
-        console.print(line, highlight=False)
-    console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
-    console.print(f"Wall time {about['minutes']:.1f} minutes.", highlight=False)
+    Raises:
+        WrongArmError: The server is not what its arm says, or its patches did not take effect.
+        ServerError: It did not start, or ended early.
+    """
+    (work / "tmp").mkdir(mode=0o700, exist_ok=True)
+    device = json.dumps({"stages": {stage: {"base_ms": step} for stage, step in STEP_MS.items()}})
+    environment = user_arms.environment(arm, device, work / "tmp")
+    deploy = user_arms.deploy_config(arm, whole_server.deploy(DEPLOY), work)
+    server = Server(model, deploy, environment=environment, log_path=log)
+    roles = server_arms.roles(STAGES, REPLICAS)
+    with served(server, title, "seven processes", phases):
+        before = user_arms.prove(server, arm, roles)
+        with phases.phase(f"{title}: {len(asked)} requests, {STREAMS} at a time"):
+            captures = run_closed_loop(server.url, asked, STREAMS)
+        with phases.phase(f"{title}: proof of the arm after the load"):
+            time.sleep(user_arms.STATE_FILES_SETTLE_S)
+            after = user_arms.prove(server, arm, roles)
+            if arm.on:
+                user_arms.check_engaged(before, after, len(asked))
+    return [each.answer() for each in captures]
 
 
 if __name__ == "__main__":

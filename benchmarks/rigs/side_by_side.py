@@ -15,7 +15,6 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from benchmarks.rigs.bench import BenchError
 from benchmarks.rigs.server import Server, ServerError
 from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.arm import WrongArmError
@@ -49,7 +48,7 @@ def guarded(name: str, run: Callable[[Console], int]) -> int:
     except SystemExit:
         console.print("Interrupted; the server is stopped and its files are removed.")
         return 130
-    except (WrongArmError, ServerError, BenchError, MeasureError, subprocess.CalledProcessError) as error:
+    except (WrongArmError, ServerError, MeasureError, subprocess.CalledProcessError) as error:
         console.print(f"{name} has no table to show.", style="bold red")
         detail = f"\n{error.output}" if isinstance(error, subprocess.CalledProcessError) else ""
         console.print(f"{type(error).__name__}: {error}{detail}", markup=False, highlight=False)

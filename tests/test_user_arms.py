@@ -1,0 +1,154 @@
+"""What the demo and the parity run stand on: arms as a user has them, waves, and requests; no server is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("omni_simulated_device")
+
+from benchmarks.parity.__main__ import DEPLOY, REPLICAS, STAGES, main, requests
+from benchmarks.rigs import server_arms as serving
+from benchmarks.rigs import user_arms, whole_server
+from benchmarks.rigs.samples import Sample, in_wave, times
+from benchmarks.rigs.side_by_side import plan
+from omni_fastpath.declare import Process, State
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.statefile import PatchRecord, Snapshot
+from omni_fastpath.tools.ab.arm import WrongArmError
+
+
+def _sample(order: int, ttfp: float, *, error: str | None = None) -> Sample:
+    return Sample(order, ttft=ttfp / 2, ttfp=ttfp, e2e=4 * ttfp, error=error, digest=str(order), audio_bytes=10)
+
+
+# ---- Requests and waves ----
+
+
+def test_every_start_gets_the_same_requests_of_every_kind() -> None:
+    """Streamed and whole, each mix of modalities, the same again when asked again."""
+    asked = requests(24)
+    assert asked == requests(24)
+    kinds = {(tuple(each.body["modalities"]), bool(each.body.get("stream"))) for each in asked}
+    assert len(kinds) == 6
+
+
+def test_waves_are_blocks_in_start_order() -> None:
+    """Captures may come in any order; a wave goes by when a request was started."""
+    samples = [_sample(place, 0.1) for place in (5, 0, 3, 1, 4, 2)]
+    assert [sample.order for sample in in_wave(samples, "first", 2)] == [0, 1]
+    assert [sample.order for sample in in_wave(samples, "later", 2)] == [2, 3, 4, 5]
+
+
+def test_failed_requests_have_no_times() -> None:
+    """The time of an error is not a latency."""
+    assert times([_sample(0, 0.1), _sample(1, 0.2, error="503")], "ttfp") == [0.1]
+
+
+# ---- The proof of an arm ----
+
+
+def _snapshots(arm: str) -> dict[str, Snapshot]:
+    """State files of a true server of the arm, by role."""
+    roles = serving.roles(STAGES, REPLICAS)
+    return {role: _snapshot(arm, Process.SERVER if role == "api" else Process.STAGE) for role in roles}
+
+
+def _snapshot(arm: str, process: Process) -> Snapshot:
+    patches = {}
+    for patch in PATCHES:
+        if arm == "stock" or patch.name not in user_arms.FASTPATH.enabled:
+            patches[patch.name] = PatchRecord(state=State.OFF, reason="OMNI_FASTPATH=0")
+        elif process in patch.processes:
+            patches[patch.name] = PatchRecord(
+                state=State.APPLIED, counters={user_arms.ENGAGED.get(patch.name, "any"): 5}
+            )
+        else:
+            patches[patch.name] = PatchRecord(state=State.NOT_APPLICABLE, reason="another process")
+    return Snapshot(
+        schema=2,
+        pid=1,
+        started=1,
+        boot="",
+        namespace=1,
+        ppid=1,
+        role=process,
+        process_name="",
+        omni_fastpath="",
+        vllm=None,
+        vllm_omni=None,
+        updated=0.0,
+        source=None,
+        patches=patches,
+    )
+
+
+def test_each_arm_is_on_by_the_means_that_a_user_has() -> None:
+    """Stock by OMNI_FASTPATH=0, fastpath by its deploy YAML alone; anything else is not that arm."""
+    user_arms.check_means(user_arms.STOCK, {"OMNI_FASTPATH": "0", "HOME": "/"})
+    user_arms.check_means(user_arms.FASTPATH, {"HOME": "/"})
+    with pytest.raises(WrongArmError, match=r"no fastpath arm.*OMNI_FASTPATH_BUDGETED_DRAIN"):
+        user_arms.check_means(user_arms.FASTPATH, {"OMNI_FASTPATH_BUDGETED_DRAIN": "1"})
+    with pytest.raises(WrongArmError, match="no stock arm"):
+        user_arms.check_means(user_arms.STOCK, {})
+
+
+def test_the_counters_are_the_api_servers() -> None:
+    """What the report shows of a server."""
+    proof = user_arms.proof_of(_snapshots("fastpath"))
+    assert proof.counters["budgeted_drain"] == {"items": 5}
+    assert proof.processes["stage0_replica1"]["budgeted_drain"]["state"] == "not_applicable"
+
+
+def test_applied_but_idle_is_refused() -> None:
+    """A counter that moved less than once a request means that the patch did not do the work."""
+    snapshots = _snapshots("fastpath")
+    before = user_arms.proof_of(snapshots)
+    for name, event in user_arms.ENGAGED.items():
+        snapshots["api"].patches[name].counters[event] = 15
+    after = user_arms.proof_of(snapshots)
+    assert user_arms.check_engaged(before, after, 10)["nonblocking_dequeue"] == {"dequeued": 10}
+    with pytest.raises(WrongArmError, match="items moved by 10 during 11 requests"):
+        user_arms.check_engaged(before, after, 11)
+
+
+def test_nothing_of_this_shell_reaches_an_arm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A variable that the user has exported would make an arm what it does not say."""
+    monkeypatch.setenv("OMNI_FASTPATH_BUDGETED_DRAIN", "0")
+    monkeypatch.setenv("OMNI_FASTPATH", "1")
+    stock = user_arms.environment(user_arms.STOCK, "{}", tmp_path)
+    fastpath = user_arms.environment(user_arms.FASTPATH, "{}", tmp_path)
+    assert stock["OMNI_FASTPATH"] == "0"
+    assert stock["OMNI_FASTPATH_BUDGETED_DRAIN"] is None
+    assert fastpath["OMNI_FASTPATH"] is fastpath["OMNI_FASTPATH_BUDGETED_DRAIN"] is None
+
+
+def test_the_fastpath_arm_is_the_overlay_that_a_user_writes(tmp_path: Path) -> None:
+    """``fastpath: true`` on top of the base, and nothing else; the stock arm is the base itself."""
+    import yaml
+
+    base = whole_server.deploy(DEPLOY)
+    assert user_arms.deploy_config(user_arms.STOCK, base, tmp_path) == base
+    written = yaml.safe_load(user_arms.deploy_config(user_arms.FASTPATH, base, tmp_path).read_text(encoding="utf-8"))
+    assert written == {"base_config": str(base.resolve()), "fastpath": True}
+
+
+# ---- Command line ----
+
+
+@pytest.mark.parametrize("arguments", [["--starts", "0"], ["--requests", "x"], ["--fast"]])
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Named, before anything is started."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("starts", "decides"), [(1, False), (2, False), (4, True), (6, True)])
+def test_the_demo_says_beforehand_whether_it_can_decide(starts: int, decides: bool) -> None:
+    """With too few starts for any verdict it says so before it begins, and how many would do."""
+    said = plan("This", "make it", ["stock", "fastpath"] * starts, 1.7)
+    assert f"starts {2 * starts} servers" in said[0]
+    assert ("--starts 6" in " ".join(said)) == (not decides)
