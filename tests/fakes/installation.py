@@ -87,9 +87,6 @@ class Alteration:
             installation.move(*self.moved)
 
 
-_CLEANUP = '_log_summary_and_cleanup(self, request_id: str, {}: str = "stage_error")'
-_FAILURE = "self._record_request_failure_once(request_id, {})"
-
 STATEMENT = Alteration(
     "final_output_wakeup",
     "vllm_omni.engine.omni_engine_base:OmniEngineBase.try_get_output_async: its body moved: fingerprint ",
@@ -102,14 +99,6 @@ STATEMENT = Alteration(
     ),
 )
 """A statement of a body that the patch relies on: what it does is the same."""
-
-PARAMETER = Alteration(
-    "gc_pacing",
-    "vllm_omni.entrypoints.omni_base:OmniBase._log_summary_and_cleanup: its parameters are "
-    "('self', 'request_id', 'why'), expected ('self', 'request_id', 'reason')",
-    tuple(("entrypoints/omni_base.py", each.format("reason"), each.format("why")) for each in (_CLEANUP, _FAILURE)),
-)
-"""A parameter of a function that the patch wraps: renamed, where nobody says its name."""
 
 MODULE = Alteration(
     "lean_processing",

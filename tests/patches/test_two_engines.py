@@ -45,33 +45,3 @@ def test_two_orchestrators_serve_as_on_stock(modes: tuple[bool, bool]) -> None:
     assert [outputs(each) for each in found] == expected
     assert [endings(each) for each in found] == [dict.fromkeys(STEPS, (1, "end"))] * 2
     assert taken == 2 * sum(1 for _ in raw_outputs())
-
-
-def test_what_two_orchestrators_use_stays_until_both_have_ended() -> None:
-    """Taken off while one runs: refused, with the reason; the other ends meanwhile, and outputs go on."""
-    from omni_fastpath.install import is_installed, uninstall
-    from omni_fastpath.ledger import LEDGER
-
-    mode = False
-    with only("nonblocking_dequeue", "budgeted_drain"):
-        entry = LEDGER.named("budgeted_drain")
-        first, second = pipeline(mode), pipeline(mode)
-        expected = outputs(served(pipeline(mode))[0])
-        rows, others = list(raw_outputs()), list(raw_outputs())
-        half = len(rows) // 2
-        with first as running:
-            with second as other:
-                for each, given in ((running, rows), (other, others)):
-                    for stage, raw in given[:half]:
-                        put(each, stage, raw)
-                running.settle()
-                other.settle()
-            uninstall(entry.patch)
-            assert is_installed("budgeted_drain")
-            assert "cannot be taken off: " in entry.reason
-            for stage, raw in rows[half:]:
-                put(running, stage, raw)
-            running.settle()
-        assert outputs(first.messages()) == expected
-        uninstall(entry.patch)
-        assert not is_installed("budgeted_drain")
