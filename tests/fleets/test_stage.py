@@ -30,6 +30,7 @@ def test_random_fleets_give_what_stock_gives(tmp_path_factory: pytest.TempPathFa
         assert facts[happened] > 0, (happened, facts)
 
 
+@pytest.mark.more
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 def test_stream_held_for_a_receiver_that_looks_last_goes_on_with_its_fetch(

@@ -262,6 +262,7 @@ KINDS: dict[str, Callable[[int], Items]] = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("others", KINDS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.upstream, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.upstream, pytest.mark.more, pytest.mark.timeout(300)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
