@@ -11,7 +11,7 @@ import functools
 import os
 from typing import Any
 
-from omni_fastpath import config, deployyaml, engines, envs, ownerror
+from omni_fastpath import config, deploy_yaml, engines, ownerror
 from omni_fastpath.activation import ACTIVATION, Activation, process_kind
 from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.gates import ENGINE_MODULE, GATE, Gate, when_imported
@@ -64,7 +64,7 @@ class Admission:
 
         That is done when its modules are there, without a deploy YAML.
         """
-        if not envs.said(os.environ, PATCHES):
+        if not config.said(os.environ, PATCHES):
             return
         self._gate.arm()
         try:
@@ -110,7 +110,7 @@ class Admission:
             engines.started(self._activation.enabled)
 
     def _resolve_and_take_effect(self, source: str | None, deploy: Any) -> None:
-        blocks = [] if source is None else deployyaml.blocks_of(source, deploy)
+        blocks = [] if source is None else deploy_yaml.blocks_of(source, deploy)
         resolved = config.resolve(blocks, os.environ, PATCHES)
         for line in resolved.unknown:
             warn_once(line)
@@ -129,7 +129,7 @@ class Admission:
         """Say what went wrong and show it; what refuses the server, or None where it goes on without us."""
         if isinstance(error, RefusedError):
             return error  # the ledger has the states with their reasons
-        if isinstance(error, deployyaml.UnreadableError) or not isinstance(error, ConfigError):
+        if isinstance(error, deploy_yaml.UnreadableError) or not isinstance(error, ConfigError):
             show = functools.partial(self._activation.show_failed, source=source)
             return ownerror.refusal(error, deploy, RefusedError, show)
         logger.error("omni-fastpath: the configuration is refused: %s", error)

@@ -1,26 +1,381 @@
-"""What the ``fastpath:`` blocks of a deploy YAML's chain and the environment on top of them come to."""
+"""What was asked for: the ``fastpath:`` blocks of a deploy YAML and its bases, and the environment on top of them.
+
+The environment wins over the YAML, for comparisons without touching a file. Its booleans are ``1 true on yes`` and
+``0 false off no``, whatever their case; anything else is refused.
+
+``OMNI_FASTPATH=0``
+    Everything is off and nothing is validated.
+``OMNI_FASTPATH=1``
+    What the YAML says if it switches anything on, else the default set.
+``OMNI_FASTPATH_<PATCH>=1`` or ``0``
+    That patch on, with the YAML's values or the defaults, or off with what requires it.
+``OMNI_FASTPATH_<PATCH>__<KEY>=V``
+    One value of a patch; ``null`` where the key takes it. Switches nothing on.
+``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``
+    As the key ``fastpath.on_unsupported``.
+
+A refusal names every wrong key, one line each. An unknown variable refuses where something is on. The variables that
+Kubernetes makes of a Service named ``omni-fastpath`` are ignored, unless a key's variable has that name.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ByteSize
 
-from omni_fastpath import envs, values
 from omni_fastpath.declare import Options, Patch
-from omni_fastpath.deployyaml import ABSENT, KEY, Block, read_blocks
-from omni_fastpath.envs import EnvChoices, OnUnsupported
-from omni_fastpath.master import MASTER, master_off
+from omni_fastpath.master import BOOLEAN_WORDS, MASTER, NAMESPACE, ON_UNSUPPORTED, boolean, master_off
 from omni_fastpath.patches import GONE
-from omni_fastpath.values import ConfigError, refusal, shown, unknown
 
-__all__ = ["ConfigError", "Resolved", "resolve", "resolve_file"]
+KEY = "fastpath"
+"""The top-level key in a deploy YAML."""
 
-NOT_ASKED_FOR = "not asked for"
+ABSENT: Final = object()
+"""The value of a ``fastpath`` key that is not there; ``null`` is a value and means off."""
+
+OnUnsupported = Literal["warn", "fail"]
+_WORDS: tuple[OnUnsupported, ...] = get_args(OnUnsupported)
+
+_OF_A_SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_|$)")
+_SHOWN_CHARACTERS = 80
+
+# What a refusal says
+
+
+class ConfigError(ValueError):
+    """A configuration that is refused; one line for each wrong key: its place, what was found and what is allowed."""
+
+
+def refusal(
+    place: str, *, found: str, allowed: str, nearest: str | None = None, gone: str | None = None
+) -> ConfigError:
+    """The error for one place.
+
+    Args:
+        place: Where the value or the name stands.
+        found: What stands there.
+        allowed: What may stand there.
+        nearest: The spelling that was probably meant.
+        gone: What became of a name that earlier versions took; it is said instead of ``nearest``.
+    """
+    hint = f"; it is gone: {gone}" if gone else f"; did you mean {nearest!r}?" if nearest else ""
+    return ConfigError(f"{place}: found {found}; allowed: {allowed}{hint}")
+
+
+def unknown(
+    place: str, word: object, known: Iterable[str], *, found: str | None = None, gone: str | None = None
+) -> ConfigError:
+    """The error for an unknown name; ``found`` and ``gone`` as in ``refusal``."""
+    names = list(known)
+    return refusal(
+        place,
+        found=found or f"an unknown key {shown(word)}",
+        allowed=", ".join(names) or "no keys",
+        nearest=nearest(word, names),
+        gone=gone,
+    )
+
+
+def shown(value: object) -> str:
+    """The ``repr`` of a value, cut where it would flood a log line."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python writes
+        return f"a value of type {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+def close(word: object, known: Iterable[str]) -> list[str]:
+    """The known names that are spelt like ``word``, whatever its case, the nearest first."""
+    by_lower = {name.lower(): name for name in known}
+    return [by_lower[match] for match in difflib.get_close_matches(str(word).lower(), list(by_lower))]
+
+
+def nearest(word: object, known: Iterable[str]) -> str | None:
+    """The first of ``close``; None when no name is close."""
+    return next(iter(close(word, known)), None)
+
+
+# Values
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """JSON that every reader takes: bytes of a path or variable that are no text become question marks."""
+    return json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace").decode()
+
+
+def parse(options: type[Options], key: str, text: str) -> Any:
+    """The value that the text of a variable stands for: a boolean word, JSON, or the text itself."""
+    text = text.strip()
+    if options.model_fields[key].annotation is bool:
+        on = boolean(text)
+        return text if on is None else on
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def allowed(options: type[Options], key: str) -> str:
+    """What a key takes, in words: its types and limits."""
+    field = options.model_fields[key]
+    types = get_args(field.annotation) or (field.annotation,)
+    names = {bool: "true or false", int: "an integer", float: "a number", ByteSize: "a size such as 256MiB"}
+    words = " or ".join(names.get(each, repr(each)) for each in types if each is not NoneType)
+    limits = " and ".join(
+        f"{word} {getattr(limit, name)}"
+        for name, word in {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}.items()
+        for limit in field.metadata
+        if hasattr(limit, name)
+    )
+    return f"{words} {limits}".strip() + (" or null" if NoneType in types else "")
+
+
+def _takes(options: type[Options], key: str, value: object) -> bool:
+    try:
+        # By way of JSON, which carries the values to the stages; strict Python would want a byte size ready-made.
+        options.model_validate_json(json.dumps({key: value}, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):  # pydantic's error is a ValueError
+        return False
+    return True
+
+
+def _built(options: type[Options], values: Mapping[str, Any]) -> Options:
+    return options.model_validate_json(json.dumps(values))
+
+
+# Variables
+
+
+def value_variable(patch: Patch, key: str) -> str:
+    """The variable that sets one value of a patch."""
+    return f"{patch.env}__{key.upper()}"
+
+
+def variables(patches: Iterable[Patch]) -> list[str]:
+    """Every variable that may be set, those of values last."""
+    patches = list(patches)
+    of_values = [value_variable(patch, key) for patch in patches for key in patch.options.model_fields]
+    return [MASTER, ON_UNSUPPORTED, *(patch.env for patch in patches), *of_values]
+
+
+def said(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[str]:
+    """The variables that were set for us, known or not, sorted; without those that Kubernetes makes of a Service."""
+    known = variables(patches)
+    ours = (name for name in environ if name.startswith(NAMESPACE))
+    return sorted(name for name in ours if name in known or not _OF_A_SERVICE.search(name))
+
+
+def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch], gone: Mapping[str, str]) -> Iterator[str]:
+    """A line for each variable in our namespace that means nothing."""
+    known = variables(patches)
+    went = {f"{NAMESPACE}_{name.upper()}": words for name, words in gone.items()}
+    for patch in patches:
+        went |= {value_variable(patch, key): words for key, words in patch.options.gone.items()}
+    for name in said(environ, patches):
+        if name not in known:
+            became = went.get(name) or went.get(name.split("__")[0])
+            yield str(unknown(name, name, known, found="an unknown variable", gone=became))
+
+
+# Blocks and variables, one on top of the other
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one file of a ``base_config`` chain says.
+
+    Attributes:
+        path: The file.
+        value: Its ``fastpath`` value as it stands there, or ``ABSENT``.
+        stages: Ids of the stages that the file names.
+    """
+
+    path: Path
+    value: Any
+    stages: frozenset[int] = frozenset()
+
+    def place(self, *keys: str) -> str:
+        """How a message names a key of this block."""
+        return f"{'.'.join((KEY, *keys))} in {self.path}"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of one patch so far. Its values outlive a ``false``: a later ``true`` finds them again.
+
+    Attributes:
+        on: Whether it is on.
+        origin: What said so; empty where nothing mentions it.
+        reason: Why it is off.
+        values: Its values that are not the defaults.
+        places: Where each of them stands.
+    """
+
+    on: bool = False
+    origin: str = ""
+    reason: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Layers:
+    """What the files and the environment ask for, the base first.
+
+    Attributes:
+        asked: Every declared patch by name.
+        on_unsupported: As in ``Resolved``.
+        problems: What is refused.
+        off_by_env: The patches that the environment switched off, and what is off for want of them.
+    """
+
+    def __init__(self, patches: Sequence[Patch], gone: Mapping[str, str]) -> None:
+        self._declared = {patch.name: patch for patch in patches}
+        self._gone = gone
+        self.problems: list[ConfigError] = []
+        self.off_by_env: set[str] = set()
+        self._clear("not asked for")
+
+    def _clear(self, reason: str) -> None:
+        self._given = False
+        self.on_unsupported: OnUnsupported = "warn"
+        self.asked = dict.fromkeys(self._declared, _Asked(reason=reason))
+
+    def _change(self, name: str, **changes: Any) -> None:
+        self.asked[name] = dataclasses.replace(self.asked[name], **changes)
+
+    def _default_set(self, by: str) -> None:
+        self._given = True
+        for name, patch in self._declared.items():
+            origin = f"default set ({by})" if patch.default_on else ""
+            self._change(name, on=patch.default_on, origin=origin, reason=f"not in the default set ({by})")
+
+    def add_block(self, block: Block) -> None:
+        """One more file on top.
+
+        Without the key nothing changes. Off forgets all below. ``true`` keeps what is below, or is the default set
+        over nothing. A mapping changes what it names, key by key.
+        """
+        value = block.value
+        if value is None or value is False or value == {}:
+            self._clear(f"{block.place()} is {json.dumps(value)}")
+        elif value is True and not self._given:
+            self._default_set(f"{KEY}: true in {block.path}")
+        elif isinstance(value, dict):
+            if not self._given:
+                self._clear(f"not listed under {block.place()}")
+            self._given = True
+            for key, wanted in value.items():
+                self._add_key(block, key, wanted)
+        elif value is not True and value is not ABSENT:
+            self._refuse(block.place(), value, "true, false or a mapping of patches")
+
+    def _add_key(self, block: Block, key: Any, wanted: object) -> None:
+        origin = block.place(str(key))
+        if key == "on_unsupported":
+            self._set_on_unsupported(origin, wanted)
+        elif key not in self._declared:
+            known = [*self._declared, "on_unsupported"]
+            self.problems.append(unknown(origin, key, known, gone=self._gone.get(key)))
+        elif isinstance(wanted, bool):
+            self._change(key, on=wanted, origin=origin, reason=f"{origin} is false")
+        elif isinstance(wanted, dict):
+            self._change(key, on=True, origin=origin)
+            for each, value in wanted.items():
+                self._set_value(key, each, value, block.place(key, str(each)))
+        else:
+            keys = ", ".join(self._declared[key].options.model_fields)
+            self._refuse(origin, wanted, f"true, false or a mapping of {keys}" if keys else "true or false")
+
+    def add_environment(self, environ: Mapping[str, str]) -> None:
+        """The environment on top of all files."""
+        if self._switch(MASTER, environ) and not any(asked.on for asked in self.asked.values()):
+            self._default_set(f"{MASTER}={environ[MASTER]}")
+        for name, patch in self._declared.items():
+            on = self._switch(patch.env, environ)
+            if on is not None:
+                origin = f"{patch.env}={environ[patch.env]}"
+                self._change(name, on=on, origin=origin, reason=origin)
+                self.off_by_env |= set() if on else {name}
+            for key in patch.options.model_fields:
+                variable = value_variable(patch, key)
+                if variable in environ:
+                    value = parse(patch.options, key, environ[variable])
+                    self._set_value(name, key, value, f"{variable} ({KEY}.{name}.{key})")
+        if ON_UNSUPPORTED in environ:
+            self._set_on_unsupported(ON_UNSUPPORTED, environ[ON_UNSUPPORTED].strip().lower())
+
+    def _switch(self, name: str, environ: Mapping[str, str]) -> bool | None:
+        on = boolean(environ.get(name, ""))
+        if on is None and name in environ:
+            self._refuse(name, environ[name], BOOLEAN_WORDS)
+        return on
+
+    def _set_on_unsupported(self, place: str, value: object) -> None:
+        if value in _WORDS:
+            self.on_unsupported = value
+        else:
+            self._refuse(place, value, " or ".join(_WORDS), nearest(value, _WORDS))
+
+    def _set_value(self, name: str, key: Any, value: object, place: str) -> None:
+        options, before = self._declared[name].options, self.asked[name]
+        if key not in options.model_fields:
+            self.problems.append(unknown(place, key, options.model_fields, gone=options.gone.get(key)))
+        elif _takes(options, key, value):
+            self._change(name, values={**before.values, key: value}, places={**before.places, key: place})
+        else:
+            self._refuse(place, value, allowed(options, key))
+
+    def _refuse(self, place: str, value: object, takes: str, near: str | None = None) -> None:
+        self.problems.append(refusal(place, found=shown(value), allowed=takes, nearest=near))
+
+    def settle_requirements(self, *, partial: bool) -> frozenset[str]:
+        """Switch off what lacks a requirement, and give its names; refuse it where nothing excuses the lack."""
+        lacking = set()
+        for name, patch in self._declared.items():
+            if not self.asked[name].on:
+                continue
+            missing = next((each for each in patch.requires if not self.asked[each].on), None)
+            if missing is None:
+                continue
+            lacking.add(name)
+            cause = self.asked[missing]
+            if missing in self.off_by_env:
+                self.off_by_env.add(name)
+            elif not partial:
+                self.problems.append(self._contradiction(patch, missing))
+            reason = f"requires {missing}, which is off: {cause.reason}"
+            self._change(name, on=False, origin=cause.origin, reason=reason)
+        return frozenset(lacking)
+
+    def _contradiction(self, patch: Patch, missing: str) -> ConfigError:
+        remedy = f"switch {missing} on ({KEY}.{missing}: true or {self._declared[missing].env}=1) or {patch.name} off"
+        return ConfigError(
+            f"{KEY}.{patch.name} is on ({self.asked[patch.name].origin}) and requires {KEY}.{missing}, which is off: "
+            f"{self.asked[missing].reason}; {remedy}"
+        )
+
+    def options(self, name: str, stages: int) -> Options:
+        """The values of a patch: its defaults, the files', the environment's. ``stages`` is 0 if not known."""
+        asked = self.asked[name]
+        options = _built(self._declared[name].options, asked.values)
+        broken = options.broken_rule(stages)
+        if broken is not None:
+            key, rule = broken
+            self._refuse(asked.places.get(key, f"{KEY}.{name}.{key}"), getattr(options, key), rule)
+        return options
+
+
+# What both come to
 
 
 @dataclass(frozen=True)
@@ -31,10 +386,10 @@ class Resolved:
         enabled: The patches that are on, in the order of their declarations, with their values.
         off: Every other patch with the reason.
         lacking: Those of them that were asked for, and are off because a patch that they require is.
-        origins: Who switched a patch on or off; empty for one that nobody mentions.
+        origins: What switched a patch on or off; empty for a patch that nothing mentions.
         on_unsupported: What an unsupported or failed patch does to the start of the server.
         source: The deploy YAML; None when there is none.
-        unknown: Variables in our namespace that mean nothing, one line each, where nothing is on that they could miss.
+        unknown: Variables in our namespace that mean nothing, one line each; only where nothing is on.
     """
 
     enabled: Mapping[str, Options]
@@ -52,16 +407,8 @@ class Resolved:
 
     def to_json(self) -> str:
         """This as text, for ``from_json`` in a process with the same declarations."""
-        return values.to_json(
-            {
-                "enabled": {name: options.model_dump(mode="json") for name, options in self.enabled.items()},
-                "off": dict(self.off),
-                "lacking": sorted(self.lacking),
-                "origins": dict(self.origins),
-                "on_unsupported": self.on_unsupported,
-                "source": self.source,
-            }
-        )
+        enabled = {name: options.model_dump(mode="json") for name, options in self.enabled.items()}
+        return to_json({**vars(self), "enabled": enabled, "lacking": sorted(self.lacking)})
 
     @classmethod
     def from_json(cls, text: str, patches: Sequence[Patch]) -> Resolved:
@@ -70,165 +417,14 @@ class Resolved:
         Raises:
             ConfigError: The text is something else, or names a patch or a value that is not declared here.
         """
+        declared = {patch.name: patch.options for patch in patches}
         try:
-            wire = _Wire.model_validate_json(text)
-        except ValidationError as error:
-            raise ConfigError(f"found no resolved configuration: {error}") from None
-        declared = {patch.name: patch for patch in patches}
-        for name in (*wire.enabled, *wire.off):
-            if name not in declared:
-                raise unknown("resolved configuration", name, declared)
-        return cls(
-            enabled={name: _options(declared[name], given, _wire_place(name)) for name, given in wire.enabled.items()},
-            off=wire.off,
-            lacking=frozenset(wire.lacking),
-            origins=wire.origins,
-            on_unsupported=wire.on_unsupported,
-            source=wire.source,
-        )
-
-
-class _Wire(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    enabled: dict[str, dict[str, Any]]
-    off: dict[str, str]
-    lacking: list[str]
-    origins: dict[str, str]
-    on_unsupported: OnUnsupported
-    source: str | None
-
-
-def _wire_place(name: str) -> Callable[[str], str]:
-    return lambda key: f"resolved configuration, {name}.{key}"
-
-
-# Merging the blocks of a chain
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """What the chain so far says about a patch. Its values outlive a ``false``: a later ``true`` finds them again."""
-
-    on: bool
-    origin: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Merged:
-    """The chain so far. ``given`` is false for an absent block and for one that is off as a whole."""
-
-    given: bool = False
-    listed: Mapping[str, _Listed] = field(default_factory=dict)
-    unlisted: str = NOT_ASKED_FOR
-    on_unsupported: OnUnsupported | None = None
-
-
-def _merge(blocks: Sequence[Block], patches: Sequence[Patch], gone: Mapping[str, str]) -> _Merged:
-    """Fold the chain, base first."""
-    merged = _Merged()
-    for block in blocks:
-        merged = _overlaid(merged, block, patches, gone)
-    return merged
-
-
-def _overlaid(inherited: _Merged, block: Block, patches: Sequence[Patch], gone: Mapping[str, str]) -> _Merged:
-    """One more file on top: without the key as before, off forgets all below, ``true`` keeps it or is the default set.
-
-    A mapping changes what it names, key by key.
-    """
-    value = block.value
-    if value is ABSENT:
-        return inherited
-    if value is None or value is False or value == {}:
-        return _Merged(unlisted=f"{block.place()} is {json.dumps(value)}")
-    if value is True:
-        return inherited if inherited.given else _default_set(f"{KEY}: true in {block.path}", patches)
-    if not isinstance(value, dict):
-        raise refusal(block.place(), found=shown(value), allowed="true, false or a mapping of patches")
-    return _key_by_key(inherited if inherited.given else _Merged(), block, patches, gone)
-
-
-def _default_set(by: str, patches: Sequence[Patch]) -> _Merged:
-    return _Merged(
-        given=True,
-        listed={patch.name: _Listed(on=True, origin=f"default set ({by})") for patch in patches if patch.default_on},
-        unlisted=f"not in the default set ({by})",
-    )
-
-
-def _key_by_key(inherited: _Merged, block: Block, patches: Sequence[Patch], gone: Mapping[str, str]) -> _Merged:
-    declared = {patch.name: patch for patch in patches}
-    listed = dict(inherited.listed)
-    on_unsupported = inherited.on_unsupported
-    for key, value in block.value.items():
-        if key == "on_unsupported":
-            on_unsupported = _on_unsupported(block, value)
-        elif key in declared:
-            listed[key] = _patch_overlaid(listed.get(key), declared[key], block, value)
-        else:
-            raise unknown(block.place(str(key)), key, [*declared, "on_unsupported"], gone=gone.get(key))
-    return _Merged(
-        given=True,
-        listed=listed,
-        unlisted=f"not listed under {block.place()}",
-        on_unsupported=on_unsupported,
-    )
-
-
-def _on_unsupported(block: Block, value: object) -> OnUnsupported:
-    for word in envs.ON_UNSUPPORTED_WORDS:
-        if value == word:
-            return word
-    words = envs.ON_UNSUPPORTED_WORDS
-    raise refusal(
-        block.place("on_unsupported"),
-        found=shown(value),
-        allowed=" or ".join(words),
-        nearest=values.nearest(value, words) if isinstance(value, str) else None,
-    )
-
-
-def _patch_overlaid(inherited: _Listed | None, patch: Patch, block: Block, value: object) -> _Listed:
-    origin = block.place(patch.name)
-    inherited = inherited or _Listed(on=False, origin=origin)
-    if isinstance(value, bool):
-        return _Listed(value, origin, inherited.values, inherited.places)
-    if not isinstance(value, dict):
-        keys = ", ".join(patch.options.model_fields)
-        takes = f"true, false or a mapping of {keys}" if keys else "true or false"
-        raise refusal(origin, found=shown(value), allowed=takes)
-    values.check(patch.options, value, lambda key: block.place(patch.name, key), complete=False)
-    return _Listed(
-        on=True,
-        origin=origin,
-        values={**inherited.values, **value},
-        places={**inherited.places, **{key: block.place(patch.name, key) for key in value}},
-    )
-
-
-# The environment on top, and what a patch requires
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    """One patch after YAML and environment.
-
-    Attributes:
-        on: Whether it is on.
-        origin: Who said so; empty for nobody.
-        reason: Why it is off.
-        by_env: Whether the environment switched it off.
-        is_lacking: Whether it was asked for, and is off because a patch that it requires is.
-    """
-
-    on: bool
-    origin: str
-    reason: str = ""
-    by_env: bool = False
-    is_lacking: bool = False
+            wire = json.loads(text)
+            enabled = {name: _built(declared[name], given) for name, given in wire.pop("enabled").items()}
+            lacking, unknown_names = frozenset(wire.pop("lacking")), tuple(wire.pop("unknown"))
+            return cls(**wire, enabled=enabled, lacking=lacking, unknown=unknown_names)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"found no resolved configuration of this version: {error!r}") from None
 
 
 def resolve(
@@ -242,147 +438,37 @@ def resolve(
     """What the blocks of a chain and the environment come to.
 
     Args:
-        blocks: From ``read_blocks``, the base first; empty without a deploy YAML.
+        blocks: The base first; empty without a deploy YAML.
         environ: The environment, which wins over the blocks.
-        patches: The declarations.
+        patches: The declarations; a patch stands after those that it requires.
         gone: Patches of earlier versions by name, with what became of each.
-        partial: The YAML is still to come: a patch whose requirement nobody has switched on yet is off until then
-            instead of refused.
+        partial: The YAML is still to come: a patch whose requirement is not on yet is off instead of refused.
 
     Raises:
-        ConfigError: Anything that ``values.check`` and ``envs.read`` refuse, an unknown variable where something is on,
-            and a patch that is on without one that it requires, unless the environment switched that one off.
+        ConfigError: A wrong key, value or word anywhere, an unknown variable where something is on, and a patch that
+            is on without one that it requires, unless the environment switched that one off.
     """
     source = str(blocks[-1].path) if blocks else None
     if master_off(environ):
-        why = f"{MASTER}={environ[MASTER]}"
-        names = [patch.name for patch in patches]
-        return Resolved({}, dict.fromkeys(names, why), dict.fromkeys(names, why), source=source)
-    choices = envs.read(environ, patches, gone)
-    merged = _with_master(_merge(blocks, patches, gone), choices, environ, patches)
-    said = {patch.name: _verdict(patch, merged, choices, environ) for patch in patches}
-    verdicts = _with_requirements(said, patches, partial=partial)
+        why = dict.fromkeys((patch.name for patch in patches), f"{MASTER}={environ[MASTER]}")
+        return Resolved({}, off=why, origins=why, source=source)
+    layers = _Layers(patches, gone)
+    for block in blocks:
+        layers.add_block(block)
+    layers.add_environment(environ)
+    lacking = layers.settle_requirements(partial=partial)
     stages = len(frozenset[int]().union(*(block.stages for block in blocks)))
-    if any(verdict.on for verdict in verdicts.values()):
-        envs.refuse_unknown(choices)
+    enabled = {name: layers.options(name, stages) for name, asked in layers.asked.items() if asked.on}
+    unknown_variables = tuple(_unknown_variables(environ, patches, gone))
+    lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
+    if lines:
+        raise ConfigError("\n".join(lines))
     return Resolved(
-        enabled={patch.name: _final(patch, merged, choices, stages) for patch in patches if verdicts[patch.name].on},
-        off={name: verdict.reason for name, verdict in verdicts.items() if not verdict.on},
-        lacking=frozenset(name for name, verdict in verdicts.items() if verdict.is_lacking),
-        origins={name: verdict.origin for name, verdict in verdicts.items()},
-        on_unsupported=choices.on_unsupported or merged.on_unsupported or "warn",
+        enabled=enabled,
+        off={name: asked.reason for name, asked in layers.asked.items() if not asked.on},
+        lacking=lacking,
+        origins={name: asked.origin for name, asked in layers.asked.items()},
+        on_unsupported=layers.on_unsupported,
         source=source,
-        unknown=choices.unknown,
+        unknown=unknown_variables,
     )
-
-
-def resolve_file(
-    path: str | Path | None,
-    environ: Mapping[str, str],
-    patches: Sequence[Patch],
-    *,
-    gone: Mapping[str, str] = GONE,
-) -> Resolved:
-    """``resolve`` for a deploy YAML, which is not even opened under ``OMNI_FASTPATH=0``.
-
-    Raises:
-        ConfigError: As ``read_blocks`` and ``resolve``.
-    """
-    if path is None or master_off(environ):
-        return resolve([], environ, patches, gone=gone)
-    return resolve(read_blocks(path), environ, patches, gone=gone)
-
-
-def _with_master(merged: _Merged, choices: EnvChoices, environ: Mapping[str, str], patches: Sequence[Patch]) -> _Merged:
-    """``OMNI_FASTPATH=1``: the default set, unless the YAML switches something on; values that it gives stay."""
-    if not choices.master or any(listed.on for listed in merged.listed.values()):
-        return merged
-    default = _default_set(f"{MASTER}={environ[MASTER]}", patches)
-    with_values = {
-        name: _Listed(on=True, origin=listed.origin, values=said.values, places=said.places)
-        if (said := merged.listed.get(name))
-        else listed
-        for name, listed in default.listed.items()
-    }
-    return _Merged(True, {**merged.listed, **with_values}, default.unlisted, merged.on_unsupported)
-
-
-def _verdict(patch: Patch, merged: _Merged, choices: EnvChoices, environ: Mapping[str, str]) -> _Verdict:
-    switched = choices.switches.get(patch.name)
-    if switched is not None:
-        variable = f"{patch.env}={environ[patch.env]}"
-        return _Verdict(on=switched, origin=variable, reason="" if switched else variable, by_env=not switched)
-    listed = merged.listed.get(patch.name)
-    if listed is None:
-        return _Verdict(on=False, origin="", reason=merged.unlisted)
-    return _Verdict(on=listed.on, origin=listed.origin, reason="" if listed.on else f"{listed.origin} is false")
-
-
-def _with_requirements(
-    verdicts: Mapping[str, _Verdict], patches: Sequence[Patch], *, partial: bool
-) -> Mapping[str, _Verdict]:
-    """Switch off what requires a patch that the environment switched off; refuse what else lacks a requirement."""
-    verdicts = _without_dependants(verdicts, patches, lambda missing: missing.by_env)
-    lacking = next(_lacking(verdicts, patches), None)
-    if lacking is not None and not partial:
-        raise _contradiction(*lacking, verdicts, patches)
-    return _without_dependants(verdicts, patches, lambda _: True)
-
-
-def _lacking(verdicts: Mapping[str, _Verdict], patches: Sequence[Patch]) -> Iterator[tuple[Patch, str]]:
-    """Every patch that is on, with each of its requirements that is off."""
-    for patch in patches:
-        if verdicts[patch.name].on:
-            yield from ((patch, name) for name in patch.requires if not verdicts[name].on)
-
-
-def _without_dependants(
-    verdicts: Mapping[str, _Verdict], patches: Sequence[Patch], counts: Callable[[_Verdict], bool]
-) -> Mapping[str, _Verdict]:
-    """Switch off dependants until none is left; one that goes off may be what another requires."""
-    verdicts = dict(verdicts)
-    lacking = [(patch, missing) for patch, missing in _lacking(verdicts, patches) if counts(verdicts[missing])]
-    while lacking:
-        patch, missing = lacking[0]
-        why = verdicts[missing]
-        verdicts[patch.name] = _Verdict(
-            on=False,
-            origin=why.origin,
-            reason=f"requires {missing}, which is off: {why.reason}",
-            by_env=why.by_env,
-            is_lacking=True,
-        )
-        lacking = [(patch, missing) for patch, missing in _lacking(verdicts, patches) if counts(verdicts[missing])]
-    return verdicts
-
-
-def _contradiction(
-    patch: Patch, missing: str, verdicts: Mapping[str, _Verdict], patches: Sequence[Patch]
-) -> ConfigError:
-    required = next(each for each in patches if each.name == missing)
-    return ConfigError(
-        f"{KEY}.{patch.name} is on ({verdicts[patch.name].origin}) and requires {KEY}.{missing}, "
-        f"which is off: {verdicts[missing].reason}; switch {missing} on ({KEY}.{missing}: true or {required.env}=1) "
-        f"or {patch.name} off"
-    )
-
-
-def _final(patch: Patch, merged: _Merged, choices: EnvChoices, stages: int) -> Options:
-    """The values of a patch that is on: its defaults, the YAML's, the environment's. ``stages`` is 0 if not known."""
-    listed = merged.listed.get(patch.name) or _Listed(on=True, origin="")
-    from_env = choices.values.get(patch.name, {})
-    places = {**listed.places, **{key: envs.place(patch, key) for key in from_env}}
-    # A rule over several keys has no place of its own; it names all that were given.
-    everywhere = ", ".join(dict.fromkeys(places.values())) or f"{KEY}.{patch.name}"
-    options = _options(patch, {**listed.values, **from_env}, lambda key: places.get(key, everywhere))
-    broken = options.broken_rule(stages)
-    if broken is not None:
-        key, rule = broken
-        raise refusal(places.get(key, everywhere), found=shown(getattr(options, key)), allowed=rule)
-    return options
-
-
-def _options(patch: Patch, given: Mapping[str, Any], place: Callable[[str], str]) -> Options:
-    checked = values.check(patch.options, given, place)
-    assert checked is not None, "check returns the options of a complete set of values"
-    return checked

@@ -1,6 +1,6 @@
 """What decides, by the standard library alone, whether anything else of ours is imported: our variables' names.
 
-``envs`` is the page about all of them.
+``config`` is the page about all of them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from typing import Any, Literal, NamedTuple
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from omni_fastpath import processid, values
+from omni_fastpath import processid
+from omni_fastpath.config import to_json
 from omni_fastpath.declare import Process, State
 from omni_fastpath.processid import ProcessId
 
@@ -175,7 +176,7 @@ def write(snapshot: Mapping[str, Any]) -> Path:
         "namespace": here.namespace,
         "ppid": os.getppid(),
     }
-    content = values.to_json({**own, **snapshot, **own, "updated": time.time()})
+    content = to_json({**own, **snapshot, **own, "updated": time.time()})
     file = _path(here)
     # The name tells whose it is when the process dies before the rename.
     temporary = f"{file.stem}.{secrets.token_hex(8)}.tmp"

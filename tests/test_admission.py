@@ -264,7 +264,7 @@ def test_upstreams_error_stays_upstreams(tmp_path: Path) -> None:
 
 def _break(where: str) -> None:
     """Make something of ours, or what it stands on, raise."""
-    from omni_fastpath import config, deployyaml, handoff, install, processid
+    from omni_fastpath import config, deploy_yaml, handoff, install, processid
     from omni_fastpath.activation import Activation
 
     def breaks(*_: object, **__: object) -> Any:
@@ -275,7 +275,7 @@ def _break(where: str) -> None:
         "handoff": (handoff, "export"),
         "apply": (install, "apply"),
         "resolve": (config, "resolve"),
-        "read": (deployyaml, "blocks_of"),
+        "read": (deploy_yaml, "blocks_of"),
         "publish": (Activation, "_publish"),
     }[where]
     setattr(owner, name, breaks)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from omni_fastpath import handoff
-from omni_fastpath.config import Resolved, resolve
+from omni_fastpath.config import Block, Resolved, resolve
 from omni_fastpath.declare import Patch, Process
-from omni_fastpath.deployyaml import Block
 
 ROOT = Path(__file__).resolve().parent.parent
 PATCH = Patch(
@@ -39,8 +38,7 @@ print("nothing" if received is None else ",".join(received.enabled) + " " + str(
 EXPORT = """
 import sys, os
 from pathlib import Path
-from omni_fastpath.config import resolve
-from omni_fastpath.deployyaml import Block
+from omni_fastpath.config import Block, resolve
 from omni_fastpath.declare import Patch, Process
 from omni_fastpath.handoff import export
 patch = Patch(name="drum", summary="", processes=frozenset({Process.STAGE}), docs="", rows=(), counters=())

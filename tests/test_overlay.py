@@ -13,7 +13,7 @@ from pydantic import Field
 
 from omni_fastpath.config import ConfigError, resolve
 from omni_fastpath.declare import Options, Patch, Process
-from omni_fastpath.deployyaml import read_blocks
+from omni_fastpath.deploy_yaml import read_blocks
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import overlay
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import envs
+from omni_fastpath import config
 from omni_fastpath.declare import State
 from omni_fastpath.master import MASTER, ON_UNSUPPORTED
 from omni_fastpath.patches import PATCHES
@@ -52,8 +52,8 @@ def test_the_block_says_which_patches_are_opt_in() -> None:
 def test_every_variable_that_is_named_exists() -> None:
     """No variable stands in the README that is neither known nor, as Kubernetes' names are, nobody's."""
     named = set(re.findall(r"OMNI_FASTPATH[A-Z0-9_]*", README.read_text(encoding="utf-8")))
-    known = {*envs.documented(PATCHES)}
-    assert {name for name in named - known if envs.said({name: ""}, PATCHES)} == set()
+    known = {*config.variables(PATCHES)}
+    assert {name for name in named - known if config.said({name: ""}, PATCHES)} == set()
     assert {MASTER, ON_UNSUPPORTED} <= named
 
 

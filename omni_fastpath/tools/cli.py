@@ -15,7 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_fastpath import __version__, bodies, processid, values
+from omni_fastpath import __version__, bodies, processid
+from omni_fastpath.config import ConfigError, refusal, unknown
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
@@ -23,7 +24,6 @@ from omni_fastpath.tools import doctor, overlay, tables, upgrade
 from omni_fastpath.tools.findings import leftovers
 from omni_fastpath.tools.findings.model import SCHEMA_FILE
 from omni_fastpath.tools.status import look, status_report
-from omni_fastpath.values import ConfigError, refusal
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
 _AB = "ab"
@@ -209,7 +209,7 @@ def _named(command: str, name: str | None) -> Sequence[Patch]:
     if name is None:
         return PATCHES
     if name not in declared:
-        raise values.unknown(command, name, declared, found=f"an unknown patch {name!r}")
+        raise unknown(command, name, declared, found=f"an unknown patch {name!r}")
     return (declared[name],)
 
 

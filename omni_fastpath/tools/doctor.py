@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from omni_fastpath import envs
+from omni_fastpath import config
 from omni_fastpath.tools.findings import Facts, Finding, Severity, judge
 from omni_fastpath.tools.findings.facts import Server
 from omni_fastpath.tools.findings.model import SCHEMA, Doctor, Evidence, ServerReport, Versions, as_text
@@ -38,7 +38,7 @@ def examine(facts: Facts) -> Doctor:
     )
     reports = [_server(server) for server in facts.servers]
     environment = {as_text(name): as_text(value) for name, value in installation["environment"].items()}
-    known = envs.documented(facts.patches)  # what another name holds may be a secret: OMNI_FASTPATH_HF_TOKEN
+    known = config.variables(facts.patches)  # what another name holds may be a secret: OMNI_FASTPATH_HF_TOKEN
     variables = [f"{name}={value}" if name in known else name for name, value in environment.items()]
     return Doctor(
         schema=SCHEMA,

@@ -9,12 +9,11 @@ from typing import Any
 
 import yaml
 
-from omni_fastpath import values
-from omni_fastpath.config import resolve
+from omni_fastpath import config
+from omni_fastpath.config import KEY, Block, ConfigError, refusal, resolve, shown, unknown
 from omni_fastpath.declare import Patch
-from omni_fastpath.deployyaml import KEY, Block, read_blocks
+from omni_fastpath.deploy_yaml import read_blocks
 from omni_fastpath.master import BOOLEAN_WORDS, boolean
-from omni_fastpath.values import ConfigError, refusal, shown, unknown
 
 
 def bundled() -> dict[str, Path]:
@@ -41,7 +40,7 @@ def find(name_or_path: str) -> Path:
         return known[name].resolve()
     if not known:
         raise ConfigError(f"{name_or_path}: no such file, and no vllm-omni whose deploy YAMLs have names")
-    close = values.close(name, known)
+    close = config.close(name, known)
     hint = f"nearest: {', '.join(close)}" if close else "`omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of the installed vllm-omni; {hint}")
 
@@ -69,7 +68,7 @@ def parse_set(assignment: str, patches: Sequence[Patch]) -> tuple[str, str | Non
         options = declared[name].options
         if key not in options.model_fields:
             raise unknown(place, key, options.model_fields)
-        return name, key, values.parse(options, key, text)
+        return name, key, config.parse(options, key, text)
     on = boolean(text)
     if on is None:
         raise refusal(place, found=shown(text), allowed=BOOLEAN_WORDS)

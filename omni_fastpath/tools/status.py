@@ -11,15 +11,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_fastpath import __version__, entrypoint, envs, install, processid, statefile
-from omni_fastpath.config import Resolved, resolve_file
+from omni_fastpath import __version__, config, entrypoint, install, processid, statefile
+from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.declare import Patch, State
+from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.ledger import logger
+from omni_fastpath.master import boolean, master_off
 from omni_fastpath.releases import Release, vllm_omni_release, vllm_release
 from omni_fastpath.tools import findings, overlay, servers, upgrade
 from omni_fastpath.tools.findings import Facts, leftovers
 from omni_fastpath.tools.findings.facts import live_servers, unwritable
-from omni_fastpath.values import ConfigError
 
 SCHEMA = 3
 """Of the report; a key is only ever added under the same number."""
@@ -56,9 +57,9 @@ def look(
     """
     error: str | None = None
     resolved: Resolved | None = None
-    choices = envs.EnvChoices()
+    by_environment: Resolved | None = None
     try:
-        choices = envs.read(environ, patches)
+        by_environment = config.resolve([], environ, patches, partial=True)
         resolved = resolve_file(overlay.find(deploy_config), environ, patches) if deploy_config else None
     except ConfigError as refused:
         error = str(refused)
@@ -67,7 +68,7 @@ def look(
     processes = {each["pid"]: each for each in (*here, *(each for server in live for each in server.snapshots), *stray)}
     report: dict[str, Any] = {
         "schema": SCHEMA,
-        "installation": _installation(environ, choices, patches),
+        "installation": _installation(environ, by_environment, patches),
         "processes": [_with_engagement(dict(processes[pid]), patches) for pid in sorted(processes)],
         "state_files_from_elsewhere": elsewhere,
         "servers_without_state": servers.without_state(processes.keys()),
@@ -81,7 +82,7 @@ def look(
         patches=patches,
         environ=environ,
         report=report,
-        asked=frozenset(resolved.enabled if resolved else _asked_by(choices, patches)),
+        asked=frozenset(resolved.enabled if resolved else _asked_by(by_environment, patches)),
         servers=live,
         stray=stray,
         folder_problem=unusable,
@@ -93,11 +94,11 @@ def look(
     )
 
 
-def _asked_by(choices: envs.EnvChoices, patches: Sequence[Patch]) -> set[str]:
+def _asked_by(found: Resolved | None, patches: Sequence[Patch]) -> set[str]:
     """The patches whose release matters: the default set, for a YAML not seen here, and what the environment says."""
-    if choices.master is False:
-        return set()
-    return {patch.name for patch in patches if choices.switches.get(patch.name, patch.default_on)}
+    origins = {} if found is None else found.origins
+    enabled = {} if found is None else found.enabled
+    return {each.name for each in patches if each.name in enabled or (each.default_on and not origins.get(each.name))}
 
 
 def _state_files() -> tuple[list[dict[str, Any]], int, int, str]:
@@ -123,7 +124,7 @@ def _hooks() -> Mapping[str, Any]:
     return manager.told()
 
 
-def _installation(environ: Mapping[str, str], choices: envs.EnvChoices, patches: Sequence[Patch]) -> dict[str, Any]:
+def _installation(environ: Mapping[str, str], found: Resolved | None, patches: Sequence[Patch]) -> dict[str, Any]:
     allowed = environ.get(entrypoint.ALLOW_LIST)
     return {
         "omni_fastpath": __version__,
@@ -133,10 +134,10 @@ def _installation(environ: Mapping[str, str], choices: envs.EnvChoices, patches:
         "vllm_plugins": allowed,
         "excluded_by_vllm_plugins": entrypoint.is_left_out(allowed),
         "upstreams_excluded_by_vllm_plugins": entrypoint.upstreams_left_out(allowed),
-        "environment": {name: environ[name] for name in envs.said(environ, patches)},
-        "unknown_variables": list(choices.unknown),
+        "environment": {name: environ[name] for name in config.said(environ, patches)},
+        "unknown_variables": list(found.unknown) if found else [],
         "state_folder": _state_folder(),
-        "patches": {patch.name: _declared(patch, choices) for patch in patches},
+        "patches": {patch.name: _declared(patch, environ) for patch in patches},
     }
 
 
@@ -151,7 +152,8 @@ def _named(release: Release | None) -> dict[str, str] | None:
     return None if release is None else release._asdict()
 
 
-def _declared(patch: Patch, choices: envs.EnvChoices) -> dict[str, Any]:
+def _declared(patch: Patch, environ: Mapping[str, str]) -> dict[str, Any]:
+    off = master_off(environ)
     problem, row = install.release_problem(patch), install.row_here(patch)
     return {
         "summary": patch.summary,
@@ -163,8 +165,12 @@ def _declared(patch: Patch, choices: envs.EnvChoices) -> dict[str, Any]:
         "release_state": install.state_here(patch).value,
         "release_words": "" if row is None else row.remarks,
         "environment": {
-            "switch": False if choices.master is False else choices.switches.get(patch.name),
-            "values": dict(choices.values.get(patch.name, {})),
+            "switch": False if off else boolean(environ.get(patch.env, "")),
+            "values": {
+                key: config.parse(patch.options, key, environ[name])
+                for key in patch.options.model_fields
+                if (name := config.value_variable(patch, key)) in environ and not off
+            },
         },
     }
 

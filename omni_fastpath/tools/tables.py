@@ -11,7 +11,7 @@ from packaging.version import Version
 from rich.console import Console
 from rich.table import Table
 
-from omni_fastpath import envs, install, values
+from omni_fastpath import config, install
 from omni_fastpath.declare import AnyRow, Fit, Function, Patch, State
 
 # Piped output is read by grep and by people later: no cell may be cut or wrapped there.
@@ -272,9 +272,9 @@ def _show_options(patch: Patch, console: Console) -> None:
         options.add_row(
             key,
             json.dumps(defaults[key]),
-            values.type_and_limits(patch.options, key),
+            config.allowed(patch.options, key),
             field.description or "-",
-            envs.value_variable(patch, key),
+            config.value_variable(patch, key),
         )
     console.print(options)
     console.print()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from omni_fastpath.values import refusal
+from omni_fastpath.config import refusal
 
 from .credits import LEAST_WITH_ASYNC_SCHEDULING, limits_of
 from .upstream import may_hold, sends_batches

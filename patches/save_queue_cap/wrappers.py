@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from omni_fastpath.config import ConfigError
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
-from omni_fastpath.values import ConfigError
 
 from .attach import attach, calm_of, obstacle_to_counting
 from .calm import Calm

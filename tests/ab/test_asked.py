@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from omni_fastpath.config import ConfigError
 from omni_fastpath.tools import cli
 from omni_fastpath.tools.ab import asked, requests
-from omni_fastpath.values import ConfigError
 
 PYTHON = sys.executable
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath.config import ConfigError
 from omni_fastpath.tools.ab import files, report, requests
 from omni_fastpath.tools.ab.capture import chat_request
 from omni_fastpath.tools.ab.files import Series, Start
-from omni_fastpath.values import ConfigError
 
 
 def _written(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from omni_fastpath.config import ConfigError
 from omni_fastpath.tools.ab import measures
 from omni_fastpath.tools.ab.files import Start
 from omni_fastpath.tools.ab.verdict import STARTS, starts_for
-from omni_fastpath.values import ConfigError
 
 RESULT = {
     "duration": 4.0,

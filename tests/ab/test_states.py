@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from omni_fastpath.config import ConfigError
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot
 from omni_fastpath.tools.ab import states
 from omni_fastpath.tools.ab.states import Expected
-from omni_fastpath.values import ConfigError
 
 DEFAULT = frozenset(patch.name for patch in PATCHES if patch.default_on)
 NAMES = [patch.name for patch in PATCHES]

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.config import ConfigError, resolve
-from omni_fastpath.deployyaml import Block
+from omni_fastpath.config import Block, ConfigError, resolve
 from omni_fastpath.hooks import HOOKS, BacklogView, hookimpl
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, Order, floor_of, rank

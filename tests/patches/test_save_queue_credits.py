@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath.config import ConfigError
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
-from omni_fastpath.values import ConfigError
 from tests.patches.soak_stage import entry
 
 pytestmark = pytest.mark.upstream

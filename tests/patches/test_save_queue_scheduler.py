@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typing_extensions import Self
 
-from omni_fastpath.values import ConfigError
+from omni_fastpath.config import ConfigError
 from tests.patches.soak_stage import PATIENCE_S, Gate, patched, slow_down, unique, until
 
 pytestmark = pytest.mark.upstream

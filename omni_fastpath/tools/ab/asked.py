@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from omni_fastpath.values import nearest, refusal, shown
+from omni_fastpath.config import nearest, refusal, shown
 
 SEPARATOR = "--"
 PORT, RESULT, URL, HOST = "port", "result", "url", "host"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from omni_fastpath.config import refusal
 from omni_fastpath.tools.ab import asked, client, files, measures, report, requests, series, serving, states
 from omni_fastpath.tools.ab.about import about
 from omni_fastpath.tools.ab.asked import Arm
@@ -24,7 +25,6 @@ from omni_fastpath.tools.ab.interrupts import Interrupts
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.streams import outliving
 from omni_fastpath.tools.ab.verdict import STARTS
-from omni_fastpath.values import refusal
 
 FINE, WORSE, REFUSED, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 

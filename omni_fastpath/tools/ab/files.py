@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from omni_fastpath.config import refusal
 from omni_fastpath.tools.ab import measures
-from omni_fastpath.values import refusal
 
 _PORT = re.compile(r"(?:--port[=\s]+|://[^\s/]+:|(?:localhost|127\.0\.0\.1):)(\d+)")
 _NUMBER = re.compile(r"(?<!\d)\d{4,5}(?!\d)")

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from omni_fastpath.config import unknown
 from omni_fastpath.tools.ab.rows import Better, Measure
-from omni_fastpath.values import unknown
 
 OTHERS = 9
 """Verdicts besides the primary one: of more, six starts an arm could not tell all."""

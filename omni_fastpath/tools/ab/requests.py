@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_fastpath.config import refusal, shown
 from omni_fastpath.tools.ab.asked import option
 from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request
-from omni_fastpath.values import refusal, shown
 
 COUNT = 8
 MAX_TOKENS = 64

@@ -11,9 +11,11 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import entrypoint, envs, statefile
-from omni_fastpath.config import resolve_file
+from omni_fastpath import entrypoint, statefile
+from omni_fastpath.config import ConfigError
 from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.deploy_yaml import resolve_file
+from omni_fastpath.master import NAMESPACE, master_off
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 from omni_fastpath.tools.ab.arm import WrongArmError
@@ -53,14 +55,14 @@ def expected(environ: Mapping[str, str], serve: Sequence[str], patches: Sequence
         ConfigError: That server would refuse to start.
     """
     deploy = setting(serve, "--deploy-config")
-    choices = envs.read(environ, patches)
-    envs.refuse_unknown(choices)
     found = resolve_file(None if deploy is None else find(deploy), environ, patches)
+    if found.unknown:
+        raise ConfigError("\n".join(found.unknown))
     allowed = environ.get(entrypoint.ALLOW_LIST)
     return Expected(
         enabled=frozenset(found.enabled),
-        named=frozenset(name for name, on in choices.switches.items() if on and name in found.enabled),
-        asked=choices.master is False or bool(found.enabled),
+        named=frozenset(name for name in found.enabled if found.origins[name].startswith(f"{NAMESPACE}_")),
+        asked=master_off(environ) or found.asked,
         left_out=allowed if entrypoint.is_left_out(allowed) else None,
     )
 

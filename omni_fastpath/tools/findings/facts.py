@@ -20,12 +20,12 @@ from typing import Any, Literal
 import psutil
 
 from omni_fastpath import commandline, processid, statefile
-from omni_fastpath.config import Resolved, resolve_file
+from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.processid import ProcessId
 from omni_fastpath.tools import servers
 from omni_fastpath.tools.findings.leftovers import Leftover
-from omni_fastpath.values import ConfigError
 
 _REPORTS = re.compile(
     r"::(StageEngineCoreProc|EngineCore|StageDiffusionProc|DiffusionWorker|VllmWorker|Worker|APIServer)"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import entrypoint, envs, values
+from omni_fastpath import config, entrypoint
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import State
 from omni_fastpath.master import HANDOFF, MASTER, NAMESPACE, master_off
@@ -244,13 +244,13 @@ def plugins_leave_upstream_out(facts: Facts) -> Iterator[Found]:
 @_rule("variable-unknown", threshold=f"a name in or beside the namespace {NAMESPACE} that means nothing")
 def variable_unknown(facts: Facts) -> Iterator[Found]:
     """A variable that looks like one of ours and is none: misspelt, or of another version."""
-    known = envs.documented(facts.patches)
+    known = config.variables(facts.patches)
     for subject, environ in _shell_and_servers(facts):
         if master_off(environ):
             continue  # nothing is looked at
-        ours = set(envs.said(environ, facts.patches)).difference(known)
+        ours = set(config.said(environ, facts.patches)).difference(known)
         for name in sorted(each for each in environ if each in ours or _is_beside(each)):
-            meant = values.nearest(name, known) or MASTER
+            meant = config.nearest(name, known) or MASTER
             yield Found(
                 WARNING,
                 subject,
@@ -264,9 +264,9 @@ def variable_unknown(facts: Facts) -> Iterator[Found]:
 @_rule("variable-injected", threshold="one name that Kubernetes makes of a Service, or Docker of a link")
 def variable_injected(facts: Facts) -> Iterator[Found]:
     """Variables in our namespace that nobody set for us; they are ignored."""
-    known = envs.documented(facts.patches)
+    known = config.variables(facts.patches)
     for subject, environ in _shell_and_servers(facts):
-        said = envs.said(environ, facts.patches)
+        said = config.said(environ, facts.patches)
         injected = sorted(each for each in environ if each.startswith(NAMESPACE) and each not in {*known, *said})
         if injected:
             yield Found(

@@ -1,0 +1,106 @@
+"""Reading a deploy YAML and the files that it builds on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_fastpath.config import ABSENT, ConfigError, resolve
+from omni_fastpath.deploy_yaml import blocks_of, read_blocks, resolve_file
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools import overlay
+
+
+def write(path: Path, content: str) -> Path:
+    """Write a file and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def test_the_chain_is_read_base_first(tmp_path: Path) -> None:
+    """``base_config`` is relative to the file that names it or absolute; absent and null blocks are told apart."""
+    write(tmp_path / "base" / "a.yaml", "stages: [{stage_id: 0}, {stage_id: 2}]\nfastpath: true\n")
+    write(tmp_path / "base" / "b.yaml", "base_config: a.yaml\n")
+    write(tmp_path / "c.yaml", "base_config: base/b.yaml\nfastpath:\n")
+    top = write(tmp_path / "d.yaml", f"base_config: {tmp_path / 'c.yaml'}\n")
+    blocks = read_blocks(str(top))
+    assert [(block.path.name, block.value) for block in blocks] == [
+        ("a.yaml", True),
+        ("b.yaml", ABSENT),
+        ("c.yaml", None),
+        ("d.yaml", ABSENT),
+    ]
+    assert blocks[0].stages == {0, 2}
+    assert resolve(blocks, {}, PATCHES).source == str(top)
+
+
+def test_master_off_opens_no_file(tmp_path: Path) -> None:
+    """Under ``OMNI_FASTPATH=0`` an unreadable YAML does not stop a server."""
+    assert not resolve_file(tmp_path / "missing.yaml", {"OMNI_FASTPATH": "0"}, PATCHES).asked
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_a_chain_that_comes_back_is_refused(tmp_path: Path, names: list[str]) -> None:
+    """Files that build on each other are refused with the whole chain, also by way of another spelling of a path."""
+    for name, base in zip(names, [*names[1:], names[0]], strict=True):
+        write(tmp_path / f"{name}.yaml", f"base_config: ../{tmp_path.name}/{base}.yaml\n")
+    with pytest.raises(ConfigError, match=r"comes back to a file: .*a\.yaml.* -> .*a\.yaml"):
+        read_blocks(tmp_path / ".." / tmp_path.name / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"deploy\.yaml: cannot be read"),
+        ("a: [", r"deploy\.yaml: cannot be read"),
+        ("x: ${nowhere}\n", r"deploy\.yaml: cannot be read"),
+        ("fastpath: true\nfastpath: false\n", "found duplicate key fastpath"),
+        ("- fastpath\n", "a mapping at the top level"),
+        ("base_config: 3\n", "base_config in .*found 3"),
+        ("base_config: gone.yaml\n", r"gone\.yaml: cannot be read"),
+    ],
+)
+def test_unreadable_files_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    """A file that upstream's loader would not take is refused by name, duplicate keys included."""
+    path = tmp_path / "deploy.yaml"
+    if content is not None:
+        write(path, content)
+    with pytest.raises(ConfigError, match=message):
+        read_blocks(path)
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "stages: 3\n", "stages: [3, null, {gpus: 1}]\n"])
+def test_a_file_without_a_block_is_absent(tmp_path: Path, content: str) -> None:
+    """Without the key there is no block, and shapes that only upstream can judge pass here."""
+    [block] = read_blocks(write(tmp_path / "a.yaml", content))
+    assert (block.value, block.stages) == (ABSENT, frozenset())
+
+
+@pytest.mark.parametrize("content", [{}, {"stages": [{"stage_id": 0}, {"stage_id": 1}], "fast_path": True}])
+def test_what_upstream_read_without_the_key_is_not_opened(tmp_path: Path, content: dict[str, Any]) -> None:
+    """Where upstream's dictionary has no block no file of the chain has one: the stages come from there."""
+    [block] = blocks_of(tmp_path / "not there.yaml", content)
+    assert (block.value, block.stages) == (ABSENT, frozenset({0, 1} if content else ()))
+
+
+@pytest.mark.parametrize("key", ["fast_path", "fastpth", "Fastpath", "fast-path", "fatspath", "omni_fastpath"])
+def test_a_misspelt_key_is_warned_of(tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt top-level key, which upstream ignores without a word, is warned of and still not taken."""
+    caplog.set_level(logging.WARNING, logger="vllm.omni_fastpath")
+    [block] = read_blocks(write(tmp_path / "a.yaml", f"{key}: true\n"))
+    assert block.value is ABSENT
+    assert f"the top-level key {key!r} is ignored; did you mean 'fastpath'?" in caplog.text
+
+
+@pytest.mark.upstream
+def test_the_bundled_yamls_read_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """No key of a deploy YAML in vLLM-Omni is taken for ours, and every chain of theirs can be read."""
+    if not overlay.bundled():
+        pytest.skip("vllm-omni is not installed")
+    for path in overlay.bundled().values():
+        assert all(block.value is ABSENT for block in read_blocks(path))
+    assert not caplog.records
