@@ -3,8 +3,7 @@
     python -m benchmarks.server [--arms stock,fastpath] [--levels 16,64] [--starts 6] [--observe]
     python -m benchmarks.server --loop open --rate 4,8
     python -m benchmarks.server --model qwen3_tts --levels 16,64
-    python -m benchmarks.server --release 0.22.0 --arms stock,stock-log,fastpath,fastpath-log
-    python -m benchmarks.server profile --level 64 --tokens 400 --arms stock,fastpath
+    python -m benchmarks.server --release 0.28.0
 
 API server, HTTP, front end, orchestrator, metrics and logs are upstream's; the stages are light engines of the
 simulated device, which keep the step times of a large model on a few percent of a core, whatever the server does.
@@ -17,7 +16,7 @@ first one starts at once, later ones start as earlier requests end, which is iss
 arrive at a rate, at the same times for every arm.
 
 Arms: ``stock`` (poll loop) and ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS), both without
-statistics (``-nolog``), with those that 0.22 leaves out by default (``-log``), and with two API processes (``-2api``);
+statistics (``-nolog``) and with two API processes (``-2api``);
 ``fastpath`` (its default set), ``fastpath-lean``, ``fastpath-all`` (every patch of the API process), and each of these
 alone with what it requires (``only-NAME``). With several API processes, processor time by thread is summed over them.
 
@@ -26,7 +25,4 @@ in every result line: an instrument that was late measured itself. Verdicts are 
 ``omni_fastpath.tools.ab.verdict`` over starts, on the rows that were named for it. ``--observe`` adds the event loops'
 longest callbacks and collections of the oldest generation, for which it wraps every callback
 (`omni_simulated_device.observe`).
-
-``profile`` samples the API process with py-spy (to be installed beside) while each arm's server has the load: who holds
-the interpreter's lock, and who is not idle, by thread and function.
 """

@@ -9,17 +9,13 @@ from types import FrameType
 from typing import NoReturn, get_args
 
 import benchmarks.server
-from benchmarks.rigs import overlays, results
+from benchmarks.rigs import overlays
 from benchmarks.server import load as loads
-from benchmarks.server import profile
 from benchmarks.server.arms import ARMS, USUAL, named
 from benchmarks.server.load import LEVELS, RATES, Load
 from benchmarks.server.measure import Host, run
-from benchmarks.server.report import page, pairs, show
+from benchmarks.server.report import show
 from omni_fastpath.tools.ab import verdict
-from omni_fastpath.tools.ab.page import render
-
-PROFILED = (64,)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,10 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
     model: loads.Model = options.model
-    levels = options.levels or (LEVELS if options.what == "run" else PROFILED)
     try:
         load = Load(
-            levels=(options.rate or RATES) if options.loop == "open" else levels,
+            levels=(options.rate or RATES) if options.loop == "open" else options.levels or LEVELS,
             replicas=options.replicas,
             tokens=options.tokens,
             vary=options.vary,
@@ -44,21 +39,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     except ValueError as error:
         parser.error(str(error))
-    if options.what == "profile":
-        try:
-            profile.run(options.arms, load)
-        except profile.NoPySpyError as error:
-            parser.error(str(error))
-        return
     host = Host(options.release, options.engines == "stages")
     if host.release is not None:
         overlays.fetch(host.release)
     found = run("server", options.arms, options.starts, load, observe=options.observe, host=host)
     show(found, load, host)
-    for a, b in pairs(list(found)):
-        file = results.FOLDER / f"server-{b}-{a}.html"
-        file.write_text(render(page(found, load, host, (a, b))), encoding="utf-8")
-        print(f"page: {file}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,7 +52,6 @@ def _parser() -> argparse.ArgumentParser:
         description=benchmarks.server.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", nargs="?", choices=("run", "profile"), default="run", help="profile: py-spy, one start")
     parser.add_argument("--starts", type=int, default=verdict.STARTS, help="of each arm")
     parser.add_argument("--arms", type=named, default=USUAL, help=f"of {', '.join(ARMS)}, with commas")
     parser.add_argument("--model", choices=get_args(loads.Model), default=Load.model)

@@ -34,7 +34,6 @@ def _switched_on(*patches: Patch) -> dict[str, str]:
 
 
 _NO_LOG = ("--disable-log-stats",)
-_LOG = ("--log-stats",)
 _TWO = ("--api-server-count", "2")
 _HERE = [patch for patch in PATCHES if Process.SERVER in patch.processes]
 _LEAN = [patch for patch in _HERE if patch.name in ("lean_processing", "lean_front_end")]
@@ -43,11 +42,9 @@ STOCK = ServerArm("stock")
 EVENT = ServerArm("event", event_driven=True)
 STOCK_NOLOG = ServerArm("stock-nolog", arguments=_NO_LOG)
 EVENT_NOLOG = ServerArm("event-nolog", event_driven=True, arguments=_NO_LOG)
-STOCK_LOG = ServerArm("stock-log", arguments=_LOG)
 STOCK_2API = ServerArm("stock-2api", arguments=_TWO)
 EVENT_2API = ServerArm("event-2api", event_driven=True, arguments=_TWO)
 FASTPATH = ServerArm("fastpath", {"OMNI_FASTPATH": "1"})
-FASTPATH_LOG = ServerArm("fastpath-log", {"OMNI_FASTPATH": "1"}, arguments=_LOG)
 LEAN = ServerArm("fastpath-lean", {"OMNI_FASTPATH": "1", **_switched_on(*_LEAN)})
 ALL = ServerArm("fastpath-all", {"OMNI_FASTPATH": "1", **_switched_on(*_HERE)})
 ONLY = tuple(ServerArm(f"only-{patch.name}", _switched_on(patch)) for patch in PATCHES)
@@ -56,8 +53,8 @@ ONLY = tuple(ServerArm(f"only-{patch.name}", _switched_on(patch)) for patch in P
 ARMS: Mapping[str, ServerArm] = {
     arm.name: arm
     for arm in (
-        *(STOCK, EVENT, STOCK_NOLOG, EVENT_NOLOG, STOCK_LOG, STOCK_2API, EVENT_2API),
-        *(FASTPATH, FASTPATH_LOG, LEAN, ALL, *ONLY),
+        *(STOCK, EVENT, STOCK_NOLOG, EVENT_NOLOG, STOCK_2API, EVENT_2API),
+        *(FASTPATH, LEAN, ALL, *ONLY),
     )
 }
 USUAL = (STOCK, EVENT, FASTPATH)

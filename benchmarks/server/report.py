@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rigs.whole_server import judge, widest
-from benchmarks.server.figures import FIGURES, THROUGHPUT
+from benchmarks.server.figures import FIGURES
 from benchmarks.server.load import Load
 from benchmarks.server.measure import Host, Start, judged
-from omni_fastpath.tools.ab import about, rows, verdict
-from omni_fastpath.tools.ab.page import Page
-from omni_fastpath.tools.ab.turns import turns
+from omni_fastpath.tools.ab import about, verdict
 
 LATE_MS = 1.0
 """Where 99 of 100 steps of an engine are not within this, the table says so."""
@@ -24,7 +21,7 @@ LATE_MS = 1.0
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Which arms are compared: each that has something of ours with each stock one, else all with the first."""
-    stock = [name for name in names if name in ("stock", "event", "stock-log")] or [names[0]]
+    stock = [name for name in names if name in ("stock", "event")] or [names[0]]
     ours = [name for name in names if name.startswith(("fastpath", "only-"))]
     return [(a, b) for b in ours or [name for name in names if name not in stock[:1]] for a in stock if a != b]
 
@@ -50,50 +47,6 @@ def show(found: Mapping[str, Sequence[Start]], load: Load, host: Host) -> None:
     if pairs(list(found)):
         _show_verdicts(console, found, load)
     print(alike(found), kept(found), about.line(), sep="\n")
-
-
-def page(found: Mapping[str, Sequence[Start]], load: Load, host: Host, pair: tuple[str, str]) -> Page:
-    """Two arms as `omni-fastpath ab`'s page has them: every level and figure, with the verdicts of the table."""
-    named = judged(load)
-    primary = next(iter(named))
-    a, b = pair
-    of_a, of_b = ([start["figures"] for start in found[arm]] for arm in pair)
-    verdicts = judge(of_a, of_b, named)
-    table = []
-    for level in load.levels:
-        for figure in FIGURES:
-            values = {arm: _values(found[arm], level, figure) for arm in pair}
-            if any(values.values()):
-                key = (f"{level:g}", figure)
-                name, _, unit = figure.partition(", ")
-                better: rows.Better = "higher" if figure == THROUGHPUT else "lower"
-                group = f"{level:g} a second" if load.loop == "open" else f"{level:g} streams"
-                measure: rows.Measure[Start] = rows.Measure(
-                    group,
-                    name,
-                    unit,
-                    better,
-                    functools.partial(_read, level, figure),
-                    1,
-                    judged=key in named,
-                    primary=key == primary,
-                )
-                said = verdicts.get(named[key].name) if key in named else None
-                table.append(rows.Row(measure, values, said))
-    starts = min(len(each) for each in found.values())
-    line = alike(found)
-    return Page(
-        title=f"Whole server on {host}: {b} against {a}",
-        heading=[str(load), f"{starts} starts an arm", about.line()],
-        arms=pair,
-        order=[arm for _, arm in turns(list(found), starts) if arm in pair],
-        rows=rows.plain(table),
-        columns=["measure", a, b, f"{b} / {a}", "verdict"],
-        cells=[rows.by_arm(row) for row in table],
-        notes=[verdict.legend(next(iter(named.values())), len(named) - 1, starts), kept(found)],
-        answers=line,
-        alarms=[line] if "NOT ANSWER ALIKE" in line else [],
-    )
 
 
 def _values(starts: Iterable[Start], level: float, name: str) -> list[float]:
