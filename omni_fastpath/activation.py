@@ -13,9 +13,9 @@ from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Process, State
 from omni_fastpath.install import RefusedError
 from omni_fastpath.ledger import LEDGER, logger
-from omni_fastpath.master import HANDOFF
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.publish import Publisher
+from omni_fastpath.variables import HANDOFF
 
 
 def process_kind() -> Process:
@@ -166,7 +166,7 @@ def _own_error(resolved: Resolved, patches: Collection[str], what: str, error: E
         if patch.name in patches and patch.name in resolved.enabled and not install.is_installed(patch.name):
             LEDGER.set(patch, State.FAILED, what)
     if resolved.on_unsupported == "fail":
-        install.refuse(PATCHES, what)
+        raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {what}")
 
 
 ACTIVATION = Activation()

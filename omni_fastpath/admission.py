@@ -11,14 +11,14 @@ import functools
 import os
 from typing import Any
 
-from omni_fastpath import config, deploy_yaml, engines, ownerror
+from omni_fastpath import config, deploy_yaml, ownerror
 from omni_fastpath.activation import ACTIVATION, Activation, process_kind
 from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.gates import ENGINE_MODULE, GATE, Gate, when_imported
 from omni_fastpath.install import RefusedError, modules_of
 from omni_fastpath.ledger import logger, warn_once
-from omni_fastpath.master import HANDOFF
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.variables import HANDOFF
 
 
 class Admission:
@@ -106,8 +106,6 @@ class Admission:
         """
         if source is None and self._activation.deploy_yaml is None:
             self.judge(None, None)
-        if self._activation.enabled:
-            engines.started(self._activation.enabled)
 
     def _resolve_and_take_effect(self, source: str | None, deploy: Any) -> None:
         blocks = [] if source is None else deploy_yaml.blocks_of(source, deploy)

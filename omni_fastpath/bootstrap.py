@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any
 
-from omni_fastpath import master, ownerror, spawned
+from omni_fastpath import ownerror, spawned, variables
 
 logger = logging.getLogger("vllm.omni_fastpath")
 
@@ -41,15 +41,15 @@ def register() -> None:
 def _register_server() -> None:
     """A server, or any other process in which vLLM loads plugins: nobody knows yet."""
     # What an ancestor handed to its stages is not for a server that was started below it, nor for its engines.
-    os.environ.pop(master.HANDOFF, None)
-    if master.master_off(os.environ):
+    os.environ.pop(variables.HANDOFF, None)
+    if variables.master_off(os.environ):
         if "--omni" in sys.argv[1:] and sys.argv[1] != "bench":
             _show_off()
         return
     from omni_fastpath.gates import GATE, Reader  # noqa: PLC0415 - wrapt
 
     Reader(judge).arm()
-    if master.anything_set(os.environ):
+    if variables.anything_set(os.environ):
         try:
             from omni_fastpath.admission import ADMISSION  # noqa: PLC0415 - something may be asked for
         except Exception:
@@ -60,9 +60,9 @@ def _register_server() -> None:
 
 
 def _register_stage() -> None:
-    if master.master_off(os.environ):
+    if variables.master_off(os.environ):
         _show_off()
-    elif master.HANDOFF in os.environ:
+    elif variables.HANDOFF in os.environ:
         from omni_fastpath.activation import ACTIVATION  # noqa: PLC0415 - something was asked for
 
         ACTIVATION.take_over()
@@ -72,7 +72,7 @@ def _show_off() -> None:
     """``OMNI_FASTPATH=0``: touch nothing; only say so where somebody may ask a server or a stage what it is."""
     from omni_fastpath.activation import ACTIVATION  # noqa: PLC0415 - something was said
 
-    ACTIVATION.show_off(f"{master.MASTER}=0")
+    ACTIVATION.show_off(f"{variables.MASTER}=0")
 
 
 def _before_stages(source: str | None) -> None:

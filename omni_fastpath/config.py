@@ -33,8 +33,8 @@ from typing import Any, Final, Literal, get_args
 from pydantic import ByteSize
 
 from omni_fastpath.declare import Options, Patch
-from omni_fastpath.master import BOOLEAN_WORDS, MASTER, NAMESPACE, ON_UNSUPPORTED, boolean, master_off
 from omni_fastpath.patches import GONE
+from omni_fastpath.variables import BOOLEAN_WORDS, MASTER, NAMESPACE, ON_UNSUPPORTED, boolean, master_off
 
 KEY = "fastpath"
 """The top-level key in a deploy YAML."""

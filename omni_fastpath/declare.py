@@ -164,98 +164,46 @@ AnySeam = Wrap | Replace | Add | Call | Pin
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What a patch is on some releases of vLLM-Omni: a ``Fit``, ``Superseded`` or ``NotApplicable``.
+    """What a patch is on some releases of vLLM-Omni where it is not installed; ``Fit`` is a row where it is.
 
     Attributes:
         releases: Exact public releases, for example ``0.30.0`` or ``0.32.0rc1``. Each stands in one row of a patch.
-        preview: Whether these are looked at before they are out. Nothing else is done, but every reason says it.
+        state: ``superseded`` or ``not_applicable``.
+        note: Why, in a few words that go into the reason of the state; of a ``Fit`` what users of these releases
+            should know.
+        preview: Whether these are supported before their final release; every reason says it.
     """
 
-    state: ClassVar[State]
-    """What the patch is there, unless upstream's code is another than was read."""
-
     releases: tuple[str, ...]
+    state: State
+    note: str = ""
     preview: bool = False
 
     @property
-    def words(self) -> str:
-        """What is to be said of it there."""
-        raise NotImplementedError
-
-    @property
     def remarks(self) -> str:
-        """What goes into the reason of its state."""
-        return "; ".join(word for word in ("preview" if self.preview else "", self.words) if word)
+        """The part of the state's reason that comes from the declaration."""
+        return "; ".join(word for word in ("preview" if self.preview else "", self.note) if word)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit(Row):
-    """It is installed there.
+    """The patch is installed on these releases.
 
     Attributes:
-        seams: Verified all before any is written.
-        of_stages: Modules of seams that are for the stages' processes alone, while the others are for the server's
-            alone; empty where every process of the patch has all of them.
-        wrappers: Name of the module in the patch's folder whose functions the seams name.
-        note: What users of these releases should know, in a few words that go into the reason of ``applied``.
+        seams: All of them are verified before any is written.
+        of_stages: Modules of the seams that only the stages' processes install; the server installs the others. Empty
+            where every process of the patch installs all of them.
     """
 
-    state = State.APPLIED
-
+    state: State = field(default=State.APPLIED, init=False)
     seams: tuple[AnySeam, ...]
     of_stages: tuple[str, ...] = ()
-    wrappers: str = "wrappers"
-    note: str = ""
 
     def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
-        """Those of a kind of process; of None, all."""
+        """The seams that a kind of process installs; all of them for None."""
         if process is None or not self.of_stages:
             return self.seams
         return tuple(seam for seam in self.seams if (seam.module in self.of_stages) == (process is Process.STAGE))
-
-    @property
-    def words(self) -> str:
-        """Its note."""
-        return self.note
-
-
-@dataclass(frozen=True, kw_only=True)
-class Superseded(Row):
-    """Upstream does there what the patch would do.
-
-    Attributes:
-        by: What upstream does, in words.
-    """
-
-    state = State.SUPERSEDED
-
-    by: str
-
-    @property
-    def words(self) -> str:
-        """What upstream does."""
-        return self.by
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotApplicable(Row):
-    """There is nothing there for it to do.
-
-    Attributes:
-        because: Why, in words.
-    """
-
-    state = State.NOT_APPLICABLE
-
-    because: str
-
-    @property
-    def words(self) -> str:
-        """Why."""
-        return self.because
-
-
-AnyRow = Fit | Superseded | NotApplicable
 
 
 @dataclass(frozen=True)
@@ -328,8 +276,6 @@ class Patch:
         options: Pydantic model of its values; every field has a default.
         requires: Names of patches without which it must not run.
         default_on: Whether ``fastpath: true`` includes it: only what the benchmarks show neutral or better.
-        in_use: Name of a function in every wrappers module that says who would be left without the patch if it were
-            taken off now, None for nobody.
         taken_off: Name of a function in every wrappers module that is called after all slots were put back.
         metrics: What it has for ``/metrics`` besides the counters.
         figures: Name of a function in every wrappers module that gives what these show now, on whichever thread, and
@@ -340,12 +286,11 @@ class Patch:
     summary: str
     processes: frozenset[Process]
     docs: str
-    rows: tuple[AnyRow, ...]
+    rows: tuple[Row, ...]
     counters: tuple[Counter, ...]
     options: type[Options] = Options
     requires: tuple[str, ...] = ()
     default_on: bool = True
-    in_use: str | None = None
     taken_off: str | None = None
     metrics: tuple[Metric, ...] = ()
     figures: str | None = None
@@ -365,7 +310,7 @@ class Patch:
         """The rows in which it is installed, in order."""
         return tuple(row for row in self.rows if isinstance(row, Fit))
 
-    def row_on(self, release: str | None) -> AnyRow | None:
+    def row_on(self, release: str | None) -> Row | None:
         """What it is on an installed release; None when it was not tested there, or that is no version, or none.
 
         A local version (``0.30.0+cpu``) is the release itself; a development or another pre-release of it is not.
@@ -381,6 +326,7 @@ class Patch:
         row = self.row_on(release)
         return State.UNSUPPORTED if row is None else row.state
 
-    def wrappers_of(self, fit: Fit) -> str:
-        """The module with what its slots hold in such a row, imported on install."""
-        return f"omni_fastpath.patches.{self.name}.{fit.wrappers}"
+    @property
+    def wrappers(self) -> str:
+        """The module with the functions that the seams name; it is imported on install."""
+        return f"omni_fastpath.patches.{self.name}.wrappers"

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omni_fastpath.config import ABSENT, KEY, Block, ConfigError, Resolved, refusal, resolve, shown
 from omni_fastpath.declare import Patch
 from omni_fastpath.ledger import warn_once
-from omni_fastpath.master import master_off
+from omni_fastpath.variables import master_off
 
 _LOOKALIKE_RATIO = 0.75
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Patch
-from omni_fastpath.master import HANDOFF
 from omni_fastpath.processid import ProcessId, ancestors
+from omni_fastpath.variables import HANDOFF
 
 VARIABLE = HANDOFF
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import __version__, commandline, install, statefile
+from omni_fastpath import __version__, commandline, statefile
 from omni_fastpath.declare import Process, State
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import vllm_omni_release, vllm_release
@@ -119,7 +119,6 @@ class Publisher:
         return {
             "patches": patches,
             "hooks": None if self._hooks is None else self._hooks(),
-            "foreign_wrappers": install.foreign_wrappers(),
         }
 
     def _is_lost(self) -> bool:

@@ -6,15 +6,17 @@ writes back makes every subclass's call the owner's, and a function taken out of
 
 from __future__ import annotations
 
-import contextlib
+import ast
+import hashlib
 import importlib
 import inspect
+import io
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
-from omni_fastpath.bodies import SourceError, fingerprint
 from omni_fastpath.declare import Function, Pin, Replace, Seam
 
 MARK = "_self_omni_fastpath"
@@ -23,16 +25,17 @@ MARK = "_self_omni_fastpath"
 _ABSENT = object()
 """What stands in a slot that is not there."""
 
-_UPSTREAMS = frozenset({"vllm", "vllm_omni", "torch", "contextlib", "functools"})
-"""Where the decorators come from that upstream itself puts on its functions."""
-
 
 class SeamMovedError(Exception):
     """A slot does not look as its declaration says; the message names the slot, what was found and expected."""
 
 
 class SlotTakenError(Exception):
-    """A slot holds somebody else's object on top of ours, so that ours cannot be taken off."""
+    """A slot holds another package's object on top of ours, so that ours cannot be taken off."""
+
+
+class SourceError(Exception):
+    """The source of a function cannot be read; the message names the function and the reason."""
 
 
 @dataclass(frozen=True)
@@ -156,28 +159,6 @@ def _is_plain_or_ours(raw: Any) -> bool:
     return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
 
 
-def foreign_wrapper(raw: Any) -> str | None:
-    """Whose wrapper stands in a slot or below ours, in words; None where all is upstream's own, decorators too."""
-    while is_ours(raw):
-        raw = raw.__wrapped__
-    raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
-    if not callable(raw) or (type(raw) is FunctionType and not hasattr(raw, "__wrapped__")):
-        return None
-    maker = _maker(raw)
-    return None if maker.partition(".")[0] in _UPSTREAMS else f"a {type(raw).__name__} of {maker}"
-
-
-def _maker(wrapper: Any) -> str:
-    """The module that a wrapper comes from: not what it says, which is what it wraps, but where its code stands."""
-    with contextlib.suppress(AttributeError):  # wrapt keeps what it calls there
-        wrapper = object.__getattribute__(wrapper, "_self_wrapper")
-    if isinstance(wrapper, MethodType):
-        wrapper = wrapper.__func__
-    if type(wrapper) is FunctionType:
-        return str(wrapper.__globals__.get("__name__", "?"))
-    return type(wrapper).__module__
-
-
 def is_ours(raw: Any) -> bool:
     """Whether this very object is a wrapper of ours."""
     try:
@@ -186,3 +167,85 @@ def is_ours(raw: Any) -> bool:
     except AttributeError:
         return False
     return True
+
+
+# ---- Fingerprints ----
+
+_LAYOUT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER})
+# One name for each, whatever blanks stand for it: the depth of a block is meaning, its width is not.
+_STRUCTURE = {tokenize.NEWLINE: "NEWLINE\n", tokenize.INDENT: "INDENT\n", tokenize.DEDENT: "DEDENT\n"}
+
+_Place = tuple[int, int]
+"""A row of a source, from one, and a column in characters."""
+
+
+def fingerprint(function: Any) -> str:
+    """A short hash of a function's source, decorators included, that comments, docstrings and layout do not change.
+
+    Taken from the source's tokens and not from byte code or an AST dump, which differ between Python releases.
+
+    Raises:
+        SourceError: The source cannot be read.
+    """
+    try:
+        source = inspect.getsource(function)
+        if source[:1].isspace():
+            source = f"if True:\n{source}"  # a method stands deeper than a module's functions
+        texts = list(_meaning(source))
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError) as error:
+        raise SourceError(f"{function!r}: its source cannot be read ({error})") from error
+    # No token contains a NUL, so that different sequences stay different.
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def _meaning(source: str) -> Iterator[str]:
+    """The tokens of a source without layout and docstrings."""
+    docstrings = list(_docstrings(source))
+    skip_end = False
+    for start, end, kind, text in _tokens(source):
+        if any(first <= start and end <= last for first, last in docstrings):
+            skip_end = True
+        elif kind not in _LAYOUT:
+            # What ends the statement that was the docstring goes with it.
+            if not (skip_end and (kind == tokenize.NEWLINE or text == ";")):
+                yield _STRUCTURE.get(kind, text)
+            skip_end = False
+
+
+def _docstrings(source: str) -> Iterator[tuple[_Place, _Place]]:
+    """Where each docstring begins and ends."""
+    lines = source.split("\n")
+
+    def place(row: int | None, column: int | None) -> _Place:
+        assert row is not None, "an expression of parsed source has a place"
+        return row, len(lines[row - 1].encode()[:column].decode())  # ast counts bytes, the tokenizer characters
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and ast.get_docstring(node, clean=False) is not None:
+                string = first.value
+                yield place(string.lineno, string.col_offset), place(string.end_lineno, string.end_col_offset)
+
+
+def _tokens(source: str) -> Iterator[tuple[_Place, _Place, int, str]]:
+    """The tokens, an f-string as one, as Python below 3.12 has it: begin, end, type, text."""
+    lines = source.split("\n")
+    depth, begin = 0, (0, 0)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "FSTRING_START":
+            depth, begin = depth + 1, begin if depth else token.start
+        elif kind == "FSTRING_END":
+            depth -= 1
+            if not depth:
+                yield begin, token.end, tokenize.STRING, _between(lines, begin, token.end)
+        elif not depth:
+            yield token.start, token.end, token.type, token.string
+
+
+def _between(lines: list[str], begin: _Place, end: _Place) -> str:
+    (first, left), (last, right) = begin, end
+    if first == last:
+        return lines[first - 1][left:right]
+    return "\n".join((lines[first - 1][left:], *lines[first : last - 1], lines[last - 1][:right]))

@@ -6,11 +6,11 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
 
 1. ``patches/NAME/__init__.py``: a docstring of one summary line and the seven headings that every patch has, which is
    the page that ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. What it is on a release is a
-   row: ``Fit``, ``Superseded`` or ``NotApplicable`` (``omni_fastpath.declare``). Every function of upstream's that it
-   writes or calls is a seam, in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``);
-   attributes that it reads are named under Fragility. Values are an ``Options`` model, figures are ``Counter``s, and
-   what else ``/metrics`` shows ``Metric``s. It is read in every process, so that it imports nothing but the standard
-   library, pydantic and ``omni_fastpath.declare``.
+   row: a ``Fit`` where it is installed, else a ``Row`` (``omni_fastpath.declare``). Every function of upstream's that
+   it writes or calls is a seam, in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``,
+   ``Pin``); attributes that it reads are named under Fragility. Values are an ``Options`` model, figures are
+   ``Counter``s, and what else ``/metrics`` shows ``Metric``s. It is read in every process, so that it imports nothing
+   but the standard library, pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names, imported on install and only then. A wrapper
    takes ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values and its
    counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream: the
@@ -20,7 +20,7 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
 5. ``README.md``: a row in the table of patches, and its keys in the YAML block. ``CHANGELOG.md``: a line.
 
 For a fingerprint that is not known yet write sixteen zeros: ``omni-fastpath seams NAME`` says what it found. Read the
-body before you believe it; then ``omni-fastpath seams NAME --write-bodies`` keeps the hashes of its statements.
+body before you believe it.
 
 Of a new patch ``tests/test_declarations.py`` asks for the headings, for defaults and limits of its values, and that
 each function and counter that it names is there. ``tests/test_lifecycle.py`` installs it on the real upstream, takes it

@@ -39,8 +39,8 @@ def test_import_is_cheap(module: str) -> None:
 @pytest.mark.parametrize(
     ("variables", "packages", "rooms"),
     [
-        ({}, {"omni_fastpath", "wrapt"}, {"bootstrap", "gates", "master", "ownerror", "releases", "spawned"}),
-        ({"OMNI_FASTPATH": "0"}, {"omni_fastpath"}, {"bootstrap", "master", "ownerror", "releases", "spawned"}),
+        ({}, {"omni_fastpath", "wrapt"}, {"bootstrap", "gates", "variables", "ownerror", "releases", "spawned"}),
+        ({"OMNI_FASTPATH": "0"}, {"omni_fastpath"}, {"bootstrap", "variables", "ownerror", "releases", "spawned"}),
     ],
     ids=["nobody asks", "off"],
 )

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import __version__, bodies, config, entrypoint, install, statefile
-from omni_fastpath.bodies import fingerprint
-from omni_fastpath.declare import Call, Fit, NotApplicable, Pin, Superseded
+from omni_fastpath import __version__, config, entrypoint, install, statefile
+from omni_fastpath.declare import Call, Fit, Pin, Row, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
+from omni_fastpath.seams import fingerprint
 from omni_fastpath.tools import cli, overlay, servers, status
 from omni_fastpath.tools.findings import leftovers
 
@@ -56,7 +56,7 @@ KNOWN = next(each for each in reversed(FIRST.releases) if all(patch.row_on(each)
 
 def installed(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     """Have this vLLM-Omni installed, or none."""
-    found = None if version is None else Release("vllm-omni", version, "a test")
+    found = None if version is None else Release("vllm-omni", version)
     for module in (status, install, cli):
         monkeypatch.setattr(module, "vllm_omni_release", lambda: found)
 
@@ -246,12 +246,12 @@ def test_an_untested_release_is_code_1(
     found, out, _ = run("status")
     assert found == code
     assert "not tested" in out
-    assert "vllm-omni 0.99.0 (by a test)" in out
+    assert "vllm-omni 0.99.0" in out
 
 
 def test_a_release_that_is_known_says_what_each_patch_is(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """State and words of the installed release's row stand beside the patch; superseded is no problem."""
-    rows = (Superseded(releases=(KNOWN,), by="upstream's own", preview=True),)
+    rows = (Row(releases=(KNOWN,), state=State.SUPERSEDED, note="upstream's own", preview=True),)
     monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=rows), *PATCHES[1:]))
     code, out, _ = run("status")
     assert code == 0
@@ -504,7 +504,11 @@ def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
 def test_explain_has_a_line_for_each_release(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the patch is on each, and what is to be said; the seams are the installed release's, else the newest's."""
     old = Fit(releases=("0.22.0",), seams=(Call("a", "older", ()),), note="no credits")
-    rows = (old, FIRST.fits[-1], NotApplicable(releases=("0.99.0rc1",), because="it has no queue", preview=True))
+    rows = (
+        old,
+        FIRST.fits[-1],
+        Row(releases=("0.99.0rc1",), state=State.NOT_APPLICABLE, note="it has no queue", preview=True),
+    )
     monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=rows),))
     for version, seam in (("0.22.0", "a:older"), ("0.99.0rc1", FIRST.fits[-1].seams[0].path)):
         installed(monkeypatch, version)
@@ -518,9 +522,9 @@ def test_explain_has_a_line_for_each_release(run: Output, monkeypatch: pytest.Mo
 
 def test_the_matrix_has_each_patch_on_each_release(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Markdown table in the order of releases; what is to be said stands once, below, with its number."""
-    later = Superseded(releases=("0.32.0rc1",), by="upstream's own", preview=True)
+    later = Row(releases=("0.32.0rc1",), state=State.SUPERSEDED, note="upstream's own", preview=True)
     one = dataclasses.replace(FIRST, name="one", rows=(Fit(releases=("0.22.0",), seams=(), note="one lane"), later))
-    rows = (Fit(releases=("0.9.0",), seams=()), NotApplicable(releases=("0.22.0",), because="no queue"))
+    rows = (Fit(releases=("0.9.0",), seams=()), Row(releases=("0.22.0",), state=State.NOT_APPLICABLE, note="no queue"))
     two = dataclasses.replace(FIRST, name="two", rows=rows)
     monkeypatch.setattr(cli, "PATCHES", (one, two, dataclasses.replace(one, name="three")))
     code, out, _ = run("explain", "--matrix")
@@ -550,13 +554,11 @@ def test_explain_an_unknown_patch_names_the_nearest(run: Output) -> None:
 
 
 @pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """The fingerprint of a pinned body of the only patch, whose folder is empty."""
+def pinned(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The fingerprint of a pinned body of the only patch."""
     body = fingerprint(argparse.Namespace.__eq__)
     seams = (Pin("argparse", "Namespace.__eq__", ("self", "other"), fingerprints=(body,)),)
     monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=(Fit(releases=(KNOWN,), seams=seams),)),))
-    monkeypatch.setattr(bodies, "_PATCHES", tmp_path)
-    (tmp_path / FIRST.name).mkdir()
     return body
 
 
@@ -572,28 +574,9 @@ def test_seams_prints_a_row_for_the_installed_release(
     code, out, _ = run("seams", "--json")
     assert code == 0
     [found] = json.loads(out)
-    assert (found["patch"], found["release"], found["source"]) == (FIRST.name, "0.99.0", "a test")
+    assert (found["patch"], found["release"]) == (FIRST.name, "0.99.0")
     assert found["seams"][0]["place"].startswith("argparse.py:")
     assert found["seams"][0]["fingerprint"] == pinned
-
-
-def test_seams_writes_bodies_when_told_to(run: Output, pinned: str) -> None:
-    """Only with the option, into the patch's folder."""
-    assert run("seams")[0] == 0
-    assert bodies.stored(FIRST.name) == {}
-    code, _, err = run("seams", "--write-bodies")
-    assert code == 0
-    assert "bodies.json; 0 pinned bodies are of other releases" in err
-    assert bodies.stored(FIRST.name).keys() == {pinned}
-
-
-def test_bodies_are_written_in_a_checkout_only(run: Output, monkeypatch: pytest.MonkeyPatch, pinned: str) -> None:
-    """An installed package is not written into."""
-    monkeypatch.setattr(bodies, "IN_A_CHECKOUT", False)
-    code, out, err = run("seams", "--write-bodies")
-    assert (code, out) == (2, "")
-    assert "checkout" in err
-    assert bodies.stored(FIRST.name) == {}
 
 
 def test_seams_without_vllm_omni_is_code_2(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:

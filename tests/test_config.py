@@ -14,8 +14,8 @@ from pydantic import ByteSize, Field
 from omni_fastpath import config
 from omni_fastpath.config import ABSENT, Block, ConfigError, Resolved, resolve
 from omni_fastpath.declare import Counter, Fit, Options, Patch, Process
-from omni_fastpath.master import BOOLEAN_WORDS, master_off
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.variables import BOOLEAN_WORDS, master_off
 
 
 class PumpOptions(Options):

@@ -15,7 +15,6 @@ import pydantic
 import pytest
 from packaging.version import Version
 
-from omni_fastpath import bodies
 from omni_fastpath.declare import (
     Add,
     Call,
@@ -101,12 +100,10 @@ def test_declared_folders_are_the_folders_on_disk() -> None:
 
 
 @each_patch
-def test_every_row_has_its_wrappers_module(patch: Patch) -> None:
-    """The module that a row names is in the patch's folder."""
-    for fit in patch.fits:
-        assert WORD.fullmatch(fit.wrappers)
-        assert patch.wrappers_of(fit) == f"omni_fastpath.patches.{patch.name}.{fit.wrappers}"
-        assert (FOLDER / patch.name / f"{fit.wrappers}.py").is_file()
+def test_wrappers_are_in_the_patchs_folder(patch: Patch) -> None:
+    """The module with the wrappers is in the patch's folder."""
+    assert patch.wrappers == f"omni_fastpath.patches.{patch.name}.wrappers"
+    assert (FOLDER / patch.name / "wrappers.py").is_file()
 
 
 @each_patch
@@ -125,24 +122,13 @@ def test_seams_are_complete(patch: Patch) -> None:
 
 def named(patch: Patch, fit: Fit) -> dict[str, str]:
     """What the declaration names in a row's wrappers module, each with what it is for."""
-    found = {name: what for what in ("in_use", "taken_off", "figures") if (name := getattr(patch, what)) is not None}
+    found = {name: what for what in ("taken_off", "figures") if (name := getattr(patch, what)) is not None}
     for seam in fit.seams:
         if isinstance(seam, (Wrap, Replace)):
             found[seam.wrapper] = seam.path
         elif isinstance(seam, Add):
             found |= {seam.function: seam.path, seam.probe: seam.path}
     return found
-
-
-@each_patch
-def test_statements_of_every_pinned_body_are_kept(patch: Patch) -> None:
-    """``status --verify`` on another release can say what changed in each body that was read, and keeps no other.
-
-    ``omni-fastpath seams --write-bodies`` on a release writes those that are found there.
-    """
-    seams = itertools.chain.from_iterable(fit.seams for fit in patch.fits)
-    declared = {body for seam in seams if isinstance(seam, Function) for body in seam.fingerprints}
-    assert bodies.stored(patch.name).keys() == declared
 
 
 @each_patch
@@ -199,7 +185,7 @@ def test_every_wrapper_is_there(patch: Patch) -> None:
     if not isinstance(row, Fit):
         return
     LEDGER.entry(patch)
-    wrappers = importlib.import_module(patch.wrappers_of(row))
+    wrappers = importlib.import_module(patch.wrappers)
     for name, what in named(patch, row).items():
         assert callable(getattr(wrappers, name)), f"{what}: {name}"
 

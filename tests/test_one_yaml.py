@@ -100,9 +100,7 @@ def test_it_starts_as_stock_on_an_untested_release(tmp_path: Path) -> None:
     [shown] = state_files()
     for patch in PATCHES:
         if Process.SERVER in patch.processes:
-            assert shown["patches"][patch.name]["reason"].startswith(
-                "vllm-omni 0.31.0 (by the metadata of vllm-omni) is "
-            )
+            assert shown["patches"][patch.name]["reason"].startswith("vllm-omni 0.31.0 is ")
     assert ours() == {"resolve_deploy_yaml"}
 
 
@@ -115,7 +113,7 @@ def test_fail_alone_refuses_it_there(tmp_path: Path) -> None:
     register()
     with pytest.raises(RefusedError) as refused:
         read(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
-    told = "vllm-omni 0.31.0 (by the metadata of vllm-omni) is not among the tested releases: "
+    told = "vllm-omni 0.31.0 is not among the tested releases: "
     for patch in PATCHES:
         assert f"{patch.name} is unsupported: " in str(refused.value)
     assert str(refused.value).count(f"{told}{', '.join(PATCHES[0].releases)}") == len(PATCHES)

@@ -101,15 +101,13 @@ def test_nothing_is_written_when_nothing_changed(monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_file_says_port_hooks_and_foreign_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_says_port_and_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The port of ``vllm serve`` alone; a plugin that is switched off later is news."""
     switched_off: dict[str, str] = {}
-    wrapped = {"drum": ["a:b: a FunctionWrapper of tracer on top of ours"]}
-    monkeypatch.setattr("omni_fastpath.install.foreign_wrappers", lambda: wrapped)
     monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model", "--omni", "--port", "8091"])
     publisher = Publisher(Process.SERVER, None, hooks=lambda: {"used": [], "switched_off": dict(switched_off)})
     publisher.start()
-    assert (on_disk()["port"], on_disk()["foreign_wrappers"]) == (8091, wrapped)
+    assert on_disk()["port"] == 8091
     switched_off["logbook"] = "no"
     publisher.write()
     assert on_disk()["hooks"] == {"used": [], "switched_off": {"logbook": "no"}}

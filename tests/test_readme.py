@@ -11,9 +11,9 @@ import yaml
 
 from omni_fastpath import config
 from omni_fastpath.declare import State
-from omni_fastpath.master import MASTER, ON_UNSUPPORTED
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools.tables import matrix
+from omni_fastpath.variables import MASTER, ON_UNSUPPORTED
 
 README = Path(__file__).parents[1] / "README.md"
 

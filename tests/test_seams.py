@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from wrapt import FunctionWrapper
 
-from omni_fastpath.bodies import fingerprint
 from omni_fastpath.declare import Add, Call, Function, Pin, Seam
-from omni_fastpath.seams import MARK, SeamMovedError, SlotTakenError, find, verify
+from omni_fastpath.seams import MARK, SeamMovedError, SlotTakenError, find, fingerprint, verify
 from tests.fakes.upstream import ADDED, CHECK, EVENTS, LISTEN, MAKE, MODULE, RUN, Upstream, passes, upstream
 
 __all__ = ["upstream"]

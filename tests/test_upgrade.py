@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from omni_fastpath import bodies
-from omni_fastpath.declare import Call, Fit, NotApplicable, Pin, Superseded
+from omni_fastpath.declare import Call, Fit, Pin, Row, State
 from omni_fastpath.releases import Release
+from omni_fastpath.seams import fingerprint
 from omni_fastpath.tools import upgrade
 from tests.fakes.upstream import (
     ADDED,
@@ -36,7 +36,7 @@ __all__ = ["upstream"]
 PINNED = Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=(RUN_BODY,))
 OLD = Fit(releases=("0.22.0", "0.24.0"), seams=(LISTEN,))
 NEW = Fit(releases=("0.30.0",), seams=(PINNED, MAKE))
-AHEAD = Superseded(releases=("0.32.0rc1",), by="upstream does it", preview=True)
+AHEAD = Row(releases=("0.32.0rc1",), state=State.SUPERSEDED, note="upstream does it", preview=True)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,6 @@ def test_the_nearest_release_is_the_newest_that_is_not_newer(release: str, besid
     assert upgrade.nearest((OLD, NEW, AHEAD), release)[0] == beside
 
 
-@pytest.fixture
-def read(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Sequence[str]]:
-    """The statements of the body that was read are kept."""
-    found = {RUN_BODY: [statement.digest for statement in bodies.statements(upstream.module.Loop.run)]}
-    monkeypatch.setattr(bodies, "stored", lambda _: found)
-    return found
-
-
 def changes(found: Mapping[str, Any]) -> dict[str, list[str]]:
     """Of a comparison, what is said of each seam."""
     return {seam["seam"]: seam["changes"] for seam in found["seams"]}
@@ -82,7 +74,7 @@ def changed(upstream: Upstream, folder: Path, **replaced: tuple[str, str]) -> No
     upstream.module_is(module)
 
 
-def test_what_still_fits_is_told(upstream: Upstream, read: Mapping[str, Sequence[str]]) -> None:
+def test_what_still_fits_is_told(upstream: Upstream) -> None:
     """With the same functions under another release nothing has moved, and the release compared with is named."""
     found = upgrade.compare(patch("a", rows=(OLD, NEW)), "0.31.0")
     assert (found["beside"], found["state"]) == ("0.30.0", "applied")
@@ -91,10 +83,8 @@ def test_what_still_fits_is_told(upstream: Upstream, read: Mapping[str, Sequence
     assert (pinned["use"], pinned["parameters"], pinned["fingerprint"]) == ("pin", ["self", "rounds"], RUN_BODY)
 
 
-def test_what_moved_is_told_with_what_it_is_now(
-    upstream: Upstream, read: Mapping[str, Sequence[str]], tmp_path: Path
-) -> None:
-    """Old and new parameters; of a body the new statements by line, and how many are gone; where a function went."""
+def test_what_moved_is_told_with_what_it_is_now(upstream: Upstream, tmp_path: Path) -> None:
+    """Old and new parameters, descriptors and fingerprints are told, and functions that are gone."""
     changed(
         upstream,
         tmp_path,
@@ -105,9 +95,8 @@ def test_what_moved_is_told_with_what_it_is_now(
     gone = Call(MODULE, "Loop.gone", ("self",))
     moved = patch("moved", PINNED, LISTEN, MAKE, gone, Call("made_up_missing", "run", ()), ADDED)
     found = changes(upgrade.compare(moved, "0.31.0"))
-    [print_, statements] = found[PINNED.path]
+    [print_] = found[PINNED.path]
     assert print_.startswith("its body moved: fingerprint ")
-    assert statements == "2 of 3 statements are new (lines 14-15 of made_up_upstream_1.py), 1 is gone"
     assert found[LISTEN.path] == [
         "its parameters are ('port', 'depth', 'backlog'), expected ('port', 'backlog')",
     ]
@@ -115,15 +104,6 @@ def test_what_moved_is_told_with_what_it_is_now(
     assert found[gone.path] == ["<class 'made_up_upstream.Loop'> itself has no 'gone'"]
     assert found["made_up_missing:run"] == ["the module cannot be imported (No module named 'made_up_missing')"]
     assert found[ADDED.path] == []
-
-
-def test_a_body_without_kept_statements_says_so(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is kept of what was read, the fingerprint alone is told."""
-    monkeypatch.setattr(bodies, "stored", lambda _: {})
-    pinned = Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",))
-    [first, second] = changes(upgrade.compare(patch("a", pinned), "0.31.0"))[pinned.path]
-    assert first.startswith("its body moved")
-    assert second == "no statements are kept of the body that was read"
 
 
 def test_a_function_that_went_elsewhere_is_found(
@@ -166,28 +146,27 @@ def test_what_only_the_wrappers_import_is_told(
     assert told.startswith("what the patch imports from it cannot be had (cannot import name 'Thing'")
 
 
-@pytest.mark.parametrize("row", [AHEAD, NotApplicable(releases=("0.32.0rc1",), because="no queue", preview=True)])
-def test_a_patch_that_is_not_installed_on_the_nearest_has_nothing_to_compare(
-    upstream: Upstream, row: Superseded | NotApplicable
-) -> None:
+@pytest.mark.parametrize(
+    "row", [AHEAD, Row(releases=("0.32.0rc1",), state=State.NOT_APPLICABLE, note="no queue", preview=True)]
+)
+def test_a_patch_that_is_not_installed_on_the_nearest_has_nothing_to_compare(upstream: Upstream, row: Row) -> None:
     """What it is there is told, and why."""
     found = upgrade.compare(patch("a", rows=(NEW, row)), "0.32.0")
-    assert found == {"beside": "0.32.0rc1", "state": row.state.value, "words": row.words, "seams": []}
+    assert found == {"beside": "0.32.0rc1", "state": row.state.value, "words": row.note, "seams": []}
 
 
-def test_a_sheet_is_a_row_to_begin_with(upstream: Upstream, read: Mapping[str, Sequence[str]], tmp_path: Path) -> None:
+def test_a_sheet_is_a_row_to_begin_with(upstream: Upstream, tmp_path: Path) -> None:
     """What is found stands in the place of what was declared, each seam with its line; what is gone is a comment."""
     changed(upstream, tmp_path, body=('return ("stock", rounds)', 'return ("newer", rounds)'))
     row = Fit(
         releases=("0.30.0",), seams=(PINNED, MAKE, CHECK, ADDED, EVENTS, Call(MODULE, "Loop.gone", ("self",))), note="n"
     )
-    sheet = upgrade.sheet(patch("a", rows=(row, AHEAD)), Release("vllm-omni", "0.33.0rc2+cpu", "a test"))
+    sheet = upgrade.sheet(patch("a", rows=(row, AHEAD)), Release("vllm-omni", "0.33.0rc2+cpu"))
     assert (sheet["patch"], sheet["release"], sheet["beside"]) == ("a", "0.33.0rc2+cpu", "0.30.0")
-    found = bodies.fingerprint(upstream.imported().Loop.run)
+    found = fingerprint(upstream.imported().Loop.run)
     told = sheet["row"].splitlines()
     assert told[:5] == ["Fit(", "    releases=('0.33.0rc2',),", "    preview=True,", "    note='n',", "    seams=("]
     assert told[5].startswith(f"        # made_up_upstream_1.py:12, body {found}: its body moved: ")
-    assert told[5].endswith("; 1 of 2 statements is new (line 14 of made_up_upstream_1.py), 1 is gone")
     names = {"Fit": Fit, "Pin": Pin, "Wrap": type(RUN), "Add": type(ADDED), "Call": Call}
     made = eval(compile(ast.parse(sheet["row"].rstrip(","), mode="eval"), "row", "eval"), names)  # noqa: S307
     assert made.releases == ("0.33.0rc2",)
@@ -198,18 +177,3 @@ def test_a_sheet_is_a_row_to_begin_with(upstream: Upstream, read: Mapping[str, S
         ADDED,
         EVENTS,
     )
-
-
-def test_bodies_are_kept_of_what_was_read(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kept: what is declared and is found here. What another release has stays, and what nobody declares goes."""
-    monkeypatch.setattr(bodies, "_PATCHES", tmp_path)
-    (tmp_path / "a").mkdir()
-    elsewhere, never = "0123456789abcdef", "fedcba9876543210"
-    old = Pin(MODULE, "Loop.run", ("self",), fingerprints=(elsewhere, never))
-    kept = patch("a", rows=(Fit(releases=("0.22.0",), seams=(old,)), Fit(releases=("0.30.0",), seams=(PINNED, RUN))))
-    bodies.store("a", {elsewhere: ["1"], "00000000": ["2"]})
-    file, missing = upgrade.write_bodies(kept)
-    assert (file, missing) == (tmp_path / "a" / "bodies.json", 1)
-    stored = bodies.stored("a")
-    assert stored.keys() == {elsewhere, RUN_BODY}
-    assert len(stored[RUN_BODY]) == 2

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omni_fastpath import __version__, bodies, processid
+from omni_fastpath import __version__, processid
 from omni_fastpath.config import ConfigError, refusal, unknown
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
@@ -101,9 +101,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     seams.add_argument("patch", nargs="?", metavar="PATCH")
     seams.add_argument("--json", action="store_true", help="everything as one JSON document")
-    seams.add_argument(
-        "--write-bodies", action="store_true", help="in a checkout: keep the hashes of the statements that were read"
-    )
     seams.set_defaults(run=_seams)
 
     write = commands.add_parser("overlay", help="write a deploy YAML with a fastpath block", allow_abbrev=False)
@@ -220,14 +217,8 @@ def _seams(arguments: argparse.Namespace) -> int:
     named, found = _named("seams", arguments.patch), vllm_omni_release()
     if found is None:
         raise ConfigError("vllm-omni is not installed")
-    if arguments.write_bodies and not bodies.IN_A_CHECKOUT:
-        raise ConfigError("--write-bodies writes into the sources: it is for a checkout of omni-fastpath")
     # vllm logs to standard output while it is imported; that does not belong to what is printed here.
     with contextlib.redirect_stdout(sys.stderr):
-        if arguments.write_bodies:
-            for patch in named:
-                file, missing = upgrade.write_bodies(patch)
-                print(f"wrote {file}; {missing} pinned bodies are of other releases and not in it")  # noqa: T201
         sheets = [upgrade.sheet(patch, found) for patch in named]
     with _until_nobody_reads():
         if arguments.json:

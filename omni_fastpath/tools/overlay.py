@@ -13,7 +13,7 @@ from omni_fastpath import config
 from omni_fastpath.config import KEY, Block, ConfigError, refusal, resolve, shown, unknown
 from omni_fastpath.declare import Patch
 from omni_fastpath.deploy_yaml import read_blocks
-from omni_fastpath.master import BOOLEAN_WORDS, boolean
+from omni_fastpath.variables import BOOLEAN_WORDS, boolean
 
 
 def bundled() -> dict[str, Path]:

@@ -16,11 +16,11 @@ from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.ledger import logger
-from omni_fastpath.master import boolean, master_off
 from omni_fastpath.releases import Release, vllm_omni_release, vllm_release
 from omni_fastpath.tools import findings, overlay, servers, upgrade
 from omni_fastpath.tools.findings import Facts, leftovers
 from omni_fastpath.tools.findings.facts import live_servers, unwritable
+from omni_fastpath.variables import boolean, master_off
 
 SCHEMA = 3
 """Of the report; a key is only ever added under the same number."""
@@ -75,7 +75,7 @@ def look(
         "resolved": json.loads(resolved.to_json()) if resolved else None,
         "verify": _verify(patches) if verify else None,
         "compared": _compared(patches) if verify else None,
-        "foreign_wrappers": install.foreign_wrappers_of_imported(patches) if verify else None,
+        "foreign_wrappers": None,
         "configuration_error": error,
     }
     return Facts(

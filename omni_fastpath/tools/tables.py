@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omni_fastpath import config, install
-from omni_fastpath.declare import AnyRow, Fit, Function, Patch, State
+from omni_fastpath.declare import Fit, Function, Patch, Row, State
 
 # Piped output is read by grep and by people later: no cell may be cut or wrapped there.
 _PIPED_WIDTH = 10_000
@@ -74,7 +74,7 @@ def _show_installation(installation: Mapping[str, Any], console: Console) -> Non
     table.add_row("omni-fastpath", installation["omni_fastpath"])
     for name in ("vllm_omni", "vllm"):
         found = installation[name]
-        told = f"{found['distribution']} {found['version']} (by {found['source']})" if found else "not installed"
+        told = f"{found['distribution']} {found['version']}" if found else "not installed"
         table.add_row(name.replace("_", "-"), told)
     table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
     excluded = " (excludes omni_fastpath)" if installation["excluded_by_vllm_plugins"] else ""
@@ -253,13 +253,13 @@ def matrix(patches: Sequence[Patch]) -> str:
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
-def _cell(row: AnyRow | None, words: list[str]) -> str:
+def _cell(row: Row | None, words: list[str]) -> str:
     """A state, with the number of what is to be said; that joins ``words`` when it is new."""
     if row is None:
         return State.UNSUPPORTED.value
-    if row.words and row.words not in words:
-        words.append(row.words)
-    mark = f"<sup>{words.index(row.words) + 1}</sup>" if row.words else ""
+    if row.note and row.note not in words:
+        words.append(row.note)
+    mark = f"<sup>{words.index(row.note) + 1}</sup>" if row.note else ""
     return f"{row.state.value}{mark}".replace("_", " ")
 
 

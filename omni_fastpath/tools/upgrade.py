@@ -17,19 +17,18 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from omni_fastpath import bodies
-from omni_fastpath.declare import AnyRow, AnySeam, Fit, Function, Patch, Seam
-from omni_fastpath.install import import_wrappers, seams_here
+from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Row, Seam
+from omni_fastpath.install import import_wrappers
 from omni_fastpath.ledger import logger
 from omni_fastpath.releases import Release
-from omni_fastpath.seams import SeamMovedError, descriptor, differences, find, function_in
+from omni_fastpath.seams import SeamMovedError, SourceError, descriptor, differences, find, fingerprint, function_in
 
 _NOTHING: Mapping[str, None] = dict.fromkeys(("place", "parameters", "descriptor", "fingerprint"))
 _SHOWN = 3
 """Places where a name is defined; a name that stands in more says nothing."""
 
 
-def nearest(rows: Sequence[AnyRow], release: str) -> tuple[str, AnyRow]:
+def nearest(rows: Sequence[Row], release: str) -> tuple[str, Row]:
     """The newest of the rows' releases that is not newer than this one, else the oldest; and its row.
 
     A development or pre-release counts as what it leads to. The newest, where the release cannot be compared.
@@ -50,15 +49,14 @@ def compare(patch: Patch, release: str) -> dict[str, Any]:
         ``seams``: ``look`` at each that it has there, and what its wrappers import and cannot have, of use ``import``.
     """
     beside, row = nearest(patch.rows, release)
-    read = bodies.stored(patch.name)
-    found = [*(look(seam, read) for seam in row.seams), *_missing(patch, row)] if isinstance(row, Fit) else []
-    return {"beside": beside, "state": row.state.value, "words": row.words, "seams": found}
+    found = [*(look(seam) for seam in row.seams), *_missing(patch)] if isinstance(row, Fit) else []
+    return {"beside": beside, "state": row.state.value, "words": row.note, "seams": found}
 
 
-def _missing(patch: Patch, row: Fit) -> list[dict[str, Any]]:
+def _missing(patch: Patch) -> list[dict[str, Any]]:
     """What the patch only imports of upstream and would not find: a seam of its own in what is told."""
     try:
-        import_wrappers(patch, row)
+        import_wrappers(patch)
     except SeamMovedError as error:
         module, _, what = str(error).partition(": ")
         return [{"seam": module, "use": "import", **_NOTHING, "changes": [what]}]
@@ -67,12 +65,11 @@ def _missing(patch: Patch, row: Fit) -> list[dict[str, Any]]:
     return []
 
 
-def look(seam: AnySeam, read: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def look(seam: AnySeam) -> dict[str, Any]:
     """What stands where a seam is declared.
 
     Args:
         seam: As declared.
-        read: The statements of bodies that were read, by fingerprint.
 
     Returns:
         ``seam`` and ``use``: as declared. ``place``: file and line. ``parameters``, ``descriptor`` and ``fingerprint``:
@@ -86,13 +83,12 @@ def look(seam: AnySeam, read: Mapping[str, Sequence[str]]) -> dict[str, Any]:
             changes += differences(seam, slot)
             if slot.present:
                 found |= _function(seam, slot.raw())
-                changes += _statements(seam, found, function_in(slot.raw()), read)
             else:
                 changes += _elsewhere(seam)
         else:
             found["place"] = _place(seam, slot.owner)
             changes += ["upstream has one of its own"] if hasattr(slot.owner, slot.name) else []
-    except (SeamMovedError, bodies.SourceError) as error:
+    except (SeamMovedError, SourceError) as error:
         changes += [str(error).removeprefix(f"{seam.path}: "), *_elsewhere(seam)]
     except Exception as error:  # whatever importing upstream's module raises
         changes.append(f"looking at it failed: {error!r}")
@@ -105,7 +101,7 @@ def _function(seam: Function, raw: Any) -> dict[str, Any]:
         "place": _place(seam, function),
         "parameters": list(inspect.signature(function).parameters),
         "descriptor": descriptor(raw),
-        "fingerprint": bodies.fingerprint(function),
+        "fingerprint": fingerprint(function),
     }
 
 
@@ -114,20 +110,6 @@ def _place(seam: Seam, it: Any) -> str:
     file, top = inspect.getsourcefile(it) or "", seam.module.partition(".")[0]
     _, package, rest = file.rpartition(f"/{top}")
     return f"{package[1:]}{rest or file}:{inspect.getsourcelines(it)[1]}"
-
-
-def _statements(
-    seam: Function, looked: Mapping[str, Any], function: Any, read: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """What changed in a body that is not one of those that were read."""
-    if not seam.fingerprints or looked["fingerprint"] in seam.fingerprints:
-        return []
-    known = [read[body] for body in seam.fingerprints if body in read]
-    if not known:
-        return ["no statements are kept of the body that was read"]
-    found = bodies.statements(function)
-    file = looked["place"].rpartition(":")[0]
-    return [bodies.what_changed(found, bodies.nearest(found, known), file)]
 
 
 def _elsewhere(seam: AnySeam) -> list[str]:
@@ -162,9 +144,8 @@ def sheet(patch: Patch, installed: Release) -> dict[str, Any]:
     """
     beside, row = nearest(patch.fits, installed.version)
     assert isinstance(row, Fit)
-    read = bodies.stored(patch.name)
-    found = [look(seam, read) for seam in row.seams]
-    about = {"patch": patch.name, "release": installed.version, "source": installed.source, "beside": beside}
+    found = [look(seam) for seam in row.seams]
+    about = {"patch": patch.name, "release": installed.version, "beside": beside}
     return {**about, "seams": found, "row": _as_row(installed.version, row, found)}
 
 
@@ -198,22 +179,3 @@ def _given(declared: Any) -> list[tuple[str, Any]]:
     fields = [field for field in dataclasses.fields(declared) if field.kw_only and field.init]
     pairs = [(field, getattr(declared, field.name)) for field in fields]
     return [(field.name, value) for field, value in pairs if value != field.default]
-
-
-def write_bodies(patch: Patch) -> tuple[Path, int]:
-    """Keep the statements of the patch's pinned bodies that were read and are installed; forget those of none.
-
-    Returns:
-        The file, and how many bodies are not in it yet: those of other releases.
-    """
-    declared = {
-        body for fit in patch.fits for seam in fit.seams if isinstance(seam, Function) for body in seam.fingerprints
-    }
-    kept = {body: digests for body, digests in bodies.stored(patch.name).items() if body in declared}
-    for seam in seams_here(patch):
-        if isinstance(seam, Function) and seam.fingerprints:
-            function = function_in(find(seam).raw())
-            body = bodies.fingerprint(function)
-            if body in seam.fingerprints:
-                kept[body] = [statement.digest for statement in bodies.statements(function)]
-    return bodies.store(patch.name, kept), len(declared - kept.keys())

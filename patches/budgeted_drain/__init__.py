@@ -114,7 +114,6 @@ PATCH = Patch(
     docs=__doc__,
     options=DrainOptions,
     requires=("nonblocking_dequeue",),
-    in_use="in_use",
     counters=(
         Counter("items", "raw outputs processed", moves_with="vllm:request_success_total"),
         Counter("passes", "passes over a replica that took at least one raw output"),

@@ -62,8 +62,3 @@ def wrapped_add_client(wrapped: Callable[..., int], instance: Any, args: Any, kw
     for loop in DrainLoop.running:
         loop.attached(instance)
     return replica_id
-
-
-def in_use() -> str | None:
-    """Who would be left without the patch, if it were taken off now."""
-    return "a running orchestrator is served by it" if DrainLoop.running else None

@@ -33,7 +33,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Call, Counter, Fit, Patch, Pin, Process, Replace, Superseded, Wrap
+from omni_fastpath.declare import Call, Counter, Fit, Patch, Pin, Process, Replace, Row, State, Wrap
 
 UP_TO_0_28 = ("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")
 FROM_0_30 = ("vllm_omni.engine.omni_engine_base", "OmniEngineBase")
@@ -80,10 +80,11 @@ PATCH = Patch(
         Fit(releases=("0.22.0", "0.24.0", "0.26.0"), seams=(_poll_drain(*UP_TO_0_28), *JANUS)),
         Fit(releases=("0.28.0",), seams=(_poll_drain(*UP_TO_0_28), _event_driven_drain(*UP_TO_0_28), *JANUS)),
         Fit(releases=("0.30.0",), seams=(_poll_drain(*FROM_0_30), _event_driven_drain(*FROM_0_30), *JANUS)),
-        Superseded(
+        Row(
             releases=("0.32.0rc1",),
+            state=State.SUPERSEDED,
             preview=True,
-            by="the front end takes batches from the orchestrator's queue, which wakes its event loop, in both modes",
+            note="the front end takes batches from the orchestrator's queue, which wakes its event loop, in both modes",
         ),
     ),
 )

@@ -54,7 +54,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Superseded, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Row, State, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
@@ -110,7 +110,11 @@ PATCH = Patch(
     ),
     rows=(
         Fit(releases=("0.22.0",), seams=schedulers("53930db21a77c7c4")),
-        Superseded(releases=("0.24.0",), by="upstream's model runner splits the payload of every async-chunk stage"),
+        Row(
+            releases=("0.24.0",),
+            state=State.SUPERSEDED,
+            note="upstream's model runner splits the payload of every async-chunk stage",
+        ),
         Fit(releases=("0.26.0",), seams=(*schedulers("8d0dfd160861980b"), *SPLIT, RECEIVES)),
         Fit(releases=("0.28.0",), seams=(*schedulers("bf85504e98475be4"), *SPLIT, RECEIVES)),
         Fit(releases=("0.30.0",), seams=(*schedulers("a26adda69a2c6ef8"), *SPLIT, EDGES)),

@@ -183,7 +183,6 @@ PATCH = Patch(
     docs=__doc__,
     options=SaveQueueOptions,
     default_on=False,
-    in_use="in_use",
     counters=(
         Counter("tasks", "save tasks that went through the queues"),
         Counter("managed", "times that one plain queue no longer did, and streams got queues of their own"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ _runtime = runtime("save_queue_cap")
 _counters = _runtime.counters
 
 _ATTRIBUTE = "_omni_fastpath_save_queue"
-_adapters: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclass(slots=True)
@@ -93,9 +91,7 @@ def _set_up(scheduler: Any) -> None:
 
 def _attach(adapter: Any, vllm_config: Any, options: SaveQueueOptions, calm: Calm | None = None) -> SaveQueue:
     calm = calm or calm_of(options)
-    queue = attach(adapter, vllm_config, options, _counters, calm=calm, stepped_aside=_stepped_aside)
-    _adapters.add(adapter)
-    return queue
+    return attach(adapter, vllm_config, options, _counters, calm=calm, stepped_aside=_stepped_aside)
 
 
 def _stepped_aside(reason: str) -> None:
@@ -136,10 +132,3 @@ def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args
     if type(task.get(PAYLOAD)) is KeptPayload:
         make_again(queue, task)
     return wrapped(*args, **kwargs)
-
-
-def in_use() -> str | None:
-    """Who would be left with half a queue if the patch were taken off."""
-    if any(not adapter.stop_event.is_set() for adapter in _adapters):
-        return "a stage's save queue is ours; it cannot be given back while the stage runs"
-    return None

@@ -14,7 +14,7 @@ import pytest
 
 from omni_fastpath import install
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, AnyRow, AnySeam, Call, Counter, Fit, Options, Patch, Process, State, Wrap
+from omni_fastpath.declare import Add, AnySeam, Call, Counter, Fit, Options, Patch, Process, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.releases import Release
 
@@ -96,7 +96,7 @@ class Upstream:
 
     def release(self, version: str | None) -> None:
         """Set the installed release."""
-        found = None if version is None else Release("vllm-omni", version, "a test")
+        found = None if version is None else Release("vllm-omni", version)
         self._monkeypatch.setattr(install, "vllm_omni_release", lambda: found)
 
     def slots(self) -> dict[str, dict[str, Any]]:
@@ -124,13 +124,14 @@ class MadeUpPatch(Patch):
 
     wrappers_module: str = "made_up_wrappers"
 
-    def wrappers_of(self, fit: Fit) -> str:
-        """Its wrappers module, or the one that the row names."""
-        return self.wrappers_module if fit.wrappers == "wrappers" else fit.wrappers
+    @property
+    def wrappers(self) -> str:
+        """Its wrappers module."""
+        return self.wrappers_module
 
 
 def patch(
-    name: str, *seams: AnySeam, releases: tuple[str, ...] = (TESTED,), rows: tuple[AnyRow, ...] = (), **fields: Any
+    name: str, *seams: AnySeam, releases: tuple[str, ...] = (TESTED,), rows: tuple[Row, ...] = (), **fields: Any
 ) -> Patch:
     """A patch on the made-up upstream: with these seams on these releases, or with these rows."""
     given: dict[str, Any] = {

@@ -71,7 +71,7 @@ def silent(**changed: Any) -> Facts:
     return serving(**{"snapshots": (), "members": (STAGE,), "scrape": None, **changed})
 
 
-UNKNOWN = "vllm-omni 0.99.0 (by a test) is not among the tested releases: 0.30.0"
+UNKNOWN = "vllm-omni 0.99.0 is not among the tested releases: 0.30.0"
 WRAPPED = "m:Loop.run: a FunctionWrapper of tracer"
 
 BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {

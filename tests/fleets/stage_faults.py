@@ -19,7 +19,7 @@ _OUTERMOST = {"append", "popleft", "__bool__", "__len__", "__iter__", "clear", "
 """Of the queue: what upstream calls. Only what is inside their `try` can be expected to be caught."""
 _READ_BY_TESTS = {"tasks", "nbytes", "streams"}
 """Of `SaveQueue`: nobody in a stage asks for them."""
-_NOT_OURS_TO_CATCH = {"run", "__getattr__", "in_use", "lanes", "__post_init__", "__repr__", "__eq__", "__hash__"}
+_NOT_OURS_TO_CATCH = {"run", "__getattr__", "lanes", "__post_init__", "__repr__", "__eq__", "__hash__"}
 
 
 class Fault:

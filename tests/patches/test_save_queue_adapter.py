@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.patches.soak_stage import Request, Stage, entry, patched, shared_memory, unique, until
+from tests.patches.soak_stage import Request, Stage, patched, shared_memory, unique, until
 
 pytestmark = pytest.mark.upstream
 
@@ -319,20 +319,6 @@ def test_teardown_with_a_backlog_ends_every_thread(lanes: int) -> None:
     # a lane finishes the inner loop of save_loop, as upstream's does with its deque
     assert len(stage.gate.order) >= begun
     assert not any(thread.is_alive() for thread in stage.lanes)
-
-
-def test_patch_stays_while_a_stage_runs() -> None:
-    """Its queue cannot be given back to a running stage: taking the patch off is refused until the stage has ended."""
-    from omni_fastpath.declare import State
-    from omni_fastpath.install import is_installed, uninstall
-
-    patch = entry().patch
-    with Stage(memory=True):
-        uninstall(patch)
-        assert is_installed("save_queue_cap")
-        assert entry().state is State.APPLIED
-    uninstall(patch)
-    assert not is_installed("save_queue_cap")
 
 
 def test_upstreams_deque_is_served_as_before() -> None:

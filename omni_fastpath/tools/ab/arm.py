@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from omni_fastpath import config
-from omni_fastpath.declare import NotApplicable, Patch, Process, State
+from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.install import apply, is_installed, row_here
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
@@ -113,7 +113,8 @@ def check_server(arm: Arm, processes: Mapping[str, Snapshot], expected: Iterable
 
 def _has_no_use(patch: Patch) -> bool:
     """Whether the installed release has nothing for it to do."""
-    return isinstance(row_here(patch), NotApplicable)
+    row = row_here(patch)
+    return row is not None and row.state is State.NOT_APPLICABLE
 
 
 def _wanted(is_on: bool, patch: Patch, here: Process) -> tuple[State, ...]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.master import NAMESPACE
 from omni_fastpath.tools.ab import asked, client, measures, requests, serving, states
 from omni_fastpath.tools.ab.about import about, commit
 from omni_fastpath.tools.ab.arm import WrongArmError
@@ -21,6 +20,7 @@ from omni_fastpath.tools.ab.interrupts import Interrupts
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.serving import LOG_FOLLOWS, Serving
 from omni_fastpath.tools.ab.turns import turns
+from omni_fastpath.variables import NAMESPACE
 
 PHASES_A_START = 5
 SIMULATED = "OMNI_SIMULATED_DEVICE"

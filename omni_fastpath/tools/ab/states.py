@@ -15,13 +15,13 @@ from omni_fastpath import entrypoint, statefile
 from omni_fastpath.config import ConfigError
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.deploy_yaml import resolve_file
-from omni_fastpath.master import NAMESPACE, master_off
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 from omni_fastpath.tools.ab.arm import WrongArmError
 from omni_fastpath.tools.ab.asked import Arm, setting
 from omni_fastpath.tools.ab.serving import Child
 from omni_fastpath.tools.overlay import find
+from omni_fastpath.variables import NAMESPACE, master_off
 
 SETTLE_S = 2.5
 """After which a state file has the last counters: ``omni_fastpath.publish.REFRESH_S``, and a little."""

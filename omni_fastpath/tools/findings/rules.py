@@ -17,9 +17,9 @@ from typing import Any
 from omni_fastpath import config, entrypoint
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import State
-from omni_fastpath.master import HANDOFF, MASTER, NAMESPACE, master_off
 from omni_fastpath.tools.findings.facts import SCRAPE_S, Facts, Server, applied, configuration, is_on
 from omni_fastpath.tools.findings.model import Evidence, Finding, Severity, as_text
+from omni_fastpath.variables import HANDOFF, MASTER, NAMESPACE, master_off
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 

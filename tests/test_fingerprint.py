@@ -1,17 +1,15 @@
-"""Bodies as hashes: of the whole, and of each statement."""
+"""Fingerprints of upstream's functions: what changes them and what does not."""
 
 from __future__ import annotations
 
 import functools
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_fastpath import bodies
-from omni_fastpath.bodies import fingerprint, nearest, statements, what_changed
+from omni_fastpath.seams import fingerprint
 from tests.fakes.upstream import Upstream, load, upstream
 
 __all__ = ["upstream"]
@@ -147,69 +145,3 @@ def test_wrapper_has_the_fingerprint_of_its_function(tmp_path: Path, upstream: U
         return plain(*args)
 
     assert fingerprint(foreign) == fingerprint(plain)
-
-
-# ---- Statements ----
-
-
-def _statements(folder: Path, source: str, name: str = "f") -> list[bodies.Statement]:
-    folder.mkdir(exist_ok=True)
-    return statements(functools.reduce(getattr, name.split("."), load(folder, source)))
-
-
-def _changed(folder: Path, source: str) -> str:
-    """What is said of a function with this source beside ``BODY``."""
-    read = [statement.digest for statement in _statements(folder / "read", BODY)]
-    return what_changed(_statements(folder / "found", source), read, "up/stream.py")
-
-
-@pytest.mark.parametrize("source", SAME.values(), ids=SAME)
-def test_layout_does_not_count_in_statements(tmp_path: Path, source: str) -> None:
-    """What leaves the fingerprint as it is leaves every statement as it is."""
-    found, read = _statements(tmp_path / "a", source), _statements(tmp_path / "b", BODY)
-    assert [statement.digest for statement in found] == [statement.digest for statement in read]
-
-
-def test_a_statement_stands_at_its_lines(tmp_path: Path) -> None:
-    """Lines are the file's; a statement over several has all of them, a block's head is one by itself."""
-    source = (
-        "\n\nclass C:\n    @property\n    def f(self):\n        if self:\n            return [\n1]\n        return 2\n"
-    )
-    folder = tmp_path / "a"
-    folder.mkdir()
-    found = statements(vars(load(folder, source).C)["f"].fget)
-    assert [(first, last) for _, first, last in found] == [(4, 4), (5, 5), (6, 6), (7, 8), (9, 9)]
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        (BODY.replace("total = 0", "total = 1"), "1 of 9 statements is new (line 4 of up/stream.py), 1 is gone"),
-        (BODY.replace("    total = 0\n", ""), "0 of 8 statements are new, 1 is gone"),
-        (
-            BODY.replace('"a b#c"', "[\n  1,\n  2]").replace("    return [", "    more = 1\n    return ["),
-            "2 of 10 statements are new (lines 8-10, 14 of up/stream.py), 1 is gone",
-        ),
-        (OTHER["depth of the return"], "its 9 statements are the same, at other depths"),
-    ],
-)
-def test_what_changed_is_told_in_lines(tmp_path: Path, source: str, told: str) -> None:
-    """New statements with their lines, and how many are gone; what only moved to another depth is neither."""
-    assert _changed(tmp_path, source) == told
-
-
-def test_of_several_bodies_the_nearest_is_taken(tmp_path: Path) -> None:
-    """A seam that names the bodies of several releases is compared with the one that has most in common."""
-    found = _statements(tmp_path / "a", BODY)
-    same, other = [statement.digest for statement in found], ["00000000"] * len(found)
-    assert nearest(found, [other, same]) is same
-
-
-def test_stored_statements_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for each body; a patch without a file has none."""
-    monkeypatch.setattr(bodies, "_PATCHES", tmp_path)
-    (tmp_path / "some").mkdir()
-    assert bodies.stored("some") == {}
-    file = bodies.store("some", {"b": ["1", "2"], "a": ["3"]})
-    assert json.loads(file.read_text()) == {"a": "3", "b": "1 2"}
-    assert bodies.stored("some") == {"a": ["3"], "b": ["1", "2"]}
