@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit fleets floors pythons matrix dispatch processing front-end ab server replay save-queue forward-gate micro clean
+.PHONY: setup demo parity test test-more lint unit fleets floors packaging matrix dispatch processing front-end ab server replay save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; the servers are in one of them, one after the other. `more` marks what `make test` leaves out.
@@ -34,8 +34,8 @@ unit: setup ## the tests that need no vLLM
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
 	@bash scripts/floors.sh
 
-pythons: ## the same with the newest dependencies, on every Python that pyproject.toml declares and this machine has
-	@bash scripts/pythons.sh
+packaging: setup ## wheel, source distribution, entry points, what an installation requires
+	$(PYTEST) tests/test_packaging.py
 
 matrix: setup ## our built wheel on the other releases that are served; RELEASE=0.28.0 for one
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)

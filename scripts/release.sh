@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Puts another release of vLLM and vLLM-Omni into .cache/releases/VERSION, to be first on PYTHONPATH over .venv:
 #
-#     scripts/release.sh 0.22.0
+#     scripts/release.sh 0.28.0
 #
 # What a release needs stands in scripts/releases.txt. All other dependencies are those of .venv: behaviour can be tested
 # so, and component benchmarks run; compiled parts need not load, and the timing of a whole server is not that release's.
 # Some 390 MB and a minute each. Does nothing, quickly, when it is there.
 set -euo pipefail
 
-release="${1:?which release, for example 0.22.0}"
+release="${1:?which release, for example 0.28.0}"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 table="$root/scripts/releases.txt"
 target="$root/.cache/releases/$release"

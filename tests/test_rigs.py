@@ -60,7 +60,7 @@ def test_a_server_is_told_its_arm_and_nothing_of_this_shell(monkeypatch: pytest.
 
 def test_a_release_is_fetched_as_the_table_says() -> None:
     """The oldest first; one that the table does not have is refused."""
-    assert overlays.releases()[0] == "0.22.0"
+    assert overlays.releases()[0] == "0.28.0"
     with pytest.raises(RuntimeError, match=r"0\.99\.0 could not be had: scripts/release\.sh said why \(status 1\)"):
         overlays.fetch("0.99.0")
 
@@ -74,10 +74,10 @@ def test_a_server_of_another_release_has_its_packages_first(monkeypatch: pytest.
     def path(release: str | None, **environment: str) -> str:
         return Server("model", "deploy", environment=environment, release=release).environment()["PYTHONPATH"]
 
-    other = str(overlays.ROOT / ".cache" / "releases" / "0.22.0")
+    other = str(overlays.ROOT / ".cache" / "releases" / "0.28.0")
     assert path(None) == path("0.30.0") == "outside"
-    assert path("0.22.0") == f"{other}:outside"
-    assert path("0.22.0", PYTHONPATH="inside") == f"{other}:inside"
+    assert path("0.28.0") == f"{other}:outside"
+    assert path("0.28.0", PYTHONPATH="inside") == f"{other}:inside"
 
 
 _STANDS_IN = """
