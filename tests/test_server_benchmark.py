@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import math
 import os
 import struct
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("omni_simulated_device")
 
 from benchmarks.rigs import playback
-from benchmarks.server import figures, observed, report, threads
+from benchmarks.server import figures, report, threads
 from benchmarks.server.arms import ARMS, FASTPATH, LEAN, STOCK
 from benchmarks.server.load import LEVELS, Load
 from benchmarks.server.measure import Host, Start, judged, kept_time
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools.ab.capture import Capture, Event, chat_request
-from omni_simulated_device import observe
 
 
 def wav(seconds: float) -> bytes:
@@ -68,7 +61,7 @@ def test_figures_tell_the_first_wave_from_later_ones() -> None:
     ]
     cpu_s = {threads.FRONT_END: 0.4, threads.ORCHESTRATOR: 0.2, threads.SOCKETS: 0.0, threads.OTHERS: 0.2}
     found = figures.figures(captures, 2, cpu_s)
-    others = {figures.TTFP, figures.TTFP_P99, figures.GATED, figures.CLIENT_MS, *observed.FIGURES}
+    others = {figures.TTFP, figures.TTFP_P99, figures.GATED, figures.CLIENT_MS}
     assert set(found) == set(figures.FIGURES) - others
     assert found[figures.FIRST_TTFP] == pytest.approx(100)
     assert found[figures.LATER_TTFP] == pytest.approx(350)
@@ -220,112 +213,3 @@ def test_a_table_of_any_load(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert report.pairs(["stock", "event", "fastpath"]) == [("stock", "fastpath"), ("event", "fastpath")]
     assert report.pairs(["stock", "stock-nolog"]) == [("stock", "stock-nolog")]
-
-
-# ---- Observer ----
-
-
-@pytest.fixture
-def seen() -> Any:
-    """A fresh record of loops."""
-    observe.take()
-    yield observe
-    observe.take()
-
-
-def test_a_long_callback_is_seen_with_its_name(seen: Any) -> None:
-    """Thread time and wall time, by thread; taken once."""
-
-    async def busy() -> None:
-        _spin(0.02)
-
-    async def calm() -> None:
-        await asyncio.sleep(0)
-
-    async def both() -> None:
-        loop = asyncio.get_running_loop()
-        for each in (busy(), calm()):
-            task = loop.create_task(each)
-            await task
-            step = type("Step", (), {"__self__": task, "__call__": staticmethod(_spin)})()
-            seen.timed(step, 0.02)
-
-    asyncio.run(both())
-    found = seen.take()["loops"][threading.current_thread().name]
-    assert found["callbacks"] == 2
-    assert [each["name"].rpartition(".")[2] for each in found["longest"]] in (["busy", "calm"], ["calm", "busy"])
-    assert all(0 < each["cpu_ms"] <= each["wall_ms"] + 1 for each in found["longest"])
-    assert found["over_ms"]["1"] == 2
-    assert seen.take()["loops"][threading.current_thread().name]["callbacks"] == 0
-
-
-def test_collections_of_the_oldest_generation_are_counted(seen: Any) -> None:
-    """Not those of younger ones."""
-    gc.callbacks.append(seen.COLLECTIONS)
-    try:
-        for generation in (0, 1, 2):
-            gc.collect(generation)
-    finally:
-        gc.callbacks.remove(seen.COLLECTIONS)
-    found = seen.take()["collections"]
-    assert found["count"] == 1
-    assert 0 < found["longest_ms"] == found["total_ms"]
-
-
-def test_several_processes_give_the_longest_and_the_sum() -> None:
-    """Of two API processes; a loop that nobody has is no number."""
-    loop = {"callbacks": 1, "over_ms": {}, "longest": [{"cpu_ms": 3.0}], "longest_wall_ms": 5.0}
-    one = {"loops": {"MainThread": loop}, "collections": {"count": 1, "longest_ms": 2.0, "total_ms": 2.0}}
-    two = {
-        "loops": {"MainThread": {**loop, "longest": [{"cpu_ms": 4.0}]}},
-        "collections": {"count": 2, "longest_ms": 1.0, "total_ms": 2.0},
-    }
-    found = observed.figures([one, two])
-    assert [found[name] for name in observed.LONGEST[observed.FRONT_END]] == [4.0, 5.0]
-    assert (found[observed.COLLECTIONS], found[observed.COLLECTED]) == (3, 2.0)
-    assert math.isnan(found[observed.LONGEST[observed.ORCHESTRATOR][0]])
-
-
-OBSERVED = """
-import asyncio, os, sys, threading, time
-from pathlib import Path
-from omni_simulated_device import observe
-observe.arm()
-sys.path.insert(0, sys.argv[1])
-from benchmarks.server import observed
-
-def spin():
-    end = time.thread_time() + 0.01
-    while time.thread_time() < end:
-        pass
-
-async def serve():
-    spin()
-    await asyncio.to_thread(lambda: None)
-
-asyncio.run(serve())
-try:
-    import uvloop
-except ImportError:
-    pass
-else:
-    threading.Thread(target=lambda: uvloop.run(serve()), name="uvloop").start()
-for thread in threading.enumerate():
-    if thread.name == "uvloop":
-        thread.join()
-[found] = observed.ask(Path(os.environ["OMNI_SIMULATED_OBSERVE"]), [os.getpid()])
-assert all(found["loops"][name]["longest"][0]["cpu_ms"] > 9 for name in found["loops"]), found
-assert set(found["loops"]) - {"uvloop"} == {"MainThread"}, found
-assert "serve" in found["loops"]["MainThread"]["longest"][0]["name"], found
-assert ("uvloop" in sys.modules) == ("uvloop" in found["loops"]), found
-"""
-
-
-def test_both_kinds_of_loops_are_observed(tmp_path: Path) -> None:
-    """Asyncio's own and uvloop's, in a process that asked for it; the answer comes over its socket."""
-    root = Path(__file__).resolve().parents[1]
-    environment = {**os.environ, "OMNI_SIMULATED_OBSERVE": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", OBSERVED, str(root)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
 """The whole server, on light engines as a rule: what a user waits for, closed loop or open, stock and fastpath.
 
-    python -m benchmarks.server [--arms stock,fastpath] [--levels 16,64] [--starts 6] [--observe]
+    python -m benchmarks.server [--arms stock,fastpath] [--levels 16,64] [--starts 6]
     python -m benchmarks.server --loop open --rate 4,8
     python -m benchmarks.server --model qwen3_tts --levels 16,64
     python -m benchmarks.server --release 0.28.0
@@ -22,7 +22,5 @@ alone with what it requires (``only-NAME``). With several API processes, process
 
 Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is
 in every result line: an instrument that was late measured itself. Verdicts are those of
-``omni_fastpath.tools.ab.verdict`` over starts, on the rows that were named for it. ``--observe`` adds the event loops'
-longest callbacks and collections of the oldest generation, for which it wraps every callback
-(`omni_simulated_device.observe`).
+``omni_fastpath.tools.ab.verdict`` over starts, on the rows that were named for it.
 """

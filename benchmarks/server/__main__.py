@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     host = Host(options.release, options.engines == "stages")
     if host.release is not None:
         overlays.fetch(host.release)
-    found = run("server", options.arms, options.starts, load, observe=options.observe, host=host)
+    found = run("server", options.arms, options.starts, load, host)
     show(found, load, host)
 
 
@@ -65,7 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer, frames of speech")
     parser.add_argument("--vary", type=float, default=Load.vary, help="0.5: lengths from half to one and a half of it")
     parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=Load.replicas, help="of each stage")
-    parser.add_argument("--observe", action="store_true", help="longest callbacks and collections too")
     parser.add_argument(
         "--engines", choices=("light", "stages"), default="light", help="stages: real ones, which cost more"
     )

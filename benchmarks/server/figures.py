@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from benchmarks.rigs.playback import ran_dry_s, seconds_of
-from benchmarks.server import observed
 from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
 from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.quantiles import quantile
@@ -49,7 +48,6 @@ FIGURES = (
     PROCESS_A_SECOND,
     GATED,
     CLIENT_MS,
-    *observed.FIGURES,
 )
 """In the order of the table; a load has those that it can have."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from benchmarks.rigs import server_arms, user_arms, whole_server
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import FEWEST, checked, measure_of
-from benchmarks.server import observed, threads
+from benchmarks.server import threads
 from benchmarks.server.arms import ServerArm
 from benchmarks.server.figures import (
     CLIENT_MS,
@@ -35,8 +34,8 @@ from omni_fastpath.tools.ab.capture import run_closed_loop
 from omni_fastpath.tools.ab.verdict import Measure
 
 Start = Mapping[str, Any]
-"""Of one start: ``figures`` by level and name, ``requests``, ``answers`` (their digests, in the order of asking) and
-``seen`` by level, ``engines`` by engine, ``start_s`` and ``stop_s``."""
+"""Of one start: ``figures`` by level and name, ``requests``, ``answers`` (their digests, in the order of asking)
+by level, ``engines`` by engine, ``start_s`` and ``stop_s``."""
 
 _LATE = re.compile(
     r"LightEngine_(\S+): (\d+) steps, ([\d.]+) us of work each, late by ([\d.]+) ms .*?, ([\d.]+) ms \(99"
@@ -66,9 +65,7 @@ USUAL_HOST = Host()
 
 
 @contextlib.contextmanager
-def serving(
-    arm: ServerArm, load: Load, model: Path, log: Path, seen: Path | None = None, host: Host = USUAL_HOST
-) -> Iterator[Server]:
+def serving(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Iterator[Server]:
     """The arm's server, warm, proved before and after.
 
     Args:
@@ -76,16 +73,12 @@ def serving(
         load: What it will be asked.
         model: The model's folder.
         log: Where its log goes.
-        seen: Folder of the observer's sockets; None: nothing is observed.
         host: What it runs on.
 
     Raises:
         WrongArmError: It was not what its arm says.
     """
-    import omni_simulated_device
-
     environment = whole_server.environment(arm, load.stages, light=not host.stages)
-    environment[omni_simulated_device.OBSERVE_VARIABLE] = None if seen is None else str(seen)
     deploy = whole_server.deploy(load.deploy)
     with Server(
         model, deploy, environment=environment, arguments=arm.arguments, log_path=log, release=host.release
@@ -108,9 +101,7 @@ def gated_bytes(server: Server) -> float:
     return sum(count for record in records for name, count in record.counters.items() if name.endswith("_bytes"))
 
 
-def measure(
-    arm: ServerArm, load: Load, model: Path, log: Path, *, observe: bool = False, host: Host = USUAL_HOST
-) -> Start:
+def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Start:
     """One start of the arm's server.
 
     Raises:
@@ -119,15 +110,9 @@ def measure(
     found: dict[str, dict[str, float]] = {}
     requests: dict[str, list[dict[str, float | None]]] = {}
     answers: dict[str, list[str]] = {}
-    seen: dict[str, Sequence[observed.Seen]] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="seen-") as folder,
-        serving(arm, load, model, log, Path(folder) if observe else None, host) as server,
-    ):
+    with serving(arm, load, model, log, host) as server:
         pids = api_processes(server)
         for level in load.levels:
-            if observe:
-                observed.ask(Path(folder), pids)
             gated = gated_bytes(server) if host.stages else 0.0
             before, mine_s = threads.used(pids), time.process_time()
             captures = checked(load.run(server.url, level), audio=True)
@@ -138,16 +123,12 @@ def measure(
                 found[f"{level:g}"][GATED] = (gated_bytes(server) - gated) / 2**20
             requests[f"{level:g}"] = by_request(captures)
             answers[f"{level:g}"] = [capture.digest() for capture in captures]
-            if observe:
-                seen[f"{level:g}"] = observed.ask(Path(folder), pids)
-                found[f"{level:g}"] |= observed.figures(seen[f"{level:g}"])
     assert server.shutdown is not None
     return {
         "figures": found,
         "requests": requests,
         "answers": answers,
         "engines": kept_time(log.read_text(encoding="utf-8", errors="replace")),
-        "seen": seen,
         "start_s": server.start_s,
         "stop_s": server.shutdown.seconds,
     }
@@ -166,15 +147,13 @@ def run(
     arms: Sequence[ServerArm],
     starts: int,
     load: Load,
-    *,
-    observe: bool = False,
     host: Host = USUAL_HOST,
 ) -> dict[str, list[Start]]:
     """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``."""
 
     def start(arm: ServerArm, model: Path, log: Path) -> Start:
-        measured = measure(arm, load, model, log, observe=observe, host=host)
-        return {"load": load, "observe": observe, "host": host, **measured}
+        measured = measure(arm, load, model, log, host)
+        return {"load": load, "host": host, **measured}
 
     return whole_server.run_starts(name, arms, starts, load.model, start)
 

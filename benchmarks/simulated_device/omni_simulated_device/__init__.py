@@ -7,9 +7,8 @@ that follow from the content of the request alone, so that two servers can be co
 The package is inert unless ``OMNI_SIMULATED_DEVICE=1``; with ``real`` the device is the processor and the model a
 tiny real one (see `real_worker`), with ``light`` there are no stage processes (see `light`).
 ``OMNI_SIMULATED_DEVICE_CONFIG`` holds the settings, as JSON text or as the path of a JSON file (see `config`);
-``OMNI_SIMULATED_DEVICE_SLOW_SENDS`` makes sends slow (see `slow_sends`), ``OMNI_SIMULATED_OBSERVE`` looks at the event
-loops of a server (see `observe`). This module is imported in every process that vLLM starts, so it imports nothing but
-the standard library.
+``OMNI_SIMULATED_DEVICE_SLOW_SENDS`` makes sends slow (see `slow_sends`). This module is imported in every process that
+vLLM starts, so it imports nothing but the standard library.
 """
 
 import os
@@ -17,7 +16,6 @@ import os
 ENABLE_VARIABLE = "OMNI_SIMULATED_DEVICE"
 CONFIG_VARIABLE = "OMNI_SIMULATED_DEVICE_CONFIG"
 SLOW_SENDS_VARIABLE = "OMNI_SIMULATED_DEVICE_SLOW_SENDS"
-OBSERVE_VARIABLE = "OMNI_SIMULATED_OBSERVE"
 
 
 def enabled() -> bool:
@@ -42,8 +40,4 @@ def _platform(name: str) -> str | None:
         from omni_simulated_device import slow_sends
 
         slow_sends.arm()
-    if os.environ.get(OBSERVE_VARIABLE):
-        from omni_simulated_device import observe
-
-        observe.arm()
     return name
