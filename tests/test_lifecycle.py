@@ -333,8 +333,7 @@ def test_shipped_declarations_fit_the_installed_upstream() -> None:
 
 @isolated("warm")
 def test_a_later_release_that_changed_nothing_fits() -> None:
-    """Beside the installed release's row every seam fits, and a row to begin with is one that verifies."""
-    from omni_fastpath import declare, seams
+    """Beside the installed release's row every seam fits."""
     from omni_fastpath.releases import vllm_omni_release
     from omni_fastpath.tools import upgrade
 
@@ -345,10 +344,4 @@ def test_a_later_release_that_changed_nothing_fits() -> None:
         if isinstance(row_here(patch), Fit):
             found = upgrade.compare(patch, later.version)
             assert {seam["seam"]: seam["changes"] for seam in found["seams"] if seam["changes"]} == {}
-            row = eval(upgrade.sheet(patch, later)["row"].rstrip(","), vars(declare))  # noqa: S307
-            here = row_here(patch)
-            assert isinstance(here, Fit)
-            assert [type(seam) for seam in row.seams] == [type(seam) for seam in here.seams]
-            for seam in row.seams:
-                seams.verify(seam)
     assert_holds(None, own)

@@ -28,7 +28,6 @@ from omni_fastpath.tools.ab import rows, verdict
 from omni_fastpath.tools.ab.about import commit
 from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
 from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.page import render
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.table import print_table
 from omni_fastpath.tools.ab.turns import turns
@@ -96,8 +95,6 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             told = report.describe(load, names, command, phases.elapsed_s)
             data = report.plain(starts, table, parity, told)
             (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-            page = report.page(starts, table, parity, told)
-            (output / "demo.html").write_text(render(page), encoding="utf-8")
             report.draw(starts, load, told, output / "demo.png")
     for line in report.heading(told):
         console.print(line, highlight=False)
@@ -105,7 +102,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     for line in (*rows.summary(table), report.CLOSED_LOOP, report.lateness(starts)):
         console.print(line, highlight=False)
     console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
-    for what, name in (("page   ", "demo.html"), ("picture", "demo.png"), ("numbers", "demo.json")):
+    for what, name in (("picture", "demo.png"), ("numbers", "demo.json")):
         console.print(f"{what} {output / name}", highlight=False, soft_wrap=True)
     console.print(f"Wall time {told['minutes']:.1f} minutes.", highlight=False)
     return 1 if parity["differences"] else 0
@@ -119,8 +116,7 @@ def _measure(arms: Sequence[Arm], load: Load, output: Path, phases: Phases) -> t
         for place, arm in enumerate(arms, 1):
             title = f"{place}/{len(arms)} {arm.name}"
             log = output / "demo-logs" / f"{place}-{arm.name}.log"
-            with phases.turn(place, len(arms)):
-                start, answered = run_start(title, arm, load, model=model, work=work, log=log, phases=phases)
+            start, answered = run_start(title, arm, load, model=model, work=work, log=log, phases=phases)
             starts.append(start)
             answers.append(answered)
     return starts, answers

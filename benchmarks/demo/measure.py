@@ -18,7 +18,7 @@ from omni_fastpath.tools.ab.arm import Arm
 from omni_fastpath.tools.ab.capture import Capture, run_closed_loop, run_open_loop
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.quantiles import quantile
-from omni_fastpath.tools.ab.rows import Measure
+from omni_fastpath.tools.ab.verdict import Measure
 
 ROLES = frozenset({"api"})
 """Who must have a state file: light engines hold nothing that could be patched."""
@@ -118,7 +118,7 @@ def _lasted_s(captures: Sequence[Capture]) -> float:
 # ---- The rows ----
 
 
-def measures(load: Load) -> list[Measure[Start]]:
+def measures(load: Load) -> list[Measure]:
     """Every row of the table, in its order."""
     alone, paced = "one stream alone", f"the same arrivals for both, {load.rate:g} requests a second (open loop)"
     waves = f"{load.streams} streams, {load.waves} waves (closed loop)"

@@ -12,8 +12,6 @@ from benchmarks.demo.load import Load
 from benchmarks.demo.measure import Start
 from omni_fastpath.tools.ab import rows
 from omni_fastpath.tools.ab.about import about
-from omni_fastpath.tools.ab.answers import parity_line
-from omni_fastpath.tools.ab.page import Page
 from omni_fastpath.tools.ab.rows import ARMS, Row
 
 COLUMNS = ("measure", *ARMS, "fastpath / stock", "verdict")
@@ -83,23 +81,6 @@ def plain(
         "rows": rows.plain(table),
         "starts": [asdict(start) for start in starts],
     }
-
-
-def page(starts: Sequence[Start], table: Sequence[Row], parity: Mapping[str, Any], told: Mapping[str, Any]) -> Page:
-    """All that the terminal shows, as `omni-fastpath ab`'s page has it."""
-    return Page(
-        title="omni-fastpath: stock and fastpath, side by side",
-        heading=heading(told),
-        arms=ARMS,
-        order=told["order"],
-        rows=rows.plain(table),
-        columns=COLUMNS,
-        cells=[rows.by_arm(row) for row in table],
-        notes=[*rows.summary(table), CLOSED_LOOP, lateness(starts)],
-        answers=parity_line(parity),
-        alarms=["THE ARMS DID NOT ANSWER ALIKE"] if parity["differences"] else [],
-        commands=[told["command"]],
-    )
 
 
 def draw(starts: Sequence[Start], load: Load, told: Mapping[str, Any], path: Path) -> None:

@@ -134,7 +134,7 @@ def run_starts(
 def measure_of(level: float, figure: str, *, higher: bool = False) -> Measure:
     """A row of a table as the verdict knows it: *figure* is ``NAME, UNIT``; *higher* is better, or lower."""
     name, _, unit = figure.partition(", ")
-    return Measure(f"{name} at {level:g}", unit, "higher" if higher else "lower")
+    return Measure("", f"{name} at {level:g}", unit, "higher" if higher else "lower")
 
 
 def judge(a: Sequence[Figures], b: Sequence[Figures], rows: Rows) -> dict[str, verdict.Verdict]:

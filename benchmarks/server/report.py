@@ -74,8 +74,8 @@ def _show_verdicts(console: Console, found: Mapping[str, Sequence[Start]], load:
         for (a, b), said in zip(compared, verdicts, strict=True):
             one, other = (_values(found[arm], float(level), name) for arm in (a, b))
             ratio = statistics.median(other) / statistics.median(one) if one and other else math.nan
-            cells.append(f"{ratio:.2f} {said[row.name]}" if row.name in said else "-")
-        table.add_row(row.name, *cells)
+            cells.append(f"{ratio:.2f} {said[row.title]}" if row.title in said else "-")
+        table.add_row(row.title, *cells)
     console.print(table)
     print(verdict.legend(next(iter(rows.values())), len(rows) - 1, starts))
 

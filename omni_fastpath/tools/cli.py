@@ -12,17 +12,15 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from omni_fastpath import __version__, processid
+from omni_fastpath import __version__
 from omni_fastpath.config import ConfigError, refusal, unknown
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.tools import doctor, overlay, tables, upgrade
-from omni_fastpath.tools.findings import leftovers
-from omni_fastpath.tools.findings.model import SCHEMA_FILE
 from omni_fastpath.tools.status import look, status_report
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
@@ -79,14 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     examine.add_argument("--json", action="store_true", help="the report as one JSON document")
-    examine.add_argument("--json-schema", action="store_true", help="the JSON schema of that, and nothing else")
     examine.add_argument("--no-verify", action="store_true", help="do not import vllm to look at each seam")
     examine.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also judge what this YAML comes to here")
-    examine.add_argument(
-        "--leftovers",
-        action="store_true",
-        help="only the files that dead servers left in shared memory, each with a NUL behind it",
-    )
     examine.set_defaults(run=_doctor)
 
     explain = commands.add_parser(
@@ -96,9 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--matrix", action="store_true", help="what it is on each release, as Markdown")
     explain.set_defaults(run=_explain)
 
-    seams = commands.add_parser(
-        "seams", help="each seam as the installed release has it: a row to begin with there", allow_abbrev=False
-    )
+    seams = commands.add_parser("seams", help="each seam as the installed release has it", allow_abbrev=False)
     seams.add_argument("patch", nargs="?", metavar="PATCH")
     seams.add_argument("--json", action="store_true", help="everything as one JSON document")
     seams.set_defaults(run=_seams)
@@ -114,17 +104,6 @@ def _parser() -> argparse.ArgumentParser:
     # For the help alone: argparse would swallow one of its `--`.
     commands.add_parser(_AB, help="two settings of a server, measured in turn, and their answers", add_help=False)
     return parser
-
-
-@contextlib.contextmanager
-def _until_nobody_reads() -> Iterator[None]:
-    """Print; a reader that has seen enough (``| head``, ``| grep -q``) changes neither the exit code nor anything."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - else Python tries what is left at exit
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 # ab
@@ -146,11 +125,11 @@ def _ab(words: Sequence[str]) -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=arguments.verify)
-    with _until_nobody_reads():
+    with tables.reader_may_leave(sys.stdout):
         if arguments.json:
             print(json.dumps(report, indent=2))  # noqa: T201
         else:
-            tables.show_status(report, tables.standard_output())
+            tables.show_status(report, tables.console(sys.stdout))
     if report["configuration_error"] is not None:
         return REFUSED
     return TROUBLE if any(finding["severity"] == "error" for finding in report["findings"]) else FINE
@@ -160,26 +139,14 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    if arguments.json_schema:
-        with _until_nobody_reads():
-            print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")  # noqa: T201
-        return FINE
-    if arguments.leftovers:
-        left = [each.path for each in leftovers.find() if each.kind == "shared memory"]
-        if left and processid.is_contained():
-            caution = "this is a container: another one that shares its /dev/shm may use these files"
-            print(f"omni-fastpath: {caution}", file=sys.stderr)  # noqa: T201
-        with _until_nobody_reads():
-            print(*(f"{each}\0" for each in left), sep="", end="")  # noqa: T201
-        return FINE
     verify = not arguments.no_verify and vllm_omni_release() is not None
     facts = look(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=verify, deep=True)
     report = doctor.examine(facts)
-    with _until_nobody_reads():
+    with tables.reader_may_leave(sys.stdout):
         if arguments.json:
-            print(report.model_dump_json(indent=2, by_alias=True))  # noqa: T201
+            print(json.dumps(report, indent=2))  # noqa: T201
         else:
-            doctor.show(report, tables.standard_output())
+            doctor.show(report, tables.console(sys.stdout))
     if facts.report["configuration_error"] is not None:
         return REFUSED
     return TROUBLE if doctor.is_trouble(report) else FINE
@@ -190,13 +157,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     named = _named("explain", arguments.patch)
-    with _until_nobody_reads():
+    with tables.reader_may_leave(sys.stdout):
         if arguments.matrix:
             print(tables.matrix(named))  # noqa: T201
         elif arguments.patch is None:
-            tables.show_patches(named, tables.standard_output())
+            tables.show_patches(named, tables.console(sys.stdout))
         else:
-            tables.show_patch(named[0], tables.standard_output())
+            tables.show_patch(named[0], tables.console(sys.stdout))
     return FINE
 
 
@@ -219,13 +186,12 @@ def _seams(arguments: argparse.Namespace) -> int:
         raise ConfigError("vllm-omni is not installed")
     # vllm logs to standard output while it is imported; that does not belong to what is printed here.
     with contextlib.redirect_stdout(sys.stderr):
-        sheets = [upgrade.sheet(patch, found) for patch in named]
-    with _until_nobody_reads():
+        found_seams = [upgrade.compare(patch, found.version) for patch in named]
+    with tables.reader_may_leave(sys.stdout):
         if arguments.json:
-            print(json.dumps(sheets, indent=2))  # noqa: T201
+            print(json.dumps(found_seams, indent=2))  # noqa: T201
         else:
-            for sheet in sheets:
-                print(f"# {sheet['patch']} on {sheet['release']}, beside {sheet['beside']}\n{sheet['row']}")  # noqa: T201
+            tables.show_seams(found_seams, tables.console(sys.stdout))
     return FINE
 
 
@@ -237,7 +203,7 @@ def _overlay(arguments: argparse.Namespace) -> int:
         names = overlay.bundled()
         if not names:
             raise ConfigError("vllm-omni, whose deploy YAMLs this would list, is not installed")
-        with _until_nobody_reads():
+        with tables.reader_may_leave(sys.stdout):
             print("\n".join(names))  # noqa: T201
         return FINE
     if arguments.base is None:
@@ -245,7 +211,7 @@ def _overlay(arguments: argparse.Namespace) -> int:
     output = None if arguments.output in (None, "-") else Path(arguments.output)
     text = overlay.build(overlay.find(arguments.base), arguments.set, PATCHES, output=output)
     if output is None:
-        with _until_nobody_reads():
+        with tables.reader_may_leave(sys.stdout):
             print(text, end="")  # noqa: T201
         return FINE
     if output.is_dir():

@@ -2,143 +2,105 @@
 
 from __future__ import annotations
 
-import getpass
+import dataclasses
 import platform
-import re
-import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from omni_fastpath import config
-from omni_fastpath.tools.findings import Facts, Finding, Severity, judge
-from omni_fastpath.tools.findings.facts import Server
-from omni_fastpath.tools.findings.model import SCHEMA, Doctor, Evidence, ServerReport, Versions, as_text
+from omni_fastpath.tools.findings import SEVERITIES, Facts, Finding, judge
+from omni_fastpath.tools.servers import Server
+from omni_fastpath.tools.tables import STYLES
 
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "dim"}
+SCHEMA = 2
+"""Of the report; a key is only ever added under the same number."""
 
-_OURS = ("patch", "state", "package", "versions", "seams", "idle", "variables", "variable", "nearest", "differences")
-"""Evidence that goes into an issue, beside figures: names and words of ours. No other variable's value does."""
-
-_ADDRESS = re.compile(r"(?<![\d.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
-_HOMES = re.compile(r"/(?:home|Users)/[^/\s:;,'\"]+|/root(?=/|\b)")
+_PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
+_FOR_AN_ISSUE = ("patch", "state", "package", "versions", "seams", "variable", "nearest")
+"""Evidence that goes into an issue: names and words of ours. No path, reason of an exception or value does."""
 
 
-def examine(facts: Facts) -> Doctor:
-    """The report."""
+def examine(facts: Facts) -> dict[str, Any]:
+    """The report.
+
+    Returns:
+        ``schema``; ``versions`` of what is installed; ``environment``: our variables in this shell; ``servers``: each
+        with ``pid``, ``processes`` that report, ``versions`` and ``patches``; ``findings``, the heaviest first;
+        ``issue``: text to paste into an issue.
+    """
     found, installation = judge(facts), facts.report["installation"]
-    versions = Versions(
-        omni_fastpath=installation["omni_fastpath"],
-        vllm_omni=_release(installation["vllm_omni"]),
-        vllm=_release(installation["vllm"]),
-        python=platform.python_version(),
-        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
-    )
-    reports = [_server(server) for server in facts.servers]
-    environment = {as_text(name): as_text(value) for name, value in installation["environment"].items()}
-    known = config.variables(facts.patches)  # what another name holds may be a secret: OMNI_FASTPATH_HF_TOKEN
-    variables = [f"{name}={value}" if name in known else name for name, value in environment.items()]
-    return Doctor(
-        schema=SCHEMA,
-        versions=versions,
-        environment=environment,
-        servers=reports,
-        findings=found,
-        issue=redacted("\n".join(_issue(versions, variables, reports, found))),
-    )
+    releases = {name: installation[name] for name in ("vllm_omni", "vllm")}
+    versions = {
+        "omni_fastpath": installation["omni_fastpath"],
+        **{name: each and f"{each['distribution']} {each['version']}" for name, each in releases.items()},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+    servers = [_server(server) for server in facts.servers if server.snapshots]
+    return {
+        "schema": SCHEMA,
+        "versions": versions,
+        "environment": installation["environment"],
+        "servers": servers,
+        "findings": [dataclasses.asdict(each) for each in found],
+        "issue": "\n".join(_issue(versions, installation["environment"], servers, found)),
+    }
 
 
-def is_trouble(report: Doctor) -> bool:
+def is_trouble(report: Mapping[str, Any]) -> bool:
     """Whether anything weighs more than ``info``."""
-    return any(finding.severity is not Severity.INFO for finding in report.findings)
+    return any(finding["severity"] != "info" for finding in report["findings"])
 
 
-def show(report: Doctor, console: Console) -> None:
+def show(report: Mapping[str, Any], console: Console) -> None:
     """Every finding in full, then the block for an issue."""
-    for finding in report.findings:
-        console.print(f"{finding.severity.value} {finding.id}: {finding.subject}", style=_STYLES[finding.severity])
-        console.print(f"  {finding.what}")
-        for name, value in finding.evidence.items():
+    for finding in report["findings"]:
+        severity = finding["severity"]
+        console.print(f"{severity} {finding['id']}: {finding['subject']}", style=STYLES[severity])
+        console.print(f"  {finding['what']}")
+        for name, value in finding["evidence"].items():
             console.print(f"  {name}: {_written(value)}")
-        console.print(f"  found from: {finding.threshold}")
-        console.print(f"  do: {finding.do}")
-        console.print()
-    counts = Counter(finding.severity for finding in report.findings)
-    told = ", ".join(f"{counts[each]} {each.value}" for each in Severity if counts[each])
-    servers = f"{len(report.servers)} live server{'' if len(report.servers) == 1 else 's'}"
-    console.print(f"{servers}; {told or 'nothing found'}", style="bold")
-    console.print("\nFor an issue (look through it before you post it):\n\n```")
-    console.print(report.issue)
-    console.print("```")
+        console.print(f"  found from: {finding['threshold']}\n  do: {finding['do']}\n")
+    counts = Counter(finding["severity"] for finding in report["findings"])
+    told = ", ".join(f"{counts[each]} {each}" for each in SEVERITIES if counts[each])
+    console.print(f"live servers that report: {len(report['servers'])}; {told or 'nothing found'}", style="bold")
+    console.print(f"\nFor an issue:\n\n```\n{report['issue']}\n```")
 
 
-def _release(found: Mapping[str, str] | None) -> str | None:
-    return None if found is None else f"{found['distribution']} {found['version']}"
-
-
-def _server(server: Server) -> ServerReport:
+def _server(server: Server) -> dict[str, Any]:
     states: dict[str, Counter[str]] = {}
     for snapshot in server.snapshots:
         for name, record in snapshot["patches"].items():
             states.setdefault(name, Counter())[record["state"]] += 1
-    packages = ("omni_fastpath", "vllm_omni", "vllm")
-    told = {tuple(str(each[package]) for package in packages) for each in server.snapshots}
-    return ServerReport(
-        pid=server.pid,
-        role=server.role,
-        processes=1 + len(server.members),
-        reporting=len(server.snapshots),
-        versions=[", ".join(f"{n} {v}" for n, v in zip(packages, each, strict=True)) for each in sorted(told)],
-        patches={name: ", ".join(f"{state} x{n}" for state, n in each.items()) for name, each in states.items()},
-    )
+    versions = {", ".join(f"{each} {snapshot[each]}" for each in _PACKAGES) for snapshot in server.snapshots}
+    return {
+        "pid": server.pid,
+        "processes": len(server.snapshots),
+        "versions": sorted(versions),
+        "patches": {name: ", ".join(f"{state} x{n}" for state, n in each.items()) for name, each in states.items()},
+    }
 
 
-def _written(value: Evidence) -> str:
+def _written(value: Any) -> str:
     return ("; ".join(value) or "none") if isinstance(value, list) else str(value)
 
 
 def _issue(
-    versions: Versions, variables: Sequence[str], servers: Sequence[ServerReport], found: Sequence[Finding]
+    versions: Mapping[str, str | None],
+    environment: Mapping[str, str | None],
+    servers: Sequence[Mapping[str, Any]],
+    found: Sequence[Finding],
 ) -> Iterator[str]:
-    yield "; ".join(
-        [f"omni-fastpath {versions.omni_fastpath}", versions.vllm_omni or "no vllm-omni", versions.vllm or "no vllm"]
-    )
-    yield f"Python {versions.python}; {versions.platform}"
-    yield f"variables: {', '.join(variables) or 'none'}"
+    """Versions, variables of ours, states and findings; nothing that could name a user, a host or a secret."""
+    yield "; ".join(f"{name.replace('_', '-')}: {version or 'none'}" for name, version in versions.items())
+    said = [name if value is None else f"{name}={value}" for name, value in environment.items()]
+    yield f"variables: {', '.join(said) or 'none'}"
     for server in servers:
-        yield f"{server.role} {server.pid}: {server.reporting} of {server.processes} processes report"
-        yield from (f"  {each}" for each in server.versions)
-        yield from (f"  {name}: {states}" for name, states in server.patches.items())
+        yield f"server {server['pid']}: {server['processes']} processes report; {'; '.join(server['versions'])}"
+        yield from (f"  {name}: {states}" for name, states in server["patches"].items())
     yield "findings:" if found else "findings: none"
     for finding in found:
-        yield f"  {finding.severity.value} {finding.id} ({finding.subject}): {finding.what}"
-        for name, value in finding.evidence.items():
-            if name in _OURS or isinstance(value, (bool, int, float)):
-                yield f"    {name}: {_written(value)}"
-
-
-def redacted(text: str) -> str:
-    """Text without the names of this host and user, home folders and addresses."""
-    home = _home()
-    text = _HOMES.sub("~", text.replace(home, "~") if home not in {"", "/"} else text)
-    text = _ADDRESS.sub("ADDRESS", text)
-    for name, instead in ((socket.getfqdn(), "HOST"), (socket.gethostname(), "HOST"), (_user(), "USER")):
-        if len(name) > 2 and name not in {"root", "localhost"}:  # a word of everybody's
-            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", instead, text)
-    return text
-
-
-def _home() -> str:
-    try:
-        return str(Path.home())
-    except RuntimeError:  # neither HOME nor an entry among the users: a pod's user
-        return ""
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a pod's user often has no name
-        return ""
+        seen = [f"{name} {_written(finding.evidence[name])}" for name in _FOR_AN_ISSUE if name in finding.evidence]
+        yield f"  {finding.severity} {finding.id} ({finding.subject}){': ' if seen else ''}{', '.join(seen)}"

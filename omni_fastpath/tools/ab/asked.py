@@ -1,4 +1,4 @@
-"""What a command line of ``omni-fastpath ab`` asks for: its parts, the arms, the commands and their placeholders."""
+"""What a command line of ``omni-fastpath ab`` asks for: its parts, variables, commands and their placeholders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -20,13 +19,6 @@ _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """A word in braces and nothing else: JSON has quotes there, a shell a ``$`` before it, and Jinja a second brace."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OPTION_NAME = r"--?(?:(?:\w[\w-]*[-_])?(?:api[-_]key|password|secret)|hf[-_]token|token)"
-_VARIABLE_NAME = r"(?:\w[\w-]*)?(?:KEY|TOKEN|SECRET|PASSWORD|AUTHORIZATION|COOKIE)"
-_SECRET_OPTION = re.compile(_OPTION_NAME, re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(_VARIABLE_NAME, re.IGNORECASE)
-_SECRET_VALUE = re.compile(rf"(?:{_OPTION_NAME}=|(?:--?[\w-]+=)?{_VARIABLE_NAME}(?:=|:\s*))", re.IGNORECASE)
-"""Of one word, what stands before a secret: ``--api-key=``, ``HF_TOKEN=``, ``--a=HF_TOKEN=``, ``x-api-key: ``."""
-_HIDDEN = "***"
 
 _REACHED = (f"{{{HOST}}}", "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
 """Where a server may listen that is asked at 127.0.0.1."""
@@ -35,41 +27,18 @@ _BOUND_ELSEWHERE = "XDG_RUNTIME_DIR"
 """Where state files lie: an arm of its own would hide what proves it."""
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One arm.
-
-    Attributes:
-        name: As tables show it.
-        variables: What its servers have in their environment on top of this shell's.
-    """
-
-    name: str
-    variables: Mapping[str, str]
-
-    @property
-    def told(self) -> dict[str, str]:
-        """Its variables as a report may show them."""
-        hidden = {name: _HIDDEN for name in self.variables if _SECRET_VARIABLE.fullmatch(name)}
-        return dict(sorted({**self.variables, **hidden}.items()))
-
-    def __str__(self) -> str:
-        """As a shell would say it."""
-        return " ".join(f"{name}={value}" for name, value in self.told.items()) or "this shell's environment"
-
-
-def parts(arguments: Sequence[str], most: int, usage: str) -> list[list[str]]:
-    """The arguments between bare ``--``: options, and so many commands at most.
+def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
+    """The arguments between bare ``--``: options, and two commands at most.
 
     Raises:
         ConfigError: There are more.
     """
     found: list[list[str]] = [[]]
     for argument in arguments:
-        if argument == SEPARATOR and len(found) <= most:
+        if argument == SEPARATOR and len(found) <= 2:
             found.append([])
         elif argument == SEPARATOR:
-            raise refusal("command line", found=f"more than {most} bare `--`", allowed=usage)
+            raise refusal("command line", found="more than two bare `--`", allowed=usage)
         else:
             found[-1].append(argument)
     return found
@@ -85,11 +54,11 @@ def variables(option: str, assignments: Iterable[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not _VARIABLE.fullmatch(name):
-            raise refusal(option, found=shown(assignment), allowed="NAME=VALUE, an environment variable of this arm")
+            raise refusal(option, found=shown(name), allowed="NAME=VALUE, an environment variable of this arm")
         if name == _BOUND_ELSEWHERE:
             raise refusal(
                 option,
-                found=shown(assignment),
+                found=name,
                 allowed=f"{name} only in the environment of this command, which reads the state files there",
             )
         found[name] = value
@@ -133,7 +102,7 @@ def command(place: str, words: Sequence[str], needed: Iterable[str], known: Iter
             )
     for name in needed:
         if name not in present and not (name == PORT and URL in present):
-            raise refusal(place, found=f"no {{{name}}} in `{' '.join(shield(words))}`", allowed=_why(name))
+            raise refusal(place, found=f"no {{{name}}}", allowed=_why(name))
     if shutil.which(words[0]) is None:
         raise refusal(place, found=f"{words[0]!r}, which cannot be run", allowed="a program on PATH, or a path to one")
     return tuple(words)
@@ -160,21 +129,6 @@ def saves(bench: Sequence[str]) -> None:
     upstreams = "bench" in bench and "serve" in bench
     if upstreams and not {"--save-result", "--append-result"} & set(bench):
         raise refusal("bench command", found="no --save-result", allowed="--save-result --result-filename {result}")
-
-
-def shield(words: Sequence[str]) -> list[str]:
-    """A command as a report may show it: the values of options and variables for secrets are hidden."""
-    found: list[str] = []
-    after_name = among_values = False
-    for word in words:
-        if after_name or (among_values and not word.startswith("-")):  # vLLM's --api-key takes several
-            found.append(_HIDDEN)
-            after_name = False
-            continue
-        before = _SECRET_VALUE.match(word)
-        found.append(f"{before[0]}{_HIDDEN}" if before else word)
-        after_name = among_values = _SECRET_OPTION.fullmatch(word) is not None
-    return found
 
 
 def option(words: Sequence[str], name: str) -> str | None:

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import shlex
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from omni_fastpath.config import refusal
-from omni_fastpath.tools.ab import asked, client, files, measures, report, requests, series, serving, states
-from omni_fastpath.tools.ab.about import about
-from omni_fastpath.tools.ab.asked import Arm
+from omni_fastpath.tools.ab import asked, files, measures, report, requests, series, serving, shown, states
+from omni_fastpath.tools.ab.arm import Arm
 from omni_fastpath.tools.ab.capture import Request
-from omni_fastpath.tools.ab.errors import Interrupted, MeasureError
-from omni_fastpath.tools.ab.files import Series, Start
+from omni_fastpath.tools.ab.errors import Interrupted
+from omni_fastpath.tools.ab.files import Series
 from omni_fastpath.tools.ab.interrupts import Interrupts
 from omni_fastpath.tools.ab.phases import Phases
-from omni_fastpath.tools.ab.streams import outliving
 from omni_fastpath.tools.ab.verdict import STARTS
+from omni_fastpath.tools.tables import console, reader_may_leave
 
-FINE, WORSE, REFUSED, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+_PIPED_WIDTH = 200
 
 USAGE = """omni-fastpath ab [options] -- SERVE COMMAND -- BENCH COMMAND
-       omni-fastpath ab measure --url URL --arm NAME --out FILE [options] [-- BENCH COMMAND]
        omni-fastpath ab compare [options] FILE FILE ..."""
-
 
 DESCRIPTION = """\
 Two settings of a server, started in turn, measured alike, and what can be said of the difference.
@@ -59,15 +52,9 @@ it, more requests failed, or the answers differ; 2 usage; 3 the measurement fail
 nothing is left running, and the report has what was measured until then, marked as incomplete.
 """
 
-_MEASURE = """\
-One start of a server that you started yourself: runs your client against it (if there is one), sends the fixed
-requests, and writes what it found to FILE, for `omni-fastpath ab compare`. Start the server anew for each FILE: starts
-are what is compared. Its state files are read where the server runs on this machine as this user.
-"""
-
 _COMPARE = """\
-Compare the starts in these FILES, of two arms: those that `omni-fastpath ab measure` wrote, or starts/*.json of an
-earlier `omni-fastpath ab`. The arm of the first file is what the other is judged against; --arms says otherwise.
+Compare the starts in these FILES, of two arms: starts/*.json of one `omni-fastpath ab` or of several. The arm of the
+first file is what the other is judged against; --arms says otherwise.
 """
 
 
@@ -81,112 +68,66 @@ def main(arguments: Sequence[str]) -> int:
         ConfigError: A usage error.
         OSError: The output cannot be written.
     """
-    found = asked.parts(arguments, 2, USAGE)
-    word, rest = (found[0][:1] or [""])[0], found[0][1:]
-    if word == "measure":
-        return _measure(_measure_parser().parse_args(rest), found[1:])
-    if word == "compare":
-        return _compare(_compare_parser().parse_args(rest), found[1:])
-    return _ab(_ab_parser().parse_args(found[0]), found[1:], shlex.join(["omni-fastpath", "ab", *arguments]))
+    own, *commands = asked.parts(arguments, USAGE)
+    if own[:1] == ["compare"]:
+        return _compare(_compare_parser().parse_args(own[1:]), commands)
+    return _ab(_ab_parser().parse_args(own), commands)
 
 
 # ---- Options ----
 
 
-def _parser(usage: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+def _parser(usage: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         prog="omni-fastpath ab",
         usage=usage,
         description=description,
-        epilog=epilog,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    keys = ", ".join(measures.PRIMARY)
+    parser.add_argument("--primary", metavar="KEY", help=f"the measure named beforehand (default: the first of {keys})")
+    parser.add_argument(
+        "--judge", metavar="KEY,KEY", help=f"the others that get a verdict (default: at most {measures.OTHERS})"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="for ab.md, ab.json, each start, results and logs (default: omni-fastpath-ab-DATE)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON in place of the table")
+    return parser
 
 
 def _ab_parser() -> argparse.ArgumentParser:
-    parser = _parser(USAGE, DESCRIPTION, EPILOG)
+    parser = _parser(USAGE, DESCRIPTION)
     parser.add_argument("--a", action="append", default=[], metavar="NAME=VALUE", help="a variable of arm A's servers")
     parser.add_argument("--b", action="append", default=[], metavar="NAME=VALUE", help="of arm B's; both repeat")
     parser.add_argument(
         "--starts", type=int, default=STARTS, metavar="N", help=f"of each arm, an even number (default {STARTS})"
     )
     parser.add_argument("--port", type=int, metavar="PORT", help="of every server (default: a free one for each)")
-    _add_request_options(parser)
-    _add_judging_options(parser)
-    _add_output_options(parser)
+    what = f"fixed requests whose answers are compared, of the client's kind (default {requests.COUNT}; 0: none)"
+    parser.add_argument("--answers", type=int, default=requests.COUNT, metavar="N", help=what)
+    lines = 'send these: a line each, {"path": "/v1/...", "body": {...}}'
+    parser.add_argument("--requests", type=Path, metavar="FILE", help=lines)
     for name, default, what in (
         ("--ready-timeout", serving.READY_TIMEOUT_S, "a server may take to be ready"),
         ("--stop-timeout", serving.STOP_TIMEOUT_S, "it may take to end before it is killed"),
+        ("--bench-timeout", None, "the client may take"),
     ):
-        parser.add_argument(name, type=float, default=default, metavar="SECONDS", help=f"{what} (default {default:g})")
-    _add_bench_timeout(parser)
-    return parser
-
-
-def _measure_parser() -> argparse.ArgumentParser:
-    usage = "omni-fastpath ab measure --url URL --arm NAME --out FILE [options] [-- BENCH COMMAND]"
-    parser = _parser(usage, _MEASURE, EPILOG)
-    parser.add_argument("--url", required=True, help="of the server, for example http://127.0.0.1:8091")
-    parser.add_argument(
-        "--arm", required=True, metavar="NAME", help="what the server is: starts of one NAME belong together"
-    )
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="to write; it must not be there")
-    _add_request_options(parser)
-    _add_bench_timeout(parser)
+        until = "any" if default is None else f"{default:g}"
+        parser.add_argument(name, type=float, default=default, metavar="SECONDS", help=f"{what} (default {until})")
     return parser
 
 
 def _compare_parser() -> argparse.ArgumentParser:
-    usage = "omni-fastpath ab compare [options] FILE FILE ..."
-    parser = _parser(usage, _COMPARE, EPILOG)
+    parser = _parser("omni-fastpath ab compare [options] FILE FILE ...", _COMPARE)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--arms", metavar="A,B", help="the names of both arms: B is judged against A")
-    _add_judging_options(parser)
-    _add_output_options(parser)
     return parser
-
-
-def _add_request_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--answers",
-        type=int,
-        default=requests.COUNT,
-        metavar="N",
-        help=f"fixed requests whose answers are compared, of the client's kind (default {requests.COUNT}; 0: none)",
-    )
-    parser.add_argument(
-        "--requests",
-        type=Path,
-        metavar="FILE",
-        help='send these: a line each, {"path": "/v1/...", "body": {...}}',
-    )
-
-
-def _add_judging_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--primary",
-        metavar="KEY",
-        help=f"the measure that is named beforehand, by its key in the client's JSON (default: the first of "
-        f"{', '.join(measures.PRIMARY)} that is there)",
-    )
-    parser.add_argument(
-        "--judge", metavar="KEY,KEY", help=f"the others that get a verdict (default: at most {measures.OTHERS})"
-    )
-
-
-def _add_output_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="for ab.html, ab.md, ab.json, each start, results and logs (default: omni-fastpath-ab-DATE)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON in place of the table")
-
-
-def _add_bench_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bench-timeout", type=float, metavar="SECONDS", help="the client may take (default: any)")
 
 
 def _judged(options: argparse.Namespace) -> list[str]:
@@ -203,38 +144,38 @@ def _judged(options: argparse.Namespace) -> list[str]:
     return judged
 
 
-def _folder(options: argparse.Namespace) -> Path:
-    named: Path | None = options.out
-    return asked.output_folder(named or Path(time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S")))
-
-
 # ---- Measure both arms ----
 
 
-def _ab(options: argparse.Namespace, commands: Sequence[Sequence[str]], command: str) -> int:
-    plan = _plan(options, commands, command)
-    console = _progress_console()
-    for line in _announced(plan):
-        console.print(line, highlight=False, markup=False)
+def _ab(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> int:
+    plan = _plan(options, commands)
+    progress = console(sys.stderr, _PIPED_WIDTH)
+    for arm in plan.arms:
+        progress.print(f"{arm.name}: {shown.variables(arm.environment)}")
+    order = " ".join(arm.name for arm in plan.order)
+    progress.print(f"{len(plan.order)} starts, one after another: {order}; to {plan.out}")
+    if plan.no_requests:
+        progress.print(f"Answers will not be compared: {plan.no_requests}.")
     interrupts = Interrupts()
-    phases = Phases(console, len(plan.order) * series.PHASES_A_START)
+    phases = Phases(progress, len(plan.order) * series.PHASES_A_START)
     with interrupts.caught():
         found, ended = series.run(plan, phases, interrupts)
         with interrupts.held():
             code = _reported(found, plan.out, as_json=options.json)
             if ended is not None:
-                console.print(_last_words(ended), style="bold red", highlight=False, markup=False)
+                with reader_may_leave(sys.stderr):
+                    progress.print(_last_words(ended), style="bold red")
             interrupts.hurry = False  # all is said: what came meanwhile changes nothing
     return code
 
 
-def _plan(options: argparse.Namespace, commands: Sequence[Sequence[str]], command: str) -> series.Plan:
+def _plan(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> series.Plan:
     if len(commands) != 2:
         raise refusal("command line", found=f"{len(commands)} bare `--`", allowed=f"two:\n  {USAGE.splitlines()[0]}")
-    serve = asked.command("serve command", commands[0], [asked.PORT], [asked.PORT, asked.HOST, asked.URL])
+    known = [asked.PORT, asked.HOST, asked.URL]
+    serve = asked.command("serve command", commands[0], [asked.PORT], known)
     asked.reachable(serve)
-    known = [asked.PORT, asked.RESULT, asked.HOST, asked.URL]
-    bench = asked.command("bench command", commands[1], [asked.PORT, asked.RESULT], known)
+    bench = asked.command("bench command", commands[1], [asked.PORT, asked.RESULT], [*known, asked.RESULT])
     asked.saves(bench)
     arms = Arm("A", asked.variables("--a", options.a)), Arm("B", asked.variables("--b", options.b))
     for arm in arms:
@@ -253,14 +194,9 @@ def _plan(options: argparse.Namespace, commands: Sequence[Sequence[str]], comman
         judged=_judged(options),
         ready_timeout_s=asked.positive("--ready-timeout", options.ready_timeout),
         stop_timeout_s=asked.positive("--stop-timeout", options.stop_timeout),
-        bench_timeout_s=_bench_timeout(options),
-        command=shlex.join(asked.shield(shlex.split(command))),
+        bench_timeout_s=options.bench_timeout and asked.positive("--bench-timeout", options.bench_timeout),
         out=_folder(options),
     )
-
-
-def _bench_timeout(options: argparse.Namespace) -> float | None:
-    return None if options.bench_timeout is None else asked.positive("--bench-timeout", options.bench_timeout)
 
 
 def _requests(options: argparse.Namespace, bench: Sequence[str]) -> tuple[list[Request], str]:
@@ -271,177 +207,24 @@ def _requests(options: argparse.Namespace, bench: Sequence[str]) -> tuple[list[R
     return requests.fixed(bench, options.answers)
 
 
-def _announced(plan: series.Plan) -> list[str]:
-    order = plan.order
-    lines = [
-        f"A: {plan.arms[0]}",
-        f"B: {plan.arms[1]}",
-        f"{len(order)} starts, one after another: {' '.join(arm.name for arm in order)}; to {plan.out}",
-    ]
-    if plan.no_requests:
-        lines.append(f"Answers will not be compared: {plan.no_requests}.")
-    return lines
-
-
-def _progress_console() -> Console:
-    said = outliving(sys.stderr)
-    return Console(file=said) if said.isatty() else Console(file=said, width=160, no_color=True)
-
-
 def _last_words(ended: Exception | Interrupted) -> str:
     if isinstance(ended, Interrupted):
         return "Interrupted: nothing is left running; the report has what was measured until then."
-    return _failure(ended)
-
-
-def _failure(error: Exception) -> str:
-    said = str(error) if isinstance(error, series.EXPECTED) else "".join(traceback.format_exception(error))
+    said = str(ended) if isinstance(ended, series.EXPECTED) else "".join(traceback.format_exception(ended))
     return f"omni-fastpath ab: the measurement failed: {said}"
 
 
 def _reported(found: Series, folder: Path, *, as_json: bool) -> int:
     judged = report.judge(found)
     written = report.write(judged, folder)
-    out = outliving(sys.stdout)
-    if as_json:
-        print(json.dumps(report.plain(judged), indent=1), file=out, flush=True)
-        return judged.exit_code
-    console = Console(file=out) if out.isatty() else Console(file=out, width=200, no_color=True)
-    report.show(judged, console)
-    for line in written:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    with reader_may_leave(sys.stdout):
+        if as_json:
+            print(json.dumps(report.plain(judged), indent=1))  # noqa: T201
+        else:
+            report.show(judged, out := console(sys.stdout, _PIPED_WIDTH))
+            for line in written:
+                out.print(line, soft_wrap=True)
     return judged.exit_code
-
-
-# ---- One start of a server that somebody else started ----
-
-
-def _measure(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> int:
-    if len(commands) > 1:
-        raise refusal("command line", found="two bare `--`", allowed="one, before the bench command, or none")
-    if options.out.exists():
-        raise refusal("--out", found=f"{options.out}, which is there", allowed="a new file: one for each start")
-    url, port = _address(options.url)
-    bench: Sequence[str] = ()
-    if commands:
-        known = [asked.RESULT, asked.PORT, asked.HOST, asked.URL]
-        bench = asked.command("bench command", commands[0], [asked.RESULT], known)
-        asked.saves(bench)
-    sent, none = _requests(options, bench)
-    if not bench and not sent:
-        raise refusal("command line", found="no bench command and no requests", allowed="one of them, or both")
-    bench_timeout_s = _bench_timeout(options)
-    interrupts = Interrupts()
-    console = _progress_console()
-    try:
-        with interrupts.caught():
-            start = _measured(options, url, port, bench, sent, none, bench_timeout_s, interrupts, console)
-    except Exception as error:
-        console.print(_failure(error), style="bold red", markup=False)
-        return FAILED
-    except Interrupted:
-        console.print("Interrupted: nothing is left running, and nothing was written.", style="bold red")
-        return INTERRUPTED
-    start.write(options.out)
-    console.print(f"wrote {options.out}: a start of {start.arm}", markup=False, highlight=False)
-    return FINE
-
-
-def _measured(
-    options: argparse.Namespace,
-    url: str,
-    port: int,
-    bench: Sequence[str],
-    sent: Sequence[Request],
-    none: str,
-    bench_timeout_s: float | None,
-    interrupts: Interrupts,
-    console: Console,
-) -> Start:
-    if not serving.healthy(url):
-        raise MeasureError(f"{url}/health is not answered")
-    phases = Phases(console, 2)
-    result = options.out.with_name(f"{options.out.name}.result").absolute()
-    host = url.split("://", 1)[1].rsplit(":", 1)[0]
-    values: Mapping[str, object] = {asked.RESULT: result, asked.PORT: port, asked.HOST: host, asked.URL: url}
-    found = {}
-    log = options.out.with_name(f"{options.out.name}.log")
-    try:
-        if bench:
-            with phases.phase("benchmark client"):
-                found = client.run(
-                    asked.filled(bench, values),
-                    result,
-                    environment=series.client_environment(),
-                    log=log,
-                    interrupts=interrupts,
-                    server=None,
-                    timeout_s=bench_timeout_s,
-                )
-        with phases.phase(f"{len(sent)} fixed requests"):
-            answers = series.ask(url, sent, asked.headers(bench))
-    finally:
-        with contextlib.suppress(OSError):
-            result.unlink()
-    time.sleep(states.SETTLE_S if bench else 0.0)
-    pids = _processes(host, port)
-    said = states.of_another(pids)
-    return Start(
-        arm=options.arm,
-        about=about(),
-        bench=asked.shield(asked.filled(bench, values)),
-        measured=measures.read(found),
-        result=client.scalars(found),
-        failed=series.failed(found),
-        answers=answers,
-        no_answers=none,
-        questions=requests.digest(sent),
-        simulated=_is_simulated(pids),
-        states=states.told(said),
-        states_seen=bool(said),
-    )
-
-
-def _address(url: str) -> tuple[str, int]:
-    from urllib.parse import urlsplit  # noqa: PLC0415 - nothing else here needs it
-
-    try:
-        found = urlsplit(url)
-        port = found.port or (443 if found.scheme == "https" else 80)
-    except ValueError:
-        found, port = urlsplit(""), 0
-    if found.scheme not in ("http", "https") or not found.hostname or found.path not in ("", "/"):
-        raise refusal("--url", found=repr(url), allowed="http://HOST:PORT or https://HOST:PORT, without a path")
-    host = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
-    return f"{found.scheme}://{host}:{port}", port
-
-
-def _processes(host: str, port: int) -> set[int]:
-    """The processes of a server on this machine: who listens, what started it, and what it started."""
-    import psutil  # noqa: PLC0415 - as above
-
-    if host not in ("127.0.0.1", "localhost", "0.0.0.0", "[::1]"):  # noqa: S104 - compared, not listened on
-        return set()
-    pid = serving.listener(port)
-    if pid is None:
-        return set()
-    with contextlib.suppress(psutil.Error):
-        first = psutil.Process(pid)
-        # With several API servers the one that was started is above those that listen.
-        above = first.parent()
-        if above is not None and "--omni" in above.cmdline() and "serve" in above.cmdline():
-            first = above
-        return {first.pid, *(each.pid for each in first.children(recursive=True))}
-    return {pid}
-
-
-def _is_simulated(pids: set[int]) -> bool:
-    import psutil  # noqa: PLC0415 - as above
-
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            return series.is_simulated(psutil.Process(pid).environ())
-    return False
 
 
 # ---- Compare files ----
@@ -453,3 +236,7 @@ def _compare(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> 
     arms = [name.strip() for name in options.arms.split(",")] if options.arms else []
     found = files.series(options.files, arms, options.primary, _judged(options))
     return _reported(found, _folder(options), as_json=options.json)
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    return asked.output_folder(options.out or Path(time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S")))

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from omni_fastpath.config import refusal
-from omni_fastpath.tools.ab import measures
-
-_PORT = re.compile(r"(?:--port[=\s]+|://[^\s/]+:|(?:localhost|127\.0\.0\.1):)(\d+)")
-_NUMBER = re.compile(r"(?<!\d)\d{4,5}(?!\d)")
-_HOST = re.compile(r"(--host=|://)[^\s/:]+")
-_RESULT = re.compile(r"[^\s=]*(?:/results/[^\s/]+\.json|\.result)\b")
-_WORD = 60
-
-SCHEMA = 1
-KIND = "omni-fastpath ab start"
 
 
 class Start(BaseModel):
@@ -30,28 +17,23 @@ class Start(BaseModel):
 
     Attributes:
         arm: Its arm's name.
-        variables: What made the arm, as a report may show it; empty where a user started the server.
-        inherited: What else of this shell's environment may matter to vLLM-Omni and to us; the same in both arms.
+        variables: What made the arm, as a report may show it.
+        inherited: What else of this shell's environment may matter to vLLM-Omni and to us, shown alike.
         place: Its place in the series, the first is 1.
         about: When, which versions, commit and machine.
-        serve: The server's command, as a report may show it; empty where a user started it.
+        serve: The server's command, as a report may show it, its placeholders not filled in.
         bench: The client's.
-        start_s: From start to ready, seconds; None where a user started it.
+        start_s: From start to ready, seconds.
         measured: The client's numbers that have a direction, by their key.
-        result: Every single number and word of the client's result.
         failed: Requests that failed under the client's load.
         answers: What the fixed requests were answered; empty: none was sent.
         no_answers: In words why none was.
-        questions: Digest of the fixed requests; empty in a file of before this was kept.
+        questions: Digest of the fixed requests.
         simulated: The device is the simulated one.
         states: What the state files of its processes said after the load.
-        states_seen: Whether they could be seen from where this ran.
     """
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
-
-    schema_: int = Field(default=SCHEMA, alias="schema")
-    kind: str = KIND
+    schema_: Literal[2] = Field(default=2, alias="schema")
     arm: str
     variables: dict[str, str] = {}
     inherited: dict[str, str] = {}
@@ -59,24 +41,20 @@ class Start(BaseModel):
     about: dict[str, Any] = {}
     serve: list[str] = []
     bench: list[str] = []
-    start_s: float | None = None
+    start_s: float = 0.0
     measured: dict[str, float] = {}
-    result: dict[str, Any] = {}
     failed: int = 0
     answers: list[dict[str, Any]] = []
     no_answers: str = ""
     questions: str = ""
     simulated: bool = False
     states: list[dict[str, Any]] = []
-    states_seen: bool = True
 
     @property
     def words(self) -> str:
         """What its arm is, in words."""
         own, shells = (" ".join(map("=".join, each.items())) for each in (self.variables, self.inherited))
-        if self.serve or own:
-            return f"{own or 'no variable of its own'}{f' (from this shell: {shells})' if shells else ''}"
-        return "as its server was started"
+        return f"{own or 'no variable of its own'}{f' (from this shell: {shells})' if shells else ''}"
 
     def write(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -84,23 +62,6 @@ class Start(BaseModel):
         new = path.with_name(f".{path.name}.new")
         new.write_text(self.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
         new.replace(path)
-
-
-def read(path: Path) -> Start:
-    """The start in a file.
-
-    Raises:
-        ConfigError: It is none that this version can read.
-    """
-    allowed = "a file that `omni-fastpath ab` or `omni-fastpath ab measure` wrote for a start"
-    try:
-        found = Start.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, ValidationError) as error:
-        raise refusal(str(path), found=f"no start ({type(error).__name__})", allowed=allowed) from None
-    if found.kind != KIND or found.schema_ != SCHEMA:
-        raise refusal(str(path), found=f"{found.kind} of schema {found.schema_}", allowed=f"{allowed}, schema {SCHEMA}")
-    # A file of before this was known has the zeros too.
-    return found.model_copy(update={"measured": measures.measured(found.measured)})
 
 
 @dataclass(frozen=True)
@@ -112,10 +73,8 @@ class Series:
         starts: In the order of running.
         wanted: How many there should have been; with fewer the series is incomplete.
         ended: In words why it is incomplete; empty for one that is whole.
-        arm_words: What each arm is, by name.
         primary: Key of the primary measure; None: the first that is known.
         judged: Keys of the other measures that get a verdict; empty: the first that are known.
-        command: What was run.
         alarms: What else must not be overlooked: the starts of files were not measured alike.
     """
 
@@ -123,16 +82,27 @@ class Series:
     starts: Sequence[Start]
     wanted: int
     ended: str = ""
-    arm_words: Mapping[str, str] = field(default_factory=dict)
     primary: str | None = None
     judged: Sequence[str] = ()
-    command: str = ""
     alarms: Sequence[str] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether every start was measured."""
         return not self.ended and len(self.starts) >= self.wanted
+
+
+def read(path: Path) -> Start:
+    """The start in a file.
+
+    Raises:
+        ConfigError: It is none that this version can read.
+    """
+    try:
+        return Start.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        allowed = "a file that this version of `omni-fastpath ab` wrote for a start (starts/*.json)"
+        raise refusal(str(path), found=f"no start ({type(error).__name__})", allowed=allowed) from None
 
 
 def series(paths: Sequence[Path], arms: Sequence[str], primary: str | None, judged: Sequence[str]) -> Series:
@@ -148,70 +118,25 @@ def series(paths: Sequence[Path], arms: Sequence[str], primary: str | None, judg
         ConfigError: A file is none of ours, one is there twice, or they are not of exactly two arms.
     """
     found = [read(path) for path in paths]
-    _refuse_twice(paths, found)
     names = list(arms) or list(dict.fromkeys(start.arm for start in found))
     if len(set(names)) != 2 or {start.arm for start in found} != set(names):
         have = ", ".join(sorted({start.arm for start in found})) or "no file"
         raise refusal("FILES", found=f"starts of {have}", allowed="starts of two arms; --arms A,B names them in order")
-    if len({start.questions for start in found if start.questions}) > 1:
+    if len({start.about.get("at") for start in found}) < len(found):
+        # A start that counts twice makes a difference of what was luck.
+        raise refusal("FILES", found="the same start twice", allowed="each start once")
+    if len({start.questions for start in found}) > 1:
         raise refusal(
             "FILES",
             found="starts that were sent different fixed requests, whose answers cannot be compared",
             allowed="starts measured with one --answers and one --requests",
         )
     for name in names:
-        _refuse_other(name, [start for start in found if start.arm == name])
-    ordered = sorted(found, key=lambda start: (float(start.about.get("at", 0)), start.place))
-    words = {start.arm: start.words for start in ordered}
-    benches = [_normal(start.bench, start) for start in ordered if start.bench]
-    serves = [_normal(start.serve, start) for start in ordered if start.serve]
-    alarms = [*_unlike("client", benches), *_unlike("server", serves)]
-    return Series(
-        (names[0], names[1]), ordered, len(ordered), arm_words=words, primary=primary, judged=judged, alarms=alarms
-    )
-
-
-def _refuse_twice(paths: Sequence[Path], found: Sequence[Start]) -> None:
-    """A start that counts twice makes a difference of what was luck: by its path, or by when a copy says it ended."""
-    seen: dict[object, Path] = {}
-    for path, start in zip(paths, found, strict=True):
-        for key in {path.resolve(), start.about.get("at", path.resolve())}:
-            if key in seen:
-                raise refusal("FILES", found=f"the same start twice: {seen[key]} and {path}", allowed="each start once")
-            seen[key] = path
-
-
-def _refuse_other(arm: str, starts: Sequence[Start]) -> None:
-    """Two series may both have an arm A, and mean different things by it."""
-    first = starts[0]
-    for start in starts[1:]:
-        if (start.variables, start.inherited) != (first.variables, first.inherited):
-            raise refusal(
-                "FILES",
-                found=f"two arms of one name: {arm} is {first.words}, and {start.words}",
-                allowed="starts of one name with the same variables",
-            )
-
-
-def _unlike(whose: str, commands: Sequence[Sequence[str]]) -> list[str]:
-    """In words where the first of these commands that is another than the first one of all begins to differ."""
-    for command in commands[1:]:
-        for place, (one, other) in enumerate(zip_longest(commands[0], command, fillvalue="nothing")):
-            if one != other:
-                before = f" after {command[place - 1]}" if place else ""
-                return [f"The starts' {whose} commands differ: {one[:_WORD]} and {other[:_WORD]}{before}"]
-    return []
-
-
-def _normal(words: Sequence[str], start: Start) -> list[str]:
-    """A command without what differs from start to start: its port, host and the path of its result."""
-    serve, bench = "\n".join(start.serve), "\n".join(start.bench)
-    # Named as one, or a number that both commands have.
-    ports = {*_PORT.findall(f"{serve}\n{bench}"), *({*_NUMBER.findall(serve)} & {*_NUMBER.findall(bench)})}
-    found = []
-    for word, before in zip(words, ["", *words], strict=False):
-        plain = _RESULT.sub("{result}", word)
-        for port in ports:
-            plain = re.sub(rf"(?<!\d){port}(?!\d)", "{port}", plain)
-        found.append("{host}" if before == "--host" else _HOST.sub(r"\1{host}", plain))
-    return found
+        said = sorted({start.words for start in found if start.arm == name})
+        if len(said) > 1:  # two series may both have an arm A, and mean different things by it
+            allowed = "starts of one name with the same variables"
+            raise refusal("FILES", found=f"two arms of one name: {name} is {said[0]}, and {said[1]}", allowed=allowed)
+    commands = {"server": {tuple(each.serve) for each in found}, "client": {tuple(each.bench) for each in found}}
+    alarms = [f"The starts' {whose} commands differ" for whose, each in commands.items() if len(each) > 1]
+    ordered = sorted(found, key=lambda start: float(start.about.get("at", 0)))
+    return Series((names[0], names[1]), ordered, len(ordered), primary=primary, judged=judged, alarms=alarms)

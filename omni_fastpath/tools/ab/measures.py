@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from omni_fastpath.config import unknown
-from omni_fastpath.tools.ab.rows import Better, Measure
+from omni_fastpath.tools.ab.verdict import Better, Measure
 
 OTHERS = 9
 """Verdicts besides the primary one: of more, six starts an arm could not tell all."""
@@ -183,7 +183,7 @@ def known(key: str) -> tuple[str, str, str, Better] | None:
     return None
 
 
-def table(starts: Sequence[AStart], *, primary: str | None = None, judged: Sequence[str] = ()) -> list[Measure[AStart]]:
+def table(starts: Sequence[AStart], *, primary: str | None = None, judged: Sequence[str] = ()) -> list[Measure]:
     """The rows of these starts: what any of them measured and is not zero in all, in groups.
 
     Args:
@@ -208,7 +208,7 @@ def table(starts: Sequence[AStart], *, primary: str | None = None, judged: Seque
     return sorted(rows, key=lambda row: order.index(row.group))
 
 
-def _measure(key: str, *, primary: bool, judged: bool) -> Measure[AStart]:
+def _measure(key: str, *, primary: bool, judged: bool) -> Measure:
     described = known(key)
     assert described is not None, "read leaves out what has no direction"
     group, name, unit, better = described

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from omni_fastpath.tools.ab import verdict
-from omni_fastpath.tools.ab.verdict import Verdict
+from omni_fastpath.tools.ab.verdict import Measure, Verdict
 
 ARMS = ("stock", "fastpath")
 """Unless told otherwise; the second is judged against the first."""
-
-Better = Literal["higher", "lower", "neither"]
 
 
 class AStart(Protocol):
@@ -29,42 +27,6 @@ class AStart(Protocol):
 
 
 S = TypeVar("S", bound=AStart)
-R_contra = TypeVar("R_contra", contravariant=True)
-
-
-@dataclass(frozen=True)
-class Measure(Generic[R_contra]):
-    """One row.
-
-    Attributes:
-        group: The rows that it stands among.
-        name: Within the group.
-        unit: Of its values; empty for a count.
-        better: Which way is better.
-        read: Its value of a start.
-        digits: Behind the point, in the table.
-        judged: It gets a verdict. Nine besides the primary one: of more, six starts an arm could not tell all.
-        primary: It was named beforehand; one of a table.
-    """
-
-    group: str
-    name: str
-    unit: str
-    better: Better
-    read: Callable[[R_contra], float]
-    digits: int = 0
-    judged: bool = False
-    primary: bool = False
-
-    @property
-    def title(self) -> str:
-        """The name by itself."""
-        return f"{self.name} ({self.group})"
-
-    @property
-    def as_judged(self) -> verdict.Measure:
-        """As the verdict knows it."""
-        return verdict.Measure(self.title, self.unit, "higher" if self.better == "higher" else "lower")
 
 
 @dataclass(frozen=True)
@@ -77,7 +39,7 @@ class Row:
         verdict: Of the second arm against the first; None where none was named beforehand, or a start has no value.
     """
 
-    measure: Measure[Any]
+    measure: Measure
     values: dict[str, list[float]]
     verdict: Verdict | None = None
 
@@ -115,7 +77,7 @@ class Row:
         return abs(second - first) > max(known)
 
 
-def rows(measures: Sequence[Measure[S]], starts: Sequence[S], arms: tuple[str, str] = ARMS) -> list[Row]:
+def rows(measures: Sequence[Measure], starts: Sequence[S], arms: tuple[str, str] = ARMS) -> list[Row]:
     """The table of the starts, with its verdicts: the second arm against the first."""
     table = []
     for measure in measures:
@@ -129,37 +91,18 @@ def rows(measures: Sequence[Measure[S]], starts: Sequence[S], arms: tuple[str, s
 def judge(table: Sequence[Row]) -> list[Row]:
     """The rows with their verdicts; without any where the primary measure has no value in some start."""
     judged = {row.measure.title: row for row in table if (row.measure.judged or row.measure.primary) and row.is_whole}
-    primary = next((row.measure.as_judged for row in judged.values() if row.measure.primary), None)
+    primary = next((row.measure for row in judged.values() if row.measure.primary), None)
     if primary is None:
         return list(table)
     arms = next(iter(judged.values())).values
     a, b = ({title: row.values[arm] for title, row in judged.items()} for arm in arms)
-    found = verdict.verdicts(primary, [row.measure.as_judged for row in judged.values()], a, b)
+    found = verdict.verdicts(primary, [row.measure for row in judged.values()], a, b)
     return [replace(row, verdict=found.get(row.measure.title)) for row in table]
 
 
 def shown(value: float | None, digits: int) -> str:
     """A number as the table shows it."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
-
-
-def header(starts: Sequence[AStart]) -> list[str]:
-    """The table's column names."""
-    counts = {arm: sum(start.arm == arm for start in starts) for arm in ARMS}
-    numbered = [f"{arm} {index + 1}" for arm in ARMS for index in range(counts[arm])]
-    return ["measure", *numbered, "spread stock", "spread fastpath", "fastpath / stock", "verdict"]
-
-
-def cells(row: Row) -> list[str]:
-    """One row of the table as text."""
-    measure = row.measure
-    numbers = [*row.values["stock"], *row.values["fastpath"], row.spread("stock"), row.spread("fastpath")]
-    return [
-        titled(measure),
-        *(shown(number, measure.digits) for number in numbers),
-        shown(row.ratio, 2),
-        str(row.verdict or ""),
-    ]
 
 
 def by_arm(row: Row) -> list[str]:
@@ -185,7 +128,7 @@ def _known(values: Sequence[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def titled(measure: Measure[Any]) -> str:
+def titled(measure: Measure) -> str:
     """Its name and unit, for a table's first column."""
     return f"{measure.name}, {measure.unit}" if measure.unit else measure.name
 
@@ -199,7 +142,7 @@ def _counted(words: Sequence[str]) -> str:
 def summary(table: Sequence[Row]) -> list[str]:
     """What the table says, in sentences: the verdicts, what they rest on, and the spreads."""
     words = [row.verdict.word for row in table if row.verdict is not None]
-    [primary] = [row.measure.as_judged for row in table if row.measure.primary]
+    [primary] = [row.measure for row in table if row.measure.primary]
     lines = []
     if words:
         starts = min(len(values) for values in table[0].values.values())
@@ -208,7 +151,7 @@ def summary(table: Sequence[Row]) -> list[str]:
         lines += [f"{against}, {len(words)} rows that were named beforehand: {_counted(words)}."]
         lines += [verdict.legend(primary, len(words) - 1, starts)]
     else:
-        lines += [f"There is no verdict: {primary.name} has no value in some start."]
+        lines += [f"There is no verdict: {primary.title} has no value in some start."]
     told = [row.exceeds_spread for row in table]
     if all(each is None for each in told):
         return [*lines, "One start an arm has no spread."]

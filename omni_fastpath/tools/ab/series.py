@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -9,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.tools.ab import asked, client, measures, requests, serving, states
+from omni_fastpath.tools.ab import asked, measures, requests, serving, shown, states
 from omni_fastpath.tools.ab.about import about, commit
-from omni_fastpath.tools.ab.arm import WrongArmError
-from omni_fastpath.tools.ab.asked import Arm
+from omni_fastpath.tools.ab.arm import Arm, WrongArmError
 from omni_fastpath.tools.ab.capture import Capture, Request, run_closed_loop
 from omni_fastpath.tools.ab.errors import INTERRUPTED, Interrupted, MeasureError
 from omni_fastpath.tools.ab.files import Series, Start
 from omni_fastpath.tools.ab.interrupts import Interrupts
 from omni_fastpath.tools.ab.phases import Phases
-from omni_fastpath.tools.ab.serving import LOG_FOLLOWS, Serving
+from omni_fastpath.tools.ab.serving import LOG_FOLLOWS, Child, Serving, tail
 from omni_fastpath.tools.ab.turns import turns
 from omni_fastpath.variables import NAMESPACE
 
@@ -26,14 +26,14 @@ PHASES_A_START = 5
 SIMULATED = "OMNI_SIMULATED_DEVICE"
 """The variable of this project's simulated device, which answers alike whatever the batch."""
 
-_MATTER = (NAMESPACE, "VLLM_OMNI_", "VLLM_PLUGINS", SIMULATED)
-"""How the variables begin that a report names where an arm has them of this shell."""
-
 EXPECTED = (MeasureError, WrongArmError, OSError, ValueError)
 """What ends a series and says itself what it was; anything else is a mistake of this program."""
 
+_MATTER = (NAMESPACE, "VLLM_OMNI_", "VLLM_PLUGINS", SIMULATED)
+"""How the variables begin that a report names where an arm has them of this shell."""
 _KEY = "OPENAI_API_KEY"
 """Where upstream's client finds what a server that asks for a key wants to hear."""
+_CLIENT_STOP_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Plan:
         ready_timeout_s: How long a server may take to be ready.
         stop_timeout_s: How long it may take to end.
         bench_timeout_s: How long the client may take; None: as long as it likes.
-        command: What was run, for the report.
     """
 
     arms: tuple[Arm, Arm]
@@ -70,7 +69,6 @@ class Plan:
     ready_timeout_s: float = serving.READY_TIMEOUT_S
     stop_timeout_s: float = serving.STOP_TIMEOUT_S
     bench_timeout_s: float | None = None
-    command: str = ""
 
     @property
     def order(self) -> list[Arm]:
@@ -87,39 +85,28 @@ def run(plan: Plan, phases: Phases, interrupts: Interrupts) -> tuple[Series, Exc
     commit()  # of the code that runs, whatever is committed meanwhile
     found: list[Start] = []
     ended: Exception | Interrupted | None = None
-    order = plan.order
     try:
         with phases.running():
-            for place, arm in enumerate(order, 1):
-                with phases.turn(place, len(order)):
-                    _start(plan, arm, place, phases, interrupts, found)
-                    measures.table(found, primary=plan.primary, judged=plan.judged)  # what is not there never will be
+            for place, arm in enumerate(plan.order, 1):
+                _start(plan, arm, place, phases, interrupts, found)
+                # A named measure that the first start does not have is refused now, and not after hours.
+                measures.table(found, primary=plan.primary, judged=plan.judged)
     except (Exception, Interrupted) as error:  # whatever it was, what was measured until then is worth its report
         ended = error
+    known = {key for start in found for key in start.measured}
     return Series(
         arms=(plan.arms[0].name, plan.arms[1].name),
         starts=found,
-        wanted=len(order),
+        wanted=len(plan.order),
         ended=_words(ended, len(found) + 1),
-        arm_words={arm.name: _described(arm) for arm in plan.arms},
-        primary=plan.primary if _is_measured(found, plan.primary) else None,
-        judged=[key for key in plan.judged if _is_measured(found, key)],
-        command=plan.command,
+        primary=plan.primary if plan.primary in known else None,
+        judged=[key for key in plan.judged if key in known],
     ), ended
-
-
-def _described(arm: Arm) -> str:
-    return Start(arm=arm.name, variables=arm.told, inherited=inherited(arm), serve=["a server"]).words
 
 
 def inherited(arm: Arm) -> dict[str, str]:
     """What an arm has of this shell's environment besides its own, of what may matter to vLLM-Omni and to us."""
-    ours = {name: os.environ[name] for name in os.environ if name.startswith(_MATTER) and name not in arm.variables}
-    return Arm(arm.name, ours).told
-
-
-def _is_measured(found: Sequence[Start], key: str | None) -> bool:
-    return any(key in start.measured for start in found)
+    return {name: os.environ[name] for name in os.environ if name.startswith(_MATTER) and name not in arm.environment}
 
 
 def _words(ended: Exception | Interrupted | None, place: int) -> str:
@@ -134,7 +121,7 @@ def _words(ended: Exception | Interrupted | None, place: int) -> str:
 
 def environment(arm: Arm) -> dict[str, str]:
     """What a server of this arm has in its environment: this shell's, and the arm's own on top."""
-    return {**os.environ, **arm.variables}
+    return {**os.environ, **arm.environment}
 
 
 def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interrupts, measured: list[Start]) -> None:
@@ -158,42 +145,42 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
         ready_timeout_s=plan.ready_timeout_s,
         stop_timeout_s=plan.stop_timeout_s,
     )
+    client = Child(
+        "benchmark client",
+        bench,
+        # Without what is for servers, so that it is the same in both arms.
+        environment={name: value for name, value in os.environ.items() if not name.startswith(NAMESPACE)},
+        log=plan.out / "logs" / f"{named}-bench.log",
+        interrupts=interrupts,
+        stop_timeout_s=_CLIENT_STOP_TIMEOUT_S,
+    )
     try:
         with phases.phase(f"{title}: starting the server"):
             server.__enter__()
         with phases.phase(f"{title}: proof of the arm"):
             states.prove(server, arm, wanted)
         with phases.phase(f"{title}: benchmark client"):
-            found = client.run(
-                bench,
-                result,
-                environment=client_environment(),
-                log=plan.out / "logs" / f"{named}-bench.log",
-                interrupts=interrupts,
-                server=server,
-                timeout_s=plan.bench_timeout_s,
-            )
+            found = _result(client, server, result, plan.bench_timeout_s)
         with phases.phase(f"{title}: {len(plan.requests)} fixed requests, proof of the arm"):
-            answers = ask(server.url, plan.requests, asked.headers(bench))
+            answers = _ask(server.url, plan.requests, asked.headers(bench))
             time.sleep(states.SETTLE_S if wanted.enabled else 0.0)
             server.check()
             said = states.prove(server, arm, wanted)
         start = Start(
             arm=arm.name,
-            variables=arm.told,
-            inherited=inherited(arm),
+            variables=shown.variables(arm.environment),
+            inherited=shown.variables(inherited(arm)),
             place=place,
             about=about(),
-            serve=asked.shield(serve),
-            bench=asked.shield(bench),
+            serve=shown.command(plan.serve),
+            bench=shown.command(plan.bench),
             start_s=server.start_s,
             measured=measures.read(found),
-            result=client.scalars(found),
-            failed=failed(found),
+            failed=found["failed"] if isinstance(found.get("failed"), int) else 0,
             answers=answers,
             no_answers=plan.no_requests,
             questions=requests.digest(plan.requests),
-            simulated=is_simulated(environ),
+            simulated=environ.get(SIMULATED) in ("1", "light"),
             states=states.told(said),
         )
         start.write(plan.out / "starts" / f"{named}.json")
@@ -203,29 +190,34 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
             server.__exit__(None, None, None)
 
 
-def client_environment() -> dict[str, str]:
-    """The client's environment: this shell's, without what is for servers, so that it is the same in both arms."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(NAMESPACE)}
+def _result(client: Child, server: Child, result: Path, timeout_s: float | None) -> dict[str, Any]:
+    """Run the benchmark client to its end, beside a server that must live, and read the JSON that it wrote.
+
+    Raises:
+        MeasureError: It failed or wrote nothing that can be compared, or the server ended meanwhile.
+    """
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.unlink(missing_ok=True)  # of a series that ended here before a start was measured
+    with client:
+        status = client.wait(timeout_s, [server])
+    if status:
+        raise MeasureError(f"the benchmark client ended with status {status}{tail(client.log)}")
+    try:
+        found = json.loads(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MeasureError(f"the benchmark client wrote no result that can be read{tail(client.log)}") from error
+    if not isinstance(found, dict) or not measures.read(found):
+        raise MeasureError(f"the benchmark client's result has no number that could be compared: {result}")
+    if found.get("completed") == 0:
+        raise MeasureError(f"the benchmark client completed no request{tail(client.log)}")
+    return found
 
 
-def failed(result: Mapping[str, Any]) -> int:
-    """How many requests the client says failed."""
-    count = result.get("failed")
-    return count if isinstance(count, int) else 0
-
-
-def is_simulated(environ: Mapping[str, str]) -> bool:
-    """Whether the device of such a server is the simulated one, whose bits depend on the request alone."""
-    return environ.get(SIMULATED) in ("1", "light")
-
-
-def ask(url: str, requests: Sequence[Request], headers: Mapping[str, str]) -> list[dict[str, Any]]:
+def _ask(url: str, sent: Sequence[Request], headers: Mapping[str, str]) -> list[dict[str, Any]]:
     """What the fixed requests were answered, one after another; with the headers that the client sends."""
-    if not requests:
-        return []
     key = None if "authorization" in map(str.lower, headers) else os.environ.get(_KEY)
     own = {"Authorization": f"Bearer {key}"} if key else {}
-    captures = run_closed_loop(url, requests, headers={**own, **headers})
+    captures = run_closed_loop(url, sent, headers={**own, **headers}) if sent else []
     return [{**capture.answer(), "order": order(capture)} for capture in captures]
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from omni_fastpath import entrypoint, statefile
 from omni_fastpath.config import ConfigError
@@ -17,8 +13,8 @@ from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
-from omni_fastpath.tools.ab.arm import WrongArmError
-from omni_fastpath.tools.ab.asked import Arm, setting
+from omni_fastpath.tools.ab.arm import Arm, WrongArmError
+from omni_fastpath.tools.ab.asked import setting
 from omni_fastpath.tools.ab.serving import Child
 from omni_fastpath.tools.overlay import find
 from omni_fastpath.variables import NAMESPACE, master_off
@@ -72,19 +68,6 @@ def of(pids: Collection[int]) -> list[Snapshot]:
     return [Snapshot.model_validate(each) for each in statefile.read_live() if each["pid"] in pids]
 
 
-def of_another(pids: Collection[int]) -> list[Snapshot]:
-    """The state files of a server that somebody else started, perhaps where its own environment puts them."""
-    folders: dict[Path, None] = {}
-    for pid in (None, *pids):
-        with contextlib.suppress(psutil.Error, OSError):
-            folders[statefile.folder(None if pid is None else psutil.Process(pid).environ())] = None
-    found: dict[int, dict[str, Any]] = {}
-    for each in folders:
-        with contextlib.suppress(OSError):  # somebody else's: nothing there can be trusted
-            found |= {snapshot["pid"]: snapshot for snapshot in statefile.read_live(each) if snapshot["pid"] in pids}
-    return [Snapshot.model_validate(found[pid]) for pid in sorted(found)]
-
-
 def prove(server: Child, arm: Arm, wanted: Expected) -> list[Snapshot]:
     """The state files of a server's processes, which say that it is its arm.
 
@@ -98,7 +81,7 @@ def prove(server: Child, arm: Arm, wanted: Expected) -> list[Snapshot]:
         if not problems:
             return found
         if time.monotonic() > deadline or any("failed" in problem for problem in problems):
-            raise WrongArmError(f"this server is not what {arm.name} ({arm}) says:\n  " + "\n  ".join(problems))
+            raise WrongArmError(f"this server is not what {arm.name} says:\n  " + "\n  ".join(problems))
         time.sleep(0.5)
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from omni_fastpath.tools.ab.quantiles import quantile
 
@@ -28,23 +27,38 @@ OTHERS_ALPHA = 0.02
 STARTS = 6
 """Starts an arm unless told otherwise: p = 0.0022 can be reached, so that nine other measures have a chance."""
 
-Better = Literal["higher", "lower"]
+Better = Literal["higher", "lower", "neither"]
 Word = Literal["better", "worse", "the same", "too few starts"]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What is compared.
+    """What is compared: a row of a table.
 
     Attributes:
-        name: As tables show it.
+        group: The rows that it stands among; empty for none.
+        name: Within the group.
         unit: Of its values; empty for a count.
         better: Which way is better.
+        read: Its value of a start.
+        digits: Behind the point, in the table.
+        judged: It gets a verdict. Nine besides the primary one: of more, six starts an arm could not tell all.
+        primary: It was named beforehand; one of a table.
     """
 
+    group: str
     name: str
     unit: str
     better: Better
+    read: Callable[[Any], float] = lambda _: math.nan
+    digits: int = 0
+    judged: bool = False
+    primary: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name by itself."""
+        return f"{self.name} ({self.group})" if self.group else self.name
 
 
 @dataclass(frozen=True)
@@ -78,61 +92,40 @@ class Verdict:
 def verdicts(
     primary: Measure, measures: Sequence[Measure], a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
 ) -> dict[str, Verdict]:
-    """The verdict of every measure, B against A.
+    """The verdict of every measure by its title, B against A.
 
     Args:
         primary: The measure that was named beforehand.
-        measures: All measures, the primary one among them; names are unique.
-        a: Measure's name to a value for each start of A.
+        measures: All measures, the primary one among them; titles are unique.
+        a: Measure's title to a value for each start of A.
         b: The same of B.
 
     Raises:
         ValueError: An arm without a start, a value that is no number, or a primary measure that is not among them.
     """
     if primary not in measures:
-        raise ValueError(f"the primary measure {primary.name!r} is not among {[each.name for each in measures]}")
-    for measure in measures:
-        for arm, values in (("A", a[measure.name]), ("B", b[measure.name])):
-            if not values or any(math.isnan(value) for value in values):
-                raise ValueError(f"{measure.name}: {arm} has {list(values)}, allowed: a number for each start")
-    p = {measure.name: p_value(a[measure.name], b[measure.name]) for measure in measures}
-    thresholds = _holm({name: each for name, each in p.items() if name != primary.name})
-    thresholds[primary.name] = PRIMARY_ALPHA
-    return {
-        each.name: _verdict(each, a[each.name], b[each.name], p[each.name], thresholds[each.name]) for each in measures
-    }
+        raise ValueError(f"the primary measure {primary.title!r} is not among {[each.title for each in measures]}")
+    titles = [measure.title for measure in measures]
+    for title in titles:
+        if any(not values or any(map(math.isnan, values)) for values in (a[title], b[title])):
+            raise ValueError(f"{title}: {a[title]} and {b[title]}, allowed: a number for each start")
+    p = {title: p_value(a[title], b[title]) for title in titles}
+    thresholds = _holm({title: each for title, each in p.items() if title != primary.title})
+    thresholds[primary.title] = PRIMARY_ALPHA
+    return {each.title: _verdict(each, a[each.title], b[each.title], p, thresholds) for each in measures}
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
     """Mann and Whitney's two-sided p, exact: where values are equal, of all permutations of the ties."""
-    from scipy.stats import mannwhitneyu  # noqa: PLC0415 - dear to import, and an extra of ours
+    from scipy.stats import PermutationMethod, mannwhitneyu  # noqa: PLC0415 - dear to import, and an extra of ours
 
     if len({*a, *b}) == 1:
         return 1.0
-    if len({*a, *b}) < len(a) + len(b):
-        return _p_of_ties(a, b)
-    return min(1.0, float(mannwhitneyu(a, b, method="exact").pvalue))
+    ties = len({*a, *b}) < len(a) + len(b)
+    method = PermutationMethod(n_resamples=math.inf, batch=10_000) if ties else "exact"
+    return min(1.0, float(mannwhitneyu(a, b, method=method).pvalue))
 
 
-def _p_of_ties(a: Sequence[float], b: Sequence[float]) -> float:
-    """Twice the smaller tail of all permutations, which are counted: drawn ones would judge the same files otherwise.
-
-    Counted by how many of the values are taken for ``a`` and by the sum of their ranks, doubled to be whole numbers.
-    """
-    values = [*a, *b]
-    ranks = [2 * sum(each < value for each in values) + values.count(value) + 1 for value in values]
-    ways: list[Counter[int]] = [Counter({0: 1}), *(Counter() for _ in a)]
-    for rank in ranks:
-        for taken in range(len(a), 0, -1):
-            for total, count in ways[taken - 1].items():
-                ways[taken][total + rank] += count
-    found = sum(ranks[: len(a)])
-    below = sum(count for total, count in ways[-1].items() if total <= found)
-    above = sum(count for total, count in ways[-1].items() if total >= found)
-    return min(1.0, 2 * min(below, above) / math.comb(len(values), len(a)))
-
-
-@functools.lru_cache
 def least_p(a: int, b: int) -> float:
     """The least p that so many starts of A and of B can reach: all of one arm above all of the other."""
     return min(1.0, 2 / math.comb(a + b, a))
@@ -155,26 +148,25 @@ def legend(primary: Measure, others: int, starts: int) -> str:
         starts: How many starts each arm had.
     """
     said = (
-        f"Verdict: exact Mann-Whitney over starts; {primary.name} was named beforehand (p at most {PRIMARY_ALPHA:g}), "
+        f"Verdict: exact Mann-Whitney over starts; {primary.title} was named beforehand (p at most {PRIMARY_ALPHA:g}), "
         f"the {others} others share {OTHERS_ALPHA:g} by Holm. The ratio is the median of those of all pairs of starts, "
         "in brackets those that the test does not reject."
     )
     enough = starts_for(0), starts_for(others)
     if starts >= enough[1]:
         return said
-    return f"{said} With {starts} starts an arm: {enough[0]} would do for {primary.name}, {enough[1]} for all."
+    return f"{said} With {starts} starts an arm: {enough[0]} would do for {primary.title}, {enough[1]} for all."
 
 
 def _holm(p: Mapping[str, float]) -> dict[str, float]:
     """What each p must be at most: Holm's steps, all those after the first that fails standing at its step."""
     thresholds: dict[str, float] = {}
-    step = OTHERS_ALPHA / max(1, len(p))
-    failed = False
-    for place, name in enumerate(sorted(p, key=lambda each: p[each])):
+    step, failed = OTHERS_ALPHA, False
+    for place, title in enumerate(sorted(p, key=lambda each: p[each])):
         if not failed:
             step = OTHERS_ALPHA / (len(p) - place)
-            failed = p[name] > step
-        thresholds[name] = step
+            failed = p[title] > step
+        thresholds[title] = step
     return thresholds
 
 
@@ -183,16 +175,17 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> float:
     return math.nan if 0 in a else quantile((each / base for each in b for base in a), 0.5)
 
 
-def _verdict(measure: Measure, a: Sequence[float], b: Sequence[float], p: float, threshold: float) -> Verdict:
-    word: Word
+def _verdict(
+    measure: Measure, a: Sequence[float], b: Sequence[float], p: Mapping[str, float], thresholds: Mapping[str, float]
+) -> Verdict:
+    found, threshold = p[measure.title], thresholds[measure.title]
+    word: Word = "the same"
     if least_p(len(a), len(b)) > threshold:
         word = "too few starts"
-    elif p > threshold:
-        word = "the same"
-    else:
+    elif found <= threshold:
         higher = quantile(b, 0.5) > quantile(a, 0.5)
         word = "better" if higher == (measure.better == "higher") else "worse"
-    return Verdict(word, ratio(a, b), interval(a, b, threshold), p, threshold)
+    return Verdict(word, ratio(a, b), interval(a, b, threshold), found, threshold)
 
 
 def interval(a: Sequence[float], b: Sequence[float], threshold: float) -> tuple[float, float]:
@@ -207,23 +200,16 @@ def interval(a: Sequence[float], b: Sequence[float], threshold: float) -> tuple[
     return ratios[beyond], ratios[-1 - beyond]
 
 
-@functools.lru_cache
+@functools.cache
 def _greatest_u(a: int, b: int, threshold: float) -> int:
     """The greatest U of so many starts at which two samples without ties differ at ``threshold``."""
-    left = threshold * math.comb(a + b, a) / 2
-    for u, count in enumerate(arrangements(a, b)):
-        left -= count
-        if left < 0:
-            return u - 1
-    raise AssertionError("all arrangements together are more than any share of them")
 
+    def with_u(u: int) -> list[int]:
+        """Ranks of A that are U = u above the lowest: the highest of them are raised, by ``b`` each at most."""
+        return [rank + min(b, max(0, u - b * (a - 1 - rank))) for rank in range(a)]
 
-def arrangements(a: int, b: int) -> list[int]:
-    """How many of all arrangements of two samples have U = 0, 1, ..., a * b: a Gaussian binomial coefficient."""
-    counts = [1] + [0] * (a * b)
-    for each in range(1, a + 1):
-        for u in range(a * b, b + each - 1, -1):
-            counts[u] -= counts[u - b - each]
-        for u in range(each, a * b + 1):
-            counts[u] += counts[u - each]
-    return counts
+    def differs(u: int) -> bool:
+        ranks = with_u(u)
+        return p_value(ranks, [rank for rank in range(a + b) if rank not in ranks]) <= threshold
+
+    return next(u for u in range(a * b) if not differs(u + 1))

@@ -8,7 +8,8 @@ import math
 import pytest
 
 from omni_fastpath.tools.ab import rows
-from omni_fastpath.tools.ab.rows import Measure, Row
+from omni_fastpath.tools.ab.rows import Row
+from omni_fastpath.tools.ab.verdict import Measure
 
 NONE = math.nan
 

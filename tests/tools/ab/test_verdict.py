@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from omni_fastpath.tools.ab import verdict
-from omni_fastpath.tools.ab.verdict import Measure, arrangements, interval, least_p, p_value, verdicts
+from omni_fastpath.tools.ab.verdict import Measure, interval, least_p, p_value, verdicts
 
-TTFP = Measure("TTFP p50", "ms", "lower")
-OTHERS = tuple(Measure(f"other {number}", "ms", "lower") for number in range(8))
+TTFP = Measure("", "TTFP p50", "ms", "lower")
+OTHERS = tuple(Measure("", f"other {number}", "ms", "lower") for number in range(8))
 
 RUNS = 10_000
 PRIMARY_SIGMA, WORST_SIGMA = 0.045, 0.10
@@ -53,19 +53,6 @@ def test_a_verdict_is_shown_with_what_it_rests_on() -> None:
     assert "would do" not in verdict.legend(TTFP, 9, 6)
 
 
-def test_the_arrangements_are_those_of_scipy() -> None:
-    """The p of the counted arrangements is scipy's exact p, for every U of samples of five and six."""
-    counts = arrangements(5, 6)
-    assert sum(counts) == math.comb(11, 5)
-    draws = random.Random(1)
-    for _ in range(50):
-        places = draws.sample(range(11), 11)
-        a, b = [float(each) for each in places[:5]], [float(each) for each in places[5:]]
-        u = sum(x > y for x in a for y in b)
-        small = min(u, 30 - u)
-        assert p_value(a, b) == pytest.approx(min(1.0, 2 * sum(counts[: small + 1]) / math.comb(11, 5)))
-
-
 def test_the_interval_holds_one_exactly_when_the_test_finds_nothing() -> None:
     """Interval and test are one: 1 is outside of the interval if and only if p is at most the threshold."""
     draws = random.Random(2)
@@ -79,7 +66,7 @@ def test_the_interval_holds_one_exactly_when_the_test_finds_nothing() -> None:
 def test_words_say_which_way_is_better() -> None:
     """B above A is worse where lower is better, and better where higher is."""
     low, high = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]
-    rate = Measure("throughput", "req/s", "higher")
+    rate = Measure("", "throughput", "req/s", "higher")
     found = verdicts(TTFP, [TTFP, rate], {TTFP.name: low, rate.name: low}, {TTFP.name: high, rate.name: high})
     assert found[TTFP.name].word == "worse"
     assert found[rate.name].word == "better"
@@ -105,17 +92,6 @@ def test_ties_are_permuted_and_not_taken_for_exact() -> None:
     assert p_value([1.0, 1.0, 2.0], [3.0, 3.0, 4.0]) == pytest.approx(0.1)
 
 
-def test_the_p_of_ties_is_scipys_of_every_permutation() -> None:
-    """For whole numbers with many ties, and other numbers of starts in each arm."""
-    from scipy.stats import PermutationMethod, mannwhitneyu
-
-    draws = random.Random(5)
-    for _ in range(20):
-        a, b = [draws.choices([1.0, 2.0, 3.0, 4.0], k=size) for size in (4, 5)]
-        expected = mannwhitneyu(a, b, method=PermutationMethod(n_resamples=10_000)).pvalue
-        assert p_value(a, b) == pytest.approx(expected), (a, b)
-
-
 def test_the_p_of_many_ties_is_the_same_each_time() -> None:
     """Of eight starts an arm there are 12,870 permutations: drawn ones made the verdict of the same files a lot."""
     a, b = [10.0, 11.0, 11.0, 12.0, 12.0, 13.0, 13.0, 14.0], [12.0, 13.0, 13.0, 14.0, 14.0, 15.0, 15.0, 16.0]
@@ -126,12 +102,12 @@ def test_the_p_of_many_ties_is_the_same_each_time() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "problem"),
     [
-        ([], [1.0], "A has"),
-        ([1.0], [math.nan], "B has"),
+        ([], [1.0], r"\[\] and \[1.0\]"),
+        ([1.0], [math.nan], r"\[1.0\] and \[nan\]"),
     ],
 )
 def test_a_start_without_a_figure_is_refused(a: list[float], b: list[float], problem: str) -> None:
-    """An arm without a start, or a value that is no number, is an error that names measure and arm."""
+    """An arm without a start, or a value that is no number, is an error that names the measure."""
     with pytest.raises(ValueError, match=f"TTFP p50: {problem}"):
         verdicts(TTFP, [TTFP], {TTFP.name: a}, {TTFP.name: b})
 
@@ -154,7 +130,15 @@ def _simulated(ratio: float, sigma: float, measures: tuple[Measure, ...], runs: 
     from omni_fastpath.tools.ab.turns import turns
 
     draws = random.Random(seed)
-    p = _table_of_p()
+    table: dict[int, float] = {}
+
+    def p(a: list[float], b: list[float]) -> float:
+        """The exact p, which follows from U: 90,000 of them take a second."""
+        u = sum(x > y for x in a for y in b)
+        if u not in table:
+            table[u] = p_value(a, b)
+        return table[u]
+
     found = []
     for _ in range(runs):
         samples: dict[str, dict[str, list[float]]] = {arm: {each.name: [] for each in measures} for arm in "AB"}
@@ -166,17 +150,6 @@ def _simulated(ratio: float, sigma: float, measures: tuple[Measure, ...], runs: 
                 samples[arm][measure.name].append(value)
         found.append(_words(samples, measures, p))
     return found
-
-
-def _table_of_p() -> Callable[[list[float], list[float]], float]:
-    """The exact p by U, so that 90,000 of them take a second; ``test_the_arrangements_are_those_of_scipy``."""
-    counts, every = arrangements(6, 6), math.comb(12, 6)
-    by_u = [min(1.0, 2 * sum(counts[: min(u, 36 - u) + 1]) / every) for u in range(37)]
-
-    def p(a: list[float], b: list[float]) -> float:
-        return by_u[sum(x > y for x in a for y in b)]
-
-    return p
 
 
 def _words(

@@ -22,7 +22,7 @@ from omni_fastpath.tools import cli
 
 Command = Callable[..., list[str]]
 OFF_ON = ["--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     assert found["answers"]["why"] == "the 2 starts of A were identical to each other"
     assert found["answers"]["comparisons"] == 24
     names = {path.name for path in Path("out").iterdir()}
-    assert {"ab.json", "ab.md", "ab.html", "starts", "results", "logs"} <= names
+    assert {"ab.json", "ab.md", "starts", "results", "logs"} == names
     assert [path.name for path in sorted(Path("out/starts").iterdir())] == [
         "01-A.json",
         "02-B.json",
@@ -103,7 +103,7 @@ def test_json_is_all_of_standard_output(
     assert found == _report()
     assert found["arms"] == {
         "A": "no variable of its own (from this shell: OMNI_FASTPATH=0)",
-        "B": "X=1 (from this shell: OMNI_FASTPATH=0)",
+        "B": "X=*** (from this shell: OMNI_FASTPATH=0)",
     }
 
 
@@ -138,14 +138,6 @@ def test_other_answers_are_exit_code_1(serve: Command, bench: Command) -> None:
     assert "DID NOT ANSWER ALIKE" in Path("out/ab.md").read_text()
 
 
-def test_a_device_that_differs_from_itself_is_compared_by_lengths(serve: Command, bench: Command) -> None:
-    """Each start says another word of about the same length: nothing differs, and the report says how it was judged."""
-    assert _ab(serve("moody"), bench("same"), *OFF_ON) == 0
-    found = _report()
-    assert found["answers"]["how"] == "lengths"
-    assert "starts that differ from each other" in found["answers"]["why"]
-
-
 # ---- What goes wrong ----
 
 
@@ -169,7 +161,7 @@ def test_an_arm_that_is_not_what_it_says_ends_the_series(
     """The start before it stays in the report; the message names process, patch, state and reason."""
     assert _ab(serve("lies"), bench(), *OFF_ON) == 3
     said = " ".join(capsys.readouterr().err.split())
-    assert "this server is not what B (OMNI_FASTPATH=1) says:" in said
+    assert "this server is not what B says:" in said
     assert "budgeted_drain is failed (a seam moved), wanted applied" in said
     assert _report()["order"] == ["A"]
 
@@ -217,7 +209,7 @@ def test_what_nobody_thought_of_ends_a_series_with_its_report(
     serve: Command, bench: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 3 and not 1, which says that a measure is worse; with the traceback, which is a mistake of ours."""
-    monkeypatch.setattr("omni_fastpath.tools.ab.series.ask", lambda *_: [].get("choices"))  # type: ignore[attr-defined]
+    monkeypatch.setattr("omni_fastpath.tools.ab.series._ask", lambda *_: [].get("choices"))  # type: ignore[attr-defined]
     assert _ab(serve(), bench()) == 3
     said = capsys.readouterr().err
     assert "Traceback" in said
@@ -274,7 +266,7 @@ def test_an_interrupt_leaves_no_process_and_a_report(
     found = _report()
     assert (found["complete"], found["ended"]) == (False, "interrupted")
     assert found["order"] == ([] if again else ["A", "B"])
-    assert "INCOMPLETE" in (tmp_path / "out" / "ab.html").read_text()
+    assert "INCOMPLETE" in (tmp_path / "out" / "ab.md").read_text()
 
 
 @pytest.mark.parametrize(("behaviour", "marker"), [("sleeps", "sleeping"), ("holds", "holding")])
@@ -316,72 +308,6 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-# ---- Servers that a user starts ----
-
-
-@pytest.fixture
-def running(serve: Command) -> Iterator[Callable[..., int]]:
-    """Start a server with this OMNI_FASTPATH, and perhaps another XDG_RUNTIME_DIR; its port."""
-    from omni_fastpath.tools.ab.asked import filled, free_port
-
-    with contextlib.ExitStack() as stack:
-
-        def start(master: str, **more: str) -> int:
-            port = free_port()
-            environment = {**os.environ, "OMNI_FASTPATH": master, "PYTHONPATH": str(ROOT), **more}
-            server = stack.enter_context(subprocess.Popen(filled(serve(), {"port": port}), env=environment))
-            stack.callback(server.terminate)
-            return port
-
-        yield start
-
-
-def test_servers_of_the_users_are_measured_one_by_one(
-    bench: Command, running: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file each, with the states of the server that listens there; then they are compared."""
-    for master, arm in (("0", "stock"), ("1", "fast")):
-        port = running(master)
-        _wait_for_health(port)
-        url = ["--url", f"http://127.0.0.1:{port}/", "--arm", arm]
-        assert cli.main(["ab", "measure", *url, "--out", f"{arm}.json", "--", *bench()]) == 0
-        assert cli.main(["ab", "measure", *url, "--out", f"{arm}.json", "--", *bench()]) == 2
-    capsys.readouterr()
-    assert cli.main(["ab", "compare", "--out", "out", "stock.json", "fast.json"]) == 0
-    found = _report()
-    assert list(found["arms"]) == ["stock", "fast"]
-    states = {arm: {p["state"] for p in said[0]["patches"].values()} for arm, said in found["states"].items()}
-    assert states == {"stock": {"off"}, "fast": {"off", "applied"}}
-    assert found["answers"]["how"] == "lengths"
-    assert cli.main(["ab", "compare", "stock.json"]) == 2
-    assert "starts of stock; allowed: starts of two arms" in capsys.readouterr().err
-    assert not list(Path.cwd().glob("*.result"))
-
-
-def _wait_for_health(port: int) -> None:
-    from omni_fastpath.tools.ab.serving import healthy
-
-    deadline = time.monotonic() + 30
-    while not healthy(f"http://127.0.0.1:{port}") and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-def test_the_state_files_of_a_users_server_are_found_where_it_left_them(
-    running: Callable[..., int], tmp_path: Path
-) -> None:
-    """Its own environment says where its runtime folder is, which need not be this shell's."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir(mode=0o700)
-    port = running("1", XDG_RUNTIME_DIR=str(elsewhere))
-    _wait_for_health(port)
-    Path("requests.jsonl").write_text('{"path": "/v1/chat/completions", "body": {"messages": []}}\n')
-    url = ["--url", f"http://127.0.0.1:{port}", "--arm", "fast", "--requests", "requests.jsonl"]
-    assert cli.main(["ab", "measure", *url, "--out", "fast.json"]) == 0
-    found = json.loads(Path("fast.json").read_text())
-    assert found["states_seen"] is True
-    assert "applied" in {record["state"] for record in found["states"][0]["patches"].values()}
-
-
 def test_a_port_that_speaks_no_http_is_not_healthy() -> None:
     """As that of an SSH server: it answers, and not to what it was asked."""
     from omni_fastpath.tools.ab.serving import healthy
@@ -413,15 +339,5 @@ def test_the_fixed_requests_have_the_clients_headers(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setenv("OPENAI_API_KEY", "old")
     monkeypatch.setattr(series, "run_closed_loop", run_closed_loop)
-    series.ask("http://127.0.0.1:1", [chat_request("x")], {"authorization": "Bearer new", "x": "1"})
+    series._ask("http://127.0.0.1:1", [chat_request("x")], {"authorization": "Bearer new", "x": "1"})
     assert sent == [{"authorization": "Bearer new", "x": "1"}]
-
-
-def test_a_url_that_nobody_answers(bench: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 3, and no file."""
-    from omni_fastpath.tools.ab.asked import free_port
-
-    url = f"http://127.0.0.1:{free_port()}"
-    assert cli.main(["ab", "measure", "--url", url, "--arm", "a", "--out", "a.json", "--", *bench()]) == 3
-    assert f"{url}/health is not answered" in " ".join(capsys.readouterr().err.split())
-    assert not Path("a.json").exists()

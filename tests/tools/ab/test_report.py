@@ -1,0 +1,125 @@
+"""What a report says: Markdown, terminal, data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from omni_fastpath.tools.ab import report
+from omni_fastpath.tools.ab.files import Series, Start
+from omni_fastpath.tools.tables import console
+
+ANSWER = {
+    "status": 200,
+    "text": "abc",
+    "token_ids": [1],
+    "audio_bytes": 10,
+    "error": None,
+    "error_code": None,
+    "finished": True,
+    "order": "the end once and last",
+}
+STATES = [
+    {
+        "process": "APIServer",
+        "role": "server",
+        "stage": None,
+        "replica": None,
+        "source": None,
+        "patches": {"budgeted_drain": {"state": "applied", "reason": "", "counters": {"items": 5, "passes": 0}}},
+    }
+]
+
+
+def _series(starts: int = 6, factor: float = 2.0, ended: str = "", failed: int = 0) -> Series:
+    found = []
+    for place in range(2 * starts):
+        arm = "ABBA"[place % 4]
+        slow = factor if arm == "B" else 1.0
+        found.append(
+            Start(
+                arm=arm,
+                place=place + 1,
+                measured={
+                    "median_ttft_ms": slow * (100 + place),
+                    "p97_ttft_ms": 200.0 + place,
+                    "request_throughput": 2.0,
+                },
+                answers=[ANSWER],
+                states=STATES if arm == "B" else [],
+                failed=failed if arm == "B" else 0,
+                serve=["vllm", "serve", "<model>"],
+                variables={"X": "a|b" if arm == "A" else "<b>"},
+            )
+        )
+    return Series(("A", "B"), found, 12, ended=ended)
+
+
+def test_markdown_has_what_was_named_and_folds_the_rest() -> None:
+    """A table of verdicts, the legend, the answers; arms' names cannot break it."""
+    said = report.markdown(report.judge(_series()))
+    assert said.startswith("### B against A\n")
+    assert "| median_ttft, ms (first text) | 105 (100 to 111)" in said.replace(".5", "").replace(".0", "")
+    assert "worse (" in said
+    assert "Verdict: exact Mann-Whitney over starts; median_ttft (first text) was named beforehand" in said
+    assert "1 further measures, without a verdict" in said
+    assert "- A: X=a\\|b" in said
+    assert "X=&lt;b>" in said
+    assert "byte-identical" in said
+    assert "```\nvllm serve '<model>'\n" in said
+    assert "- B, APIServer: budgeted_drain applied 5 items" in said
+
+
+@pytest.mark.parametrize(
+    ("series", "code"),
+    [
+        (_series(), 1),
+        (_series(factor=1.0), 0),
+        (_series(factor=0.5), 0),
+        (_series(factor=1.0, failed=2), 1),
+        (_series(ended="it fell"), 3),
+    ],
+)
+def test_exit_codes(series: Series, code: int) -> None:
+    """Worse is 1, the same and better are 0; so are more failed requests; 3 is a series that failed."""
+    assert report.judge(series).exit_code == code
+
+
+def test_brackets_in_a_name_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Users name their arms; a table shows the name as it is."""
+    starts = [start.model_copy(update={"arm": {"A": "x[/y]", "B": "[red]z"}[start.arm]}) for start in _series().starts]
+    report.show(report.judge(Series(("x[/y]", "[red]z"), starts, len(starts))), console(sys.stdout, 200))
+    assert "[red]z / x[/y]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("without", [6, 1])
+def test_a_measure_that_the_second_arm_lost_is_exit_code_1(without: int) -> None:
+    """Without any verdict, because the primary measure is gone, and with no value where there is none."""
+    whole = _series(factor=1.0)
+    lost = [start for start in whole.starts if start.arm == "B"][:without]
+    starts = [
+        start.model_copy(update={"measured": {"request_throughput": 2.0}}) if start in lost else start
+        for start in whole.starts
+    ]
+    judged = report.judge(Series(whole.arms, starts, 12))
+    assert judged.exit_code == 1
+    told = f"0 of 6 starts of A and {without} of 6 of B have no median_ttft_ms, p97_ttft_ms"
+    assert told in report.markdown(judged)
+    json.dumps(report.plain(judged), allow_nan=False)
+    assert report.judge(Series(("B", "A"), starts, 12)).exit_code == 0
+
+
+def test_a_series_that_was_cut_short_says_so(tmp_path: Path) -> None:
+    """In the data and in Markdown, which are written; one arm alone has no verdict and breaks nothing."""
+    whole = _series()
+    judged = report.judge(Series(whole.arms, whole.starts[:1], 12, ended="interrupted"))
+    report.write(judged, tmp_path / "new")
+    data = json.loads((tmp_path / "new" / "ab.json").read_text())
+    assert (data["complete"], data["ended"], data["exit_code"]) == (False, "interrupted", 130)
+    assert all(row["verdict"] is None for row in data["rows"])
+    said = (tmp_path / "new" / "ab.md").read_text()
+    assert "INCOMPLETE: 1 of 12 starts were measured; interrupted" in said
+    assert "one arm has no start" in said

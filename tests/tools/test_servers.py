@@ -1,0 +1,170 @@
+"""What is seen of live servers: each by its own variables, folder, deploy YAML and tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from omni_fastpath import statefile
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.tools import cli, servers
+from omni_fastpath.tools.servers import Server, live_servers, scrape
+from omni_fastpath.tools.status import status_report
+from tests.tools.made import PATCHES as MADE_UP
+from tests.tools.made import fake_server, snapshot
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Another runtime folder than this shell's."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    return theirs
+
+
+def seen(pid: int, **asked: Any) -> Server:
+    """The server, among whatever else runs on this machine."""
+    return next(each for each in live_servers(**asked) if each.pid == pid)
+
+
+def test_a_server_is_read_from_its_own_folder_and_variables(folder: Path, tmp_path: Path) -> None:
+    """Its XDG_RUNTIME_DIR is not the shell's, its YAML is relative to where it runs."""
+    (tmp_path / "deploy.yaml").write_text("fastpath: {drum: true, flute: false}")
+    environ = {"XDG_RUNTIME_DIR": str(folder), "OMNI_FASTPATH_FLUTE": "1"}
+    with fake_server("--deploy-config", "deploy.yaml", environ=environ, said=snapshot(0), cwd=tmp_path) as pid:
+        server = seen(pid)
+        assert server.own is not None
+        assert (server.own["pid"], server.own["port"]) == (pid, 8091)
+        assert server.deploy_yaml == tmp_path / "deploy.yaml"
+        resolved, refusal = server.resolved(MADE_UP)
+        assert resolved is not None
+        assert (set(resolved.enabled), refusal) == ({"drum", "flute"}, "")
+        assert server.scrape is None
+    assert pid not in {each.pid for each in live_servers()}
+
+
+def test_a_stage_belongs_to_the_server_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state file is one of that server's; without a server above it, it stands for itself."""
+    above = os.getppid()
+    files = [{**snapshot(above), "pid": above}, {**snapshot(os.getpid(), "stage"), "pid": os.getpid()}]
+    monkeypatch.setattr(servers, "by_command_line", list)
+    monkeypatch.setattr(statefile, "read_live", lambda at=None: files)
+    assert [[each["pid"] for each in server.snapshots] for server in live_servers()] == [sorted([above, os.getpid()])]
+    del files[0]
+    assert [server.pid for server in live_servers()] == [os.getpid()]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_what_another_user_wrote_is_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in a folder that another user owns."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    with fake_server(environ={"XDG_RUNTIME_DIR": str(folder)}, said=snapshot(0)) as pid:
+        assert pid in {each["pid"] for each in status_report({}, PATCHES)["processes"]}
+        os.chown(folder / "omni-fastpath", 65534, -1)
+        assert pid not in {each["pid"] for each in status_report({}, PATCHES)["processes"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "port"),
+    [
+        (["serve", "org/model", "--omni", "--port", "8091", "--api-key", "SECRET"], "org/model", 8091),
+        (["serve", "--omni", "--model", "org/model", "--auth-token", "SECRET"], "org/model", None),
+        (["serve", "https://me:SECRET@host/model", "--omni"], None, None),
+        (["serve", "--omni", "--api-key", "SECRET", "org/model"], None, None),
+        (["serve", "--omni", "--port", "SECRET"], None, None),
+    ],
+)
+def test_nothing_but_model_and_port_of_a_command_line_is_told(
+    folder: Path, arguments: list[str], model: str | None, port: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a server without a state file; what else stands there, a key or a token, is in no output of ``status``."""
+    environ = {"XDG_RUNTIME_DIR": str(folder), "HF_TOKEN": "SECRET"}
+    with fake_server(environ=environ, command=("vllm", *arguments)) as pid:
+        [found] = [each for each in status_report({}, PATCHES)["servers_without_state"] if each["pid"] == pid]
+        cli.main(["status"])
+        out = capsys.readouterr().out
+    assert found == {"pid": pid, "model": model, "port": port}
+    assert str(pid) in out
+    assert "SECRET" not in out
+
+
+def test_what_runs_a_server_or_measures_one_is_no_other(folder: Path) -> None:
+    """Neither ``timeout 60 vllm serve ...`` nor ``vllm bench serve --omni``."""
+    environ = {"XDG_RUNTIME_DIR": str(folder)}
+    with fake_server(environ=environ, command=("vllm", "bench", "serve", "--omni", "--model", "m")) as client:
+        assert client not in {server.pid for server in live_servers()}
+    timeout = shutil.which("timeout")
+    assert timeout is not None
+    line = ["python3", "-c", "input()", "vllm", "serve", "m", "--omni"]
+    with psutil.Popen([timeout, "60", *line], stdin=-1, stdout=-1) as wrapper:
+        while not wrapper.children():
+            pass
+        found = {server.pid for server in live_servers()}
+        assert wrapper.pid not in found
+        wrapper.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("/opt/venv/bin/python3.11 /opt/venv/bin/vllm serve M --omni", True),
+        ("/usr/bin/python3 -X importtime /usr/local/bin/vllm-omni serve M --omni", True),
+        ("python -m vllm_omni.entrypoints.cli.main serve M --omni", True),
+        ("python /src/vllm_omni/entrypoints/cli/main.py serve M --omni", True),
+        ("/opt/venv/bin/python /opt/venv/bin/vllm serve M", False),
+        ("docker run --gpus all vllm/vllm-omni vllm serve M --omni", False),
+        ("tmux new -d vllm serve M --omni", False),
+        ("python /opt/venv/bin/omni-fastpath ab --set x -- vllm serve M --omni", False),
+    ],
+)
+def test_which_command_lines_are_servers(command: str, expected: bool) -> None:
+    """A Python with vLLM's own command line, and not what has such a line among its arguments."""
+    assert servers._is_server(command.split()) is expected
+
+
+# ---- /metrics ----
+
+
+@pytest.mark.parametrize(
+    ("answer", "totals"),
+    [
+        (
+            b'HTTP/1.0 200 OK\r\n\r\n# TYPE vllm:x counter\nvllm:x_total{r="a"} 3.0\nvllm:x_total{r="b"} 4.0\n',
+            {"vllm:x_total": 7.0},
+        ),
+        (b"220 mail.example.org ESMTP\r\n", {}),
+    ],
+)
+def test_a_scrape_adds_up(answer: bytes, totals: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each series' samples, past a proxy that is set; what speaks no HTTP is told and ends nothing."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connected, _ = listening.accept()
+            with connected:
+                connected.recv(1000)
+                connected.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        told = scrape(f"http://127.0.0.1:{listening.getsockname()[1]}/metrics")
+        thread.join()
+    assert told.totals == totals
+    assert bool(told.problem) is not bool(totals)
+
+
+def test_only_a_port_that_the_state_file_knows_is_asked(folder: Path) -> None:
+    """Not one that the command line names: another program may have it."""
+    environ = {"XDG_RUNTIME_DIR": str(folder)}
+    with fake_server("--port", "1", environ=environ, said={**snapshot(0), "port": None}) as pid:
+        told = seen(pid, scrape=True).scrape
+    assert told is not None
+    assert told.problem == "its state file names no port"
