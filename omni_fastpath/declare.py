@@ -8,6 +8,7 @@ is a class for each thing that can be done with a name of upstream's, so that wh
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -193,17 +194,33 @@ class Fit(Row):
         seams: All of them are verified before any is written.
         of_stages: Modules of the seams that only the stages' processes install; the server installs the others. Empty
             where every process of the patch installs all of them.
+        of_api_server: Modules of the seams that only upstream's API server imports. A server process that neither is
+            ``vllm serve`` nor has imported them goes without these seams.
+        without_api_server: What it goes without, in words that go into the reason of ``applied``.
     """
 
     state: State = field(default=State.APPLIED, init=False)
     seams: tuple[AnySeam, ...]
     of_stages: tuple[str, ...] = ()
+    of_api_server: tuple[str, ...] = ()
+    without_api_server: str = ""
 
     def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
         """The seams that a kind of process installs; all of them for None."""
-        if process is None or not self.of_stages:
+        if process is None:
             return self.seams
-        return tuple(seam for seam in self.seams if (seam.module in self.of_stages) == (process is Process.STAGE))
+        left_out: set[str] = set()
+        if process is Process.SERVER and not self._has_api_server():
+            left_out.update(self.of_api_server)
+        if self.of_stages:
+            of_others = {seam.module for seam in self.seams} - set(self.of_stages)
+            left_out.update(of_others if process is Process.STAGE else self.of_stages)
+        return tuple(seam for seam in self.seams if seam.module not in left_out)
+
+    def _has_api_server(self) -> bool:
+        from omni_fastpath import commandline  # noqa: PLC0415 - it imports yaml, and most processes never ask
+
+        return commandline.is_serve(sys.argv[1:]) or all(module in sys.modules for module in self.of_api_server)
 
 
 @dataclass(frozen=True)

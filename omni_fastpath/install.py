@@ -268,7 +268,8 @@ def _install_verified(patch: Patch, row: Fit, slots: Sequence[Slot], wrappers: M
         return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
     entry, count = LEDGER.entry(patch), len(installation.written)
-    entry.remarks, entry.figures = row.remarks, figures
+    left_out = row.without_api_server if len(slots) < len(row.seams) else ""
+    entry.remarks, entry.figures = "; ".join(filter(None, (row.remarks, left_out))), figures
     return _set(patch, State.APPLIED, "1 slot holds ours" if count == 1 else f"{count} slots hold ours")
 
 

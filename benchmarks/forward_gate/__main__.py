@@ -1,37 +1,28 @@
-"""What ``forward_gate`` takes off the wire and off the orchestrator's thread.
-
-    python -m benchmarks.forward_gate
-
-Two stages whose payload stock sends twice: 0.22's thinker, on that release's own scheduler, encoder, decoder and output
-processor (put into .cache by scripts/release.sh), and 0.30's talker. 64 and 128 requests in flight, 900 tokens each, 32
-at a time ending in one batch. Arms alternate, each in a process of its own; stock runs twice, as an A/A pair. What the
-output processor makes for the user, without the payload, and its counts of tokens and ends are compared; tests compare
-the orchestrator's own messages and stage metrics (tests/patches/test_forward_gate.py).
-"""
+"""``python -m benchmarks.forward_gate``: an arm (``--arm``), or all and the tables."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
-import tempfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.forward_gate.component import ARMS
-from benchmarks.forward_gate.stages import NEW, OLD
-from benchmarks.rigs import overlays, results
-from benchmarks.rigs.driver import announced, last_line, run_module
+import benchmarks.forward_gate
+from benchmarks.forward_gate.component import TOKENS, measure
+from benchmarks.rigs import results
+from benchmarks.rigs.driver import alternate
+from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm, clean
+from omni_fastpath.tools.ab.arm import Arm, check, switch_on
 
-ROOT = Path(__file__).resolve().parents[2]
+ARMS = {
+    arm.name: arm for arm in (Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH_FORWARD_GATE": "1"}), Arm("stock again"))
+}
 IN_FLIGHT = (64, 128)
-WHO = {OLD: "0.22, thinker", NEW: "0.30, talker"}
 FIGURES = {
     "bytes": "bytes on the wire, each output",
     "payload_bytes": "of them payload",
@@ -42,45 +33,15 @@ FIGURES = {
 }
 
 
-def environment(release: str) -> dict[str, str]:
-    """Ours without what an arm alone says, and the release's own packages first."""
-    found = {key: value for key, value in clean().items() if not key.startswith("OMNI_SIMULATED_DEVICE")}
-    found["PYTHONPATH"] = overlays.python_path(release, ROOT)
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return found | quiet | {"VLLM_NO_USAGE_STATS": "1"}
-
-
-def run(release: str, module: str, *arguments: str) -> str:
-    """Run a module of ours with the release's packages; its output."""
-    return run_module(module, *arguments, environment=environment(release), folder=ROOT)
-
-
-def measure(release: str, arm: Arm, configs: Path, in_flight: Sequence[int]) -> dict[str, Any]:
-    """One process of one arm: figures by requests in flight."""
-    counts = [str(count) for count in in_flight]
-    arguments = ("--release", release, "--configs", str(configs), "--arm", arm.name, "--in-flight", *counts)
-    found = last_line(run(release, "benchmarks.forward_gate.component", *arguments))
-    results.save("forward_gate", {"release": release, "arm": arm.name, **found})
-    return found
-
-
-def main() -> None:
-    """Run the arms and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--releases", nargs="+", choices=WHO, default=list(WHO))
-    parser.add_argument("--in-flight", type=int, nargs="+", default=list(IN_FLIGHT))
-    parser.add_argument("--rounds", type=int, default=1, help="of all arms, forwards and backwards")
-    options = parser.parse_args()
-    for release in options.releases:
-        overlays.fetch(release)
-        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        with tempfile.TemporaryDirectory() as folder:
-            run(release, "benchmarks.forward_gate.stages", release, folder)
-            for _, arm in announced(list(ARMS.values()), options.rounds, f"{WHO[release]}: "):
-                found[arm.name].append(measure(release, arm, Path(folder), options.in_flight))
-        for count in options.in_flight:
-            show(f"{WHO[release]}, {count} in flight", {arm: [r[str(count)] for r in found[arm]] for arm in ARMS})
-    print(about.line())
+def run_arm(arm: Arm, in_flight: Sequence[int]) -> None:
+    """Be an arm, measure, and say the figures; the process ends."""
+    switch_on(arm, Process.STAGE)
+    found = {str(count): measure(count) for count in in_flight}
+    counters = check(arm, Process.STAGE)
+    if arm.on:
+        assert counters["forward_gate"]["multimodal_outputs"] >= TOKENS * sum(in_flight), counters
+    results.say(found)
+    os._exit(0)  # threads of upstream's that are not joined can end the interpreter's own way out with SIGABRT
 
 
 def show(title: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -100,6 +61,27 @@ def show(title: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     each = [(run["messages"], run["totals"]) for runs in found.values() for run in runs]
     assert all(one == each[0] for one in each), f"{title}: messages or counts differ between arms: {each}"
     print(f"messages and counts alike in all arms: {each[0][1]}\n")
+
+
+def main() -> None:
+    """Run one arm, or all and print the tables."""
+    parser = argparse.ArgumentParser(
+        description=benchmarks.forward_gate.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arm", choices=ARMS)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=list(IN_FLIGHT))
+    parser.add_argument("--rounds", type=int, default=1, help="of all arms, forwards and backwards")
+    options = parser.parse_args()
+    if options.arm:
+        run_arm(ARMS[options.arm], options.in_flight)
+    counts = [str(count) for count in options.in_flight]
+    found = alternate("benchmarks.forward_gate", list(ARMS.values()), options.rounds, "--in-flight", *counts)
+    for arm, lines in found.items():
+        for line in lines:
+            results.save("forward_gate", {"arm": arm, **line})
+    for count in counts:
+        show(f"talker, {count} in flight", {arm: [line[count] for line in found[arm]] for arm in ARMS})
+    print(about.line())
 
 
 if __name__ == "__main__":

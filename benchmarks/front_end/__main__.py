@@ -14,17 +14,16 @@ from benchmarks.front_end.ended import ended
 from benchmarks.rigs import results
 from benchmarks.rigs.driver import alternate
 from omni_fastpath.declare import Process
-from omni_fastpath.ledger import LEDGER
 from omni_fastpath.tools.ab import about
 from omni_fastpath.tools.ab.arm import Arm, switch_on
 
 _ON = "OMNI_FASTPATH_LEAN_FRONT_END"
-MODES = ("full", "thread", "line", "interval")
+MODES = ("full", "line")
 ARMS = {
     arm.name: arm
     for arm in (
         Arm("stock"),
-        *(Arm(mode, {_ON: "1", f"{_ON}__SUMMARY": mode, f"{_ON}__INTERVAL_S": "0.5"}) for mode in MODES),
+        *(Arm(mode, {_ON: "1", f"{_ON}__SUMMARY": mode}) for mode in MODES),
         Arm("stock again"),
     )
 }
@@ -60,10 +59,8 @@ async def _measure(tokens: int) -> dict[str, float]:
     stalls_ms: list[float] = []
     for burst in range(BURSTS):
         requests = [ended(f"chatcmpl-{burst}-{n:032x}", tokens, n) for n in range(TOGETHER)]
-        await _written()
         before = time.process_time_ns()
         stalls_ms.append(await _end_together(requests, loop_us))
-        await _written()
         process_us.append((time.process_time_ns() - before) / TOGETHER / 1000)
     return {
         "loop_us": statistics.median(loop_us),
@@ -89,15 +86,6 @@ async def _end_together(requests: list[Any], loop_us: list[float]) -> float:
     loop.call_soon(lambda: other.set_result(time.perf_counter() - began))
     seconds: float = await other
     return seconds * 1000
-
-
-async def _written() -> None:
-    """Until a thread of the patch has written what it was given."""
-    if any(entry.patch.name == "lean_front_end" and entry.options is not None for entry in LEDGER):
-        from omni_fastpath.patches.lean_front_end import wrappers
-
-        while not wrappers.writer.idle:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def ended(request_id: str, text_tokens: int, seed: int = 0) -> Any:
             vllm_itls_ms=[] if is_audio else list(latencies),
             pipeline_timings={"queue_wait_ms": rng.random(), "preprocess_ms": 1.0 + rng.random()},
         )
-        stats.finish_reason = "stop"  # up to 0.26 it is in no table
+        stats.finish_reason = "stop"
         if is_audio:
             stats.audio_generated_frames = text_tokens * SAMPLES_A_FRAME
             stats.audio_sample_rate = RATE

@@ -77,7 +77,6 @@ PATCH = Patch(
         Counter("liveness_checks", "waits that ended without a message and looked whether the orchestrator lives"),
     ),
     rows=(
-        Fit(releases=("0.22.0", "0.24.0", "0.26.0"), seams=(_poll_drain(*UP_TO_0_28), *JANUS)),
         Fit(releases=("0.28.0",), seams=(_poll_drain(*UP_TO_0_28), _event_driven_drain(*UP_TO_0_28), *JANUS)),
         Fit(releases=("0.30.0",), seams=(_poll_drain(*FROM_0_30), _event_driven_drain(*FROM_0_30), *JANUS)),
         Row(

@@ -1,8 +1,7 @@
 """The slots of ``final_output_wakeup``: an empty look at the orchestrator's queue waits for the next message.
 
-Upstream's drain does not suspend while messages wait: it hands one after the other to its request's queue, and whoever
-reads there, and everybody else on that event loop, gets a turn only when none is left. ``EventLoopTurns`` gives them
-one after each batch.
+Upstream's drain does not suspend while messages wait: it hands one after the other to its request's queue, and the
+other tasks of that event loop get a turn only when none is left. ``EventLoopTurns`` gives them one after each batch.
 """
 
 from __future__ import annotations
@@ -13,15 +12,12 @@ from time import thread_time_ns
 from typing import Any
 from weakref import WeakSet
 
+import janus
+
 from omni_fastpath.ledger import runtime
 
-try:
-    from janus import SyncQueueShutDown
-except ImportError:  # janus 1, whose closed queue says RuntimeError
-
-    class SyncQueueShutDown(Exception):  # type: ignore[no-redef]  # noqa: N818 - named as in janus 2
-        """Never raised."""
-
+_CLOSED: Any = getattr(janus, "SyncQueueShutDown", ())
+"""What a closed queue raises; nothing with janus 1, whose closed queue says RuntimeError."""
 
 _counters = runtime("final_output_wakeup").counters
 
@@ -134,6 +130,8 @@ async def wrapped_try_get_output_async(
     Raises:
         RuntimeError: Upstream's, when the orchestrator died.
     """
+    if not isinstance(instance.output_queue, janus.Queue):  # an embedder's or a test's own
+        return await wrapped()
     on_put = WakeOnPut.of(instance.output_queue)
     turns = on_put.turns
     if turns.left <= 0:  # before a message is taken: who is cancelled in it loses none
@@ -169,11 +167,11 @@ async def wrapped_get_output_blocking_async(
         RuntimeError: Upstream's, when the orchestrator died.
     """
     timeout = args[0] if args else kwargs.get("timeout", 1.0)
-    if timeout < _LIVENESS_INTERVAL_S:  # nobody asks for so little; whoever does gets it
+    if timeout < _LIVENESS_INTERVAL_S or not isinstance(instance.output_queue, janus.Queue):
         return await wrapped(*args, **kwargs)
     try:
         return await instance.try_get_output_async()
-    except SyncQueueShutDown:  # closed in the middle of a shutdown, of which upstream says nothing here
+    except _CLOSED:  # closed in the middle of a shutdown, of which upstream says nothing here
         return await wrapped(*args, **kwargs)
 
 

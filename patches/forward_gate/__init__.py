@@ -1,7 +1,7 @@
 """What a stage sends to the next one through the connector is not sent to the orchestrator as well.
 
 What:
-    Under async-chunk a middle AR stage (Qwen3-Omni's talker; on 0.22 its thinker too) hands its payload to the next
+    Under async-chunk a middle AR stage (Qwen3-Omni's talker) hands its payload to the next
     stage through the connector, and its scheduler puts the same payload into the outputs for the orchestrator. With the
     patch those outputs leave the stage with the part that clients may see (the roots ``model_outputs``, ``audio``,
     ``sr``, ``image``... and the marks of a spoken turn; upstream's ``partition_flat_payload`` says which) and without
@@ -10,10 +10,9 @@ What:
     payload alike, and on the wire both are one byte.
 Why:
     The orchestrator decodes the payload, keeps every step's, copies them into each output and joins them at the
-    request's end, on the thread that routes everybody's audio, and nobody reads the result. Upstream split the payload
-    in 0.24, of every stage; before that, on 0.22, every AR stage sends everything twice. From 0.26 on (model runner v1)
-    only the stage that its connector calls a sender has its payload split: a middle stage has the connector of its
-    incoming edge, is called a receiver, and sends everything twice.
+    request's end, on the thread that routes all audio, and nothing reads the result. Upstream (model runner v1) splits
+    the payload only of a stage that its connector calls a sender: a middle stage has the connector of its incoming
+    edge, is called a receiver, and sends everything twice.
 Why not a hook:
     Upstream has none between the model runner's output and the scheduler's.
 Scope:
@@ -23,12 +22,10 @@ Scope:
     images or video, duplex deployments, KV transfer (PD prefill), and stages whose payload the orchestrator may have to
     hand on: stage 0 without a connector, and stages without a processor for chunks. A stage process does not know its
     next stage. That one receives chunks follows from the processor: from 0.30 on upstream refuses to start where the
-    two ends of an edge whose producer has a processor for chunks differ in async-chunk; on 0.26 and 0.28 it asks the
-    next stage's connector alone; on 0.22 async-chunk is the whole pipeline's. Such a processor is known by its
-    parameters, a step's payload and ``is_finished``; one for whole payloads lacks the first or both.
-    Up to 0.28 a stage process does not know whether its stage is a final-output one: clients get what the roots say, as
-    they do by upstream's own split of a thinker. On 0.26 it does not know either whether the deployment serves duplex
-    sessions: stages of pipelines that may serve them are left alone.
+    two ends of an edge whose producer has a processor for chunks differ in async-chunk; on 0.28 it asks the next
+    stage's connector alone. Such a processor is known by its parameters, a step's payload and ``is_finished``; one for
+    whole payloads lacks the first or both. On 0.28 a stage process does not know whether its stage is a final-output
+    one: clients get what the roots say, as they do by upstream's own split of a thinker.
     Left alone request by request: pooling requests, streaming sessions in all their segments, CFG companions. Left
     alone step by step: an output whose payload list is not the very list that goes to the connector, as when the model
     names the keys that its clients get (``omni_client_multimodal_output_keys``).
@@ -38,14 +35,13 @@ Fragility:
     to the outputs is relied on; so is the check of the edges. Not seen: a middle stage of four or more with a processor
     for chunks and no connector on its outgoing edge, while the stage after it has one of its own going out. Upstream
     hands on through the orchestrator there, and leaves the stage's chunks in shared memory; no pipeline of 0.30 is like
-    that. Dicts in ``pooling_output`` are gated where a release has no split at all (0.22, whose roots are those of
-    upstream's first split); later ones pack them into another field, which only model runner v2 uses.
+    that.
     Read: of the scheduler ``vllm_config``, ``requests`` and ``chunk_transfer_adapter``, of that
     ``custom_process_next_stage_input_func``; of the model's configuration ``async_chunk``, ``use_v2_model_runner``,
     ``worker_type``, ``final_output``, ``engine_output_type``, ``session_mode``, ``stage_id`` and ``model_stage``; of a
     request ``pooling_params``, ``resumable``, ``streaming_queue`` and its two ids, in which companions have ``__cfg_``;
-    of a step ``num_scheduled_tokens``, ``multimodal_outputs``, ``pooler_output`` and ``inter_stage_outputs``, which are
-    compared by identity. Set: ``multimodal_output`` and ``pooling_output`` of an output.
+    of a step ``num_scheduled_tokens``, ``multimodal_outputs`` and ``inter_stage_outputs``, which are compared by
+    identity. Set: ``multimodal_output`` of an output.
 Upstream thread:
     vllm-omni issue #4469, PR #3690.
 Remove when:
@@ -54,7 +50,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
@@ -105,17 +101,8 @@ PATCH = Patch(
     counters=(
         Counter("multimodal_outputs", "outputs whose multimodal_output was gated"),
         Counter("multimodal_bytes", "bytes of tensors taken out of multimodal_output"),
-        Counter("pooling_outputs", "outputs whose pooling_output was gated"),
-        Counter("pooling_bytes", "bytes of tensors taken out of pooling_output"),
     ),
     rows=(
-        Fit(releases=("0.22.0",), seams=schedulers("53930db21a77c7c4")),
-        Row(
-            releases=("0.24.0",),
-            state=State.SUPERSEDED,
-            note="upstream's model runner splits the payload of every async-chunk stage",
-        ),
-        Fit(releases=("0.26.0",), seams=(*schedulers("8d0dfd160861980b"), *SPLIT, RECEIVES)),
         Fit(releases=("0.28.0",), seams=(*schedulers("bf85504e98475be4"), *SPLIT, RECEIVES)),
         Fit(releases=("0.30.0",), seams=(*schedulers("a26adda69a2c6ef8"), *SPLIT, EDGES)),
         Fit(releases=("0.32.0rc1",), preview=True, seams=(*schedulers("9fce850c9b7c64dc"), *SPLIT, EDGES)),

@@ -8,12 +8,11 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from vllm_omni.distributed.omni_connectors.utils.config import get_stage_connector_role, stage_sends_async_output
+from vllm_omni.utils.mm_outputs import partition_flat_payload
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
-
-from . import upstream
-from .upstream import visible_to_client
 
 _runtime = runtime("forward_gate")
 _counters = _runtime.counters
@@ -56,7 +55,7 @@ def verdict(scheduler: Any) -> tuple[State, str]:
         return State.NOT_APPLICABLE, f"{stage} runs without async-chunk: the orchestrator hands its payload on"
     if getattr(model_config, "use_v2_model_runner", False):
         return State.NOT_APPLICABLE, f"{stage} runs on model runner v2, which sends no payload to the orchestrator"
-    if upstream.stage_sends_async_output is not None and upstream.stage_sends_async_output(model_config):
+    if stage_sends_async_output(model_config):
         return State.SUPERSEDED, f"upstream's model runner splits the payload of {stage} itself"
     for found, obstacle in _obstacles(scheduler, model_config):
         if found:
@@ -65,22 +64,20 @@ def verdict(scheduler: Any) -> tuple[State, str]:
 
 
 def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
-    """Why somebody may need the payload in the outputs, each with whether it is so here."""
+    """Why the payload may be needed in the outputs, each with whether it is so here."""
     worker_type = getattr(model_config, "worker_type", None)
     output_type = getattr(model_config, "engine_output_type", None)
     yield worker_type not in (None, "ar"), f"has worker type {worker_type}: only AR stages send chunks"
     yield bool(getattr(model_config, "final_output", False)), "is a final-output stage: its outputs go to the client"
     yield output_type in ("audio", "image", "video"), f"makes {output_type}: its outputs go to the client"
-    processor = getattr(
-        getattr(scheduler, "chunk_transfer_adapter", None), "custom_process_next_stage_input_func", None
-    )
-    duplex = upstream.serves_duplex(model_config, processor)
+    duplex = getattr(model_config, "session_mode", "turn") != "turn"
     yield duplex, "serves duplex sessions, which read its payload in the orchestrator"
     prefill = scheduler.vllm_config.kv_transfer_config is not None
     yield prefill, "transfers its KV cache (PD prefill): the orchestrator hands its payload to the decode stage"
-    role_of = upstream.get_stage_connector_role
-    unconnected = role_of is not None and role_of(model_config) is None
+    unconnected = get_stage_connector_role(model_config) is None
     yield unconnected, "has no connector: the orchestrator hands its payload on"
+    adapter = getattr(scheduler, "chunk_transfer_adapter", None)
+    processor = getattr(adapter, "custom_process_next_stage_input_func", None)
     yield not _makes_chunks(processor), "has no processor that makes chunks: the orchestrator hands its payload on"
 
 
@@ -91,7 +88,7 @@ def _makes_chunks(processor: Any) -> bool:
     """
     if processor is None:
         return False
-    return {upstream.PAYLOAD, "is_finished"} <= set(inspect.signature(processor).parameters)
+    return {"multimodal_output", "is_finished"} <= set(inspect.signature(processor).parameters)
 
 
 def _stage_name(model_config: Any) -> str:
@@ -109,20 +106,18 @@ def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args:
     """
     if instance not in _gating:
         return wrapped(*args, **kwargs)
-    carriers: tuple[str, ...] = ()
-    kept: frozenset[str] = frozenset()
+    kept: frozenset[str] | None = None
     try:
-        carriers, kept = _plan_of_step(instance, *args, **kwargs)
+        kept = _kept_in_step(instance, *args, **kwargs)
     except Exception as error:  # the step is worked off all the same
         _stop_gating(instance, error)
     outputs = wrapped(*args, **kwargs)
-    if carriers:
+    if kept is not None:
         try:
             for batch in outputs.values():
                 for output in batch.outputs:
                     if output.request_id not in kept:
-                        for carrier in carriers:
-                            _gate_output(output, carrier)
+                        _gate_output(output)
         except Exception as error:  # the outputs are whole, gated or not: a stage must not die of it
             _stop_gating(instance, error)
     return outputs
@@ -135,29 +130,21 @@ def _stop_gating(scheduler: Any, error: Exception) -> None:
     _runtime.report(State.FAILED, f"gating failed: {error!r}; outputs stay as they are from here on")
 
 
-def _plan_of_step(
-    scheduler: Any, scheduler_output: Any, model_runner_output: Any
-) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The carriers of this step that hold what the connector gets, and the requests that keep theirs.
+def _kept_in_step(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> frozenset[str] | None:
+    """The requests that keep their payload in this step; None where the outputs do not hold what the connector gets.
 
     Read before the step is worked off: a request that ends in it is gone afterwards.
     """
-    mm_outputs = getattr(model_runner_output, "multimodal_outputs", None)
-    pooler_output = model_runner_output.pooler_output
-    # Releases before the split hand the pooler output itself to the connector.
-    sent = getattr(model_runner_output, "inter_stage_outputs", pooler_output)
-    if sent is None:
-        return (), frozenset()
+    sent = model_runner_output.inter_stage_outputs
     # The very list, which survives pickling: what was filtered for the client is another one.
-    fields = {"multimodal": mm_outputs, "pooling": pooler_output}
-    carriers = tuple(name for name, payloads in fields.items() if payloads is sent)
+    if sent is None or model_runner_output.multimodal_outputs is not sent:
+        return None
     requests = scheduler.requests
-    kept = frozenset(each for each in scheduler_output.num_scheduled_tokens if _needs_payload(requests.get(each)))
-    return carriers, kept
+    return frozenset(each for each in scheduler_output.num_scheduled_tokens if _needs_payload(requests.get(each)))
 
 
 def _needs_payload(request: Any) -> bool:
-    """Whether somebody in the orchestrator reads this request's payload."""
+    """Whether the orchestrator reads this request's payload."""
     return request is not None and (
         request.pooling_params is not None
         or request.resumable
@@ -168,17 +155,16 @@ def _needs_payload(request: Any) -> bool:
     )
 
 
-def _gate_output(output: Any, carrier: str) -> None:
-    name = f"{carrier}_output"
-    payload = getattr(output, name, None)
-    if not isinstance(payload, dict):  # none, or the tensor of a pooling task
+def _gate_output(output: Any) -> None:
+    payload = output.multimodal_output
+    if not isinstance(payload, dict):
         return
-    visible = visible_to_client(payload)
+    _, visible = partition_flat_payload(payload)
     if len(visible) == len(payload):
         return
-    setattr(output, name, visible or None)
-    _counters[f"{carrier}_outputs"] += 1
-    _counters[f"{carrier}_bytes"] += sum(_nbytes_of(value) for key, value in payload.items() if key not in visible)
+    output.multimodal_output = visible or None
+    _counters["multimodal_outputs"] += 1
+    _counters["multimodal_bytes"] += sum(_nbytes_of(value) for key, value in payload.items() if key not in visible)
 
 
 def _nbytes_of(value: Any) -> int:

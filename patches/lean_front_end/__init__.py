@@ -1,116 +1,151 @@
-"""What the front end does for one request holds up the others less: its summary at the end, its chunks of audio.
+"""What the front end does for one request holds up the others less: its summary, its tokens' events, its audio.
 
 What:
-    Where statistics are logged (the default of ``vllm serve --omni``), upstream prints up to four tables of each
-    request that ends, on the event loop that sends everybody's audio. Upstream's function runs as it is and returns
-    what it returns; ``summary`` says what becomes of its text. ``full``: the same text, its tables made with less work.
-    ``thread``: the same text, made and written by a thread of its own, in order, at most 256 requests behind; what it
-    had to drop stands in the log. ``line``: upstream's ``[OmniTiming]`` line alone, the tables at DEBUG; a request that
-    has no such line (aborted, failed) keeps its tables. ``interval``: one line per ``interval_s``, how many requests
-    ended and how long they took; the rest at DEBUG.
-    ``wav``: one channel of floats becomes a WAV file or 16-bit PCM by numpy, byte for byte what libsndfile makes of it.
+    Summary: where statistics are logged (the default of ``vllm serve``), upstream prints up to four tables of each
+    request that ends, on the event loop that sends all audio. With ``summary: full`` the same text is made with less
+    work. With ``summary: line`` upstream's ``[OmniTiming]`` line is written alone, the tables go to DEBUG.
+    Events: upstream makes four pydantic models for each token that it streams, and a fifth pass over them makes the
+    event's text. All but the token and three numbers are the same from event to event of a request: the text is written
+    around them, byte for byte the same, and the models are made without validation.
+    Audio: one channel of floats becomes a WAV file or 16-bit PCM by numpy, byte for byte what libsndfile makes of it.
 Why:
     PrettyTable measures each cell with a library for wide characters: 1 to 4 ms of processor time a request's end,
     under the interpreter's lock, a third of what the front end spends. Requests that end together print together, just
-    when the next wave's first audio is due. On another thread PrettyTable would hold the lock as before, and the event
-    loop would wait for it up to 5 ms at a time. Hence the lean tables in every mode.
-    A WAV file of a chunk costs libsndfile six times what its bytes cost: it opens a file behind callbacks for each.
+    when the next wave's first audio is due. Models and their text are a quarter of the front end's time in a request of
+    400 tokens. A WAV file of a chunk costs libsndfile six times what its bytes cost: it opens a file behind callbacks.
 Why not a hook:
-    Upstream offers ``--disable-log-stats`` only, which takes the metrics away as well.
+    Upstream offers ``--disable-log-stats`` only, which takes the metrics away as well, and nothing between an output
+    and its event.
 Scope:
-    Event loop of the API server, of ``AsyncOmni`` and of duplex sessions; ``Omni`` too. Metrics, gauges, what is
-    returned and what clients get are not touched. From 0.32 on ``summary`` changes nothing: upstream itself logs the
-    line alone there, the tables at DEBUG. The thread writes later: what a killed process had not written is
-    lost, up to 256 requests of it; one that ends writes for a second at the most, and says what is left.
+    Event loop of the API server, of ``AsyncOmni`` and of duplex sessions; ``Omni`` too. Metrics, what is returned and
+    what clients get are not touched. From 0.32 on ``summary`` changes nothing: upstream itself logs the line alone, the
+    tables at DEBUG. Events are those of ``/v1/chat/completions``, streamed, of exactly one choice with text, without
+    log probabilities, token ids, end or stage metrics, of a request whose id has at most 256 characters; every other
+    event is upstream's. A process that is not ``vllm serve`` and does not import upstream's API server goes without
+    this part. Streams that began under the patch keep it until they end.
 Fragility:
-    Wraps ``OrchestratorAggregator.build_and_log_summary``, pinned because tables are told from other records by
-    their one argument. ``_format_table`` runs upstream's code with another class for ``PrettyTable``. Cells that are
-    not plain ASCII go to PrettyTable itself, and so does everything once a text differs: the first table of each number
-    of columns is made by both and compared. With ``thread``, a handler that asks on which thread it runs finds ours.
-    ``soundfile.write`` is wrapped for all who call it in the process; everything but finite 32-bit floats of one
-    channel into an empty ``BytesIO`` goes on to it, and the first file of each format is made by both and compared.
+    ``_format_table`` and ``chat_completion_stream_generator`` are upstream's code objects with other globals: another
+    class for ``PrettyTable``, others for the four models. Bodies are pinned, as are what a choice is handed to and how
+    a delta is written. Cells that are not plain ASCII go to PrettyTable itself. The first table of each number of
+    columns, the first event of each form and the first file of each format are made by both and compared; a difference
+    or an exception of ours makes the patch ``failed``, and upstream works alone. ``soundfile.write`` is wrapped for all
+    who call it in the process; everything but finite 32-bit floats of one channel into an empty ``BytesIO`` goes on.
 Upstream thread:
     vllm-omni issue #4561 (the CPU-side output path).
 Remove when:
-    Every supported release logs one line a request and keeps the tables for DEBUG, and makes PCM with numpy, as 0.32
-    does, and WAV too.
+    Every supported release logs one line a request, writes an event without building models, and makes PCM, as 0.32
+    does, and WAV with numpy.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Replace, Wrap
 
 STATS = "vllm_omni.metrics.stats"
+CHAT = "vllm_omni.entrypoints.openai.serving_chat"
+DELTAS_0_28 = "vllm.entrypoints.openai.engine.protocol"
+DELTAS = "vllm.entrypoints.generate.base.protocol"
+CALLS = "vllm.entrypoints.serve.utils.tool_calls_utils"
 
 
 class FrontEndOptions(Options):
     """Values of ``lean_front_end``."""
 
-    summary: Literal["full", "thread", "line", "interval"] = Field(
+    gone: ClassVar[Mapping[str, str]] = {
+        "interval_s": "it went with summary: interval; summary is full or line",
+        "wav": "it went: chunks become WAV and PCM without libsndfile wherever the patch is on",
+        "tokens": "it went: tokens are written without pydantic wherever the patch is on",
+        "unneeded": "it went: upstream's warnings are written as upstream writes them",
+    }
+
+    summary: Literal["full", "line"] = Field(
         default="full",
-        description="what is logged when a request ends: upstream's text (full; on a thread of its own: thread), its "
-        "[OmniTiming] line with the tables at DEBUG (line), or one line per interval_s for all (interval)",
-    )
-    interval_s: float = Field(
-        default=10.0,
-        ge=0.1,
-        le=3600.0,
-        description="seconds that a line stands for with summary: interval",
-    )
-    wav: bool = Field(
-        default=True,
-        description="write chunks of audio as WAV or 16-bit PCM without libsndfile, byte for byte the same",
+        description="what is logged when a request ends: upstream's text (full), or its [OmniTiming] line with the "
+        "tables at DEBUG (line)",
     )
 
 
-def _summary(body: str) -> AnySeam:
-    return Wrap(
-        STATS,
-        "OrchestratorAggregator.build_and_log_summary",
-        ("self",),
-        wrapper="wrapped_build_and_log_summary",
-        fingerprints=(body,),
+def _tables(summary: str) -> tuple[AnySeam, ...]:
+    """Upstream's tables, and the body that logs them."""
+    given = ("title", "data", "value_fields", "column_key", "column_prefix")
+    return (
+        Pin(STATS, "OrchestratorAggregator.build_and_log_summary", ("self",), fingerprints=(summary,)),
+        Replace(STATS, "_format_table", given, wrapper="wrapped_format_table", fingerprints=("f25a37a7273d3b78",)),
+        # Where it is defined: its code runs.
+        Pin("vllm_omni.metrics.utils", "_format_table", given, fingerprints=("f25a37a7273d3b78",)),
     )
 
 
-_TABLE = ("title", "data", "value_fields", "column_key", "column_prefix")
-TABLES: tuple[AnySeam, ...] = (
-    Replace(STATS, "_format_table", _TABLE, wrapper="wrapped_format_table", fingerprints=("f25a37a7273d3b78",)),
-    # Where it is defined: its code runs.
-    Pin("vllm_omni.metrics.utils", "_format_table", _TABLE, fingerprints=("f25a37a7273d3b78",)),
-)
+def _events(stream: str, deltas: str, item: str, filters: str) -> tuple[AnySeam, ...]:
+    """Upstream's generator of a streamed answer, how it writes a delta, and the one call that is given a choice."""
+    given = ("self", "request", "result_generator", "request_id", "model_name", "conversation", "tokenizer")
+    more = ("request_metadata", "reasoning_parser", "mm_token_counts", "raw_request")
+    return (
+        Replace(
+            CHAT,
+            "OmniOpenAIServingChat.chat_completion_stream_generator",
+            (*given, *more),
+            wrapper="wrapped_chat_completion_stream_generator",
+            fingerprints=(stream,),
+        ),
+        # Text that has another form for some tokens would be seen only if it were the first.
+        Pin(deltas, "DeltaMessage._serialize", ("self", "handler"), fingerprints=("392ff922e8ecca07",)),
+        Pin(CALLS, "maybe_filter_parallel_tool_calls", (item, "request"), fingerprints=(filters,)),
+    )
+
+
 _FILE = ("file", "data", "samplerate", "subtype", "endian", "format", "closefd", "compression_level", "bitrate_mode")
 FILES = Wrap("soundfile", "write", _FILE, wrapper="wrapped_write")
+WITHOUT_API_SERVER = "upstream's API server is not imported in this process: streamed answers are upstream's"
 
 PATCH = Patch(
     name="lean_front_end",
-    summary="what the front end does for one request holds up the others less: its summary, its audio",
+    summary="what the front end does for one request holds up the others less: summary, events, audio",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     options=FrontEndOptions,
     default_on=False,
     taken_off="taken_off",
     counters=(
-        Counter("requests", "summaries that upstream made under the patch"),
-        Counter("tables", "tables made without PrettyTable"),
-        Counter("handed_over", "summaries whose records went to the thread that writes them"),
-        Counter("left_out", "log records that line and interval left out"),
         Counter("files", "WAV and PCM files made without libsndfile"),
-        Counter("dropped", "summaries that were dropped because the log could not keep up"),
+        Counter("events", "events of tokens written without pydantic"),
+        Counter("streams", "streamed chat answers that began under the patch"),
+        Counter("tables", "tables made without PrettyTable"),
+        Counter("left_out", "tables that summary: line left out"),
     ),
     rows=(
-        Fit(releases=("0.22.0", "0.24.0", "0.26.0", "0.28.0"), seams=(_summary("8050577d62c4b726"), *TABLES, FILES)),
-        Fit(releases=("0.30.0",), seams=(_summary("8a380533a4be5430"), *TABLES, FILES)),
+        Fit(
+            releases=("0.28.0",),
+            seams=(
+                FILES,
+                *_tables("8050577d62c4b726"),
+                *_events("c816f59710f98d6f", DELTAS_0_28, "choice", "855a148a4fdacb13"),
+            ),
+            of_api_server=(CHAT, DELTAS_0_28, CALLS),
+            without_api_server=WITHOUT_API_SERVER,
+        ),
+        Fit(
+            releases=("0.30.0",),
+            seams=(
+                FILES,
+                *_tables("8a380533a4be5430"),
+                *_events("c816f59710f98d6f", DELTAS, "choice", "855a148a4fdacb13"),
+            ),
+            of_api_server=(CHAT, DELTAS, CALLS),
+            without_api_server=WITHOUT_API_SERVER,
+        ),
         Fit(
             releases=("0.32.0rc1",),
             preview=True,
-            seams=(FILES,),
-            note="wav alone, summary and interval_s change nothing: "
-            "upstream itself logs one line a request and makes PCM without libsndfile",
+            seams=(FILES, *_events("efb8c9944cc24102", DELTAS, "item", "ba2fa8ea010adca5")),
+            of_api_server=(CHAT, DELTAS, CALLS),
+            without_api_server=WITHOUT_API_SERVER,
+            note="summary changes nothing: upstream itself logs one line a request",
         ),
     ),
 )

@@ -1,18 +1,11 @@
-"""The slots of ``lean_front_end``: upstream makes a request's summary, we make its tables, or leave them out.
-
-Upstream's function runs as it is, at its time, and its result is upstream's. What it logs meanwhile is held by a filter
-on its logger, and goes where the option says. Besides, chunks of audio become WAV files without libsndfile.
-"""
+"""The slots of ``lean_front_end``: a summary's tables, the events of a streamed answer, and chunks of audio."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from io import BytesIO
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -21,135 +14,62 @@ from omni_fastpath.declare import State
 from omni_fastpath.ledger import runtime
 
 from . import pcm
-from .table import LeanTable, Table
-from .writer import Tally, Writer
+from .other_globals import WithOtherGlobals
+from .stream_events import Events
+from .summary_table import DebugTable, SummaryTable
 
 _runtime = runtime("lean_front_end")
 _counters = _runtime.counters
-
-_log = logging.getLogger("vllm_omni.metrics.stats")
-
-
-class _Call(threading.local):
-    """What the summary that is being made on this thread holds back.
-
-    Attributes:
-        held: Its log records so far; None: they are written as they come.
-        runs: Whether one is being made.
-    """
-
-    held: deque[logging.LogRecord] | None = None
-    runs: bool = False
-
-
-_call = _Call()
-
-
-def _hold(record: logging.LogRecord) -> bool:
-    """The filter: a record of a summary whose records are held back is not written now."""
-    if _call.held is None:
-        return True
-    _call.held.append(record)
-    return False
-
-
-writer = Writer(_log.handle)
-_tally = Tally()
-_proven: set[int] = set()
-"""Numbers of columns for which our text was compared with upstream's, and is the same."""
 
 
 def _step_aside(why: str) -> None:
     _runtime.report(State.FAILED, f"{why}; upstream works alone from here on")
 
 
-def wrapped_build_and_log_summary(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Upstream's summary of one request: its result and its effects are upstream's, its log records go our way."""
-    if (
-        not instance.log_stats or _call.runs or (_runtime.has_failed and writer.idle)
-    ):  # else it would overtake what waits
-        return wrapped(*args, **kwargs)
-    options = _runtime.options
-    _counters["requests"] += 1
-    _call.runs = True
-    summary: dict[str, Any] | None = None
-    if options.summary != "full":
-        if _hold not in _log.filters:
-            _log.filters.insert(0, _hold)  # before others': theirs see a record once, when it is written
-        _call.held = deque()
-    try:
-        summary = wrapped(*args, **kwargs)
-    finally:
-        held, _call.held, _call.runs = _call.held, None, False
-        if held is not None:
-            _let_go(held, options, summary)
-    return summary
+# ---- The tables of a request's summary ----
+
+_log = logging.getLogger("vllm_omni.metrics.stats")
+_format_table: list[WithOtherGlobals] = []
+"""The one in force, once there is one."""
+_proven: set[int] = set()
+"""Numbers of columns for which our text was compared with upstream's, and is the same."""
 
 
-def _let_go(held: deque[logging.LogRecord], options: Any, summary: dict[str, Any] | None) -> None:
-    """Write, hand on or leave out what one summary logged."""
-    written: Iterable[logging.LogRecord] = held
-    try:
-        if options.summary == "thread":
-            _counters["handed_over" if writer.put(tuple(held)) else "dropped"] += 1
-            return
-        if options.summary == "interval":
-            _tally.add(summary, options.interval_s)
-            written = _all_but(held, left_out=lambda _record: True)
-        elif not all(map(_is_table, held)):  # a request without a timing line keeps its tables: it leaves a trace
-            written = _all_but(held, left_out=_is_table)
-    except Exception as error:
-        _step_aside(f"what to do with a summary failed: {error!r}")
-    for record in written:  # what a handler raises is its own, as on stock
-        _log.handle(record)
-
-
-def _is_table(record: logging.LogRecord) -> bool:
-    return isinstance(record.args, tuple) and len(record.args) == 1 and isinstance(record.args[0], Table)
-
-
-def _all_but(
-    held: Iterable[logging.LogRecord], left_out: Callable[[logging.LogRecord], bool]
-) -> list[logging.LogRecord]:
-    """What is written: all that is not left out, and what is, at DEBUG."""
-    debug = _log.isEnabledFor(logging.DEBUG)
-    written = []
-    for record in held:
-        if left_out(record):
-            if not debug:
-                _counters["left_out"] += 1
-                continue
-            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
-        written.append(record)
-    return written
-
-
-def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any, kwargs: Any) -> Any:
-    """The text of a table, made by upstream's function with our table class; while records are held back, later."""
-    if _runtime.has_failed or not _call.runs:
-        return wrapped(*args, **kwargs)
-    if _call.held is not None or not _log.isEnabledFor(logging.INFO):  # nobody reads it now, or ever
-        try:
-            return Table(partial(_format_table, wrapped), *args, **kwargs)
-        except Exception as error:
-            _step_aside(f"putting a table off failed: {error!r}")
-            return wrapped(*args, **kwargs)
-    return _format_table(wrapped, *args, **kwargs)
-
-
-def _format_table(upstream: Callable[..., str], title: str, data: Any, *rest: Any, **named: Any) -> str:
-    """Upstream's text. The first of each number of columns is compared with what upstream itself makes."""
+def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any, kwargs: Any) -> str:
+    """The text of a table; with ``summary: line`` for DEBUG alone."""
     if _runtime.has_failed:
-        return upstream(title, data, *rest, **named)
-    columns = len(data) if isinstance(data, Sized) and not isinstance(data, dict) else 1
+        return wrapped(*args, **kwargs)
+    if _runtime.options.summary == "full":
+        return _table(wrapped, *args, **kwargs)
+    if _to_debug not in _log.filters:
+        _log.addFilter(_to_debug)
+    return DebugTable(_table(wrapped, *args, **kwargs) if _log.isEnabledFor(logging.DEBUG) else "")
+
+
+def _to_debug(record: logging.LogRecord) -> bool:
+    """The filter of ``summary: line``: a record of a table goes to DEBUG."""
+    if not (isinstance(record.args, tuple) and len(record.args) == 1 and type(record.args[0]) is DebugTable):
+        return True
+    if not _log.isEnabledFor(logging.DEBUG):
+        _counters["left_out"] += 1
+        return False
+    record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    return True
+
+
+def _table(upstream: Any, title: str, data: Any, *rest: Any, **named: Any) -> str:
+    """Upstream's text. The first of each number of columns is compared with what upstream itself makes."""
+    columns = len(data) if isinstance(data, list) else 1
     try:
-        text: str = _lean(upstream)(title, data, *rest, **named)
+        if not _format_table or not _format_table[0].is_of(upstream):
+            real = upstream.__globals__["PrettyTable"]
+            _format_table[:] = [WithOtherGlobals(upstream, {"PrettyTable": partial(SummaryTable, real)})]
+        text: str = _format_table[0].function(title, data, *rest, **named)
     except Exception as error:
-        text = upstream(title, data, *rest, **named)  # if it fails as well, the error is upstream's own
         _step_aside(f"making a table failed: {error!r}")
-        return text
+        return str(upstream(title, data, *rest, **named))
     if columns not in _proven:
-        expected = upstream(title, data, *rest, **named)
+        expected: str = upstream(title, data, *rest, **named)
         if text != expected:
             _step_aside(f"a table of {columns} columns is not as PrettyTable prints it")
             return expected
@@ -158,52 +78,36 @@ def _format_table(upstream: Callable[..., str], title: str, data: Any, *rest: An
     return text
 
 
-_functions: dict[Callable[..., str], Callable[..., str]] = {}
+# ---- The events of a streamed answer ----
+
+_stream: list[WithOtherGlobals] = []
+"""The one in force, once there is one."""
 
 
-def _lean(upstream: Any) -> Callable[..., str]:
-    """Upstream's own ``_format_table`` with another ``PrettyTable``: the same code with other globals."""
-    found = _functions.get(upstream)
-    if found is None:
-        names = {**upstream.__globals__, "PrettyTable": partial(LeanTable, upstream.__globals__["PrettyTable"])}
-        found = FunctionType(upstream.__code__, names, upstream.__name__, upstream.__defaults__, upstream.__closure__)
-        found.__kwdefaults__ = upstream.__kwdefaults__
-        _functions[upstream] = found
+def wrapped_chat_completion_stream_generator(
+    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> AsyncIterator[str]:
+    """The events of one streamed chat answer, by upstream's generator with other classes for its models."""
+    found: AsyncIterator[str]
+    try:
+        if not _runtime.has_failed:
+            # Called through the class, with the instance as an argument, it is wrapt's partial of the function.
+            upstream = getattr(wrapped, "__func__", None) or wrapped.__wrapped__
+            if not _stream or not _stream[0].is_of(upstream):
+                events = Events(upstream.__globals__, lambda: _runtime.has_failed, _step_aside, _counters)
+                _stream[:] = [WithOtherGlobals(upstream, events.stand_ins)]
+            found = _stream[0].function(instance, *args, **kwargs)
+            _counters["streams"] += 1
+            return found
+    except Exception as error:
+        _step_aside(f"setting up a stream failed: {error!r}")
+    found = wrapped(*args, **kwargs)
     return found
 
 
+# ---- Chunks of audio ----
+
 _MOST_HZ = 384_000
-_proven_formats: set[str] = set()
-"""Formats of which a file was compared with soundfile's, and is the same."""
-
-
-def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
-    """``soundfile.write``: one channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written by us."""
-    written: bytes | None = None
-    if not _runtime.has_failed and _runtime.options.wav:
-        try:
-            written = _file(args, kwargs)
-        except Exception as error:
-            _step_aside(f"making a file failed: {error!r}")
-    if written is None:
-        wrapped(*args, **kwargs)
-        return
-    file, form = args[0], kwargs["format"]
-    if form in _proven_formats:
-        try:
-            file.write(written)
-        except BufferError:  # somebody looks into the buffer: soundfile cannot write either, and says so its way
-            wrapped(*args, **kwargs)
-            return
-        _counters["files"] += 1
-        return
-    wrapped(*args, **kwargs)
-    if file.getvalue() == written and file.tell() == len(written):
-        _proven_formats.add(form)
-    else:
-        _step_aside(f"a {form} file is not as soundfile writes it")
-
-
 _PLAIN_CALL = 3
 """Arguments by position: file, samples, rate."""
 _FORMS: dict[tuple[Any, Any], Callable[[Any, int], bytes]] = {
@@ -211,6 +115,28 @@ _FORMS: dict[tuple[Any, Any], Callable[[Any, int], bytes]] = {
     ("WAV", "PCM_16"): pcm.wav,
     ("RAW", "PCM_16"): pcm.raw,
 }
+_proven_formats: set[str] = set()
+"""Formats of which a file was compared with soundfile's, and is the same."""
+
+
+def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
+    """``soundfile.write``: one channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written by us."""
+    written: bytes | None = None
+    if not _runtime.has_failed:
+        try:
+            written = _file(args, kwargs)
+        except Exception as error:
+            _step_aside(f"making a file failed: {error!r}")
+    if written is not None and kwargs["format"] in _proven_formats:
+        args[0].write(written)
+        _counters["files"] += 1
+        return
+    wrapped(*args, **kwargs)
+    if written is not None:
+        if args[0].getvalue() == written and args[0].tell() == len(written):
+            _proven_formats.add(kwargs["format"])
+        else:
+            _step_aside(f"a {kwargs['format']} file is not as soundfile writes it")
 
 
 def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
@@ -232,11 +158,7 @@ def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
 
 
 def taken_off() -> None:
-    """Nothing is held back any more; what waits is written."""
-    while _hold in _log.filters:
-        _log.filters.remove(_hold)
-    writer.close()
-    _tally.tell()
-    _functions.clear()
-    _proven.clear()
-    _proven_formats.clear()
+    """Tables are at INFO again; streams that run keep what they have."""
+    _log.removeFilter(_to_debug)
+    for kept in (_format_table, _stream, _proven, _proven_formats):
+        kept.clear()

@@ -27,7 +27,7 @@ Fragility:
     Relies on one raw output being processed and routed at a time. Read: of the orchestrator ``stage_pools``; of a pool
     ``clients``, ``final_output``, ``_audio_frames_by_request`` and ``_non_empty_first_output_timestamps_by_request``;
     of a client ``final_output_type``, ``outputs_queue``, ``resources.output_socket`` and ``resources.engine_manager``;
-    of a raw output ``timestamp`` and ``outputs``; of an adapter ``_pending_save_reqs``, and from 0.32 on ``batch`` of
+    of a raw output ``timestamp``; of an adapter ``_pending_save_reqs``, and from 0.32 on ``batch`` of
     an entry of it.
 Upstream thread:
     vllm-omni issue #4561 (asks for evidence at the level of queues).
@@ -81,10 +81,7 @@ PATCH = Patch(
     default_on=False,
     figures="figures",
     taken_off="taken_off",
-    counters=(
-        Counter("observed", "raw outputs that were routed, in a server; save queues, in a stage"),
-        Counter("entries", "entries of those raw outputs"),
-    ),
+    counters=(Counter("observed", "raw outputs that were routed, in a server; save queues, in a stage"),),
     metrics=(
         Metric(
             "omni_fastpath_residence_seconds",

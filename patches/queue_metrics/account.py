@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 from omni_fastpath.figures import Distribution
 
 from .bounds import RESIDENCE_S
 
-_LOOPBACK = ("127.", "localhost", "::1")
-_NOTHING: Mapping[str, Any] = {}
+_FIRSTS = {"audio": "_audio_frames_by_request", "text": "_non_empty_first_output_timestamps_by_request"}
+"""Upstream's records in a pool: a request is in one from its first audio, or text, until the stage ends it."""
+_LOOPBACK = ("tcp://127.", "tcp://localhost", "tcp://[::1]")
 
 
 class Replica:
@@ -54,7 +54,6 @@ class Dispatch:
         replica: Whose it is.
         stage_id: Of its stage.
         constructed_s: When its stage made it, by that host's monotonic clock.
-        entries: How many it has.
         had_first: Upstream's record of the requests that had a first audio, or text, of that stage.
         before: How many requests that record had before the processing.
     """
@@ -62,7 +61,6 @@ class Dispatch:
     replica: Replica
     stage_id: int
     constructed_s: float
-    entries: int
     had_first: Mapping[str, Any]
     before: int
 
@@ -73,13 +71,12 @@ class Account:
     Attributes:
         replicas: By stage and replica.
         raw_outputs: How many were routed.
-        entries: How many entries these had.
     """
 
     def __init__(self, orchestrator: Any) -> None:
         self._orchestrator = weakref.ref(orchestrator)
         self.replicas: dict[tuple[int, int], Replica] = {}
-        self.raw_outputs = self.entries = 0
+        self.raw_outputs = 0
         self._due: Dispatch | None = None
 
     def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> Dispatch:
@@ -89,9 +86,8 @@ class Account:
         replica = self._replica(stage_id, replica_id)
         if replica_id < len(pool.clients):
             replica.look_at(pool, pool.clients[replica_id])
-        had_first = _had_first(pool, replica.gives)
-        timestamp, entries = raw_outputs.timestamp, len(raw_outputs.outputs)
-        return Dispatch(replica, stage_id, timestamp, entries, had_first, len(had_first))
+        had_first = getattr(pool, _FIRSTS[replica.gives]) if replica.gives in _FIRSTS else {}
+        return Dispatch(replica, stage_id, raw_outputs.timestamp, had_first, len(had_first))
 
     def processed(self, dispatch: Dispatch) -> None:
         """It was processed; it is what is routed next."""
@@ -108,7 +104,6 @@ class Account:
     def routed(self, dispatch: Dispatch, new: int) -> None:
         """A raw output was routed that had the first audio or text of so many requests."""
         self.raw_outputs += 1
-        self.entries += dispatch.entries
         if dispatch.replica.is_on_this_host:
             residence_s = monotonic() - dispatch.constructed_s
             dispatch.replica.residence.observe(residence_s)
@@ -139,17 +134,6 @@ class Account:
         return found if found is not None else self.replicas.setdefault((stage_id, replica_id), Replica())
 
 
-def _had_first(pool: Any, gives: str | None) -> Mapping[str, Any]:
-    """Upstream's record of a stage: a request is in it from its first audio, or text, until the stage ends it."""
-    if gives == "audio":
-        frames: Mapping[str, Any] = pool._audio_frames_by_request
-        return frames
-    if gives == "text":
-        texts: Mapping[str, Any] = pool._non_empty_first_output_timestamps_by_request
-        return texts
-    return _NOTHING
-
-
 def is_on_this_host(client: Any) -> bool:
     """Whether a replica's clock is this host's: it was spawned here, or sends by a local transport, or by none.
 
@@ -161,8 +145,7 @@ def is_on_this_host(client: Any) -> bool:
     if socket is None or getattr(resources, "engine_manager", None) is not None:
         return True
     try:
-        address: bytes = socket.LAST_ENDPOINT
+        address: str = socket.LAST_ENDPOINT.decode()
     except Exception:  # it is closed
         return False
-    parts = urlsplit(address.decode().rstrip("\0"))
-    return parts.scheme != "tcp" or (parts.hostname or "").startswith(_LOOPBACK)
+    return not address.startswith("tcp://") or address.startswith(_LOOPBACK)

@@ -103,11 +103,8 @@ def wrapped_final_output_handler(wrapped: Callable[..., None], _instance: Any, a
 def wrapped_adapter_made(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's, in a stage: its save queue is looked at from here on."""
     wrapped(*args, **kwargs)
-    try:
-        _adapters.append(weakref.ref(instance))
-        _counters["observed"] += 1
-    except Exception as error:
-        _step_aside(error)
+    _adapters.append(weakref.ref(instance))
+    _counters["observed"] += 1
 
 
 def _measure_lag(name: str) -> None:
@@ -148,7 +145,6 @@ def _of_orchestrators() -> Iterator[tuple[str, Sample]]:
             yield "queued_raw_outputs", gauge(_labels(stage_id, replica_id), waiting)
     if _accounts:
         _counters["observed"] = sum(account.raw_outputs for account in _accounts)
-        _counters["entries"] = sum(account.entries for account in _accounts)
 
 
 def _of_processes() -> Iterator[tuple[str, Sample]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,17 +28,8 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return stage_configs(tmp_path_factory.mktemp("stages"))
 
 
-@pytest.fixture(autouse=True)
-def _declared() -> None:
-    """The wrappers look up their counters when they are imported."""
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.forward_gate import PATCH
-
-    LEDGER.entry(PATCH)
-
-
-@pytest.fixture
-def gate() -> Iterator[Any]:
+@contextmanager
+def gated() -> Iterator[Any]:
     """The patch installed as in a stage process; its entry in the ledger."""
     from omni_fastpath import config
     from omni_fastpath.install import apply, uninstall
@@ -53,6 +45,13 @@ def gate() -> Iterator[Any]:
         yield entry
     finally:
         uninstall(entry.patch)
+
+
+@pytest.fixture
+def gate() -> Iterator[Any]:
+    """The patch installed as in a stage process; its entry in the ledger."""
+    with gated() as entry:
+        yield entry
 
 
 def rejudge(rig: Any, **model_config: Any) -> None:
@@ -151,8 +150,6 @@ def test_talkers_payload_stays_in_its_stage(configs: dict[int, Path], gate: Any)
     assert counted == {
         "multimodal_outputs": len(payloads),
         "multimodal_bytes": sum(value.nbytes for payload in payloads for value in payload.values()),
-        "pooling_outputs": 0,
-        "pooling_bytes": 0,
     }
     assert ours.keys() == own.keys()
     for name, outputs in own.items():
@@ -188,32 +185,8 @@ def test_generation_stage_is_not_applicable(configs: dict[int, Path], gate: Any,
         assert "is a generation stage" in gate.reason
 
 
-def test_messages_and_metrics_are_as_stock(configs: dict[int, Path], gate: Any) -> None:
-    """The orchestrator's messages of the talker, its stage metrics with their counts, are the same."""
-    from benchmarks.rigs.inprocess import Pipeline
-    from omni_fastpath.install import install, uninstall
-
-    found = []
-    for on in (True, False):
-        if not on:
-            uninstall(gate.patch)
-        raws, _ = talk(configs[TALKER])
-        pipeline = Pipeline()
-        for name in by_request(raws):
-            pipeline.add_request(name)
-        with pipeline:
-            pipeline.put(TALKER, *(wire(raw) for raw in raws))
-            pipeline.settle()
-        assert pipeline.crash is None
-        found.append(content.sequences(pipeline.messages()))
-    install(gate.patch)
-    assert found[0] == found[1]
-    assert len(found[0]) == 8
-
-
-@pytest.mark.parametrize("kind", ["DELTA", "CUMULATIVE", "FINAL_ONLY"])
-def test_none_and_empty_payload_are_alike(configs: dict[int, Path], gate: Any, kind: str) -> None:
-    """On the wire and after the output processor nobody can tell None, which we leave, from an empty payload."""
+def test_none_and_empty_payload_are_alike(configs: dict[int, Path], gate: Any) -> None:
+    """On the wire and after the output processor None, which we leave, and an empty payload are the same."""
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.serial_utils import MsgpackEncoder
 
@@ -226,7 +199,7 @@ def test_none_and_empty_payload_are_alike(configs: dict[int, Path], gate: Any, k
     for what in ("none", "empty"):
         pipeline = Pipeline()
         for name in by_request(raws):
-            pipeline.add_request(name, RequestOutputKind[kind])
+            pipeline.add_request(name, RequestOutputKind.CUMULATIVE)
         found[what], sizes[what] = [], []
         for raw in raws:
             for output in raw.outputs:
@@ -284,7 +257,7 @@ def test_payload_filtered_for_the_client_is_left_alone(configs: dict[int, Path],
     assert gate.counters["multimodal_outputs"] == 0
 
 
-def test_list_is_recognised_after_pickling() -> None:
+def test_list_is_recognised_after_pickling(gate: Any) -> None:
     """The runner's output comes from another process as a pickle, in which one list for two fields stays one."""
     from vllm_omni.outputs import OmniModelRunnerOutput
 
@@ -296,7 +269,41 @@ def test_list_is_recognised_after_pickling() -> None:
     )
     scheduler, step = SimpleNamespace(requests={}), SimpleNamespace(num_scheduled_tokens={"a": 1})
     for each in (output, pickle.loads(pickle.dumps(output, pickle.HIGHEST_PROTOCOL))):  # noqa: S301
-        assert wrappers._plan_of_step(scheduler, step, each) == (("multimodal",), frozenset())
+        assert wrappers._kept_in_step(scheduler, step, each) == frozenset()
+
+
+@pytest.mark.every_release
+def test_gate_leaves_all_but_the_payload(tmp_path: Path) -> None:
+    """On each release: the orchestrator gets the same outputs without the payload, the next stage the same chunks."""
+    from omni_fastpath.install import row_here
+    from tests.patches.small_stage import SmallStage, stage_config
+
+    config = stage_config(tmp_path)
+
+    def played() -> tuple[dict[str, list[Any]], Any]:
+        with SmallStage(config, device="cpu") as stage:
+            for name, tokens in (("a", 12), ("b", 20), ("c", 7)):
+                stage.add(name, tokens=tokens)
+            stage.run()
+        return stage.outputs, stage.chunks
+
+    def keys(outputs: list[Any]) -> list[Any]:
+        return [each.multimodal_output and sorted(each.multimodal_output) for each in outputs]
+
+    stock, chunks_of_stock = played()
+    with gated() as entry:
+        row = row_here(entry.patch)
+        assert row is not None
+        ours, chunks_of_ours = played()
+        assert (entry.state, "preview" in entry.reason) == (State.APPLIED, row.preview), entry.reason
+        counted = entry.counters["multimodal_outputs"]
+    assert chunks_of_ours == chunks_of_stock
+    assert ours.keys() == stock.keys()
+    for name, outputs in stock.items():
+        assert [without_payload(each) for each in ours[name]] == [without_payload(each) for each in outputs]
+        assert keys(outputs) == [each and ["codes.audio", "sr"] for each in keys(outputs)]
+        assert keys(ours[name]) == [each and ["sr"] for each in keys(outputs)]
+    assert counted == sum(each is not None for outputs in stock.values() for each in keys(outputs)) > 30
 
 
 # ---- Left alone: each with whom it would be missed by ----
@@ -524,10 +531,6 @@ def whole(transfer_manager: Any, pooling_output: Any, request: Any) -> None:
     """An input processor that makes one payload of a whole request."""
 
 
-def old_chunks(transfer_manager: Any, pooling_output: Any, request: Any, is_finished: bool = False) -> None:
-    """An input processor that makes chunks, before the split."""
-
-
 def scheduler(**changes: Any) -> Any:
     """As much of a talker's scheduler as is judged."""
     processor = changes.pop("processor", chunks)
@@ -625,7 +628,7 @@ def test_stage_that_cannot_be_judged_runs_as_stock(
         assert any(output.multimodal_output for output in by_request(play(rig))["a"])
 
 
-@pytest.mark.parametrize("function", ["visible_to_client", "_plan_of_step", "_needs_payload", "_gate_output"])
+@pytest.mark.parametrize("function", ["partition_flat_payload", "_kept_in_step", "_needs_payload", "_gate_output"])
 def test_error_while_gating_stops_the_gate_and_not_the_stage(
     function: str, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -641,38 +644,3 @@ def test_error_while_gating_stops_the_gate_and_not_the_stage(
     assert outputs[-1].finished
     assert any(output.multimodal_output for output in outputs)
     assert gate.counters["multimodal_outputs"] == 0
-
-
-def test_payload_bytes() -> None:
-    """Tensors count with their own size, wherever they stand; anything else is nothing."""
-    import torch
-
-    from omni_fastpath.patches.forward_gate import wrappers
-
-    rows = torch.zeros(1, 2048, dtype=torch.bfloat16)
-    assert wrappers._nbytes_of(rows) == 4096
-    assert wrappers._nbytes_of({"a": [rows, {"b": (rows[:, :8],)}], "c": "text", "d": 7}) == 4096 + 16
-
-
-def test_releases_without_a_split_have_our_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where upstream has no function to ask (0.22), our own roots decide, and the pooler output is the carrier."""
-    from omni_fastpath.patches.forward_gate import upstream, wrappers
-
-    for name in ("partition_flat_payload", "stage_sends_async_output", "get_stage_connector_role"):
-        monkeypatch.setattr(upstream, name, None)
-    monkeypatch.setattr(upstream, "PAYLOAD", "pooling_output")
-    payload = {"hidden": 1, "hidden_states.layer_0": 2, "sr": 3, "audio.pcm": 4, "model_outputs": 5}
-    assert set(upstream.visible_to_client(payload)) == {"sr", "audio.pcm", "model_outputs"}
-    assert wrappers.verdict(scheduler(role=None, stage_id=0, processor=old_chunks))[0] is State.APPLIED
-    output = SimpleNamespace(pooler_output=[payload])  # no field for the next stage
-    step = SimpleNamespace(num_scheduled_tokens={"a": 1})
-    assert wrappers._plan_of_step(SimpleNamespace(requests={}), step, output) == (("pooling",), frozenset())
-
-
-def test_our_roots_are_upstreams() -> None:
-    """The roots that we have for releases without a split are those of upstream's own."""
-    from vllm_omni.utils import mm_outputs
-
-    from omni_fastpath.patches.forward_gate import upstream
-
-    assert upstream.CLIENT_ROOTS == mm_outputs._CLIENT_MM_ROOT_KEYS

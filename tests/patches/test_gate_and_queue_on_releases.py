@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,17 +60,6 @@ def played(config: Any, device: str = "cuda") -> SmallStage:
     return stage
 
 
-def said(output: Any) -> tuple[Any, ...]:
-    """An output but for its payload."""
-    return output.new_token_ids, output.finish_reason, output.stop_reason, getattr(output, "is_segment_finished", None)
-
-
-def payload(output: Any) -> dict[str, Any] | None:
-    """An output's payload, in whichever field."""
-    found: dict[str, Any] | None = getattr(output, "multimodal_output", None) or output.pooling_output
-    return found
-
-
 def complete(stage: SmallStage, tokens: dict[str, int]) -> None:
     """Every payload of every request is one chunk, in order, and the last says so."""
     for name, count in tokens.items():
@@ -80,83 +68,6 @@ def complete(stage: SmallStage, tokens: dict[str, int]) -> None:
         assert [key for key, _, _ in chunks] == [f"{stream}_0_{number}" for number in range(count)]
         assert [codes for _, codes, _ in chunks] == [[number, number] for number in range(count)]
         assert [last for _, _, last in chunks] == [False] * (count - 1) + [True]
-
-
-# ---- forward_gate ----
-
-
-def test_gate_leaves_all_but_the_payload(config: Any) -> None:
-    """The orchestrator gets the same outputs without what only the next stage needs; that one gets the same chunks."""
-    stock = played(config)
-    with patched("forward_gate") as entries:
-        entry = entries["forward_gate"]
-        row = row_here(entry.patch)
-        assert row is not None
-        assert entry.state is row.state, entry.reason
-        ours = played(config)
-        judged, reason, counted = entry.state, entry.reason, entry.counters["multimodal_outputs"]
-        counted += entry.counters["pooling_outputs"]
-    complete(stock, TOKENS)
-    assert ours.chunks == stock.chunks
-    assert ours.outputs.keys() == stock.outputs.keys() == TOKENS.keys()
-    for name, outputs in stock.outputs.items():
-        assert [said(each) for each in ours.outputs[name]] == [said(each) for each in outputs]
-    theirs = [payload(each) for outputs in stock.outputs.values() for each in outputs]
-    found = [payload(each) for outputs in ours.outputs.values() for each in outputs]
-    assert any(theirs)
-    if row.state is State.SUPERSEDED:
-        assert [each and sorted(each) for each in found] == [each and sorted(each) for each in theirs]
-        return
-    assert judged is State.APPLIED, reason
-    assert ("preview" in reason) is row.preview
-    assert [each and sorted(each) for each in theirs] == [each and ["codes.audio", "sr"] for each in theirs]
-    assert [each and sorted(each) for each in found] == [each and ["sr"] for each in theirs]
-    assert counted == sum(each is not None for each in theirs)
-
-
-def test_gate_knows_who_needs_a_payload(config: Any) -> None:
-    """Upstream's own request says whether it is a session, a pooling request or a companion."""
-    with patched("forward_gate"), SmallStage(config) as stage:
-        from omni_fastpath.patches.forward_gate import wrappers
-
-        request = stage.add("a", tokens=2)
-        assert wrappers._needs_payload(request) is False
-        request.resumable = True
-        assert wrappers._needs_payload(request) is True
-        request.resumable = False
-        request.external_req_id = "a__cfg_text"
-        assert wrappers._needs_payload(request) is True
-        request.external_req_id = stage.stream("a")
-
-
-def test_gate_leaves_duplex_sessions_alone() -> None:
-    """Where a deployment says that it serves them it is believed; else every pipeline that may serve them is."""
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.forward_gate import PATCH
-
-    LEDGER.entry(PATCH)
-    from vllm_omni.config.stage_config import PipelineConfig
-    from vllm_omni.engine.arg_utils import OmniEngineArgs
-
-    from omni_fastpath.patches.forward_gate import upstream
-
-    assert upstream.serves_duplex(SimpleNamespace(session_mode="duplex"), None)
-    assert not upstream.serves_duplex(SimpleNamespace(session_mode="turn"), None)
-    if hasattr(OmniEngineArgs, "session_mode"):
-        return
-    assert not upstream.serves_duplex(SimpleNamespace(), print)
-    if not hasattr(PipelineConfig, "duplex_control_enabled"):
-        return
-    from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
-
-    may = set()
-    for pipeline in OMNI_PIPELINES.values():
-        for stage in pipeline.stages if isinstance(pipeline, PipelineConfig) else ():
-            module, _, name = (stage.async_chunk_process_next_stage_input_func or "").rpartition(".")
-            processor = SimpleNamespace(__module__=module, __qualname__=name)
-            if name and upstream.serves_duplex(SimpleNamespace(), processor):
-                may.add(pipeline.model_type)
-    assert may == {"minicpmo_4_5"}
 
 
 # ---- save_queue_cap ----

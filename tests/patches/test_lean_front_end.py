@@ -1,56 +1,36 @@
-"""The end of a request: upstream's own summary, its log records, and what the front end does besides."""
+"""A request's summary, its events and its chunks of audio: upstream's own text and bytes, made with less work."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import inspect
+import json
 import logging
 import random
-import re
-import threading
-import time
-from collections.abc import Iterator
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.upstream
-every_release = pytest.mark.every_release
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
-MODES = ("full", "thread", "line", "interval")
 STATS = "vllm_omni.metrics.stats"
-
-
-class _Log(logging.Handler):
-    """Keeps records, and what vLLM's formatter makes of them, in the order in which they were written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from vllm.logging_utils import NewLineFormatter
-
-        self.setFormatter(NewLineFormatter("%(levelname)s [%(fileinfo)s:%(lineno)d] %(message)s"))
-        self.lines: list[str] = []
-        self.records: list[logging.LogRecord] = []
-        self.threads: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
-        self.records.append(record)
-        self.threads.append(threading.current_thread().name)
-
-    def clear(self) -> None:
-        """Forget what was written so far."""
-        for each in (self.lines, self.records, self.threads):
-            each.clear()
-
-    def of_upstream(self) -> list[str]:
-        """The lines of upstream's statistics."""
-        return [line for line, record in zip(self.lines, self.records, strict=True) if record.name == STATS]
-
-    def of_ours(self) -> list[str]:
-        """The lines of omni-fastpath."""
-        names = [record.name for record in self.records]
-        return [line for line, name in zip(self.lines, names, strict=True) if name == "vllm.omni_fastpath"]
+SERVING = "vllm_omni.entrypoints.openai.serving_chat"
+TEXTS = (
+    " Hello",
+    "",
+    "世界",
+    '"\\/\b\f\n\r\t\x00\x1f\x7f',
+    "\u2028\ufeff\U0001f600",
+    "\ue000text\ue001",
+    "7310482956173849",
+    " end",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,50 +42,27 @@ def _levels_of_handlers() -> Iterator[None]:
         handler.setLevel(level)
 
 
-@pytest.fixture
-def log() -> Iterator[_Log]:
-    """What vLLM's loggers write."""
-    handler, root = _Log(), logging.getLogger("vllm")
-    root.addHandler(handler)
-    try:
-        yield handler
-    finally:
-        root.removeHandler(handler)
-
-
 @contextmanager
-def switched_on(**values: Any) -> Iterator[dict[str, int]]:
-    """The patch installed with these values; its counters. Skips what is about a summary where upstream's is a line."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process, State
-    from omni_fastpath.install import apply, seams_here, uninstall
+def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
+    """The patch installed as in a process with upstream's API server; its counters."""
     from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
+    from tests.patches.drive import only
+
+    importlib.import_module(SERVING)
+    with only("lean_front_end"):
+        entry = LEDGER.named("lean_front_end")
+        entry.options = entry.patch.options(summary=summary)
+        entry.counters.update(dict.fromkeys(entry.counters, 0))
+        yield entry.counters
+
+
+def needs_tables() -> None:
+    """Skip where upstream itself logs one line a request."""
+    from omni_fastpath.install import seams_here
     from omni_fastpath.patches.lean_front_end import PATCH
 
-    if "summary" in values and not any("build_and_log_summary" in seam.path for seam in seams_here(PATCH)):
+    if not any("_format_table" in seam.path for seam in seams_here(PATCH)):
         pytest.skip("upstream itself logs one line a request on this release")
-    name = "OMNI_FASTPATH_LEAN_FRONT_END"
-    variables = {f"{name}__{key.upper()}": str(value) for key, value in values.items()}
-    apply(config.resolve([], {name: "1", **variables}, PATCHES), Process.SERVER)
-    entry = LEDGER.named(PATCH.name)
-    assert entry.state is State.APPLIED, entry.reason
-    for counter in entry.counters:
-        entry.counters[counter] = 0
-    try:
-        yield entry.counters
-    finally:
-        uninstall(PATCH)
-
-
-def _written() -> None:
-    """Wait until the patch's thread has written what it was given."""
-    from omni_fastpath.patches.lean_front_end.wrappers import writer
-
-    until = time.monotonic() + 10
-    while not writer.idle:
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def _state() -> tuple[str, str]:
@@ -113,6 +70,35 @@ def _state() -> tuple[str, str]:
 
     entry = LEDGER.named("lean_front_end")
     return entry.state.value, entry.reason
+
+
+# ---- The tables of a summary ----
+
+
+class _Log(logging.Handler):
+    """Keeps records, and what vLLM's formatter makes of them, in the order in which they were written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from vllm.logging_utils import NewLineFormatter
+
+        self.setFormatter(NewLineFormatter("%(levelname)s [%(fileinfo)s:%(lineno)d] %(message)s"))
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == STATS:
+            self.lines.append(self.format(record))
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """The lines of upstream's statistics that are written meanwhile."""
+    handler, root = _Log(), logging.getLogger("vllm")
+    root.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        root.removeHandler(handler)
 
 
 def aggregator(seed: int) -> Any:
@@ -157,587 +143,124 @@ def aggregator(seed: int) -> Any:
     return found
 
 
-SEEDS = range(300)
+SEEDS = range(150)
 
 
 @pytest.fixture(scope="module")
 def stock() -> list[tuple[Any, list[str]]]:
     """What upstream returns and logs for each seed."""
-    handler, root = _Log(), logging.getLogger("vllm")
-    root.addHandler(handler)
+    needs_tables()
     found = []
-    try:
+    with logged() as lines:
         for seed in SEEDS:
-            handler.clear()
-            found.append((aggregator(seed).build_and_log_summary(), handler.of_upstream()))
-    finally:
-        root.removeHandler(handler)
+            lines.clear()
+            found.append((aggregator(seed).build_and_log_summary(), list(lines)))
     return found
 
 
-@every_release
-@pytest.mark.parametrize("mode", ["full", "thread"])
-def test_the_text_is_upstreams(mode: str, log: _Log, stock: list[Any]) -> None:
-    """Every record of a random request's summary, its place in the source and its order are stock's, and the result."""
-    with switched_on(summary=mode) as counters:
-        results = []
-        for seed in SEEDS:
-            results.append(aggregator(seed).build_and_log_summary())
-            if seed % 100 == 0:
-                _written()
-        _written()
+def test_the_text_is_upstreams(stock: list[Any]) -> None:
+    """``full``: every record of a random request's summary, its place and order are stock's, and the result."""
+    with switched_on() as counters, logged() as lines:
+        results = [aggregator(seed).build_and_log_summary() for seed in SEEDS]
         assert _state()[0] == "applied"
         assert counters["tables"] > 2 * len(SEEDS)
-        assert counters["requests"] == len(SEEDS)
-        assert counters["handed_over"] == (len(SEEDS) if mode == "thread" else 0)
-        assert counters["dropped"] == 0
     assert results == [result for result, _ in stock]
-    assert log.of_upstream() == [line for _, lines in stock for line in lines]
-    expected = {"omni-fastpath-log"} if mode == "thread" else {"MainThread"}
-    assert {t for t, record in zip(log.threads, log.records, strict=True) if record.name == STATS} == expected
-    assert {record.threadName for record in log.records if record.name == STATS} == {"MainThread"}
+    assert lines == [line for _, theirs in stock for line in theirs]
 
 
 def _is_table(line: str) -> bool:
     return "[OmniTiming]" not in line
 
 
-@every_release
-def test_a_line_is_upstreams_line(log: _Log, stock: list[Any]) -> None:
-    """With ``line``, of each request upstream's [OmniTiming] line is left; of one without it, all that stock writes."""
-    with switched_on(summary="line") as counters:
+def test_a_line_is_upstreams_line(stock: list[Any]) -> None:
+    """``line``: of each request upstream's [OmniTiming] line alone, and other records of that logger."""
+    with switched_on("line") as counters, logged() as lines:
         results = [aggregator(seed).build_and_log_summary() for seed in SEEDS]
-        left_out = counters["left_out"]
+        assert counters["left_out"] == sum(_is_table(line) for _, theirs in stock for line in theirs)
+        assert lines == [line for _, theirs in stock for line in theirs if not _is_table(line)]
+        logging.getLogger(STATS).warning("Failed to record audio generated frames")
+        assert "Failed to record" in lines[-1]
     assert results == [result for result, _ in stock]
-    expected: list[str] = []
-    dropped = 0
-    for _, lines in stock:
-        timing = [line for line in lines if not _is_table(line)]
-        expected += timing or lines
-        dropped += len(lines) - len(timing or lines)
-    assert log.of_upstream() == expected
-    assert left_out == dropped > 0
-    assert any(map(_is_table, expected))
 
 
-@every_release
-@pytest.mark.parametrize("mode", ["line", "interval"])
-def test_what_is_left_out_stands_at_debug(mode: str, log: _Log, stock: list[Any]) -> None:
-    """With DEBUG on, what the mode leaves out is written in stock's order, with DEBUG as its level."""
-    logger = logging.getLogger(STATS)
-    logger.setLevel(logging.DEBUG)
+def test_what_a_line_leaves_out_stands_at_debug(stock: list[Any]) -> None:
+    """``line``: with DEBUG on, all is written in stock's order, the tables with DEBUG as their level."""
+    logging.getLogger(STATS).setLevel(logging.DEBUG)
     try:
-        with switched_on(summary=mode) as counters:
+        with switched_on("line") as counters, logged() as lines:
             for seed in SEEDS:
                 aggregator(seed).build_and_log_summary()
             assert counters["left_out"] == 0
     finally:
-        logger.setLevel(logging.NOTSET)
-    expected = [line for _, lines in stock for line in lines]
+        logging.getLogger(STATS).setLevel(logging.NOTSET)
     # Every further line of a message begins with the first one's prefix, level included.
-    assert [line.replace("DEBUG", "INFO") for line in log.of_upstream()] == expected
-    levels = {record.levelname for record in log.records if record.name == STATS and _is_table(record.getMessage())}
-    assert "DEBUG" in levels
+    assert [line.replace("DEBUG", "INFO") for line in lines] == [line for _, theirs in stock for line in theirs]
+    assert all(("DEBUG" in line) == _is_table(line) for line in lines)
 
 
-@every_release
-def test_an_interval_stands_for_all_its_requests(log: _Log, stock: list[Any]) -> None:
-    """With ``interval``, one line says how many requests ended, how long they took and their tokens."""
-    with switched_on(summary="interval", interval_s=3600) as counters:
-        results = [aggregator(seed).build_and_log_summary() for seed in SEEDS]
-        assert counters["left_out"] == sum(len(lines) for _, lines in stock)
-    assert results == [result for result, _ in stock]
-    assert log.of_upstream() == []
-    [line] = [line for line in log.of_ours() if "requests ended" in line]
-    rows = [row for result, _ in stock for row in result["e2e_table"]]
-    assert f" {len(SEEDS)} requests ended in " in line
-    assert f", {len(rows)} of them completely, in " in line
-    assert f"{sum(row['e2e_total_tokens'] for row in rows):,} tokens" in line
-
-
-def test_an_interval_ends_by_itself(log: _Log) -> None:
-    """The line comes after the interval, without a further request; then there is silence."""
-    with switched_on(summary="interval", interval_s=0.1):
-        _ended().build_and_log_summary()
-        deadline = time.monotonic() + 10
-        while not any("requests ended" in line for line in log.lines) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.35)
-        assert len([line for line in log.of_ours() if re.search(r" 1 requests ended in \d+\.\d s", line)]) == 1
-    assert len([line for line in log.of_ours() if "requests ended" in line]) == 1
-
-
-def _ended(request_id: str = "chatcmpl-1", tokens: int = 30) -> Any:
-    from benchmarks.front_end.ended import ended
-
-    return ended(request_id, tokens)
-
-
-@every_release
-def test_what_changes_later_is_not_in_the_text(log: _Log) -> None:
-    """A table that is made later shows the latencies and totals as they were at the request's end."""
-    hold = threading.Event()
-
-    class Slow(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.name == STATS:
-                hold.wait(10)
-
-    slow, root = Slow(), logging.getLogger("vllm")
-    root.handlers.insert(0, slow)
-    try:
-        with switched_on(summary="thread"):
-            request = _ended()
-            result = request.build_and_log_summary()
-            for events in request.stage_events.values():
-                for stats in events:
-                    stats.vllm_itls_ms.clear()
-                    stats.inter_output_latencies_ms.append(10**6)
-                    stats.num_tokens_out = 999_999
-            result["overall_summary"]["e2e_total_tokens"] = 999_999
-            hold.set()
-            _written()
-    finally:
-        hold.set()
-        root.removeHandler(slow)
-    (table,) = [line for line in log.of_upstream() if "StageRequestStats" in line]
-    assert "(n=29)" in table
-    assert "999,999" not in "".join(log.of_upstream())
-
-
-def test_too_many_waiting_are_dropped_and_said(log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the log hangs, the loop goes on; what was dropped is counted, and said when the log runs again."""
-    from omni_fastpath.patches.lean_front_end import writer
-
-    monkeypatch.setattr(writer, "MOST_WAITING", 3)
-    hold = threading.Event()
-
-    class Hanging(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.name == STATS:
-                hold.wait(10)
-
-    hanging, root = Hanging(), logging.getLogger("vllm")
-    root.addHandler(hanging)
-    try:
-        with switched_on(summary="thread") as counters:
-            _ended("first").build_and_log_summary()
-            until = time.monotonic() + 10
-            while not log.of_upstream() and time.monotonic() < until:
-                time.sleep(0.001)
-            for number in range(8):
-                _ended(f"later-{number}").build_and_log_summary()
-            assert counters["handed_over"] == 4
-            assert counters["dropped"] == 5
-            hold.set()
-            _written()
-            assert [line for line in log.of_ours() if "the summaries of 5 requests were dropped" in line]
-    finally:
-        hold.set()
-        root.removeHandler(hanging)
-    timing = [line for line in log.of_upstream() if "[OmniTiming]" in line]
-    assert [line.split("req=")[1].split()[0] for line in timing] == ["first", "later-0", "later-1", "later-2"]
-
-
-def test_a_log_that_hangs_does_not_hold_a_server_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing waits a second for a hanging handler, and a half for it to say so; then the process may end."""
-    from omni_fastpath.patches.lean_front_end import writer
-
-    monkeypatch.setattr(writer, "_AT_EXIT_S", 0.1)
-    hold, began = threading.Event(), threading.Event()
-
-    def handle(_record: logging.LogRecord) -> None:
-        began.set()
-        hold.wait(10)
-
-    found = writer.Writer(handle)
-    record = logging.makeLogRecord({})
-    for _ in range(4):
-        assert found.put((record,))
-    assert began.wait(10)
-    before = time.monotonic()
-    found.close()
-    assert time.monotonic() - before < 1
-    hold.set()
-
-
-def test_closing_writes_what_waits() -> None:
-    """What was handed over before the end of the process is written, in order."""
-    from omni_fastpath.patches.lean_front_end.writer import Writer
-
-    seen: list[int] = []
-    found = Writer(lambda record: seen.append(record.levelno))
-    for number in range(100):
-        assert found.put((logging.makeLogRecord({"levelno": number}),))
-    found.close()
-    assert seen == list(range(100))
-    assert found.idle
-
-
-def test_a_records_context_goes_with_it(log: _Log) -> None:
-    """A handler that asks for the request's context (a trace's id) finds it on the other thread too."""
-    import contextvars
-
-    trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="none")
-    seen = []
-
-    class Tracing(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.name == STATS:
-                seen.append(trace.get())
-
-    handler, root = Tracing(), logging.getLogger("vllm")
-    root.addHandler(handler)
-    try:
-        with switched_on(summary="thread"):
-            contextvars.copy_context().run(lambda: (trace.set("mine"), _ended().build_and_log_summary()))
-            _written()
-    finally:
-        root.removeHandler(handler)
-    assert set(seen) == {"mine"}
-    assert log.of_upstream()
-
-
-@every_release
-@pytest.mark.parametrize("mode", MODES)
-def test_an_error_of_ours_steps_aside(mode: str, log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table that cannot be made is upstream's, the state says so once, and later requests are upstream's alone."""
-    from omni_fastpath.patches.lean_front_end import table
-
-    expected = _lines_of_stock(2)
-    log.clear()
+@pytest.mark.parametrize("what", ["an error of ours", "another text"])
+def test_a_table_that_cannot_be_trusted_is_upstreams(
+    what: str, stock: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of each number of columns is compared; then the state says why, and all text is upstream's."""
+    from omni_fastpath.patches.lean_front_end.summary_table import SummaryTable
 
     def broken(_self: Any) -> str:
         raise ZeroDivisionError("ours")
 
-    logger = logging.getLogger(STATS)
-    logger.setLevel(logging.DEBUG)
-    try:
-        with switched_on(summary=mode, interval_s=3600):
-            monkeypatch.setattr(table.LeanTable, "get_string", broken)
-            _ended("request-0").build_and_log_summary()
-            _written()
-            state, reason = _state()
-            assert state == "failed"
-            assert "ZeroDivisionError('ours')" in reason
-            _ended("request-1").build_and_log_summary()
-    finally:
-        logger.setLevel(logging.NOTSET)
-    assert [_bare(line) for line in log.of_upstream()] == expected
-    assert len([line for line in log.of_ours() if "lean_front_end failed" in line]) == 1
-
-
-@every_release
-@pytest.mark.parametrize("what", ["table._copied", "writer.Writer.put"])
-def test_an_error_of_ours_loses_no_record(what: str, log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever of ours fails on the way to the thread, the request's records are written, once and in order."""
-    from omni_fastpath.patches.lean_front_end import table, writer
-
-    def broken(*_: Any) -> Any:
-        raise ZeroDivisionError("ours")
-
-    expected = _lines_of_stock(2)
-    log.clear()
-    owner, _, name = what.rpartition(".")
-    with switched_on(summary="thread"):
-        monkeypatch.setattr({"table": table, "writer.Writer": writer.Writer}[owner], name, broken)
-        _ended("request-0").build_and_log_summary()
-        _ended("request-1").build_and_log_summary()
-        assert _state()[0] == "failed"
-        _written()
-    assert [_bare(line) for line in log.of_upstream()] == expected
-
-
-@every_release
-@pytest.mark.parametrize("mode", MODES)
-def test_an_error_of_a_handler_is_the_handlers(mode: str, log: _Log) -> None:
-    """A handler that raises: the same error at the same place as on stock, no record twice, and the patch goes on."""
-
-    class Broken(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.name == STATS:
-                raise OSError("the disk is full")
-
-    def run() -> list[str]:
-        log.clear()
-        found = []
-        try:
-            _ended().build_and_log_summary()
-        except OSError as error:
-            found.append(repr(error))
-        return found + [_bare(line) for line in log.of_upstream()]
-
-    broken, root = Broken(), logging.getLogger("vllm")
-    root.addHandler(broken)
-    try:
-        expected = run()
-        with switched_on(summary=mode, interval_s=3600):
-            found = run()
-            _written()
-            assert _state()[0] == "applied"
-        if mode == "full":
-            assert found == expected
-        elif mode == "line":
-            assert found[0] == expected[0]
-            assert len(found) == 2
-    finally:
-        root.removeHandler(broken)
-
-
-@every_release
-def test_after_an_error_nothing_overtakes_what_waits(log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the thread has not written yet comes before the summaries that upstream makes alone."""
-    from omni_fastpath.patches.lean_front_end import wrappers
-
-    expected = _lines_of_stock(4)
-    log.clear()
-    goes_on, write = threading.Event(), log.emit
-
-    def emit(record: logging.LogRecord) -> None:
-        if threading.current_thread().name == "omni-fastpath-log":
-            assert goes_on.wait(10)
-        write(record)
-
-    monkeypatch.setattr(log, "emit", emit)
-    with switched_on(summary="thread") as counters:
-        _ended("request-0").build_and_log_summary()
-        monkeypatch.setattr(wrappers, "Table", lambda *_: 1 / 0)
-        _ended("request-1").build_and_log_summary()
-        assert _state()[0] == "failed"
-        _ended("request-2").build_and_log_summary()
-        goes_on.set()
-        _written()
-        _ended("request-3").build_and_log_summary()
-        assert counters["handed_over"] == 3
-        assert log.threads[-1] != "omni-fastpath-log"
-    assert [_bare(line) for line in log.of_upstream()] == expected
-
-
-def _lines_of_stock(requests: int) -> list[str]:
-    handler, root = _Log(), logging.getLogger("vllm")
-    root.addHandler(handler)
-    try:
-        for number in range(requests):
-            _ended(f"request-{number}").build_and_log_summary()
-    finally:
-        root.removeHandler(handler)
-    return [_bare(line) for line in handler.of_upstream()]
-
-
-def _bare(line: str) -> str:
-    """Without the level, and without the seconds of the clock."""
-    import re
-
-    return re.sub(r"[0-9.,]+", "#", line.replace("DEBUG", "INFO")).replace(" ", "").replace("-", "")
-
-
-@every_release
-def test_a_text_that_differs_is_not_written(log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first table of each shape is compared with PrettyTable's: another release of it is noticed."""
-    import prettytable
-
-    monkeypatch.setattr(prettytable.PrettyTable, "get_string", lambda _self: "another release's")
-    with switched_on(summary="full") as counters:
-        _ended().build_and_log_summary()
-        assert _state()[0] == "failed"
-        assert "not as PrettyTable prints it" in _state()[1]
+    with switched_on() as counters, logged() as lines:
+        monkeypatch.setattr(SummaryTable, "get_string", broken if "error" in what else lambda _: "ours")
+        for seed in SEEDS:
+            aggregator(seed).build_and_log_summary()
         assert counters["tables"] == 0
-    assert all("another release's" in line for line in log.of_upstream() if _is_table(line))
+        state, reason = _state()
+    assert lines == [line for _, theirs in stock for line in theirs]
+    assert state == "failed"
+    assert ("ZeroDivisionError" if "error" in what else "is not as PrettyTable prints it") in reason
 
 
-@every_release
-def test_an_error_of_upstreams_is_upstreams(log: _Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A summary that fails half-way raises as stock does; what it had logged is written."""
-    request = _ended()
-    request.transfer_events[0, 1, "other"] = None
-    with pytest.raises(AttributeError):
-        request.build_and_log_summary()
-    expected = log.of_upstream()
-    for mode in ("full", "thread", "line"):
-        log.clear()
-        with switched_on(summary=mode):
-            with pytest.raises(AttributeError):
-                request.build_and_log_summary()
-            _written()
-            assert _state()[0] == "applied"
-        assert log.of_upstream() == expected
-
-
-def test_a_log_that_is_off_costs_no_table(log: _Log) -> None:
-    """Where INFO is off, upstream makes its tables and throws them away; with the patch none is made."""
-    logger = logging.getLogger(STATS)
-    logger.setLevel(logging.WARNING)
-    try:
-        for mode in MODES:
-            with switched_on(summary=mode) as counters:
-                assert _ended().build_and_log_summary()["stage_table"]
-                _written()
-                assert counters["tables"] == 0
-                assert counters["requests"] == 1
-    finally:
-        logger.setLevel(logging.NOTSET)
-    assert log.of_upstream() == []
-
-
-@every_release
 def test_off_is_upstreams_own() -> None:
     """Taken off, the slots and the logger are as before."""
+    needs_tables()
     from vllm_omni.metrics import stats, utils
 
-    logger = logging.getLogger(STATS)
-    before = vars(stats.OrchestratorAggregator)["build_and_log_summary"], list(logger.filters)
-    with switched_on(summary="thread"):
-        _ended().build_and_log_summary()
-        assert len(logger.filters) == len(before[1]) + 1
-    assert vars(stats.OrchestratorAggregator)["build_and_log_summary"] is before[0]
+    chat = importlib.import_module(SERVING).OmniOpenAIServingChat
+    generator = vars(chat)["chat_completion_stream_generator"]
+    before = list(logging.getLogger(STATS).filters)
+    with switched_on("line"):
+        aggregator(0).build_and_log_summary()
+        assert len(logging.getLogger(STATS).filters) == len(before) + 1
+        assert vars(chat)["chat_completion_stream_generator"] is not generator
     assert stats._format_table is utils._format_table
-    assert logger.filters == before[1]
+    assert vars(chat)["chat_completion_stream_generator"] is generator
+    assert logging.getLogger(STATS).filters == before
 
 
-def test_others_of_the_logger_are_not_held(log: _Log) -> None:
-    """A warning of upstream's outside a summary is written at once."""
-    with switched_on(summary="line"):
-        _ended().build_and_log_summary()
-        logging.getLogger(STATS).warning("Failed to record audio generated frames")
-        assert "Failed to record" in log.of_upstream()[-1]
+def test_a_process_without_the_api_server_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library user's process does not import it for us; its tables and files are lean, and the reason says so."""
+    import soundfile
+
+    from tests.patches.drive import only
+
+    monkeypatch.delitem(sys.modules, SERVING, raising=False)
+    with only("lean_front_end"):
+        assert SERVING not in sys.modules
+        assert "streamed answers are upstream's" in _state()[1]
+        for _ in range(2):
+            soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
+        from omni_fastpath.ledger import LEDGER
+
+        assert LEDGER.named("lean_front_end").counters["files"] == 1
+    monkeypatch.undo()
+    with switched_on():
+        assert "streamed answers" not in _state()[1]
+    monkeypatch.delitem(sys.modules, SERVING)
+    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "m", "--omni"])
+    with only("lean_front_end"):
+        assert "streamed answers" not in _state()[1]
 
 
-class _Calls:
-    """Stands for upstream's Prometheus metrics: which of its methods were called, in order."""
-
-    def __init__(self) -> None:
-        self.made: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_args, **_kwargs: self.made.append(name)
-
-
-def _messages() -> list[Any]:
-    """What the real orchestrator sends to the front end of one request: text, audio, each stage's end and metrics."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
-
-    pipeline = Pipeline()
-    pipeline.add_request("one")
-    stop = FinishReason.STOP
-    pipeline.put(0, *(batch(text("one", n)) for n in range(6)), batch(text("one", 9, finish=stop)))
-    pipeline.put(1, *(batch(codes("one")) for _ in range(6)), batch(codes("one", finish=stop)))
-    with pipeline:
-        pipeline.settle()
-        pipeline.put(2, batch(silent("one")), *(batch(audio("one", 0.1, -0.2)) for _ in range(4)))
-        pipeline.settle()
-        pipeline.put(2, batch(audio("one", 0.3, finish=stop)))
-        pipeline.settle()
-    assert pipeline.crash is None
-    found: list[Any] = pipeline.messages()
-    return found
-
-
-async def _served(messages: list[Any]) -> tuple[list[Any], list[str], list[list[str]]]:
-    """What upstream's front end yields of the messages, its Prometheus calls, and its requests before each log record.
-
-    The real methods of ``AsyncOmni`` from a message out of the orchestrator's queue to the clean-up after the last.
-    """
-    from types import SimpleNamespace
-
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
-    from vllm_omni.entrypoints.client_request_state import ClientRequestState
-    from vllm_omni.metrics.stats import OrchestratorAggregator
-
-    from benchmarks.rigs.inprocess import QWEN3_OMNI
-
-    omni, calls = object.__new__(AsyncOmni), _Calls()
-    stages = [
-        SimpleNamespace(
-            final_output=stage.final_output, final_output_type=stage.modality, stage_type="llm", model_stage=f"part{n}"
-        )
-        for n, stage in enumerate(QWEN3_OMNI)
-    ]
-    omni.engine = SimpleNamespace(get_stage_metadata=lambda n: stages[n], num_stages=3, shutdown=lambda: None)
-    omni.log_stats, omni._enable_ar_profiler = True, False
-    omni.prom_metrics = omni.mod_metrics = calls
-    state = ClientRequestState("one", external_request_id="outside", final_stage_id=2)
-    state.metrics = OrchestratorAggregator(3, True, 1_700_000_000.0, 2)
-    omni.request_states = {"one": state}
-    present: list[list[str]] = []
-
-    class Watching(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.name == STATS:
-                present.append(list(omni.request_states))
-
-    watching, root = Watching(), logging.getLogger("vllm")
-    root.addHandler(watching)
-    outputs = []
-    try:
-        for message in messages:
-            skip, *_ = omni._handle_output_message(message)
-            if not skip:
-                state.queue.put_nowait(message)
-        async for output in omni._process_orchestrator_results("one", state.metrics, 2, {"one": 1.7e9}, 1.7e9):
-            metrics = dict(output.metrics)
-            tokens = [list(each.token_ids) for each in output.outputs]
-            sound = [repr(getattr(each, "multimodal_output", None)) for each in output.outputs]
-            outputs.append((output.request_id, output.final_output_type, output.finished, tokens, sound, metrics))
-        omni._log_summary_and_cleanup("one")
-        assert omni.request_states == {}
-        assert calls.made[-2:] == ["set_running", "set_waiting"]
-    finally:
-        root.removeHandler(watching)
-    return outputs, calls.made, present
-
-
-async def test_the_front_end_does_the_same(log: _Log) -> None:
-    """In every mode: same outputs and stage metrics for clients, same Prometheus calls, requests and gauges popped."""
-    messages = _messages()
-    expected = await _served(messages)
-    lines = [_bare(line) for line in log.of_upstream()]
-    assert expected[2] == [["one"]] * len(lines)
-    assert any(metrics.get("stage_metrics") for *_, metrics in expected[0])
-    for mode in MODES:
-        log.clear()
-        with switched_on(summary=mode) as counters:
-            outputs, calls, _ = await _served(messages)
-            _written()
-            assert counters["requests"] == 1
-            assert _state()[0] == "applied"
-        assert (outputs, calls) == expected[:2]
-        found = [_bare(line) for line in log.of_upstream()]
-        timing = [line for line in lines if "[OmniTiming]" in line]
-        assert found == {"full": lines, "thread": lines, "line": timing, "interval": []}[mode]
-
-
-async def test_a_failed_request_leaves_its_trace(log: _Log) -> None:
-    """A request that ends without its last output is counted as failed, popped, and its tables are written."""
-    messages = [message for message in _messages() if not getattr(message, "finished", False)]
-    for mode in MODES:
-        log.clear()
-        with switched_on(summary=mode, interval_s=3600):
-            from types import SimpleNamespace
-
-            from vllm_omni.entrypoints.async_omni import AsyncOmni
-            from vllm_omni.entrypoints.client_request_state import ClientRequestState
-            from vllm_omni.metrics.stats import OrchestratorAggregator
-
-            omni, calls = object.__new__(AsyncOmni), _Calls()
-            omni.engine = SimpleNamespace(
-                get_stage_metadata=lambda _: SimpleNamespace(final_output_type="text"), shutdown=lambda: None
-            )
-            omni.log_stats, omni.prom_metrics = True, calls
-            state = ClientRequestState("one")
-            state.metrics = OrchestratorAggregator(3, True, 1_700_000_000.0, 2)
-            omni.request_states = {"one": state}
-            for message in messages:
-                omni._handle_output_message(message)
-            omni._log_summary_and_cleanup("one")
-            assert omni.request_states == {}
-            assert "request_failed" in calls.made
-            _written()
-        if mode == "interval":
-            assert [line for line in log.of_ours() if "1 requests ended" in line and "none of them completely" in line]
-        else:
-            assert [line for line in log.of_upstream() if "Stats" in line or "Summary" in line]
+# ---- Chunks of audio ----
 
 
 def _samples(seed: int) -> Any:
@@ -757,7 +280,6 @@ def _samples(seed: int) -> Any:
     return kinds[seed % 5].astype(np.float32)
 
 
-@every_release
 def test_files_are_soundfiles() -> None:
     """Every byte of WAV and 16-bit PCM is what soundfile writes, of random chunks through upstream's own function."""
     from vllm_omni.entrypoints.openai import audio_utils_mixin
@@ -778,16 +300,10 @@ def test_files_are_soundfiles() -> None:
         assert _state()[0] == "applied", _state()
         # The first of each format is soundfile's own.
         assert counters["files"] == (499 if upstream_makes_pcm else 998)
-    with switched_on(wav=False) as counters:
-        assert make(0) == expected[0]
-        assert counters["files"] == 0
 
 
-@every_release
 def test_what_is_not_plain_is_soundfiles() -> None:
     """Two channels, other numbers, values that are not finite, other formats and a buffer in use go to soundfile."""
-    from io import BytesIO
-
     import numpy as np
     import soundfile  # type: ignore[import-untyped]
 
@@ -825,45 +341,8 @@ def test_what_is_not_plain_is_soundfiles() -> None:
         assert _state()[0] == "applied"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # soundfile's callbacks
-def test_a_callers_mistake_is_the_callers() -> None:
-    """A closed buffer, one that somebody looks into, a name that is none: soundfile's answer, and the patch goes on."""
-    from io import BytesIO
-
-    import soundfile
-
-    def error(file: BytesIO, **named: Any) -> Any:
-        with pytest.raises(Exception) as raised:  # noqa: PT011
-            soundfile.write(file, _samples(7), 24_000, **named)
-        return raised.type, str(raised.value)
-
-    def mistakes() -> list[Any]:
-        closed, seen = BytesIO(), BytesIO()
-        closed.close()
-        with seen.getbuffer():
-            found = error(seen, format="WAV")
-        return [
-            found,
-            error(closed, format="WAV"),
-            error(BytesIO(), format=["WAV"]),
-            error(BytesIO(), format="WAV", subtype=[]),
-        ]
-
-    expected = mistakes()
-    with switched_on() as counters:
-        for _ in range(2):
-            soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
-        assert mistakes() == expected
-        assert _state()[0] == "applied"
-        soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
-        assert counters["files"] == 2
-
-
-@every_release
 def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another libsndfile that writes other bytes is noticed at the first file, which is its own; so is an error."""
-    from io import BytesIO
-
     import soundfile
 
     def written() -> bytes:
@@ -884,3 +363,308 @@ def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
             assert _state()[0] == "failed"
             assert reason in _state()[1]
             assert counters["files"] == 0
+
+
+# ---- The events of a streamed answer ----
+
+
+def _serving() -> Any:
+    """The real class, with as much of an instance as a streamed answer asks for."""
+    from vllm_omni.entrypoints.openai.serving_chat import OmniOpenAIServingChat
+
+    found = object.__new__(OmniOpenAIServingChat)
+    values = {
+        "use_harmony": False,
+        "parser_cls": None,
+        "tool_parser": None,  # this and the next 0.22's
+        "tool_call_id_type": "random",
+        "enable_auto_tools": False,
+        "enable_force_include_usage": False,
+        "enable_log_outputs": False,
+        "enable_prompt_tokens_details": False,
+        "request_logger": None,
+        "response_role": "assistant",
+        "model_config": SimpleNamespace(hf_config=SimpleNamespace(model_type="none")),
+        "engine_client": SimpleNamespace(
+            request_states={}, mod_metrics=None, engine=None, errored=False, model_config=None
+        ),
+    }
+    vars(found).update(values)
+    return found
+
+
+def _request(**more: Any) -> Any:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    given: dict[str, Any] = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "Say it"}],
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "modalities": ["text", "audio"],
+        **more,
+    }
+    return ChatCompletionRequest(**given)
+
+
+def _output(kind: str, choices: Sequence[Any], *, finished: bool = False, **more: Any) -> Any:
+    from vllm.outputs import RequestOutput
+    from vllm_omni.outputs import OmniRequestOutput
+
+    told = {"stage_id": 0 if kind == "text" else 2, "final_output_type": kind, **more}
+    if "request_output" in inspect.signature(OmniRequestOutput).parameters:  # up to 0.26 one stands in the other
+        inner = RequestOutput("one", None, [1, 2, 3], None, list(choices), finished)
+        return OmniRequestOutput(request_id="one", request_output=inner, finished=finished, **told)
+    return OmniRequestOutput(
+        request_id="one", prompt_token_ids=[1, 2, 3], outputs=list(choices), finished=finished, **told
+    )
+
+
+def _token(text: str, number: int, *, index: int = 0, finish: str | None = None, logprobs: Any = None) -> Any:
+    from vllm.outputs import CompletionOutput
+
+    return CompletionOutput(index, text, [number], None, logprobs, finish_reason=finish)
+
+
+def _sound(*, finish: str | None = None) -> Any:
+    import torch
+
+    found = _token("", 7, finish=finish)
+    found.multimodal_output = {"audio": torch.linspace(-1, 1, 480), "sr": 24000}
+    return found
+
+
+def _outputs(texts: Sequence[str] = TEXTS, *, indexes: Sequence[int] = (0,), **more: Any) -> list[Any]:
+    """Of one request: text with audio between, and both ends."""
+    found = []
+    for number, text in enumerate(texts):
+        found.append(_output("text", [_token(text, number, index=index) for index in indexes], **more))
+        if number % 3 == 2:
+            found.append(_output("audio", [_sound()]))
+    found.append(_output("text", [_token("!", 99, index=index, finish="stop") for index in indexes], finished=True))
+    found.append(_output("audio", [_sound(finish="stop")], finished=True))
+    return found
+
+
+async def _from(outputs: Sequence[Any]) -> AsyncIterator[Any]:
+    for each in outputs:
+        await asyncio.sleep(0)
+        yield each
+
+
+def _stream(serving: Any, request: Any, outputs: Any, *, model: str = "m", one: str = "chatcmpl-1") -> Any:
+    metadata = vars(importlib.import_module(SERVING))["RequestResponseMetadata"](request_id=one)
+    generator = serving.chat_completion_stream_generator
+    counts = {"mm_token_counts": None} if "mm_token_counts" in inspect.signature(generator).parameters else {}
+    found = generator(request, outputs, one, model, [], None, metadata, None, **counts, raw_request=None)
+    return found, metadata
+
+
+async def _events(request: Any, outputs: Sequence[Any], **more: Any) -> tuple[list[str], Any]:
+    stream, metadata = _stream(_serving(), request, _from(outputs), **more)
+    events = [event async for event in stream]
+    return events, metadata.final_usage_info
+
+
+async def written() -> None:
+    """Two answers of which one wants audio alone, written through upstream's generator as it stands."""
+    for modalities in (["text", "audio"], ["audio"]):
+        assert await _events(_request(modalities=modalities), _outputs())
+
+
+@pytest.fixture(autouse=True)
+def _one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events say when their request was made."""
+    import time
+
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.25)
+
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "text and audio": ({}, {}, 8),
+    "no usage": ({"stream_options": None}, {}, 8),
+    "usage at the end": ({"stream_options": {"include_usage": True}}, {}, 8),
+    "text alone": ({"modalities": ["text"]}, {}, 8),
+    "two choices": ({"n": 2}, {"indexes": (0, 1)}, 16),
+    "token ids": ({"return_token_ids": True}, {}, 0),
+    "one tool call at a time": ({"parallel_tool_calls": False}, {}, 8),
+    "stage metrics kept back": ({}, {"metrics": {"stage_metrics": {"0": {"x": 1.5}}}}, 8),
+    "stage metrics": ({"return_stage_metrics": True}, {"metrics": {"stage_metrics": {"0": {"x": 1.5}}}}, 0),
+    "echo": ({"echo": True}, {}, 8),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_events_are_upstreams(case: str) -> None:
+    """Byte for byte, whatever the request asks for, and the usage that the server's log gets."""
+    asked, given, lean = CASES[case]
+    request, outputs = _request(**asked), _outputs(**given)
+    expected = await _events(request, outputs)
+    assert sum("Hello" in event for event in expected[0]) == max(1, len(given.get("indexes", (0,))))
+    assert not any('"error"' in event for event in expected[0])
+    with switched_on() as counters:
+        found = await _events(request, outputs)
+        assert found == expected
+        assert found[1].model_fields_set == expected[1].model_fields_set
+        assert repr(found[1]) == repr(expected[1])
+        assert (counters["streams"], counters["events"]) == (1, lean)
+        assert _state()[0] == "applied"
+
+
+@pytest.mark.parametrize("name", ['a "model"', "7310482956173849", "\ue000text\ue001", "模型"])
+async def test_names_are_written_as_they_are(name: str) -> None:
+    """A model or a request's id with whatever in it, also what marks the places of a form."""
+    for more in ({"model": name}, {"one": name}):
+        expected = await _events(_request(), _outputs(), **more)
+        with switched_on():
+            assert await _events(_request(), _outputs(), **more) == expected
+            assert _state()[0] == "applied"
+
+
+async def test_a_long_id_is_not_kept() -> None:
+    """A client chooses the id, and a form outlives its request: one with a longer id is upstream's, and takes none."""
+    for length, lean in ((256, len(TEXTS)), (257, 0)):
+        one = "chatcmpl-".ljust(length, "x")
+        expected = await _events(_request(), _outputs(), one=one)
+        with switched_on() as counters:
+            assert await _events(_request(), _outputs(), one=one) == expected
+            assert counters["events"] == lean
+            assert _state()[0] == "applied"
+
+
+async def test_a_call_through_the_class_is_one_too() -> None:
+    """A subclass that names its base instead of ``super()``: the same events, and the patch goes on."""
+    from vllm_omni.entrypoints.openai.serving_chat import OmniOpenAIServingChat as Base
+
+    class Named(Base):  # type: ignore[misc] # upstream has no types
+        def chat_completion_stream_generator(self, *args: Any, **kwargs: Any) -> Any:
+            return Base.chat_completion_stream_generator(self, *args, **kwargs)
+
+    expected = await _events(_request(), _outputs())
+    serving = _serving()
+    serving.__class__ = Named
+    with switched_on() as counters:
+        stream, _ = _stream(serving, _request(), _from(_outputs()))
+        assert [event async for event in stream] == expected[0]
+        assert _state()[0] == "applied"
+        assert (counters["streams"], counters["events"]) == (1, len(TEXTS))
+
+
+async def test_two_requests_of_one_id_do_not_mix() -> None:
+    """A client chooses the id: two at the same time, of another model, with and without usage."""
+    requests = (_request(), _request(stream_options=None))
+    alone = [await _events(request, _outputs(), model=str(n)) for n, request in enumerate(requests)]
+    with switched_on():
+        together = await asyncio.gather(
+            *(_events(request, _outputs(), model=str(n)) for n, request in enumerate(requests))
+        )
+    assert together == alone
+
+
+def test_every_character_is_escaped_as_pydantic_does() -> None:
+    """All of Unicode but half characters, which are left to upstream."""
+    from json.encoder import encode_basestring
+
+    from pydantic_core import to_json
+
+    for first in range(0, 0x110000, 0x800):
+        if first == 0xD800:
+            continue
+        text = "".join(map(chr, range(first, first + 0x800)))
+        assert encode_basestring(text) == to_json(text).decode()
+
+
+def test_what_is_made_is_upstreams_own_model() -> None:
+    """Without validation: the same class to its user, the same parts and the same text, and nothing shared by two."""
+    from omni_fastpath.patches.lean_front_end.stream_events import Events
+
+    names = vars(importlib.import_module(SERVING))
+    made = Events(names, lambda: True, lambda _: None, {"events": 0}).stand_ins
+
+    def event(models: Any) -> Any:
+        delta, choice, chunk, usage = (models[name] for name in made)
+        one = choice(index=0, delta=delta(content="x"), logprobs=None, finish_reason=None, token_ids=None)
+        told = {"object": "chat.completion.chunk", "created": 1, "choices": [one], "model": "m", "modality": "text"}
+        found = chunk(id="i", **told, metrics=None)
+        found.usage = usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+        return found
+
+    assert all(each._plain for each in made.values())
+    ours, theirs = event(made), event(names)
+    assert isinstance(ours, type(theirs))
+    assert (ours.choices, ours.usage) == (theirs.choices, theirs.usage)
+    assert ours.model_dump_json(exclude_unset=True) == theirs.model_dump_json(exclude_unset=True)
+    assert ours.model_dump() == theirs.model_dump()
+    assert made["DeltaMessage"].model_construct(role="r").role == "r"
+    ours.choices[0].delta.tool_calls.append(1)
+    assert event(made).choices[0].delta.tool_calls == []
+
+
+async def test_half_a_character_is_upstreams_error() -> None:
+    """What cannot be sent ends the stream with upstream's error."""
+    outputs = _outputs(("a", "\ud800", "b"))
+    expected = await _events(_request(), outputs)
+    assert any("surrogates" in event for event in expected[0])
+    with switched_on() as counters:
+        assert await _events(_request(), outputs) == expected
+        assert counters["events"] == 1
+        assert _state()[0] == "applied"
+
+
+@pytest.mark.parametrize("where", ["_filled_in", "_form", "_is_a_tokens"])
+async def test_an_error_of_ours_steps_aside(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever breaks, the events are upstream's, and later ones are made by upstream."""
+    from omni_fastpath.patches.lean_front_end import stream_events as events
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ValueError("ours")
+
+    expected = await _events(_request(), _outputs())
+    owner: Any = events.Events if where == "_form" else events
+    with switched_on() as counters:
+        assert await _events(_request(), _outputs()) == expected
+        monkeypatch.setattr(owner, where, broken)
+        assert await _events(_request(), _outputs(), one="chatcmpl-2") == (
+            [event.replace("chatcmpl-1", "chatcmpl-2") for event in expected[0]],
+            expected[1],
+        )
+        state, reason = _state()
+        assert state == "failed"
+        assert "ours" in reason
+        before = dict(counters)
+        monkeypatch.undo()
+        monkeypatch.setattr("time.time", lambda: 1_700_000_000.25)
+        assert await _events(_request(), _outputs()) == expected
+        assert counters == before
+
+
+async def test_an_event_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first event of a form is compared with upstream's."""
+    from omni_fastpath.patches.lean_front_end import stream_events as events
+
+    expected = await _events(_request(), _outputs())
+    with switched_on():
+        monkeypatch.setattr(events, "encode_basestring", lambda text: json.dumps(text, ensure_ascii=True))
+        assert await _events(_request(), _outputs(("世界", "b"))) != expected
+        monkeypatch.undo()
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.25)
+    outputs = _outputs(("世界", "b"))
+    expected = await _events(_request(), outputs)
+    with switched_on():
+        monkeypatch.setattr(events, "_filled_in", lambda *_: "{}")
+        assert await _events(_request(), outputs) == expected
+        assert _state() == (
+            "failed",
+            "an event is not as pydantic writes it; upstream works alone from here on",
+        )
+
+
+async def test_a_module_that_changes_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody writes into upstream's module later is what a new stream uses."""
+    serving = importlib.import_module(SERVING)
+    with switched_on():
+        await _events(_request(), _outputs())
+        monkeypatch.setattr(serving, "as_list", lambda _: [12345])
+        request = _request(return_token_ids=True)
+        events, _ = await _events(request, _outputs())
+    assert any("[12345]" in event for event in events)

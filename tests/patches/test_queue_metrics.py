@@ -87,7 +87,7 @@ def test_as_many_as_were_routed(event_driven: bool, others: tuple[str, ...]) -> 
         entry = LEDGER.named("queue_metrics")
     expected = {THINKER: 5, TALKER: 4, CODE2WAV: 3}
     assert found == {(str(stage), str(at)): count for stage, count in expected.items() for at in range(2)}
-    assert (entry.counters["observed"], entry.counters["entries"]) == (24, 24)
+    assert entry.counters["observed"] == 24
 
 
 @every_release
@@ -240,9 +240,9 @@ class Script:
         self.orchestrator = _Object(stage_pools=[pool("text"), pool(None), pool("audio")])
         self.account = account.Account(self.orchestrator)
 
-    def one(self, stage: int, constructed_s: float = 99.0, entries: int = 1, first: str = "", nested: int = -1) -> None:
+    def one(self, stage: int, constructed_s: float = 99.0, first: str = "", nested: int = -1) -> None:
         """One raw output, in whose processing a request may have a first, and another stage's output be routed."""
-        raw = SimpleNamespace(timestamp=constructed_s, outputs=[object()] * entries)
+        raw = SimpleNamespace(timestamp=constructed_s)
         dispatch = self.account.processing(stage, 0, raw, set())
         assert nested < 0 or self.account.routing(nested, 0, []) is None
         if first:
@@ -274,11 +274,11 @@ def test_who_enters_upstreams_record_is_a_first(script: Script) -> None:
     """A raw output in whose processing a request had its first audio, or text, counts as one; no other does."""
     for stage in range(3):
         script.one(stage, first="a")
-        script.one(stage, 99.5, entries=3)
+        script.one(stage, 99.5)
         script.one(stage, 98.0, first="b")
     assert [script.seen(stage) for stage in range(3)] == [(3, 3.5)] * 3
     assert [script.firsts(stage) for stage in range(3)] == [(2, 3.0), (0, 0), (2, 3.0)]
-    assert (script.account.raw_outputs, script.account.entries) == (9, 15)
+    assert script.account.raw_outputs == 9
 
 
 @pytest.mark.parametrize("nested", [1, 2], ids=["of its own stage", "of another"])
@@ -291,9 +291,9 @@ def test_what_is_routed_in_a_raw_outputs_processing_belongs_to_it(script: Script
 
 def test_what_was_not_processed_is_not_counted(script: Script) -> None:
     """Neither a raw output whose processing raised, nor a diffusion stage's output behind it."""
-    script.account.processing(2, 0, SimpleNamespace(timestamp=99.0, outputs=[]), set())
+    script.account.processing(2, 0, SimpleNamespace(timestamp=99.0), set())
     assert script.account.routing(2, 0, []) is None
-    dispatch = script.account.processing(2, 0, SimpleNamespace(timestamp=99.0, outputs=[]), set())
+    dispatch = script.account.processing(2, 0, SimpleNamespace(timestamp=99.0), set())
     script.account.processed(dispatch)
     assert script.account.routing(1, 0, []) is None
 

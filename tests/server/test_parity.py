@@ -273,7 +273,7 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     assert fast.states["final_output_wakeup"]["counters"]["woken"] > 50
     assert fast.states["lean_front_end"]["counters"]["files"] > 50
     assert fast.states["lean_processing"]["counters"]["not_built"] > 50
-    assert fast.states["lean_stream"]["counters"]["events"] > 50
+    assert fast.states["lean_front_end"]["counters"]["events"] > 50
     assert fast.states["lean_reader"]["counters"]["clients"] == 3
     assert fast.states["queue_metrics"]["counters"]["observed"] > 500
     found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]

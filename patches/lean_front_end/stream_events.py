@@ -1,0 +1,205 @@
+"""The text of a token's event: what upstream's models would say, written around the token and its usage.
+
+``Events`` stands for four of upstream's classes in one body of upstream's. What it makes are upstream's own models, for
+a plain token without validation; the event's text is then a *form* that is filled in. A form is taken of an event of
+upstream's with marks in the places of the token and the numbers, and compared with another before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from json.encoder import encode_basestring
+from typing import Any
+
+MOST_FORMS = 4096
+"""Forms that are kept, of requests that ended too; a request has one for each of its choices."""
+
+LONGEST_ID = 256
+"""Characters of a request's id, which a client may choose: a form outlives its request and would keep a longer one."""
+
+_TEXT = "\ue000text\ue001"
+_NUMBERS = (7_310_482_956_173_849, 7_310_482_956_173_857, 7_310_482_956_173_863)
+"""Stand for what differs, in the event of which a form is taken."""
+
+_TOKEN = {"content": ""}
+_CHOICE = {"index": 0, "delta": None, "logprobs": None, "finish_reason": None, "token_ids": None}
+_EVENT = {
+    "id": "",
+    "object": "chat.completion.chunk",
+    "created": 0,
+    "choices": [],
+    "model": "",
+    "modality": "",
+    "metrics": None,
+}
+_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+"""What upstream makes the models of a plain token of: the names in its order, and values of the types it gives."""
+
+_AS_UPSTREAM_ASKS = {"exclude_unset": True}
+_new, _set = object.__new__, object.__setattr__
+_PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+"""What a model of pydantic's consists of."""
+
+
+class Unvalidated:
+    """Stands for a class of upstream's, and makes its models of plain values without validating them.
+
+    Args:
+        model: Upstream's class.
+        examples: Values of which a plain model is made; others of the same names, order and types are plain too.
+        made: The class of plain models, a subclass of upstream's; None for upstream's own.
+    """
+
+    def __init__(self, model: Any, *examples: Mapping[str, Any], made: Any = None) -> None:
+        self._model, self._made = model, made or model
+        self._names = tuple(examples[0])
+        self._plain = {tuple(map(type, each.values())) for each in examples}
+        real = self._model(**examples[0])
+        self._values = dict(vars(real))  # in the order in which they are written
+        self._lists = [
+            name for name, value in self._values.items() if isinstance(value, list) and name not in examples[0]
+        ]
+        made_so = self(**examples[0])
+        is_alike = all(getattr(made_so, part) == getattr(real, part) for part in _PARTS)
+        if not is_alike or list(vars(made_so)) != list(vars(real)):  # another pydantic
+            self._plain.clear()
+
+    def __call__(self, *args: Any, **given: Any) -> Any:
+        """As upstream's class is called."""
+        if args or tuple(given) != self._names or tuple(map(type, given.values())) not in self._plain:
+            return self._model(*args, **given)
+        made, values = _new(self._made), {**self._values, **given}
+        for name in self._lists:
+            values[name] = []
+        _set(made, "__dict__", values)
+        _set(made, "__pydantic_fields_set__", set(given))
+        _set(made, "__pydantic_extra__", {})
+        _set(made, "__pydantic_private__", None)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class Events:
+    """Stands for upstream's models of an event.
+
+    Args:
+        names: Upstream's classes by name.
+        has_failed: Whether everything is upstream's from now on.
+        fail: Told in words of what must not go on.
+        counters: ``events`` is counted.
+
+    Attributes:
+        stand_ins: By the name that each takes in upstream's globals.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, Any],
+        has_failed: Callable[[], bool],
+        fail: Callable[[str], None],
+        counters: dict[str, int],
+    ) -> None:
+        self._has_failed, self._fail, self._counters = has_failed, fail, counters
+        self._forms: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._event_model = event = names["OmniChatCompletionStreamResponse"]
+        text_of = self.text
+
+        class Event(event):  # type: ignore[misc]
+            def model_dump_json(self, **how: Any) -> str:
+                text = text_of(self) if how == _AS_UPSTREAM_ASKS else None
+                return str(super().model_dump_json(**how)) if text is None else text
+
+        token = names["DeltaMessage"](**_TOKEN)
+        self.stand_ins = {
+            "DeltaMessage": Unvalidated(names["DeltaMessage"], _TOKEN),
+            "ChatCompletionResponseStreamChoice": Unvalidated(
+                names["ChatCompletionResponseStreamChoice"], {**_CHOICE, "delta": token}
+            ),
+            "OmniChatCompletionStreamResponse": Unvalidated(event, _EVENT, {**_EVENT, "metrics": {}}, made=Event),
+            "UsageInfo": Unvalidated(names["UsageInfo"], _USAGE),
+        }
+
+    def text(self, event: Any) -> str | None:
+        """The text of an event; None where it is left to upstream's model."""
+        if self._has_failed():
+            return None
+        try:
+            return self._text(event)
+        except Exception as error:
+            self._fail(f"writing an event failed: {error!r}")
+            return None
+
+    def _text(self, event: Any) -> str | None:
+        if not _is_a_tokens(event):
+            return None
+        choice, usage = event.choices[0], event.usage
+        key = event.id, choice.index, event.created, event.model, event.modality, usage is None, event.metrics is None
+        form = self._forms.get(key) or self._form(event)
+        if form is None:
+            return None
+        if len(self._forms) >= MOST_FORMS:
+            self._forms.clear()
+        self._forms[key] = form
+        self._counters["events"] += 1
+        return _filled_in(form, choice.delta.content, usage)
+
+    def _form(self, event: Any) -> tuple[str, ...] | None:
+        """The text before the token, after it, and between and after the numbers, if there are any."""
+        marked = event.model_copy(deep=True)
+        marked.choices[0].delta.content = _TEXT
+        marks = [encode_basestring(_TEXT)]
+        if event.usage is not None:
+            usage = marked.usage
+            usage.prompt_tokens, usage.total_tokens, usage.completion_tokens = _NUMBERS
+            marks += map(str, _NUMBERS)
+        left, pieces = self._upstreams_text(marked), []
+        for mark in marks:
+            if left.count(mark) != 1:  # a request's own words, or another order: it is upstream's to say
+                return None
+            piece, _, left = left.partition(mark)
+            pieces.append(piece)
+        form = (*pieces, left)
+        if _filled_in(form, event.choices[0].delta.content, event.usage) != self._upstreams_text(event):
+            self._fail("an event is not as pydantic writes it")
+            return None
+        return form
+
+    def _upstreams_text(self, event: Any) -> str:
+        return str(self._event_model.model_dump_json(event, **_AS_UPSTREAM_ASKS))
+
+
+def _is_a_tokens(event: Any) -> bool:
+    """Whether an event has one choice of a plain token, which can be sent, and nothing else."""
+    if len(event.choices) != 1 or event.metrics or len(event.id) > LONGEST_ID:
+        return False
+    choice, usage = event.choices[0], event.usage
+    if choice.__pydantic_fields_set__ != _CHOICE.keys() or choice.delta.__pydantic_fields_set__ != _TOKEN.keys():
+        return False
+    if not (choice.logprobs is choice.finish_reason is choice.token_ids is None):
+        return False
+    if usage is not None and (usage.__pydantic_fields_set__ != _USAGE.keys() or usage.__pydantic_extra__):
+        return False
+    content = choice.delta.content
+    return type(content) is str and (content.isascii() or _is_whole(content))
+
+
+def _is_whole(text: str) -> bool:
+    """Whether it can be sent: no half of a character stands alone, which is an error that pydantic words."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _filled_in(form: tuple[str, ...], content: str, usage: Any) -> str:
+    """The text of an event; the numbers are whole."""
+    token = encode_basestring(content)
+    if usage is None:
+        before, after = form
+        return f"{before}{token}{after}"
+    before, first, second, third, after = form
+    numbers = f"{usage.prompt_tokens}{second}{usage.total_tokens}{third}{usage.completion_tokens}"
+    return f"{before}{token}{first}{numbers}{after}"
