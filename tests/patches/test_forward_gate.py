@@ -99,18 +99,11 @@ def wire(raw: Any) -> Any:
     return MsgpackDecoder(OmniEngineCoreOutputs).decode(frames)
 
 
-def without_payload(output: Any) -> tuple[Any, ...]:
-    """An output but for its payload."""
-    return (
-        output.new_token_ids,
-        output.finish_reason,
-        output.stop_reason,
-        repr(output.prefill_stats),
-        output.num_generation_tokens,
-        output.is_segment_finished,
-        output.kv_transfer_params,
-        output.pooling_output,
-    )
+def without_payload(output: Any) -> list[Any]:
+    """An output but for its payload; 0.28 has not all of it."""
+    said = ("new_token_ids", "finish_reason", "stop_reason", "num_generation_tokens", "is_segment_finished")
+    found = [getattr(output, name, None) for name in (*said, "kv_transfer_params", "pooling_output")]
+    return [*found, repr(getattr(output, "prefill_stats", None))]
 
 
 # ---- What is taken out, and what is not ----

@@ -466,12 +466,6 @@ async def _events(request: Any, outputs: Sequence[Any], **more: Any) -> tuple[li
     return events, metadata.final_usage_info
 
 
-async def written() -> None:
-    """Two answers of which one wants audio alone, written through upstream's generator as it stands."""
-    for modalities in (["text", "audio"], ["audio"]):
-        assert await _events(_request(modalities=modalities), _outputs())
-
-
 @pytest.fixture(autouse=True)
 def _one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events say when their request was made."""
