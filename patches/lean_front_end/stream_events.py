@@ -106,7 +106,7 @@ class Events:
         self._event_model = event = names["OmniChatCompletionStreamResponse"]
         text_of = self.text
 
-        class Event(event):  # type: ignore[misc]
+        class Event(event):  # type: ignore[misc, valid-type]
             def model_dump_json(self, **how: Any) -> str:
                 text = text_of(self) if how == _AS_UPSTREAM_ASKS else None
                 return str(super().model_dump_json(**how)) if text is None else text

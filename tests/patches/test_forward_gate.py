@@ -316,18 +316,6 @@ def payload_of(output: Any) -> set[str]:
     return set(found or ())
 
 
-def final_output(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """A stage whose outputs go to the user: the user's messages."""
-    from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Stage
-
-    rejudge(rig, final_output=True)
-    rig.add("a", tokens=3)
-    pipeline = Pipeline((QWEN3_OMNI[0], Stage(final_output=True), QWEN3_OMNI[2]))
-    pipeline.add_request("a")
-    deliver(pipeline, play(rig))
-    return set[str]().union(*(payload_of(m.engine_outputs) for m in pipeline.messages() if m.stage_id == TALKER))
-
-
 def _forwarded(rig: Any, monkeypatch: pytest.MonkeyPatch, *, async_chunk: bool) -> set[str]:
     from benchmarks.rigs.inprocess import Pipeline
 
@@ -344,12 +332,6 @@ def _forwarded(rig: Any, monkeypatch: pytest.MonkeyPatch, *, async_chunk: bool) 
     monkeypatch.setattr(pipeline.orchestrator, "_forward_to_next_stage", forward)
     deliver(pipeline, play(rig))
     return found
-
-
-def no_async_chunk(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Without async-chunk: the orchestrator's hand-over to the next stage."""
-    rejudge(rig, async_chunk=False)
-    return _forwarded(rig, monkeypatch, async_chunk=False)
 
 
 def edge_without_chunks(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -427,13 +409,6 @@ def _processed(rig: Any) -> set[str]:
     return set[str]().union(*(payload_of(output) for output in processed))
 
 
-def duplex(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """A stage of a duplex deployment, whose sessions' requests need not be resumable: the processed outputs."""
-    rejudge(rig, session_mode="duplex")
-    rig.add("a", tokens=3)
-    return _processed(rig)
-
-
 def pooling_request(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """A pooling request ends because there is an output, and its user gets all of it."""
     import torch
@@ -461,15 +436,12 @@ def pooling_request(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 CASES = (
-    final_output,
-    no_async_chunk,
     edge_without_chunks,
     bridge_from_stage_0,
     pd_prefill,
     cfg_companion,
     streaming_segment,
     last_segment,
-    duplex,
     pooling_request,
 )
 
@@ -489,28 +461,6 @@ def test_left_alone(
     with Rig(configs[TALKER]) as rig:
         found = case(rig, monkeypatch)
     assert found == (set() if forced else {"codes"})
-
-
-@pytest.mark.parametrize(
-    ("fields", "needed"),
-    [
-        ({}, False),
-        ({"resumable": True}, True),
-        ({"streaming_queue": []}, True),
-        ({"pooling_params": object()}, True),
-        ({"request_id": "7__cfg_text"}, True),
-        ({"external_req_id": "7__cfg_img"}, True),
-        ({"external_req_id": None}, False),
-    ],
-)
-def test_requests_that_keep_their_payload(fields: dict[str, Any], needed: bool) -> None:
-    """Pooling, a session in every segment, the last included, and companions; nobody else."""
-    from omni_fastpath.patches.forward_gate import wrappers
-
-    plain = {"request_id": "7", "external_req_id": "7", "pooling_params": None, "resumable": False}
-    request = SimpleNamespace(**{**plain, "streaming_queue": None, **fields})
-    assert wrappers._needs_payload(request) is needed
-    assert wrappers._needs_payload(None) is False
 
 
 # ---- Judging ----

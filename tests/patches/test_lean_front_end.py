@@ -51,7 +51,7 @@ def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
     importlib.import_module(SERVING)
     with only("lean_front_end"):
         entry = LEDGER.named("lean_front_end")
-        entry.options = entry.patch.options(summary=summary)
+        entry.options = entry.patch.options.model_validate({"summary": summary})
         entry.counters.update(dict.fromkeys(entry.counters, 0))
         yield entry.counters
 
@@ -238,7 +238,7 @@ def test_off_is_upstreams_own() -> None:
 
 def test_a_process_without_the_api_server_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library user's process does not import it for us; its tables and files are lean, and the reason says so."""
-    import soundfile
+    import soundfile  # type: ignore[import-untyped]
 
     from tests.patches.drive import only
 
@@ -305,7 +305,7 @@ def test_files_are_soundfiles() -> None:
 def test_what_is_not_plain_is_soundfiles() -> None:
     """Two channels, other numbers, values that are not finite, other formats and a buffer in use go to soundfile."""
     import numpy as np
-    import soundfile  # type: ignore[import-untyped]
+    import soundfile
 
     mono = np.linspace(-1, 1, 64, dtype=np.float32)
     cases: list[tuple[Any, Any, dict[str, Any]]] = [
