@@ -12,18 +12,18 @@ Why:
     orchestrator's thread: with some thousand messages a second they take longer than the messages' own handling
     (``benchmarks.replay``, arms ``stock-event`` and ``stock-event-polled``). In poll mode upstream's drain suspends
     only when the queue is empty: an orchestrator that does not pause for a millisecond at each empty stage, as
-    upstream's poll loop does, keeps it full, and nobody else on the event loop gets a turn.
+    upstream's poll loop does, keeps it full, and no other task of the event loop gets a turn.
 Why not a hook:
     The drain is a closure; what it calls when the queue is empty is the only place to wait in.
 Scope:
     Event loop of the API server or of ``AsyncOmni``, both modes. The synchronous ``Omni`` waits on the queue's
     condition already and is not touched.
 Fragility:
-    Wraps the engine's ``try_get_output_async`` (``AsyncOmniEngine`` up to 0.28, then ``OmniEngineBase``), whose
-    contract is "a message, or None after a look at the orchestrator's liveness"; both looks remain upstream's. Replaces
-    ``get_output_blocking_async`` (from 0.28 on), which has the same contract and a timeout: None comes sooner than it
-    allows, and its caller looks again. The arrival is seen in ``janus.Queue._put``, which janus documents as the method
-    to override. Read: ``output_queue`` of the engine, a ``janus.Queue`` that takes attributes.
+    Wraps the engine's ``try_get_output_async``, whose contract is "a message, or None after a look at the
+    orchestrator's liveness"; both looks remain upstream's. Replaces ``get_output_blocking_async``, which has the same
+    contract and a timeout: None comes sooner than it allows, and its caller looks again. The arrival is seen in
+    ``janus.Queue._put``, which janus documents as the method to override; an engine with another queue is left to
+    upstream. Read: ``output_queue`` of the engine.
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed). 0.32 waits on the event
     loop in both modes.
@@ -33,37 +33,31 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Call, Counter, Fit, Patch, Pin, Process, Replace, Row, State, Wrap
-
-UP_TO_0_28 = ("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")
-FROM_0_30 = ("vllm_omni.engine.omni_engine_base", "OmniEngineBase")
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Replace, Row, State, Wrap
 
 
-def _poll_drain(module: str, owner: str) -> Wrap:
-    return Wrap(
-        module,
-        f"{owner}.try_get_output_async",
-        ("self",),
-        wrapper="wrapped_try_get_output_async",
-        fingerprints=("90e4087a3b50d8fc",),
+def _seams(module: str, owner: str) -> tuple[AnySeam, ...]:
+    """The drains of poll mode and of event-driven mode, and the queue's put."""
+    return (
+        Wrap(
+            module,
+            f"{owner}.try_get_output_async",
+            ("self",),
+            wrapper="wrapped_try_get_output_async",
+            fingerprints=("90e4087a3b50d8fc",),
+        ),
+        Replace(
+            module,
+            f"{owner}.get_output_blocking_async",
+            ("self", "timeout"),
+            wrapper="wrapped_get_output_blocking_async",
+            fingerprints=("d2fd6084202ae38c",),
+        ),
+        Call("janus", "Queue._put", ("self", "item")),
+        # Of janus 1.0 and 2.0.
+        Pin("janus", "Queue._put_internal", ("self", "item"), fingerprints=("59e98f3f430a4d0a", "b1a0c43bbe5cd793")),
     )
 
-
-def _event_driven_drain(module: str, owner: str) -> Replace:
-    return Replace(
-        module,
-        f"{owner}.get_output_blocking_async",
-        ("self", "timeout"),
-        wrapper="wrapped_get_output_blocking_async",
-        fingerprints=("d2fd6084202ae38c",),
-    )
-
-
-JANUS = (
-    Call("janus", "Queue._put", ("self", "item")),
-    # Of janus 1.0 and 2.0.
-    Pin("janus", "Queue._put_internal", ("self", "item"), fingerprints=("59e98f3f430a4d0a", "b1a0c43bbe5cd793")),
-)
 
 PATCH = Patch(
     name="final_output_wakeup",
@@ -77,8 +71,8 @@ PATCH = Patch(
         Counter("liveness_checks", "waits that ended without a message and looked whether the orchestrator lives"),
     ),
     rows=(
-        Fit(releases=("0.28.0",), seams=(_poll_drain(*UP_TO_0_28), _event_driven_drain(*UP_TO_0_28), *JANUS)),
-        Fit(releases=("0.30.0",), seams=(_poll_drain(*FROM_0_30), _event_driven_drain(*FROM_0_30), *JANUS)),
+        Fit(releases=("0.28.0",), seams=_seams("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),
+        Fit(releases=("0.30.0",), seams=_seams("vllm_omni.engine.omni_engine_base", "OmniEngineBase")),
         Row(
             releases=("0.32.0rc1",),
             state=State.SUPERSEDED,

@@ -32,7 +32,7 @@ them. A turn costs some 50 µs where the orchestrator waits for the interpreter'
 fifth of the throughput, after a millisecond none that could be measured."""
 
 _LARGEST_BATCH = 16
-"""Messages of a batch, whatever they cost."""
+"""Messages of a batch at most, if they cost nothing."""
 
 _queues: WeakSet[Any] = WeakSet()
 """The janus queues that have a ``WakeOnPut`` in front of their put."""
@@ -73,7 +73,7 @@ class EventLoopTurns:
 class WakeOnPut:
     """Stands in front of one janus queue's ``_put`` and wakes one waiter on another thread's event loop.
 
-    The producer pays for a cross-thread wake-up only while somebody waits. It wakes after the item is in and under
+    The producer pays for a cross-thread wake-up only while the front end waits. It wakes after the item is in and under
     the queue's lock, so a waiter that is woken finds it. ``_put`` is janus's documented override point.
 
     Attributes:
@@ -96,14 +96,14 @@ class WakeOnPut:
         return ours
 
     def __call__(self, item: Any) -> None:
-        """Put as janus does, then wake whoever waits."""
+        """Put as janus does, then wake the waiter."""
         self._put(item)
         waiter, self._waiter = self._waiter, None
         if waiter is None:
             return
         try:
             waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
-        except RuntimeError:  # the front end's loop is closed: nobody waits any more
+        except RuntimeError:  # the front end's loop is closed
             return
 
     def arm(self) -> asyncio.Future[bool]:

@@ -10,7 +10,7 @@ Why:
     with what is not frozen: at 64 streams every few seconds, 10 to 70 ms of processor time each, in which no audio
     moves. They free nothing: the tokens and records of requests that run make no cycles.
 Why not a hook:
-    Python asks nobody when it is time. ``gc.callbacks`` tell of a collection that has begun.
+    Python offers none before a collection: ``gc.callbacks`` tell of one that has begun.
 Scope:
     ``vllm serve --omni``, each of its API processes for itself; a library user's process, offline ``Omni`` and the
     stages are not touched. An operator's own settings win: with ``gc.disable()``, ``gc.set_debug()`` or thresholds
@@ -56,7 +56,7 @@ class PacingOptions(Options):
         default=300.0,
         ge=1.0,
         le=86_400.0,
-        description="seconds after the last full collection at which one that is due is made, whoever is served",
+        description="seconds after the last full collection at which one that is due is made under any load",
     )
 
 

@@ -20,7 +20,7 @@ _BACKSTOP = 10_000
 """Collections of the middle generation after which Python makes a full one by itself: half an hour under load."""
 
 PYTHONS_OWN = (2000, 10, 10) if sys.version_info >= (3, 13) else (700, 10, 10)
-"""The thresholds of a process in which nobody has set any."""
+"""The thresholds with which Python starts."""
 
 _runtime = runtime("gc_pacing")
 
