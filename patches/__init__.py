@@ -54,7 +54,6 @@ from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
 from omni_fastpath.patches.gc_pacing import PATCH as GC_PACING
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
 from omni_fastpath.patches.lean_processing import PATCH as LEAN_PROCESSING
-from omni_fastpath.patches.lean_reader import PATCH as LEAN_READER
 from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUEUE
 from omni_fastpath.patches.queue_metrics import PATCH as QUEUE_METRICS
 from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
@@ -67,7 +66,6 @@ PATCHES: tuple[Patch, ...] = (
     FORWARD_GATE,
     LEAN_FRONT_END,
     LEAN_PROCESSING,
-    LEAN_READER,
     GC_PACING,
     QUEUE_METRICS,
 )
@@ -75,5 +73,6 @@ PATCHES: tuple[Patch, ...] = (
 
 GONE: Mapping[str, str] = {
     "lean_stream": "it is part of lean_front_end",
+    "lean_reader": "part of lean_processing, which has no keys",
 }
 """Patches of earlier versions by name, each with its successor or why it went, in words for the refusal."""

@@ -41,7 +41,7 @@ REPLACED = ("vllm_omni.engine.omni_engine_base", "OmniEngineBase.get_output_bloc
 """Of ``final_output_wakeup``, whose wrapper does not."""
 
 READER_SLOT = ("vllm.v1.engine.core_client", "AsyncMPClient._ensure_output_queue_task")
-"""Of ``lean_reader``, in a module of vLLM's that vLLM without Omni has too."""
+"""Of ``lean_processing``, in a module of vLLM's that vLLM without Omni has too."""
 
 
 def load_plugins() -> None:
@@ -162,7 +162,7 @@ def test_plain_vllm_is_plain() -> None:
 @isolated("cold", "serve", "model", "--omni")
 def test_a_patch_of_vllms_own_code_alone_is_installed_for_an_engine() -> None:
     """Where there is an orchestrator, it is on by its variable before any stage is spawned."""
-    os.environ["OMNI_FASTPATH_LEAN_READER"] = "1"
+    os.environ["OMNI_FASTPATH_NONBLOCKING_DEQUEUE"] = "1"
     load_plugins()
     importlib.import_module("vllm_omni.engine.omni_engine_base")
-    assert asked() == {"lean_reader": "applied"}
+    assert asked() == {"nonblocking_dequeue": "applied"}

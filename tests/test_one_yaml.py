@@ -42,7 +42,6 @@ BLOCK: dict[str, Any] = {
     "forward_gate": True,
     "lean_front_end": {"summary": "line"},
     "lean_processing": True,
-    "lean_reader": {"max_messages": 32},
     "gc_pacing": {"few": 3, "at_most_s": 60.0},
     "queue_metrics": True,
 }

@@ -1,4 +1,4 @@
-"""Inter-token latencies of a request without adding all of them up again at each output."""
+"""Inter-token latencies of a request without adding up all of them at each output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _SAMPLES, _MEAN = "vllm_itls_ms", "vllm_itl_ms"
 
 
 class Samples(list[float]):
-    """The samples of one request: keeps all, and shows the last one alone while the request runs.
+    """The samples of one request: keeps all of them, and shows only the last one while the request runs.
 
-    Upstream appends a sample at each output and then takes the mean of all, which is read when the stage ends and never
-    before. What it takes the mean of here is one sample; whether there is any, which it also asks, is as it was.
+    Upstream appends a sample at each output and takes the mean of the list, which is read when the stage ends and not
+    before. Here the mean is that of one sample; whether the list is empty, which upstream also asks, stays as it was.
 
     Attributes:
         all: Every sample, in milliseconds, in the order in which they came.
@@ -27,30 +27,27 @@ class Samples(list[float]):
     def append(self, sample: float, /) -> None:
         """Keep a sample, and show it in the place of the one before."""
         self.all.append(sample)
-        if self:
-            self[0] = sample
-        else:
-            super().append(sample)
+        self[:] = (sample,)
 
 
 class Records(dict[str, dict[str, Any]]):
     """A processor's records of text metrics by request, in the place of upstream's dict.
 
-    Upstream makes a record with ``setdefault`` and takes it out with ``pop``, to read it or to forget it, and reaches
-    it in no other way. What comes out is what upstream's would be, the mean included: the same sum in the same order.
+    Upstream makes a record with ``setdefault`` and takes it out with ``pop``. What comes out is equal to upstream's
+    own record: the mean is the same expression on the same numbers in the same order.
     """
 
-    def setdefault(self, name: str, default: dict[str, Any] | None = None, /) -> Any:
-        """A request's record; a new one gets samples of ours."""
+    def setdefault(self, name: str, default: Any = None, /) -> Any:
+        """A request's record; a new one gets ``Samples``."""
         record = self.get(name)
         if record is None:
-            record = self[name] = {} if default is None else default
+            record = self[name] = default
             if record.get(_SAMPLES) == []:
                 record[_SAMPLES] = Samples()
         return record
 
     def pop(self, name: str, /, *default: Any) -> Any:
-        """Take a record out, as upstream's would be."""
+        """Take a record out, with all samples and their mean."""
         record = super().pop(name, *default)
         samples = record.get(_SAMPLES) if record else None
         if isinstance(samples, Samples):

@@ -1,181 +1,114 @@
-"""The slots of ``lean_processing``: a request's admission to an output processor, its time stamps, a raw output."""
+"""The slots of ``lean_processing``, in the order in which a raw output reaches them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import groupby
 from typing import Any
-from weakref import ref
 
-from vllm_omni.engine.orchestrator import Orchestrator
-from vllm_omni.metrics.definitions import _SAMPLE_RATE_KEYS
+from vllm.v1.engine.output_processor import OutputProcessorOutput
+from vllm_omni.metrics.utils import iter_mm_outputs
 
-from omni_fastpath.ledger import runtime
-
-from .aside import patch, step_aside
 from .latencies import Records
-from .processor import LeanProcessor
-from .states import BareOutput, LeanState, Unseen, UnseenState, unseen_kind
-from .upstream import (
-    GOES_PAST,
-    MAY_LEAVE_METRICS_OUT,
-    MultimodalOutputProcessor,
-    OmniRequestState,
-    count_audio_frames,
-    is_looked_at,
-    is_session,
-    iter_mm_outputs,
-)
+from .socket_reader import SocketReader, attached
+from .step_aside import patch, step_aside
+from .token_ids import make_lean
+from .unseen import BareOutput, Unseen, look_at, unseen_of
 
-_counters = runtime("lean_processing").counters
-
-_SEARCHED = "_omni_fastpath_searched"
-"""Attribute of a pool: in whose client and configuration a sample rate was looked for, and what was found."""
+_counters = patch.counters
 
 
-def wrapped_add_request(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
-    """Add a request as upstream does, then let its state, the processor and its records be lean ones."""
-    wrapped(*args, **kwargs)
-    if patch.has_failed:
-        return
-    try:
-        _make_lean(instance, args[0] if args else kwargs["request"])
-    except Exception as error:
-        step_aside("making a request's processing lean", error)
-
-
-def _make_lean(instance: Any, request: Any) -> None:
-    state = instance.request_states.get(request.request_id)
-    if type(state) is OmniRequestState:
-        state.__class__ = LeanState
-        _counters["requests"] += 1
-    if GOES_PAST and type(instance) is MultimodalOutputProcessor:
-        instance.__class__ = LeanProcessor
-    records = instance._native_text_metrics_by_request
-    if type(records) is dict:
-        instance._native_text_metrics_by_request = Records(records)
-
-
-def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
-    """Record what upstream records; whether an output is the first with something in it, only until one was."""
-    stamp = kwargs.get("output_ts")
-    # A diffusion stage's, or a caller that we do not know.
-    if (
-        stamp is None
-        or len(args) != 1
-        or patch.has_failed
-        or (MAY_LEAVE_METRICS_OUT and not instance.collect_stage_metrics)
-    ):
-        wrapped(*args, **kwargs)
-        return
-    stamps, firsts = instance._output_timestamps_by_request, instance._non_empty_first_output_timestamps_by_request
-    for output in args[0]:
-        request_id = getattr(output, "request_id", None)
-        if request_id is None:
-            continue
-        name = str(request_id)
-        known = stamps.get(name)
-        if known is None:
-            stamps[name] = [stamp]
-        else:
-            known.append(stamp)
-        if type(output) is BareOutput:
-            continue
-        if name not in firsts and instance._has_non_empty_output(output):
-            firsts[name] = stamp
-        payloads = iter_mm_outputs(output)
-        if payloads:
-            _record_audio(instance, name, output, payloads)
-
-
-def _record_audio(pool: Any, name: str, output: Any, payloads: list[Any]) -> None:
-    rates = pool._audio_sample_rate_by_request
-    try:
-        searches = rates.get(name, 0) <= 0 and _may_say_a_rate(pool, payloads)
-    except Exception as error:
-        step_aside("finding out where a sample rate is said", error)
-        searches = True
-    frames = sum(count_audio_frames(payload) for payload in payloads)
-    if frames > 0:
-        pool._audio_frames_by_request[name] = pool._audio_frames_by_request.get(name, 0) + frames
-    if searches and rates.get(name, 0) <= 0:
-        _, rate, _ = pool._collect_audio_metrics([output], use_default_sample_rate=False)
-        if rate > 0:
-            rates[name] = rate
-
-
-def _may_say_a_rate(pool: Any, payloads: list[Any]) -> bool:
-    """Whether a search for the sample rate can find one: what a stage's client and configuration say stays as it is."""
-    client, config = pool.stage_client, pool.stage_vllm_config
-    searched = vars(pool).get(_SEARCHED)
-    if searched is None or searched[0]() is not client or searched[1] is not config:
+def wrapped_ensure_output_queue_task(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+    """Start a client's socket reader as upstream does, once; before that, its socket gets our way of waiting."""
+    reader: SocketReader | None = None
+    if instance.resources.output_queue_task is None and not patch.has_failed:
         try:
-            whose = ref(client) if client is not None else _nobody
-        except TypeError:  # a client of somebody else's, of which nobody can say later whether it is the same one
-            return True
-        rate = pool._infer_audio_sample_rate(None, use_default=False)
-        searched = vars(pool)[_SEARCHED] = (whose, config, rate)
-    return searched[2] > 0 or any(key in payload for payload in payloads for key in _SAMPLE_RATE_KEYS)
-
-
-def _nobody() -> None:
-    return None
+            reader = attached(instance)
+        except Exception as error:
+            step_aside("preparing a client's socket", error)
+    try:
+        wrapped(*args, **kwargs)
+    except BaseException:  # without an event loop, for one; a later attempt finds the socket as it was
+        if reader is not None:
+            vars(instance.resources.output_socket).pop("recv_multipart", None)
+        raise
+    if reader is not None:
+        instance.resources.output_queue_task.add_done_callback(reader.leave)
 
 
 def wrapped_process_llm_stage_outputs(
     wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[Any]:
-    """Go on as upstream does; before that, find out whether anybody sees the outputs of requests that are new.
-
-    Of ``_process_llm_stage_outputs``, as both of upstream's loops call it; up to 0.26 processing stands in the loop
-    itself, and this is of ``_handle_kv_ready_raw_outputs``, which it calls right before.
-    """
-    given = len(args)
-    if given in (4, 2) and not patch.has_failed:
-        stage_id, raw_outputs = args[0], args[2] if given == 4 else args[1]
+    """Go on as upstream does; before that, find out which requests' outputs are received at this stage."""
+    if len(args) == 4 and not patch.has_failed:
         try:
-            states = instance.stage_pools[stage_id].output_processor.request_states
-            for entry in raw_outputs.outputs:
-                state = states.get(entry.request_id)
-                if type(state) is LeanState and state.unseen is None:
-                    _decide(instance, stage_id, state, entry.request_id)
+            look_at(instance, args[0], args[2].outputs)
         except Exception as error:
-            step_aside("finding out whether anybody sees an output", error)
+            step_aside("finding out who receives an output", error)
     return wrapped(*args, **kwargs)
 
 
-def _decide(orchestrator: Any, stage_id: int, state: LeanState, name: str) -> None:
-    """Say of a request at one stage whether anybody sees what it makes there; not before its first output with content.
+def wrapped_process_outputs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Process a raw output's entries in their order: those that need no output are counted, and the rest is upstream's.
 
-    The first output with something in it is a time that users may be told of, so that upstream makes it.
+    Upstream accumulates all payloads of a raw output before it makes the first output; so a raw output that names a
+    request twice is left to it.
     """
-    pool = orchestrator.stage_pools[stage_id]
-    firsts = pool._non_empty_first_output_timestamps_by_request
-    if name in firsts:
-        unseen = _is_unseen(orchestrator, stage_id, pool, state, name)
-        state.unseen = unseen and Unseen(orchestrator.request_states[name], name, firsts)
-        if unseen:
-            state.__class__ = UnseenState
-            pool.output_processor.unseen = True
+    if len(args) != 3 or patch.has_failed:
+        return wrapped(*args, **kwargs)
+    entries, stamp, statistics = args
+    states = instance.request_states
+    try:
+        records = instance._native_text_metrics_by_request
+        if type(records) is dict:
+            instance._native_text_metrics_by_request = Records(records)
+        _counters["raw_outputs"] += 1
+        found = [_looked_at(states.get(entry.request_id), entry) for entry in entries]
+    except Exception as error:
+        step_aside("looking at a raw output", error)
+        return wrapped(*args, **kwargs)
+    if not any(found) or len({entry.request_id for entry in entries}) < len(entries):
+        return wrapped(*args, **kwargs)
+    outputs: list[Any] = []
+    aborts: list[str] = []
+    for is_unseen, run in groupby(zip(found, entries, strict=True), key=lambda pair: pair[0] is not None):
+        if is_unseen:
+            outputs += [_count(instance, unseen, entry, stamp, statistics) for unseen, entry in run]
+        else:
+            done = wrapped([entry for _, entry in run], stamp, statistics)
+            outputs += done.request_outputs
+            aborts += done.reqs_to_abort
+    return OutputProcessorOutput(outputs, aborts)
 
 
-def _is_unseen(orchestrator: Any, stage_id: int, pool: Any, state: LeanState, name: str) -> bool:
-    request = orchestrator.request_states.get(name)
-    companions = orchestrator._cfg_tracker
-    return (
-        # Not a subclass: a duplex orchestrator's plugins look at every output.
-        type(orchestrator) is Orchestrator
-        and not is_looked_at(orchestrator)
-        and orchestrator.async_chunk
-        and orchestrator._pd_pair is None
-        and stage_id + 1 < orchestrator.num_stages
-        and pool.stage_client is not None
-        and not pool.final_output
-        and orchestrator._stage_receives_async_chunks(stage_id + 1)
-        and request is not None
-        and not request.streaming.enabled
-        and not is_session(request)
-        and state.external_req_id == name
-        and not companions.is_companion(name)
-        and not companions.has_companions(name)
-        and unseen_kind(state)
-    )
+def _looked_at(state: Any, entry: Any) -> Unseen | None:
+    """What is known of an entry's request, if the entry need not become an output."""
+    make_lean(state)
+    return unseen_of(state, entry)
+
+
+def _count(processor: Any, unseen: Unseen, entry: Any, stamp: float | None, statistics: Any) -> BareOutput:
+    """Do for an entry what upstream does besides making an output."""
+    state = processor.request_states[entry.request_id]
+    processor._update_stats_from_output(state, entry, stamp, statistics)
+    state.detokenizer.update(entry.new_token_ids, False)
+    _counters["not_built"] += 1
+    return unseen.bare
+
+
+def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+    """Record what upstream records: of an output without a payload that is not its request's first, only a time."""
+    stamp = kwargs.get("output_ts")
+    if len(args) != 1 or stamp is None or patch.has_failed:
+        wrapped(*args, **kwargs)
+        return
+    stamps, firsts = instance._output_timestamps_by_request, instance._non_empty_first_output_timestamps_by_request
+    rest: list[Any] = []
+    for output in args[0]:
+        name = getattr(output, "request_id", None)
+        if name in firsts and name in stamps and (type(output) is BareOutput or not iter_mm_outputs(output)):
+            stamps[name].append(stamp)
+        else:
+            rest.append(output)
+    if rest:
+        wrapped(rest, output_ts=stamp)

@@ -1,4 +1,4 @@
-"""An exception of ours: it is told once, and upstream works alone from then on."""
+"""What happens on an exception of ours: it is logged once, and upstream works alone from then on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ patch = runtime("lean_processing")
 
 
 def step_aside(what: str, error: Exception) -> None:
-    """Say it, and be out of upstream's way from here on; to be called where the exception is handled."""
+    """Report the patch as failed; to be called where the exception is handled.
+
+    Args:
+        what: What failed, as the subject of a sentence.
+        error: The exception.
+    """
     if not patch.has_failed:
         logger.exception("omni-fastpath: lean_processing: %s failed", what)
         patch.report(State.FAILED, f"{what} failed: {error!r}; upstream works alone from here on")

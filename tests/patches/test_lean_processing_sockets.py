@@ -1,4 +1,4 @@
-"""``lean_reader``: what a client's reader makes of its socket is stock's, in order, whole and once."""
+"""``lean_processing``: what a client's reader makes of its socket is stock's, in order, whole and once."""
 
 from __future__ import annotations
 
@@ -9,42 +9,16 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytestmark = [
-    pytest.mark.upstream,
-    pytest.mark.every_release,
-    pytest.mark.filterwarnings("ignore:The given buffer is not writable"),
-]
+from tests.patches.test_lean_processing import TOO, switched_on
 
-ALONE = {"OMNI_FASTPATH_LEAN_READER": "1"}
-EVERYTHING = {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_LEAN_READER": "1", "OMNI_FASTPATH_LEAN_PROCESSING": "1"}
-
-
-@contextmanager
-def switched_on(environment: dict[str, str] | None = None) -> Iterator[Any]:
-    """Installed meanwhile; the patch's entry in the ledger."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process, State
-    from omni_fastpath.install import apply, uninstall
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
-
-    apply(config.resolve([], environment or ALONE, PATCHES), Process.SERVER)
-    entry = LEDGER.named("lean_reader")
-    assert entry.state is State.APPLIED, entry.reason
-    try:
-        yield entry
-    finally:
-        for patch in reversed(PATCHES):
-            uninstall(patch)
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 
 class Wire:
@@ -116,8 +90,8 @@ def read(folder: Path, count: int) -> None:
 
 def _both(folder: Path, script: Callable[[Wire], Any], kind: type | None = None) -> tuple[Any, Any, dict[str, int]]:
     stock = _on_wire(folder, script, kind)
-    with switched_on() as entry:
-        return stock, _on_wire(folder, script, kind), dict(entry.counters)
+    with switched_on() as counters:
+        return stock, _on_wire(folder, script, kind), counters
 
 
 def _plain(outputs: Any) -> Any:
@@ -146,11 +120,8 @@ def _raw(rng: random.Random, number: int) -> Any:
     from vllm.v1.metrics.stats import SchedulerStats
 
     from benchmarks.rigs.inprocess import audio, batch, codes, silent, text
-    from benchmarks.rigs.upstream import PAYLOAD
 
-    large: Any = torch.full((3, 200), rng.random())
-    if PAYLOAD == "pooling_output":  # a dict like any other payload
-        large = {"large": large}
+    large = torch.full((3, 200), rng.random())
     kinds: list[Callable[[str], Any]] = [
         lambda name: text(name, rng.randrange(100)),
         codes,
@@ -190,8 +161,6 @@ def test_what_comes_is_stocks(tmp_path: Path, seed: int) -> None:
     assert repr(ours) == repr(stock)
     assert counters["messages"] == len(stock)
     assert counters["at_once"] > 100
-    assert counters["tensors"] > 100
-    assert counters["clients"] == 1
 
 
 def test_no_arrival_is_missed(tmp_path: Path) -> None:
@@ -216,7 +185,7 @@ def test_no_arrival_is_missed(tmp_path: Path) -> None:
 
 
 def test_others_get_their_turn(tmp_path: Path) -> None:
-    """However much stands in a socket, everybody else on the event loop runs after ``max_messages``."""
+    """However much stands in a socket, everything else on the event loop runs after 64 messages."""
     count = 1000
 
     async def script(wire: Wire) -> int:
@@ -229,8 +198,8 @@ def test_others_get_their_turn(tmp_path: Path) -> None:
             await asyncio.sleep(0)
         return turns
 
-    with switched_on({**ALONE, "OMNI_FASTPATH_LEAN_READER__MAX_MESSAGES": "8"}):
-        assert _on_wire(tmp_path, script) >= count / 9
+    with switched_on():
+        assert _on_wire(tmp_path, script) >= count / 65
 
 
 def test_utility_calls_are_answered(tmp_path: Path) -> None:
@@ -317,9 +286,9 @@ def test_one_socket_after_another(tmp_path: Path) -> None:
             wire.client.resources()
             wire.close()
 
-    with switched_on() as entry:
+    with switched_on() as counters:
         asyncio.run(asyncio.wait_for(script(), 60))
-        assert entry.counters["messages"] == 40
+        assert counters["messages"] == 40
 
 
 def test_a_client_can_be_collected(tmp_path: Path) -> None:
@@ -339,9 +308,9 @@ def test_a_client_can_be_collected(tmp_path: Path) -> None:
         wire.close()
         return found
 
-    with switched_on() as entry:
+    with switched_on() as counters:
         assert asyncio.run(asyncio.wait_for(script(), 60)) is None
-        assert entry.counters["clients"] == 1
+        assert counters["messages"] == 1
 
 
 def test_a_start_without_an_event_loop_can_be_repeated(tmp_path: Path) -> None:
@@ -371,26 +340,14 @@ def test_a_start_without_an_event_loop_can_be_repeated(tmp_path: Path) -> None:
     assert counters["messages"] == 1
 
 
-def test_a_second_event_loop_works_alike(tmp_path: Path) -> None:
-    """Two clients on two threads' loops at once: each gets its own, in order."""
-
-    async def script(wire: Wire) -> list[int]:
-        wire.send(*(_raw(random.Random(1), number) for number in range(300)))
-        return [(await wire.client.get_output_async()).engine_index for _ in range(300)]
-
-    with switched_on() as entry, ThreadPoolExecutor(2) as threads:
-        found = [*threads.map(lambda _: _on_wire(tmp_path, script), range(2))]
-        assert found == [[*range(300)]] * 2
-        assert entry.counters["clients"] == 2
-
-
 # ---- Who is left alone ----
 
 
 def test_data_parallelism_is_left_alone(tmp_path: Path) -> None:
-    """A client with data parallelism keeps pyzmq's socket and vLLM's decoder, and the state says so."""
+    """A client with data parallelism keeps pyzmq's socket; the rest of the patch applies, and the reason says so."""
     from benchmarks.rigs.inprocess import Replica
     from omni_fastpath.declare import State
+    from omni_fastpath.ledger import LEDGER
 
     class WithHandler(Replica):
         @staticmethod
@@ -402,22 +359,23 @@ def test_data_parallelism_is_left_alone(tmp_path: Path) -> None:
         number = (await wire.client.get_output_async()).engine_index
         return number, "recv_multipart" in vars(wire.socket)
 
-    with switched_on() as entry:
+    with switched_on() as counters:
         assert _on_wire(tmp_path, script, WithHandler) == (7, False)
-        assert entry.state is State.NOT_APPLICABLE
+        entry = LEDGER.named("lean_processing")
+        assert entry.state is State.APPLIED
         assert "data parallelism" in entry.reason
-        assert entry.counters["clients"] == entry.counters["messages"] == 0
+        assert counters["messages"] == 0
         assert _on_wire(tmp_path, script) == (7, True)
-        assert entry.state.value == "applied"
 
 
 # ---- Stepping aside ----
 
 
-@pytest.mark.parametrize("where", ["_wait", "_prepared", "_tensor"])
+@pytest.mark.parametrize("where", ["_wait", "attached"])
 def test_an_error_of_ours_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Upstream works alone from then on, the state says why, and every message comes."""
     from omni_fastpath.declare import State
+    from omni_fastpath.ledger import LEDGER
 
     async def script(wire: Wire) -> list[Any]:
         rng = random.Random(2)
@@ -427,82 +385,17 @@ def test_an_error_of_ours_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         return [*found, _plain(await wire.client.get_output_async())]
 
     stock = _on_wire(tmp_path, script)
-    with switched_on() as entry:
-        from omni_fastpath.patches.lean_reader import taking, tensors, wrappers
+    with switched_on():
+        from omni_fastpath.patches.lean_processing import socket_reader, wrappers
 
         def broken(*_: Any) -> Any:
             raise ZeroDivisionError(where)
 
-        owner: Any = {"_wait": taking.Taker, "_prepared": wrappers, "_tensor": tensors}[where]
-        monkeypatch.setattr(owner, where, broken)
+        monkeypatch.setattr(socket_reader.SocketReader if where == "_wait" else wrappers, where, broken)
         assert _on_wire(tmp_path, script) == stock
+        entry = LEDGER.named("lean_processing")
         assert entry.state is State.FAILED
         assert where in entry.reason
-
-
-# ---- Tensors ----
-
-
-_SHAPES: Sequence[tuple[int, ...]] = ((), (0,), (3, 0), (1,), (5,), (1, 16), (2, 3, 4), (400,), (10, 50), (1, 300, 2))
-
-
-def test_tensors_are_stocks() -> None:
-    """Every type and shape, in the message and beside it: values, type, shape, layout, and nobody else's memory."""
-    import torch
-    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
-
-    from omni_fastpath.patches.lean_reader.tensors import make_lean
-
-    lean, stock, encoder = (*(MsgpackDecoder(dict[str, torch.Tensor]) for _ in range(2)), MsgpackEncoder())
-    make_lean(lean)
-    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32)
-    for dtype in (*types, torch.int64, torch.uint8, torch.bool, torch.complex64):
-        for shape in _SHAPES:
-            sent = {"one": (torch.rand(shape) * 100).to(dtype), "two": torch.ones(shape, dtype=dtype)}
-            frames = [bytearray(each) for each in encoder.encode(sent)]
-            ours, theirs = lean.decode(frames), stock.decode(frames)
-            for key, value in theirs.items():
-                found = ours[key]
-                assert (found.dtype, found.shape, found.stride()) == (value.dtype, value.shape, value.stride())
-                assert found.requires_grad is value.requires_grad is False
-                assert torch.equal(found, value)
-                assert torch.equal(found, sent[key])
-            if len(frames) == 1 and ours["one"].numel():
-                frames[0][:] = bytes(len(frames[0]))
-                ours["two"].zero_()
-                assert torch.equal(ours["one"], sent["one"])
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        ("int64", [3], memoryview(bytes(16))),
-        ("int64", [1], memoryview(bytes(16))),
-        ("int64", [2], memoryview(bytes(15))),
-        ("int64", [2], memoryview(b"")),
-        ("no_such_type", [2], memoryview(bytes(16))),
-        ("int64", [3], 1),
-        ("int64", [2], 7),
-        ("int64", [2], {"elsewhere": 1}),
-        ("int64", [2]),
-    ],
-)
-def test_what_cannot_be_decoded_is_upstreams_error(raw: Any) -> None:
-    """The exception is upstream's own, and no failure of ours."""
-    import torch
-    from vllm.v1.serial_utils import MsgpackDecoder
-
-    from omni_fastpath.patches.lean_reader.tensors import _hook, _runtime
-
-    raised = []
-    for make in (lambda decoder: decoder.dec_hook, _hook):
-        decoder = MsgpackDecoder()
-        decoder.aux_buffers = [b"", bytes(16)]
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what is compared
-            make(decoder)(torch.Tensor, raw)
-        raised.append((type(caught.value), str(caught.value)))
-    assert raised[0] == raised[1]
-    assert not _runtime.has_failed
 
 
 # ---- The whole way ----
@@ -511,15 +404,10 @@ def test_what_cannot_be_decoded_is_upstreams_error(raw: Any) -> None:
 @pytest.mark.parametrize("event_driven", [False, True])
 def test_what_users_get_is_stocks(tmp_path: Path, event_driven: bool) -> None:
     """Three stages over real sockets, the real orchestrator: what each request gets is equal and in order."""
-    from benchmarks.rigs.upstream import event_driven_modes
-
-    if event_driven not in event_driven_modes():
-        pytest.skip("this release has no event-driven orchestrator")
     stock = _pipeline(tmp_path, event_driven=event_driven)
-    with switched_on(EVERYTHING) as entry:
+    with switched_on(TOO) as counters:
         ours = _pipeline(tmp_path, event_driven=event_driven)
-        assert entry.counters["clients"] == 3
-        assert entry.counters["messages"] == 3 * _STEPS
+        assert counters["messages"] == 3 * _STEPS
     assert ours == stock
     assert sorted(ours) == [("one", 0), ("one", 2), ("two", 0), ("two", 2)]
     assert all(each[-1].ends for each in ours.values())

@@ -1,0 +1,131 @@
+"""Outputs in the middle of a request at a stage whose outputs no user and no later stage receives.
+
+Upstream makes each of them and drops it in ``_route_output``. They are recognised here, and an entry that brings
+nothing but tokens is answered with a bare object that says which request it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+from vllm_omni.engine import OmniEngineCoreOutput
+from vllm_omni.engine.orchestrator import Orchestrator, OrchestratorRequestState
+from vllm_omni.outputs.output_processor import OmniRequestState
+
+from .token_ids import LeanState
+
+_UNSEEN = "_omni_fastpath_unseen"
+"""Attribute of a request's state in an output processor: its ``Unseen``, or None where its outputs are received."""
+
+_SESSION_OWNED = "session_owned" if hasattr(OrchestratorRequestState, "session_owned") else "duplex_identity"
+"""Attribute of the orchestrator's state of a request that a session owns; the second name is that of 0.28."""
+
+_COUNTED = frozenset({"request_id", "new_token_ids", "num_generation_tokens", "is_coalesced"})
+"""Fields of an entry that its request, its tokens and upstream's statistics take."""
+
+_MORE = [field for field in msgspec.structs.fields(OmniEngineCoreOutput) if field.name not in _COUNTED]
+_brought = attrgetter(*(field.name for field in _MORE))
+_NOTHING = tuple(field.default for field in _MORE)
+
+
+class BareOutput(RequestOutput):  # type: ignore[misc]
+    """Goes through upstream's routing in the place of an output: a request's id, and that this is not its end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, None, None, None, [], finished=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A request at a stage where nothing receives its outputs before the last one.
+
+    Attributes:
+        request: The orchestrator's state of the request, which may become a session's.
+        name: The request's id.
+        firsts: The pool's times of each request's first output with content; forgotten when its binding is released.
+        bare: What goes through routing in the place of each output.
+    """
+
+    request: Any
+    name: str
+    firsts: Mapping[str, float]
+    bare: BareOutput
+
+    def covers(self, state: Any, entry: Any) -> bool:
+        """Whether upstream would do nothing for this entry but count it, keep its tokens and make an output."""
+        held = state.mm_accumulated
+        return (
+            type(entry) is OmniEngineCoreOutput
+            and _brought(entry) == _NOTHING
+            and not held.tensors
+            and not held.metadata
+            and self.name in self.firsts
+            and not self.request.streaming.enabled
+            and not getattr(self.request, _SESSION_OWNED)
+        )
+
+
+def unseen_of(state: Any, entry: Any) -> Unseen | None:
+    """What is known of an entry's request, if the entry need not become an output.
+
+    Args:
+        state: The output processor's state of the request; None for a request that it does not know.
+        entry: The request's entry in a raw output.
+    """
+    unseen: Unseen | None = getattr(state, _UNSEEN, None)
+    return unseen if unseen is not None and unseen.covers(state, entry) else None
+
+
+def look_at(orchestrator: Any, stage_id: int, entries: Sequence[Any]) -> None:
+    """Find out, once for each request of a raw output, whether something receives what it makes at this stage.
+
+    Upstream makes the outputs up to the first one with content, whose time users may be told of.
+    """
+    pool = orchestrator.stage_pools[stage_id]
+    if not _is_unseen(orchestrator, stage_id, pool):
+        return
+    states, firsts = pool.output_processor.request_states, pool._non_empty_first_output_timestamps_by_request
+    for entry in entries:
+        name = entry.request_id
+        state = states.get(name)
+        if name in firsts and type(state) in (OmniRequestState, LeanState) and _UNSEEN not in vars(state):
+            request = orchestrator.request_states.get(name)
+            is_alone = request is not None and _is_alone(orchestrator, state, name)
+            vars(state)[_UNSEEN] = Unseen(request, name, firsts, BareOutput(name)) if is_alone else None
+
+
+def _is_unseen(orchestrator: Any, stage_id: int, pool: Any) -> bool:
+    """Whether nothing receives a stage's outputs, because its next stage gets chunks through the connector."""
+    return (
+        type(orchestrator) is Orchestrator  # the plugins of a duplex orchestrator look at every output
+        and getattr(orchestrator, "duplex_control_plane", None) is None  # so they do here on 0.28
+        and orchestrator.async_chunk
+        and orchestrator._pd_pair is None
+        and stage_id + 1 < orchestrator.num_stages
+        and pool.stage_client is not None
+        and not pool.final_output
+        and orchestrator._stage_receives_async_chunks(stage_id + 1)
+    )
+
+
+def _is_alone(orchestrator: Any, state: Any, name: str) -> bool:
+    """Whether a request has no companion, sibling or collector, and no text, so that tokens are all that it keeps."""
+    companions = orchestrator._cfg_tracker
+    return (
+        state.external_req_id == name
+        and state.output_kind in (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE)
+        and state.stream_interval == 1
+        and state.parent_req is None
+        and state.queue is None
+        and not state.streaming_input
+        and type(state.detokenizer) is IncrementalDetokenizer
+        and not companions.is_companion(name)
+        and not companions.has_companions(name)
+    )
