@@ -110,7 +110,6 @@ NEWEST: tuple[AnySeam, ...] = (
         ("self", "request_outputs", "use_default_sample_rate"),
         "5d89efbcf4168904",
     ),
-    Call("vllm_omni.metrics.utils", "iter_mm_outputs", ("mm_source",)),
 )
 
 Changes = Mapping[str, Mapping[str, Any]]
@@ -137,7 +136,8 @@ _0_30: Changes = {
     "StagePool.record_output_timestamps": _body("59f7f6837fafb4eb"),
 }
 
-_0_28: Changes = _0_30 | {
+_0_28: Changes = {
+    **_0_30,
     "OrchestratorBase._process_llm_stage_outputs": {"qualname": "Orchestrator._process_llm_stage_outputs"},
     "OrchestratorBase._handle_processed_outputs": _body(
         "f234f27811caac26", qualname="Orchestrator._handle_processed_outputs"

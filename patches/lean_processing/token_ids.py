@@ -41,7 +41,9 @@ class _TokenIdsSoFar:
         return found
 
 
-class _Completion(CompletionOutput):  # type: ignore[misc]
+class TextCompletion(CompletionOutput):  # type: ignore[misc]
+    """A completion in the middle of a request that has no payload."""
+
     cumulative_token_ids = _TokenIdsSoFar()
 
 
@@ -50,7 +52,7 @@ class _MultimodalCompletion(MultimodalCompletionOutput):  # type: ignore[misc]
 
 
 _OURS: dict[type[Any], type[Any]] = {
-    CompletionOutput: _Completion,
+    CompletionOutput: TextCompletion,
     MultimodalCompletionOutput: _MultimodalCompletion,
 }
 

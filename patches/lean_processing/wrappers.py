@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable
 from itertools import groupby
 from typing import Any
 
+from vllm.outputs import RequestOutput
 from vllm.v1.engine.output_processor import OutputProcessorOutput
-from vllm_omni.metrics.utils import iter_mm_outputs
 
 from .latencies import Records
 from .socket_reader import SocketReader, attached
 from .step_aside import patch, step_aside
-from .token_ids import make_lean
+from .token_ids import TextCompletion, make_lean
 from .unseen import BareOutput, Unseen, look_at, unseen_of
 
 _counters = patch.counters
@@ -63,7 +63,7 @@ def wrapped_process_outputs(wrapped: Callable[..., Any], instance: Any, args: An
         if type(records) is dict:
             instance._native_text_metrics_by_request = Records(records)
         _counters["raw_outputs"] += 1
-        found = [_looked_at(states.get(entry.request_id), entry) for entry in entries]
+        found: list[Any] = [_looked_at(states.get(entry.request_id), entry) for entry in entries]
     except Exception as error:
         step_aside("looking at a raw output", error)
         return wrapped(*args, **kwargs)
@@ -106,9 +106,15 @@ def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any
     rest: list[Any] = []
     for output in args[0]:
         name = getattr(output, "request_id", None)
-        if name in firsts and name in stamps and (type(output) is BareOutput or not iter_mm_outputs(output)):
+        if name in firsts and name in stamps and _has_no_payload(output):
             stamps[name].append(stamp)
         else:
             rest.append(output)
     if rest:
         wrapped(rest, output_ts=stamp)
+
+
+def _has_no_payload(output: Any) -> bool:
+    return type(output) is BareOutput or (
+        type(output) is RequestOutput and len(output.outputs) == 1 and type(output.outputs[0]) is TextCompletion
+    )
