@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Patch
-from omni_fastpath.processid import ProcessId, ancestors
+from omni_fastpath.processid import ancestors, started
 from omni_fastpath.variables import HANDOFF
 
 VARIABLE = HANDOFF
@@ -32,8 +32,6 @@ class _Handoff(BaseModel):
     schema_: Literal[1] = Field(alias="schema")
     pid: int
     started: int
-    boot: str
-    namespace: int
     resolved: str
 
 
@@ -43,18 +41,11 @@ def export(resolved: Resolved, environ: MutableMapping[str, str] = os.environ) -
     Raises:
         RuntimeError: This process cannot see itself in the process table, so that no child could check it.
     """
-    here = ProcessId.of(os.getpid())
-    if here is None:
+    began = started(os.getpid())
+    if began is None:
         raise RuntimeError(f"process {os.getpid()} cannot see itself in the process table")
     environ[VARIABLE] = json.dumps(
-        {
-            "schema": SCHEMA,
-            "pid": here.pid,
-            "started": here.started,
-            "boot": here.boot,
-            "namespace": here.namespace,
-            "resolved": resolved.to_json(),
-        }
+        {"schema": SCHEMA, "pid": os.getpid(), "started": began, "resolved": resolved.to_json()}
     )
 
 
@@ -74,11 +65,7 @@ def receive(patches: Sequence[Patch], environ: Mapping[str, str] = os.environ) -
     except ValidationError as error:
         logger.debug("omni-fastpath: %s cannot be read: %s", VARIABLE, error)
         return None
-    if not _from_ancestor(ProcessId(handoff.pid, handoff.started, handoff.boot, handoff.namespace)):
+    if handoff.pid not in ancestors(os.getpid()) or started(handoff.pid) != handoff.started:
         logger.debug("omni-fastpath: %s is from process %d, no ancestor of this one", VARIABLE, handoff.pid)
         return None
     return Resolved.from_json(handoff.resolved, patches)
-
-
-def _from_ancestor(sender: ProcessId) -> bool:
-    return sender.pid in ancestors(os.getpid()) and sender.alive

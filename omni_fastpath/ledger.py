@@ -1,7 +1,7 @@
-"""What is true about every patch in this process: states, reasons, options in force and engagement counters.
+"""The states of the patches in this process, with reasons, options in force and engagement counters.
 
-Counters are plain integers written by the one thread that does the work and read by anyone; a reader may see one
-that is an instant old. They cost an addition, and nothing when their patch is off.
+Counters are plain integers. The one thread that does the work writes them and any thread reads them, so that a reader
+may see a value that is an instant old.
 """
 
 from __future__ import annotations
@@ -27,36 +27,24 @@ def warn_once(message: str) -> None:
         logger.warning("omni-fastpath: %s", message)
 
 
-_LEVELS = {
-    State.OFF: logging.DEBUG,
-    State.APPLIED: logging.INFO,
-    State.NOT_APPLICABLE: logging.INFO,
-    State.SUPERSEDED: logging.INFO,
-    State.UNSUPPORTED: logging.WARNING,
-    State.FAILED: logging.WARNING,
-}
-
-
 @dataclass
 class Entry:
     """One patch in this process.
 
     Attributes:
         patch: Its declaration.
-        state: What is true of it here.
+        state: Its state here.
         cause: Why it has this state.
-        kept_by: Who keeps it from being taken off, of one that is no longer asked for; empty for nobody.
-        origin: Who switched it on or off; empty for one that nobody mentions.
+        origin: What switched it on or off; empty for a patch that nothing mentions.
         options: The values in force; None before any were.
         counters: Its engagement counters by name.
-        remarks: What is to be said of it here while it is applied, whatever the cause is.
-        figures: Gives what its metrics show now, while it is installed; None for one that has none.
+        remarks: What its declaration says about this release; part of the reason while it is applied.
+        figures: Gives what its metrics show now, while it is installed; None for a patch without any.
     """
 
     patch: Patch
     state: State = State.OFF
     cause: str = "not asked for"
-    kept_by: str = ""
     origin: str = ""
     options: Options | None = None
     counters: dict[str, int] = field(default_factory=dict)
@@ -69,18 +57,14 @@ class Entry:
 
     @property
     def reason(self) -> str:
-        """Everything that there is to say about the state, as users read it."""
-        remarks = self.remarks if self.state is State.APPLIED else ""
-        kept = f"cannot be taken off: {self.kept_by}" if self.kept_by else ""
-        return "; ".join(filter(None, (self.cause, remarks, kept)))
+        """The cause, and while the patch is applied its remarks."""
+        return "; ".join(filter(None, (self.cause, self.remarks if self.state is State.APPLIED else "")))
 
     def shown_figures(self) -> Mapping[str, Any]:
-        """What its metrics show now; none from the first error on, which is said."""
-        figures = self.figures  # another thread's error, or whoever takes the patch off, may end them meanwhile
-        if figures is None:
-            return {}
+        """What its metrics show now; nothing from the first error on, which is logged."""
+        figures = self.figures  # another thread may set it to None meanwhile
         try:
-            return figures()
+            return {} if figures is None else figures()
         except Exception:
             self.figures = None
             logger.exception("omni-fastpath: what %s has for /metrics cannot be read", self.patch.name)
@@ -91,7 +75,7 @@ Listener = Callable[[str, State, str], None]
 
 
 class Ledger:
-    """The entries of this process, and who wants to hear of a change (state file, hooks)."""
+    """The entries of this process, and the listeners to their changes (state file, hooks)."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -101,46 +85,42 @@ class Ledger:
     def entry(self, patch: Patch) -> Entry:
         """The entry of a patch, made on first use."""
         with self._lock:
-            if patch.name not in self._entries:
-                self._entries[patch.name] = Entry(patch)
-            return self._entries[patch.name]
+            return self._entries.setdefault(patch.name, Entry(patch))
 
     def named(self, name: str) -> Entry:
-        """The entry of a declared patch.
+        """The entry of a patch that has one.
 
         Raises:
             KeyError: No such patch in this process.
         """
-        with self._lock:
-            return self._entries[name]
+        return self._entries[name]
 
     def __iter__(self) -> Iterator[Entry]:
         with self._lock:
             return iter(list(self._entries.values()))
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener(name, state, reason)`` after every change; an exception of its is logged, not raised."""
+        """Call ``listener(name, state, reason)`` after every change; an exception that it raises is logged."""
         self._listeners.append(listener)
 
-    def set(self, patch: Patch, state: State, cause: str, *, kept_by: str = "", said: bool = False) -> None:
-        """Set a patch's state; a real change is logged in one line at the state's level.
+    def set(self, patch: Patch, state: State, cause: str, *, said: bool = False) -> None:
+        """Set a patch's state; a real change is logged in one line.
 
         Args:
             patch: Its declaration.
-            state: What is true of it from now on.
+            state: The state from now on.
             cause: Why, in words.
-            kept_by: Who keeps it from being taken off, though nobody asks for it.
-            said: Somebody has said already what concerns several patches; then the line is for debugging.
+            said: The log has one line for several patches already; then this one is for debugging.
         """
         entry = self.entry(patch)
         with self._lock:
-            if (entry.state, entry.cause, entry.kept_by) == (state, cause, kept_by):
+            if (entry.state, entry.cause) == (state, cause):
                 return
-            entry.state, entry.cause, entry.kept_by = state, cause, kept_by
+            entry.state, entry.cause = state, cause
             reason = entry.reason
-        logger.log(
-            logging.DEBUG if said else _LEVELS[state], "omni-fastpath: %s %s: %s", patch.name, state.value, reason
-        )
+        level = logging.WARNING if state.is_trouble else logging.INFO
+        level = logging.DEBUG if said or state is State.OFF else level
+        logger.log(level, "omni-fastpath: %s %s: %s", patch.name, state.value, reason)
         for listener in list(self._listeners):
             try:
                 listener(patch.name, state, reason)
@@ -149,11 +129,9 @@ class Ledger:
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Every patch as plain data, for the state file and the metrics."""
-        with self._lock:
-            entries = dict(self._entries)
-        # Not under the lock: figures that fail report it, and a listener may take a lock of its own, under which
-        # another thread asks the ledger. They may move counters, so they come first.
-        figures = {name: entry.shown_figures() for name, entry in entries.items()}
+        # Figures are read without the lock, since a listener to their failure may wait for a lock of its own; and
+        # first, since reading them may move counters.
+        figures = {entry.patch.name: entry.shown_figures() for entry in self}
         with self._lock:
             return {
                 name: {
@@ -162,9 +140,9 @@ class Ledger:
                     "origin": entry.origin,
                     "options": entry.options.model_dump() if entry.options is not None else {},
                     "counters": dict(entry.counters),
-                    **({"figures": figures[name]} if figures[name] else {}),
+                    **({"figures": figures[name]} if figures.get(name) else {}),
                 }
-                for name, entry in entries.items()
+                for name, entry in self._entries.items()
             }
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
 """``/metrics``: every patch in every process of a server, in one scrape of any of its API processes.
 
 This process is read from its ledger, the others of its tree from their state files: a scrape costs a few small files,
-and nothing runs between scrapes. ``process`` is what upstream calls a process (the server's own is ``server``);
+and nothing runs between scrapes. ``process`` is upstream's name of a process (the server's own is ``server``);
 ``stage`` and ``replica`` are empty where a process serves no stage.
 """
 
@@ -11,8 +11,8 @@ import itertools
 import multiprocessing
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from omni_fastpath import processid, statefile
 from omni_fastpath.declare import Metric, Patch, Process, State
@@ -20,37 +20,14 @@ from omni_fastpath.ledger import LEDGER, Ledger, logger
 from omni_fastpath.seams import MARK, is_ours
 
 _API_WORKER = re.compile(r"ApiServer_\d+$")
-"""What vllm calls the processes of ``--api-server-count``; their parent runs the stages and serves nobody."""
+"""vLLM's name of the processes of ``--api-server-count``; their parent runs the stages and serves no request."""
 
 _MAIN = "MainProcess"
 _OF_PROCESS = ("process", "stage", "replica")
 _LABELS = ("patch", *_OF_PROCESS)
 
-
-class _Where(NamedTuple):
-    """A process by its labels."""
-
-    process: str
-    stage: str
-    replica: str
-
-
-class _Record(NamedTuple):
-    """One patch in one process."""
-
-    patch: str
-    role: str
-    where: _Where
-    state: str
-    counters: Mapping[str, int]
-
-
-class _Figure(NamedTuple):
-    """One sample of a patch's metric, in one process."""
-
-    metric: str
-    where: _Where
-    sample: Mapping[str, Any]
+_Where = tuple[str, str, str]
+"""The values of ``_OF_PROCESS``."""
 
 
 class Collector:
@@ -70,15 +47,14 @@ class Collector:
     def collect(self) -> Iterable[Any]:
         """The metric families; of this process alone when the state files cannot be read."""
         try:
-            processes = [(self._own, self._here())]
+            processes = [(self._own, {"role": self._role, "patches": self._ledger.snapshot()})]
             try:
                 processes += list(_elsewhere())
             except Exception as error:
                 self._complain("the state files cannot be read, /metrics shows this process alone", error)
-            records = [record for where, snapshot in processes for record in _records(where, snapshot)]
-            figures = [found for where, snapshot in processes for found in _figures(where, snapshot)]
             declared = self._declared()
-            return [*_families(records, declared), *_figure_families(figures, declared)]
+            figures = _figure_families(processes, declared)
+            return [*_families(processes, declared), *(family for family in figures if family.samples)]
         except Exception as error:
             self._complain("/metrics goes without the patches", error)
             return []
@@ -86,10 +62,6 @@ class Collector:
     def describe(self) -> list[Any]:
         """Nothing to check for duplicates at registration."""
         return []
-
-    def _here(self) -> dict[str, Any]:
-        """What a state file of this process would say now, as far as it is shown."""
-        return {"role": self._role, "patches": self._ledger.snapshot()}
 
     def _declared(self) -> dict[str, Patch]:
         from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - other processes may have patches that we have not
@@ -131,7 +103,7 @@ def export(process: Process) -> None:
 
 def _where(role: str, process_name: str, stage: int | None, replica: int | None) -> _Where:
     process = role if process_name == _MAIN else process_name
-    return _Where(process, "" if stage is None else str(stage), "" if replica is None else str(replica))
+    return process, "" if stage is None else str(stage), "" if replica is None else str(replica)
 
 
 def _root() -> int:
@@ -146,7 +118,7 @@ def _elsewhere() -> Iterator[tuple[_Where, dict[str, Any]]]:
     root = _root()
     snapshots = {snapshot["pid"]: snapshot for snapshot in statefile.read_live()}
     for pid, snapshot in snapshots.items():
-        above = list(processid.ancestors(pid))
+        above = processid.ancestors(pid)
         if pid == os.getpid() or root not in (pid, *above):
             continue
         # A stage's worker has its stage from the engine process above it.
@@ -155,80 +127,11 @@ def _elsewhere() -> Iterator[tuple[_Where, dict[str, Any]]]:
         yield _where(snapshot["role"], snapshot["process_name"], stage, replica), snapshot
 
 
-def _records(where: _Where, snapshot: Mapping[str, Any]) -> Iterator[_Record]:
-    for name, record in snapshot["patches"].items():
-        yield _Record(name, snapshot["role"], where, record["state"], record["counters"])
+_Processes = Iterable[tuple[_Where, Mapping[str, Any]]]
 
 
-def _figures(where: _Where, snapshot: Mapping[str, Any]) -> Iterator[_Figure]:
-    for record in snapshot["patches"].values():
-        for metric, samples in record.get("figures", {}).items():
-            yield from (_Figure(metric, where, sample) for sample in samples)
-
-
-def _figure_families(figures: Iterable[_Figure], declared: Mapping[str, Patch]) -> Iterator[Any]:
-    """The families of the patches' metrics of which there is a sample; of equal labels they are added."""
-    by_metric: dict[str, list[_Figure]] = {}
-    for each in figures:
-        by_metric.setdefault(each.metric, []).append(each)
-    for metric in (metric for patch in declared.values() for metric in patch.metrics):
-        found = by_metric.get(metric.name, [])
-        if metric.bounds is None:
-            family = _gauge_family(metric, found)
-        else:
-            counted = [(_labels(metric, each), each.sample["counts"], each.sample["sum"]) for each in found]
-            family = _histogram(metric.name, metric.meaning, (*_OF_PROCESS, *metric.labels), metric.bounds, counted)
-        if family.samples:
-            yield family
-
-
-def _labels(metric: Metric, figure: _Figure) -> tuple[str, ...]:
-    labels = {**figure.where._asdict(), **figure.sample["labels"]}
-    return tuple(labels.get(name, "") for name in (*_OF_PROCESS, *metric.labels))
-
-
-def _gauge_family(metric: Metric, figures: Iterable[_Figure]) -> Any:
-    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
-
-    values: dict[tuple[str, ...], float] = {}
-    for each in figures:
-        labels = _labels(metric, each)
-        values[labels] = values.get(labels, 0.0) + each.sample["value"]
-    family = GaugeMetricFamily(metric.name, metric.meaning, labels=[*_OF_PROCESS, *metric.labels])
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
-
-
-def _histogram(
-    name: str,
-    meaning: str,
-    labels: Sequence[str],
-    bounds: Sequence[float],
-    found: Iterable[tuple[tuple[str, ...], Sequence[int], float]],
-) -> Any:
-    """A histogram of label values, counts by bucket and sum; of equal labels they are added.
-
-    What another version has counted in other buckets is left out.
-    """
-    from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415
-    from prometheus_client.utils import floatToGoString  # noqa: PLC0415
-
-    family = HistogramMetricFamily(name, meaning, labels=list(labels))
-    counts: dict[tuple[str, ...], list[int]] = {}
-    sums: dict[tuple[str, ...], float] = {}
-    for key, counted, total in found:
-        if len(counted) == len(bounds) + 1:
-            counts[key] = [a + b for a, b in zip(counts.get(key, [0] * len(counted)), counted, strict=True)]
-            sums[key] = sums.get(key, 0.0) + total
-    ends = [floatToGoString(each) for each in (*bounds, float("inf"))]  # type: ignore[no-untyped-call]
-    for key, counted in counts.items():
-        family.add_metric(key, list(zip(ends, itertools.accumulate(counted), strict=True)), sums[key])
-    return family
-
-
-def _families(records: Iterable[_Record], declared: Mapping[str, Patch]) -> list[Any]:
-    """Each sample once: of processes with the same labels counts are added, and of other values the greatest counts.
+def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]:
+    """States, counters and greatest values. Of processes with the same labels counts are added.
 
     A process has every patch's state, and the counters of those that are for processes of its kind.
     """
@@ -237,25 +140,66 @@ def _families(records: Iterable[_Record], declared: Mapping[str, Patch]) -> list
     states: dict[tuple[str, ...], float] = {}
     counts: dict[tuple[str, ...], float] = {}
     greatest: dict[tuple[str, ...], float] = {}
-    for patch, role, where, state, counters in records:
-        for each in State:
-            key = (patch, *where, each.value)
-            states[key] = max(states.get(key, 0.0), float(each.value == state))
-        if patch in declared and Process(role) not in declared[patch].processes:
-            continue
-        maxima = {each.name for each in declared[patch].counters if each.is_maximum} if patch in declared else set()
-        for event, count in counters.items():
-            key = (patch, *where, event)
-            if event in maxima:
-                greatest[key] = max(greatest.get(key, 0.0), float(count))
-            else:
-                counts[key] = counts.get(key, 0.0) + float(count)
+    for where, snapshot in processes:
+        for name, record in snapshot["patches"].items():
+            labels = (name, *where)
+            for state in State:
+                _merge(states, (*labels, state.value), float(state.value == record["state"]), max)
+            patch = declared.get(name)
+            if patch is not None and Process(snapshot["role"]) not in patch.processes:
+                continue
+            maxima = {each.name for each in patch.counters if each.is_maximum} if patch is not None else set()
+            for event, count in record["counters"].items():
+                if event in maxima:
+                    _merge(greatest, (*labels, event), float(count), max)
+                else:
+                    _merge(counts, (*labels, event), float(count), float.__add__)
     families: list[tuple[Any, dict[tuple[str, ...], float]]] = [
         (GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=[*_LABELS, "state"]), states),
         (CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=[*_LABELS, "event"]), counts),
         (GaugeMetricFamily("omni_fastpath_greatest", "Greatest values seen", labels=[*_LABELS, "value"]), greatest),
     ]
     for family, samples in families:
-        for labels, value in samples.items():
-            family.add_metric(labels, value)
+        for key, value in samples.items():
+            family.add_metric(key, value)
     return [family for family, _ in families]
+
+
+def _merge(
+    into: dict[tuple[str, ...], float], labels: tuple[str, ...], value: float, both: Callable[[float, float], float]
+) -> None:
+    into[labels] = both(into[labels], value) if labels in into else value
+
+
+def _figure_families(processes: _Processes, declared: Mapping[str, Patch]) -> Iterator[Any]:
+    """The families of the patches' metrics; samples with the same labels are added."""
+    for name, patch in declared.items():
+        for metric in patch.metrics:
+            found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+            for where, snapshot in processes:
+                for sample in snapshot["patches"].get(name, {}).get("figures", {}).get(metric.name, ()):
+                    of_sample = {**dict(zip(_OF_PROCESS, where, strict=True)), **sample["labels"]}
+                    labels = tuple(of_sample.get(label, "") for label in (*_OF_PROCESS, *metric.labels))
+                    found.setdefault(labels, []).append(sample)
+            yield _figure_family(metric, found)
+
+
+def _figure_family(metric: Metric, found: Mapping[tuple[str, ...], list[Mapping[str, Any]]]) -> Any:
+    from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily  # noqa: PLC0415
+    from prometheus_client.utils import floatToGoString  # noqa: PLC0415
+
+    names = [*_OF_PROCESS, *metric.labels]
+    if metric.bounds is None:
+        gauge = GaugeMetricFamily(metric.name, metric.meaning, labels=names)
+        for labels, samples in found.items():
+            gauge.add_metric(labels, sum(sample["value"] for sample in samples))
+        return gauge
+    ends = [floatToGoString(each) for each in (*metric.bounds, float("inf"))]  # type: ignore[no-untyped-call]
+    histogram = HistogramMetricFamily(metric.name, metric.meaning, labels=names)
+    for labels, samples in found.items():
+        alike = [sample for sample in samples if len(sample["counts"]) == len(ends)]  # else another version's buckets
+        if alike:
+            counts = [sum(bucket) for bucket in zip(*(sample["counts"] for sample in alike), strict=True)]
+            buckets = list(zip(ends, itertools.accumulate(counts), strict=True))
+            histogram.add_metric(labels, buckets, sum(sample["sum"] for sample in alike))
+    return histogram

@@ -1,19 +1,17 @@
 """Making the ledger visible outside the process: the state file that ``status`` and the server's metrics read.
 
-Nothing here may disturb serving: whatever goes wrong is logged once, and the server goes on.
+Nothing here disturbs serving: what goes wrong is logged once, and the server goes on.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import multiprocessing
 import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,23 +57,24 @@ class Publisher:
     def __init__(
         self, process: Process, source: str | None, *, hooks: Callable[[], Mapping[str, Any]] | None = None
     ) -> None:
-        self._process = process
-        self._source = source
-        self._hooks = hooks
         serves = process is Process.SERVER and commandline.is_serve(sys.argv[1:])
-        self._port = commandline.port(sys.argv[1:]) if serves else None
-        self._pid = os.getpid()
-        # Looked up once: they do not change while a process lives, and the file is written every few seconds.
+        stage, replica = stage_and_replica()
         vllm, vllm_omni = vllm_release(), vllm_omni_release()
-        self._releases = {
+        # Looked up once: these do not change while a process lives, and the file is written every few seconds.
+        self._fixed = {
+            "role": process.value,
+            "process_name": multiprocessing.current_process().name,
+            "stage": stage,
+            "replica": replica,
+            "port": commandline.port(sys.argv[1:]) if serves else None,
             "omni_fastpath": __version__,
             "vllm": str(vllm) if vllm is not None else None,
             "vllm_omni": vllm_omni.version if vllm_omni is not None else None,
         }
+        self._source = source
+        self._hooks = hooks
+        self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
-        self._newest = 0
-        self._stage, self._replica = stage_and_replica()
         self._last: dict[str, Any] = {}
         self._path: Path | None = None
         self._refreshing = False
@@ -90,69 +89,45 @@ class Publisher:
 
     def update(self, source: str | None) -> None:
         """The configuration was read again, perhaps from elsewhere."""
-        if source != self._source:
-            self._source = source
-            self._last = {}
+        self._source = source
         self.write()
 
     def write(self) -> None:
-        """Write the file if anything changed since it was written, or it is not where it belongs."""
+        """Write the file if anything changed since it was written, or it is not where it belongs.
+
+        What another thread's call has overtaken is put right by the next refresh.
+        """
         if os.getpid() != self._pid:
-            return  # a forked child's: it has inherited the parent's file, and perhaps a lock that nobody will open
-        # Not under the lock: what a patch shows may fail, which is reported, and a report comes here again.
-        number = next(self._numbers)
-        patches = LEDGER.snapshot()
-        with self._lock:
-            if number < self._newest:
-                return  # what is written was looked up after this call began, and has all that it was to tell
-            self._newest = number
-            try:
-                now = self._now(patches)
-                if now != self._last or self._is_lost():
-                    self._write(now)
-            except Exception as error:
-                self._complain("the state file cannot be written, status will not show this", error)
-            if any(entry["state"] != State.OFF.value for entry in patches.values()):
-                self._keep_fresh()
-
-    def _now(self, patches: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "patches": patches,
-            "hooks": None if self._hooks is None else self._hooks(),
-        }
-
-    def _is_lost(self) -> bool:
-        # The folder may have changed too: /run/user/UID comes and goes with a user's sessions.
-        path = statefile.path()
-        return path != self._path or not path.exists()
+            return  # a forked child has inherited the parent's file, and perhaps a lock that is never released
+        try:
+            # Not under the lock: a patch whose figures fail reports that, and a report comes here again.
+            hooks = None if self._hooks is None else self._hooks()
+            now = {"source": self._source, "patches": LEDGER.snapshot(), "hooks": hooks}
+            with self._lock:
+                self._write(now)
+        except Exception as error:
+            self._complain("the state file cannot be written, status will not show this", error)
+        self._keep_fresh()
 
     def _write(self, now: dict[str, Any]) -> None:
-        path = statefile.write(
-            {
-                "role": self._process.value,
-                "process_name": multiprocessing.current_process().name,
-                "stage": self._stage,
-                "replica": self._replica,
-                "port": self._port,
-                **self._releases,
-                "updated": time.time(),
-                "source": self._source,
-                **now,
-            }
-        )
-        before, self._path, self._last = self._path, path, now
+        path, before = statefile.path(), self._path
+        # The folder may have changed too: /run/user/UID comes and goes with a user's sessions.
+        if now == self._last and path == before and path.exists():
+            return
+        self._path, self._last = statefile.write({**self._fixed, **now}), now
         if before is not None and before != path:
             before.unlink(missing_ok=True)
 
     def _keep_fresh(self) -> None:
-        """Where nothing is on, nobody looks for counters, and no thread is needed."""
-        if not self._refreshing:
+        """Start the refreshing thread, unless every patch is off: then no counter moves."""
+        with self._lock:
+            if self._refreshing or all(entry.state is State.OFF for entry in LEDGER):
+                return
             try:
                 threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
+                self._refreshing = True
             except RuntimeError as error:  # a limit of processes, or the interpreter ends
                 self._complain("status will show old counters of this process", error)
-            else:
-                self._refreshing = True
 
     def _complain(self, what: str, error: Exception) -> None:
         if not self._complained:
@@ -167,5 +142,5 @@ class Publisher:
         if os.getpid() != self._pid or self._path is None:  # a forked child inherits the handler, not the file
             return
         self._ended.set()  # else the thread may find the file gone and write it once more
-        with contextlib.suppress(OSError):  # at exit there is nobody left to tell, and readers delete it
+        with contextlib.suppress(OSError):
             self._path.unlink()

@@ -271,7 +271,7 @@ def _break(where: str) -> None:
         raise RuntimeError("line 'btime' not found in /proc/stat")
 
     owner, name = {
-        "processid": (processid, "boot_id"),
+        "processid": (processid, "_stat"),
         "handoff": (handoff, "export"),
         "apply": (install, "apply"),
         "resolve": (config, "resolve"),

@@ -133,7 +133,7 @@ def engine(stage: int, replica: int = 0, **drum: Any) -> dict[str, Any]:
     return described("stage", f"StageEngineCoreProc_stage{stage}_replica{replica}", stage, replica, **drum)
 
 
-# ---- This process ----
+# This process
 
 
 def test_a_scrape_shows_states_and_counters(ledger: Ledger) -> None:
@@ -162,11 +162,6 @@ def test_counters_of_another_kind_of_process_are_not_shown(ledger: Ledger) -> No
     assert values(samples, "omni_fastpath_events_total", "event") == {("server", "beats"): 3}
 
 
-def test_nothing_known_is_nothing_shown() -> None:
-    """An empty ledger and no file make no sample."""
-    assert collected(Ledger()) == []
-
-
 def test_this_process_is_the_ledgers_and_not_the_files(ledger: Ledger) -> None:
     """Its own state file, which is seconds old, does not double it or age it."""
     statefile.write(described("server", "MainProcess", state="off", counters={"beats": 1}))
@@ -174,7 +169,7 @@ def test_this_process_is_the_ledgers_and_not_the_files(ledger: Ledger) -> None:
     assert values(collected(ledger), "omni_fastpath_events_total", "event") == {("server", "beats"): 3}
 
 
-# ---- The tree ----
+# The tree
 
 
 def test_a_scrape_shows_every_process_of_the_tree_once(ledger: Ledger) -> None:
@@ -288,7 +283,7 @@ def test_a_child_of_a_script_is_a_server_of_its_own(monkeypatch: pytest.MonkeyPa
         assert metrics._root() == root
 
 
-# ---- What a patch has besides ----
+# What a patch has besides
 
 CYMBAL = patch(
     "cymbal",
@@ -320,6 +315,7 @@ def test_figures_of_every_process_are_shown() -> None:
     hanging = {"omni_fastpath_hanging": [{"labels": {}, "value": 4}]}
     with process({**engine(1), "patches": {"cymbal": {"state": "applied", "figures": hanging}}}):
         samples = [each for each in collected(ledger) if each[0].startswith(("omni_fastpath_ring", "omni_fastpath_ha"))]
+    assert "omni_fastpath_ring" not in str(collected(Ledger()))  # a patch that is off shows nothing
     whose = {"process": "server", "stage": "2", "replica": "1", "where": "hall"}
     assert samples == [
         *(
@@ -336,15 +332,7 @@ def test_figures_of_every_process_are_shown() -> None:
     ]
 
 
-def test_a_metric_without_samples_is_not_there(ledger: Ledger) -> None:
-    """Neither its help nor its type: a patch that is off shows nothing."""
-    ledger.set(CYMBAL, State.OFF, "no")
-    registry = CollectorRegistry()
-    registry.register(Collector(ledger, Process.SERVER))
-    assert "omni_fastpath_ring" not in generate_latest(registry).decode()
-
-
-# ---- Nothing breaks a scrape ----
+# Nothing breaks a scrape
 
 
 def test_state_files_that_cannot_be_read_leave_this_process(
@@ -372,7 +360,7 @@ def test_a_ledger_that_fails_costs_only_our_own_samples(
     assert "/metrics goes without the patches" in caplog.text
 
 
-# ---- How it joins ----
+# How it joins
 
 
 @pytest.fixture
@@ -390,12 +378,6 @@ def _exported(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
     LEDGER.set(DRUM, State.APPLIED, "yes")
     metrics.export(Process.SERVER)
     return registry
-
-
-def test_the_collector_joins_the_default_registry(monkeypatch: pytest.MonkeyPatch, stock_collect: Any) -> None:
-    """With one API process ours stand in its registry, and Prometheus's multiprocess mode is not touched."""
-    assert states(scrape(_exported(monkeypatch))) == [("server", "", "", "drum", "applied")]
-    assert vars(MultiProcessCollector)["collect"] is stock_collect
 
 
 @pytest.mark.usefixtures("stock_collect")

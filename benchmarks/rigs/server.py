@@ -217,7 +217,7 @@ class Server:
         roles, found = self.processes(), {}
         for path in sorted((self.runtime_folder / "omni-fastpath").glob("*.json")):
             snapshot = Snapshot.model_validate_json(path.read_bytes())
-            if snapshot.pid in roles and snapshot.process.alive:
+            if snapshot.pid in roles and snapshot.is_live:
                 name = roles[snapshot.pid]
                 found[name if name not in found else f"{name}:{snapshot.pid}"] = snapshot
         return found

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import commandline, processid, statefile
+from omni_fastpath import commandline, statefile
 from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.deploy_yaml import resolve_file
@@ -149,7 +149,7 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
                 cwd=None if cwd is None else Path(cwd),
                 snapshots=own,
                 scrape=_scrape(command, own) if scrape and own else None,
-                is_elsewhere=processid.is_elsewhere(root),
+                is_elsewhere=_is_elsewhere(root),
             )
         )
     return found
@@ -166,6 +166,17 @@ def _snapshots(environs: Iterable[Mapping[str, str] | None]) -> dict[int, Mappin
         with contextlib.suppress(OSError):
             found |= {each["pid"]: each for each in statefile.read_live(folder)}
     return found
+
+
+def _is_elsewhere(pid: int) -> bool:
+    """Whether a process sees other process ids than this one, or other files: its paths need not mean anything here."""
+    try:
+        return any(
+            Path(f"/proc/{pid}/ns/{kind}").stat().st_ino != Path(f"/proc/self/ns/{kind}").stat().st_ino
+            for kind in ("pid", "mnt")
+        )
+    except OSError:
+        return False
 
 
 def _read(pid: int, what: Any) -> Any:

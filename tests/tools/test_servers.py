@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -168,3 +170,20 @@ def test_only_a_port_that_the_state_file_knows_is_asked(folder: Path) -> None:
         told = seen(pid, scrape=True).scrape
     assert told is not None
     assert told.problem == "its state file names no port"
+
+
+def test_a_server_that_sees_other_files_is_elsewhere() -> None:
+    """A process of another mount namespace; not this one, nor one of which nothing can be told."""
+    assert not servers._is_elsewhere(os.getpid())
+    assert not servers._is_elsewhere(2**22 + 1)
+    command = ["unshare", "--mount", sys.executable, "-c", "print(flush=True); input()"]
+    try:
+        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    with other:
+        assert other.stdout is not None
+        if not other.stdout.readline():
+            pytest.skip("no mount namespace of one's own here")
+        assert servers._is_elsewhere(other.pid)
+        other.communicate(b"\n")

@@ -24,7 +24,7 @@ def _snapshot(arm: Arm, process: Process) -> Snapshot:
         state = State.APPLIED if process in patch.processes else State.NOT_APPLICABLE
         patches[patch.name] = PatchRecord(state=state if patch.name in arm.enabled else State.OFF)
     names = {"process_name": "", "omni_fastpath": "", "vllm": None, "vllm_omni": None, "source": None}
-    of_process = {"schema": 2, "pid": 1, "started": 1, "boot": "", "namespace": 1, "ppid": 1, "updated": 0.0}
+    of_process = {"schema": 2, "pid": 1, "started": 1, "updated": 0.0}
     return Snapshot.model_validate({**names, **of_process, "role": process, "patches": patches})
 
 
