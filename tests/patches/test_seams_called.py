@@ -15,7 +15,7 @@ import pytest
 
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
-from tests.patches.upstream_calls import UPSTREAM, UpstreamCalls, declared_by, functions_named, tasks_made
+from tests.patches.upstream_calls import UPSTREAM, UpstreamCalls, declared_by, functions_named
 
 FOLDER = Path(__file__).resolve().parents[2] / "patches"
 each_patch = pytest.mark.parametrize("patch", PATCHES, ids=[patch.name for patch in PATCHES])
@@ -40,13 +40,6 @@ def test_functions_imported_are_seams(patch: Patch) -> None:
         if path not in declared
     ]
     assert not missing, "\n".join(missing)
-
-
-@each_patch
-def test_no_call_hides_in_a_task(patch: Patch) -> None:
-    """No patch makes a task of what upstream's is: the tracer would see the event loop call it."""
-    made = [source for tree in _trees(patch).values() for source in tasks_made(tree)]
-    assert [source for source in made if source != "asyncio.ensure_future(self._shutdown.wait())"] == []
 
 
 def test_an_import_of_a_function_is_found() -> None:

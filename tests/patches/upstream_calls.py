@@ -2,8 +2,7 @@
 
 A call counts for the patch in whose file the calling line stands: upstream calling upstream is upstream's business.
 What stands between in C (wrapt, ``functools.partial``, ``map``) leaves no frame, so that the caller is still ours. A
-coroutine of upstream's that a patch awaits is called from the patch's frame, at its first step and at each later one;
-one that was made into a task would be called by the event loop instead, and `tasks_made` finds that in the source.
+coroutine of upstream's that a patch awaits is called from the patch's frame, at its first step and at each later one.
 
 A call is named by where the function is defined, ``module:qualname``, as a seam is: an inherited method by its base
 class. Where a rig's subclass of an upstream class overrides a method, the method of upstream's that it stands for is
@@ -33,9 +32,6 @@ UPSTREAM = frozenset({"vllm", "vllm_omni"})
 """Whose functions are seams. What other libraries promise in public needs no declaration."""
 
 PATCHES_PACKAGE = "omni_fastpath.patches."
-SPAWNING = frozenset({"create_task", "ensure_future", "gather", "run_coroutine_threadsafe", "to_thread", "wait_for"})
-"""What runs a coroutine, or a function, with another caller than the line that names it."""
-
 _PROTOCOL = re.compile(r"\b__\w+__$")
 """Python's own: making, comparing, finding or freeing an object is no call by name."""
 
@@ -166,15 +162,6 @@ def functions_named(tree: ast.Module, packages: Collection[str]) -> Iterator[tup
             path = _path_of(_value(node, imported), packages)
             if path is not None:
                 yield path, ast.unparse(node)
-
-
-def tasks_made(tree: ast.Module) -> Iterator[str]:
-    """Each call that gives what it is given another caller, as it stands in the source."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in SPAWNING:
-                yield ast.unparse(node)
 
 
 def _module(name: str) -> Any:
