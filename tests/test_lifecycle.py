@@ -40,6 +40,14 @@ def apply_in_both(resolved: Resolved) -> None:
     apply(resolved, Process.STAGE, [patch for patch in PATCHES if patch not in of_server])
 
 
+def take_off() -> None:
+    """Undo every patch, the last one first."""
+    from omni_fastpath.install import uninstall
+
+    for patch in reversed(PATCHES):
+        uninstall(patch)
+
+
 def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
     """What `apply_in_both` installs of a patch: of one that is in both, what is the server's (`of_stages`)."""
     row = row_here(patch)
@@ -191,7 +199,7 @@ def test_all_patches_together_and_off_again() -> None:
             while found is not stock:
                 found, layers = (None if stock is None else found.__wrapped__), layers + 1
             assert layers == depth[key], key
-    apply_in_both(config.resolve([], {}, PATCHES))
+    take_off()
     assert_holds(None, own)
     assert changed(everything, slots()) == []
     assert {entry.state for entry in LEDGER} == {State.OFF}
@@ -211,7 +219,7 @@ def test_patch_that_is_off_has_no_slot() -> None:
         others = set().union(*(written(patch) for patch in PATCHES if patch.name in on.enabled))
         for key in written(by_name(name)) - others:
             assert raw(key) is own[key], key
-        apply_in_both(config.resolve([], {}, PATCHES))
+        take_off()
 
 
 def one_of_each_kind(*, pinned: bool = False) -> list[Any]:

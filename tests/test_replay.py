@@ -272,7 +272,14 @@ def test_the_arms_that_run_by_default_hold_the_baseline_and_both_pairs() -> None
 
 
 @pytest.mark.upstream
-@pytest.mark.parametrize("name", ["stock-event", "fastpath", "fastpath-event"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("stock-event", marks=pytest.mark.more),
+        pytest.param("fastpath", marks=pytest.mark.more),
+        "fastpath-event",
+    ],
+)
 def test_a_short_run_delivers_everything_in_order_and_the_arm_is_on(name: str) -> None:
     """Far below saturation; the run itself asserts the content and the state of the patches."""
     from benchmarks.rigs.driver import run_arm

@@ -39,8 +39,7 @@ COLD = (
 WARM = (
     "vllm_omni.config.stage_config",
     "vllm_omni.engine.orchestrator",
-    "vllm_omni.engine.omni_engine_base",
-    "vllm_omni.engine.stage_runtime",
+    "vllm_omni.entrypoints.async_omni",
 )
 TIMEOUT_S = 120
 _PR_SET_PDEATHSIG = 1
