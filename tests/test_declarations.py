@@ -95,7 +95,7 @@ def test_default_set_is_closed() -> None:
 
 def test_declared_folders_are_the_folders_on_disk() -> None:
     """Every folder is a declared patch and the other way round."""
-    folders = {path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    folders = {path.parent.name for path in FOLDER.glob("*/__init__.py")}
     assert folders == {patch.name for patch in PATCHES}
 
 
