@@ -62,7 +62,7 @@ from pydantic import Field
 
 from omni_fastpath.declare import Counter, Options, Patch, Process
 
-from .rows import ROWS
+from .seams import ROWS
 
 FLOORS_TOGETHER = 0.5
 """Share of processing time that the floors of all stages may promise together."""
@@ -128,8 +128,6 @@ PATCH = Patch(
         ),
         Counter("judge_errors", "raw outputs that could not be judged; each ended its pass"),
         Counter("wakeups", "times the idle loop woke"),
-        Counter("lent", "loans of the interpreter's lock to a front end that was far behind, during which it read"),
-        Counter("lent_in_vain", "the same, during which it read nothing"),
         Counter(
             "longest_stretch_us", "longest stretch between two yields to the event loop, microseconds", is_maximum=True
         ),

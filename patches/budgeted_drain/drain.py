@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from itertools import count
 from time import perf_counter_ns
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -22,13 +21,11 @@ from omni_fastpath.hooks.specs import PassReport, RawOutputView
 
 from .dispatch import POLL_WAIT_S, Dispatcher, Observers, Outcome
 from .failures import Failures
-from .inlined import RoundDispatcher, RoundFailures
 from .membership import Membership
 from .order import NextStage, Order, floor_of
 from .overtaking import HeldEnds, Precedence
 from .pauses import Pauses
 from .replicas import QueuedReplica, Stage
-from .rounds import AvailableIds, Body, Rounds
 
 _YIELD_AFTER_NS = 100_000
 """Work after which the loop yields. A yield costs some ten microseconds, and what arrives meanwhile waits for it."""
@@ -54,24 +51,12 @@ class Upstream(NamedTuple):
     """``FinishReason.ERROR``."""
     read: Callable[[Any, Any], Awaitable[Any]]
     """Its reading of a raw output, keep-or-drop rule and rehydration included, as a function of pool and client."""
-    available_ids: AvailableIds
-    """The slots of a pool that it polls."""
-    availability: Callable[[Any], Callable[[int], bool]]
-    """Of a pool, its word whether one slot is polled."""
-    can_exclude: bool
-    """Whether its pools know replicas that live and are left out of the selection."""
-    drops_statistics_alone: bool
-    """Whether its reading drops a raw output that has statistics and no entry."""
     keeps_last_message: bool
     """Whether a request's last message waits for the stages before, where later text overwrites it."""
     first_audio_key: str | None
     """The name in a payload by which it knows a first audio that it gives the user at once; None where it has none."""
     monitor: Any
     """The orchestrator's monitor."""
-    front_end_queue: Any
-    """The queue to the front end, of which ``qsize()`` is asked."""
-    body: Body | None
-    """Its poll loop, where what happens to a raw output stands in that alone; None where there are helpers to call."""
 
 
 class Limits(Protocol):
@@ -120,7 +105,7 @@ class DrainLoop:
         self._counters = counters
         self._on_pass_end = observers.on_pass_end
         self._gauge = gauge
-        self._pauses = Pauses(upstream.front_end_queue, counters)
+        self._pauses = Pauses(counters)
         self._order = Order(
             limits.order, floor_of(limits.floor, orchestrator.num_stages), ask, orchestrator.request_states
         )
@@ -131,29 +116,14 @@ class DrainLoop:
             upstream.can_dequeue,
             clock,
             on_put,
-            available_ids=upstream.available_ids,
-            availability=upstream.availability,
             first_audio_key=upstream.first_audio_key,
         )
         self._held_ends = HeldEnds()
         precedence = Precedence(
-            orchestrator.request_states,
-            upstream.error_reason,
-            overwrites=upstream.keeps_last_message,
-            alone_is_dropped=upstream.drops_statistics_alone,
+            orchestrator.request_states, upstream.error_reason, overwrites=upstream.keeps_last_message
         )
-        dispatcher: Callable[..., Dispatcher] = Dispatcher
-        failures: Callable[..., Failures] = Failures
-        if upstream.body is not None:
-            rounds = Rounds(orchestrator, upstream.body, upstream.available_ids)
-            dispatcher = partial(RoundDispatcher, rounds=rounds)
-            failures = partial(
-                RoundFailures,
-                rounds=rounds,
-                available_ids=upstream.available_ids,
-                can_exclude=upstream.can_exclude,
-            )
-        self._dispatcher = dispatcher(
+        failures = Failures(orchestrator, upstream.dead_error, self._members, self._held_ends, precedence, clock)
+        self._dispatcher = Dispatcher(
             orchestrator,
             dequeue=upstream.dequeue,
             read=upstream.read,
@@ -161,7 +131,7 @@ class DrainLoop:
             members=self._members,
             held_ends=self._held_ends,
             precedence=precedence,
-            failures=failures(orchestrator, upstream.dead_error, self._members, self._held_ends, precedence, clock),
+            failures=failures,
             is_routable=is_routable,
             observers=observers,
             counters=counters,

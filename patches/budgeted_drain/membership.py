@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from .replicas import NotifyOnPut, QueuedReplica, Replica, Stage
@@ -38,8 +38,6 @@ class Membership:
         can_dequeue: Whether raw outputs can be taken from a client without waiting; any other is polled.
         clock: The count that numbers all arrivals.
         on_put: Called after each put into a client's output queue.
-        available_ids: The slots of a pool that upstream polls.
-        availability: Upstream's word whether one slot of a pool is polled.
         first_audio_key: By what a first audio is known that a stage sends although the user gets nothing else of it.
 
     Attributes:
@@ -57,16 +55,12 @@ class Membership:
         clock: Iterator[int],
         on_put: Callable[[], None],
         *,
-        available_ids: Callable[[Any], Sequence[int]],
-        availability: Callable[[Any], Callable[[int], bool]],
         first_audio_key: str | None = None,
     ) -> None:
         self._orchestrator = orchestrator
         self._can_dequeue = can_dequeue
         self._clock = clock
         self._on_put = on_put
-        self._available_ids = available_ids
-        self._availability = availability
         self._first_audio_key = first_audio_key
         self._notifiers: dict[Slot, NotifyOnPut] = {}
         self._looked_ns = 0
@@ -95,7 +89,7 @@ class Membership:
         for stage_id in range(self._orchestrator.num_stages):
             pool = self._orchestrator.stage_pools[stage_id]
             diffusion = pool.stage_type == "diffusion"
-            for replica_id in self._available_ids(pool):
+            for replica_id in pool.available_replica_ids():
                 slot, client = (stage_id, replica_id), pool.clients[replica_id]
                 replica = before.get(slot)
                 if replica is None or replica.client is not client:
@@ -105,7 +99,7 @@ class Membership:
                 if replica is not None:
                     queued[slot] = replica
                 else:
-                    polled.append(Replica(stage_id, pool, replica_id, client, self._availability(pool)))
+                    polled.append(Replica(stage_id, pool, replica_id, client))
         # Evicted, detached, unavailable, or another client is in its slot.
         left = [replica for slot, replica in before.items() if queued.get(slot) is not replica]
         for replica in left:
@@ -140,7 +134,7 @@ class Membership:
             return None
         stage = next((each for each in self.stages if each.stage_id == stage_id and each.pool is pool), None)
         stage = stage or Stage(stage_id, pool, self._first_audio_key)
-        replica = QueuedReplica(stage, replica_id, client, waiting, self._clock, self._availability(pool))
+        replica = QueuedReplica(stage, replica_id, client, waiting, self._clock)
         note_put = replica.arrivals.note_put
         if stage.first_audio_key is not None:
             note_put = replica.note_put

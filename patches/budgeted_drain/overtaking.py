@@ -166,16 +166,12 @@ class Precedence:
         request_states: The orchestrator's live requests by id.
         error: Upstream's ``FinishReason.ERROR``.
         overwrites: Whether later text would overwrite a request's last message (see ``_later_text``).
-        alone_is_dropped: Whether upstream drops a raw output that has statistics and no entry.
     """
 
-    def __init__(
-        self, request_states: Any, error: Any, *, overwrites: bool = True, alone_is_dropped: bool = False
-    ) -> None:
+    def __init__(self, request_states: Any, error: Any, *, overwrites: bool = True) -> None:
         self._request_states = request_states
         self._error = error
         self._overwrites = overwrites
-        self._alone_is_dropped = alone_is_dropped
         self._reported = False
 
     def before_end(
@@ -244,8 +240,6 @@ class Precedence:
         if found:
             taken_out = {id(entry) for entry, _ in found}
             raw_outputs.outputs = [entry for entry in raw_outputs.outputs if id(entry) not in taken_out]
-            if self._alone_is_dropped and not raw_outputs.outputs:  # its statistics would go with it
-                found[0][1].raw_outputs.scheduler_stats = raw_outputs.scheduler_stats
         return [following for _, following in found]
 
     def _later_text(self, stages: Sequence[Stage], stage_id: int, request_id: str) -> Callable[[], Predecessors] | None:

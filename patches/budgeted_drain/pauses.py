@@ -6,9 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Sized
 from time import perf_counter_ns
-from typing import Any
-
-from .pace import Pace
 
 YIELD_TURNS = 3
 """Most turns of the event loop in a yield. What stands in a socket is in the client's queue after three: in the first
@@ -20,15 +17,13 @@ class Pauses:
     """Sleeps and yields of one loop.
 
     Args:
-        output_queue: The queue to the front end, which is lent the interpreter's lock in a yield if it is far behind.
         counters: The patch's counters.
 
     Attributes:
         ended_ns: When the last one ended.
     """
 
-    def __init__(self, output_queue: Any, counters: dict[str, int]) -> None:
-        self._pace = Pace(output_queue, counters)
+    def __init__(self, counters: dict[str, int]) -> None:
         self._counters = counters
         self._waiter: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,8 +71,6 @@ class Pauses:
             await asyncio.sleep(0)
             if scheduled is not None and not scheduled:
                 break
-        if self._pace.is_far_ahead():
-            await self._pace.let_catch_up()
         self.ended_ns = ended_ns = perf_counter_ns()
         away_us = (ended_ns - began_ns) // 1000
         self._counters["longest_away_us"] = max(self._counters["longest_away_us"], away_us)

@@ -10,10 +10,6 @@ from typing import Any
 from .arrivals import Arrivals
 
 
-def _always(_replica_id: int) -> bool:
-    return True
-
-
 class Replica:
     """One replica of a stage: the client that was in one slot of upstream's pool when it was looked at.
 
@@ -22,23 +18,19 @@ class Replica:
         pool: Upstream's ``StagePool``.
         replica_id: The slot.
         client: Upstream's client in that slot.
-        is_available: Upstream's word whether a slot of that pool is polled.
     """
 
-    __slots__ = ("client", "is_available", "pool", "replica_id", "stage_id")
+    __slots__ = ("client", "pool", "replica_id", "stage_id")
 
-    def __init__(
-        self, stage_id: int, pool: Any, replica_id: int, client: Any, is_available: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, stage_id: int, pool: Any, replica_id: int, client: Any) -> None:
         self.stage_id = stage_id
         self.pool = pool
         self.replica_id = replica_id
         self.client = client
-        self.is_available = is_available
 
     def is_gone(self) -> bool:
         """Whether it was evicted, detached, replaced or marked unavailable meanwhile."""
-        return self.pool.clients[self.replica_id] is not self.client or not self.is_available(self.replica_id)
+        return self.pool.clients[self.replica_id] is not self.client or not self.pool.is_replica_available(self.replica_id)
 
 
 class QueuedReplica(Replica):
@@ -61,9 +53,8 @@ class QueuedReplica(Replica):
         client: Any,
         waiting: deque[Any],
         clock: Iterator[int],
-        is_available: Callable[[int], bool] = _always,
     ) -> None:
-        super().__init__(stage.stage_id, stage.pool, replica_id, client, is_available)
+        super().__init__(stage.stage_id, stage.pool, replica_id, client)
         self.stage = stage
         self.waiting = waiting
         self.arrivals = Arrivals(waiting, clock)

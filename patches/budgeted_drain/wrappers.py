@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from types import MethodType
 from typing import Any
 
 from omni_fastpath.declare import State
@@ -12,42 +11,40 @@ from omni_fastpath.ledger import logger, runtime
 
 from .dispatch import Observers
 from .drain import DrainLoop
-from .rounds import Body
 from .upstream import default_policy, gauge_of, upstream_of
 
 _runtime = runtime("budgeted_drain")
 
 
-def drain_loop(orchestrator: Any, *, body: Body, event_driven: bool = False) -> DrainLoop:
+def drain_loop(orchestrator: Any, *, event_driven: bool = False) -> DrainLoop:
     """The loop for one orchestrator, with the values in force and the hooks that somebody implements now.
 
     Args:
         orchestrator: Upstream's orchestrator.
-        body: Upstream's loop that it replaces, as a function of the orchestrator.
-        event_driven: Whether that is the event-driven loop, which tells the monitor how many raw outputs wait.
+        event_driven: Whether it replaces the event-driven loop, which tells the monitor how many raw outputs wait.
     """
     observers = Observers(*(HOOKS.observer(name) for name in Observers._fields))
     policy, ask = HOOKS.policy(default_policy()), HOOKS.chooser()
     gauge = gauge_of(orchestrator) if event_driven else None
-    upstream = upstream_of(orchestrator, body)
+    upstream = upstream_of(orchestrator)
     return DrainLoop(orchestrator, _runtime.options, _runtime.counters, policy, ask, observers, upstream, gauge)
 
 
-def wrapped_orchestration_loop(wrapped: MethodType, instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
+def wrapped_orchestration_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
     """Run our loop in place of upstream's poll loop; upstream's, if ours cannot even be built."""
     return _instead(wrapped, instance, args, kwargs, event_driven=False)
 
 
 def wrapped_orchestration_loop_event_driven(
-    wrapped: MethodType, instance: Any, args: Any, kwargs: Any
+    wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[None]:
     """Run our loop in place of upstream's readers, queue and dispatcher; upstream's, if ours cannot even be built."""
     return _instead(wrapped, instance, args, kwargs, event_driven=True)
 
 
-def _instead(wrapped: MethodType, orchestrator: Any, args: Any, kwargs: Any, *, event_driven: bool) -> Awaitable[None]:
+def _instead(wrapped: Callable[..., Awaitable[None]], orchestrator: Any, args: Any, kwargs: Any, *, event_driven: bool) -> Awaitable[None]:
     try:
-        loop = drain_loop(orchestrator, body=wrapped.__func__, event_driven=event_driven)
+        loop = drain_loop(orchestrator, event_driven=event_driven)
     except Exception as error:
         logger.exception("omni-fastpath: the drain cannot start; upstream's loop runs")
         _runtime.report(State.FAILED, f"it could not start, upstream's loop runs: {error!r}")
