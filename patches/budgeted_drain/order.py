@@ -78,10 +78,7 @@ class Order:
         self._request_states = request_states
         self._spent_ns = 0.0
         self._ranked: list[Stage] = []
-        self._ranked_from: dict[int, list[Stage]] = {}
-        self._ranked_after: dict[int, list[Stage]] = {}
         self._may_bring_first_audio: list[Stage] = []
-        self._visible_first = order == "visible_first"
         self.in_turn = order == "stage_order" or ask is not None
         """Whether the end of a pass can let another stage in, other than one that is due."""
         self.contested = False
@@ -94,19 +91,10 @@ class Order:
         for stage in stages:
             if stage not in self._ranked:
                 stage.due_ns = max(stage.due_ns, self._spent_ns)
-        ranked = rank(self._order, stages)
-        turns = self._order == "stage_order"
-        count = len(ranked)
-        self._ranked = ranked
+        self._ranked = rank(self._order, stages)
         self._may_bring_first_audio = [
-            stage for stage in ranked if self._visible_first and stage.first_audio_key is not None
+            stage for stage in self._ranked if self._order == "visible_first" and stage.first_audio_key is not None
         ]
-        self._ranked_from = {
-            stage.stage_id: ranked[at:] + ranked[:at] if turns else ranked for at, stage in enumerate(ranked)
-        }
-        self._ranked_after = {
-            stage.stage_id: self._ranked_from[ranked[(at + 1) % count].stage_id] for at, stage in enumerate(ranked)
-        }
 
     def next(self) -> Stage | None:
         """The stage that is served now; None when no stage has a backlog."""
@@ -140,12 +128,18 @@ class Order:
 
     def pass_ended(self, stage: Stage) -> None:
         """A pass over ``stage`` ended by the order's leave: in ``stage_order`` the next one's turn comes."""
-        self._ranked = self._ranked_after.get(stage.stage_id, self._ranked)
+        self._begin_round_at(stage, 1)
 
     def would_go_on(self, stage: Stage) -> bool:
         """Whether ``stage``, in the middle of its pass, would be chosen again after what has arrived."""
-        self._ranked = self._ranked_from.get(stage.stage_id, self._ranked)
+        self._begin_round_at(stage, 0)
         return self.next() is stage and self.due is None
+
+    def _begin_round_at(self, stage: Stage, after: int) -> None:
+        """In ``stage_order``, let the round begin at a stage, or so many after it."""
+        if self._order == "stage_order" and stage in self._ranked:
+            at = self._ranked.index(stage) + after
+            self._ranked = self._ranked[at:] + self._ranked[:at]
 
     def charge(self, stage: Stage, nanoseconds: int) -> None:
         """Note that processing a raw output of ``stage`` took so long."""

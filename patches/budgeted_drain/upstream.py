@@ -1,4 +1,4 @@
-"""What the supported releases of upstream call differently. Looked at on import and when a loop is built."""
+"""What the drain needs of upstream's modules, and what the supported releases call differently."""
 
 from __future__ import annotations
 
@@ -16,57 +16,41 @@ from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.outputs.output_modality import DRAINABLE_MODALITIES
 
-from .drain import Upstream
 from .routable import DefaultPolicy
 
-_DRAINABLE = tuple(sorted(str(modality) for modality in DRAINABLE_MODALITIES))
+__all__ = ["EngineDeadError", "FinishReason"]
 
 
 def _never(_output: Any) -> bool:
     return False
 
 
-# In 0.30 and later; 0.28 has no such output, no such gauge, and sends a request's last message at once.
-_is_diffusion_start = getattr(vllm_omni.diffusion.data, "is_diffusion_request_started_output", _never)
+# From 0.30 on. 0.28 has no such output and no such gauge, and sends a request's last message at once.
+is_diffusion_start: Callable[[Any], bool] = getattr(
+    vllm_omni.diffusion.data, "is_diffusion_request_started_output", _never
+)
+KEEPS_LAST_MESSAGE = "pending_final_output" in OrchestratorRequestState.__dataclass_fields__
 _HAS_GAUGE = hasattr(OrchestratorMonitor, "set_dispatch_queue_size")
-_KEEPS_LAST_MESSAGE = "pending_final_output" in OrchestratorRequestState.__dataclass_fields__
 
-# In 0.32 and later; before, the reading is ``_poll_stage_raw``, and no stage sends another's first audio.
-_read = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw
-_FIRST_AUDIO_KEY = getattr(vllm_omni.data_entry_keys, "FIRST_AUDIO_KEY", None)
+# From 0.32 on. Before, the reading has another name, and no stage sends the first audio of another.
+read = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw
+FIRST_AUDIO_KEY: str | None = getattr(vllm_omni.data_entry_keys, "FIRST_AUDIO_KEY", None)
 
 
 def default_policy() -> DefaultPolicy:
     """A fresh default policy with upstream's names in it."""
-    return DefaultPolicy(_DRAINABLE, RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE)
+    drainable = tuple(sorted(str(modality) for modality in DRAINABLE_MODALITIES))
+    return DefaultPolicy(drainable, RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE)
 
 
-def upstream_of(orchestrator: Any) -> Upstream:
-    """What the loop of one orchestrator needs of upstream."""
-    dequeue = AsyncMPClient.get_output_nowait  # nonblocking_dequeue's, or one of upstream's that behaves like it
-    waiting = AsyncMPClient.get_output_async
-
-    def can_dequeue(client: Any) -> bool:
-        kind = type(client)
-        return (
-            getattr(kind, "get_output_nowait", None) is dequeue and getattr(kind, "get_output_async", None) is waiting
-        )
-
-    return Upstream(
-        dead_error=EngineDeadError,
-        is_diffusion_start=_is_diffusion_start,
-        dequeue=dequeue,
-        can_dequeue=can_dequeue,
-        error_reason=FinishReason.ERROR,
-        read=_read,
-        keeps_last_message=_KEEPS_LAST_MESSAGE,
-        first_audio_key=_FIRST_AUDIO_KEY,
-        monitor=orchestrator._orch_monitor,
-    )
+def can_dequeue(client: Any) -> bool:
+    """Whether a client has the dequeue of ``nonblocking_dequeue``, or upstream's, beside upstream's waiting one."""
+    names = ("get_output_nowait", "get_output_async")
+    return all(getattr(type(client), name, None) is getattr(AsyncMPClient, name) for name in names)
 
 
 def gauge_of(orchestrator: Any) -> Callable[[int], None] | None:
-    """What upstream's event-driven loop tells how many raw outputs wait; None where it tells nobody."""
+    """The function that upstream's event-driven loop tells how many raw outputs wait; None where it tells none."""
     if not _HAS_GAUGE or not isinstance(orchestrator._orch_monitor, OrchestratorMonitor):
         return None
     gauge: Callable[[int], None] = orchestrator._orch_monitor.set_dispatch_queue_size

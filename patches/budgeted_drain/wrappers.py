@@ -11,26 +11,32 @@ from omni_fastpath.ledger import logger, runtime
 
 from .dispatch import Observers
 from .drain import DrainLoop
-from .upstream import default_policy, gauge_of, upstream_of
+from .upstream import default_policy, gauge_of
 
 _runtime = runtime("budgeted_drain")
 
 
 def drain_loop(orchestrator: Any, *, event_driven: bool = False) -> DrainLoop:
-    """The loop for one orchestrator, with the values in force and the hooks that somebody implements now.
+    """The loop for one orchestrator, with the values in force and the hooks that plugins implement now.
 
     Args:
         orchestrator: Upstream's orchestrator.
         event_driven: Whether it replaces the event-driven loop, which tells the monitor how many raw outputs wait.
     """
-    observers = Observers(*(HOOKS.observer(name) for name in Observers._fields))
-    policy, ask = HOOKS.policy(default_policy()), HOOKS.chooser()
-    gauge = gauge_of(orchestrator) if event_driven else None
-    upstream = upstream_of(orchestrator)
-    return DrainLoop(orchestrator, _runtime.options, _runtime.counters, policy, ask, observers, upstream, gauge)
+    return DrainLoop(
+        orchestrator,
+        _runtime.options,
+        _runtime.counters,
+        is_routable=HOOKS.policy(default_policy()),
+        ask=HOOKS.chooser(),
+        observers=Observers(*(HOOKS.observer(name) for name in Observers._fields)),
+        gauge=gauge_of(orchestrator) if event_driven else None,
+    )
 
 
-def wrapped_orchestration_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
+def wrapped_orchestration_loop(
+    wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
+) -> Awaitable[None]:
     """Run our loop in place of upstream's poll loop; upstream's, if ours cannot even be built."""
     return _instead(wrapped, instance, args, kwargs, event_driven=False)
 
@@ -42,7 +48,9 @@ def wrapped_orchestration_loop_event_driven(
     return _instead(wrapped, instance, args, kwargs, event_driven=True)
 
 
-def _instead(wrapped: Callable[..., Awaitable[None]], orchestrator: Any, args: Any, kwargs: Any, *, event_driven: bool) -> Awaitable[None]:
+def _instead(
+    wrapped: Callable[..., Awaitable[None]], orchestrator: Any, args: Any, kwargs: Any, *, event_driven: bool
+) -> Awaitable[None]:
     try:
         loop = drain_loop(orchestrator, event_driven=event_driven)
     except Exception as error:

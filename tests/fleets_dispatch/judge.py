@@ -16,7 +16,7 @@ from tests.fleets_dispatch.world import Note, Outcome
 
 Messages = dict[int | None, list[Any]]
 
-_BOUNDED = ("._seen", "._last_number", "._last_end")
+_BOUNDED = ("._seen",)
 """Our records that forget ended requests only when there are many: at most 64 and twice the live ones are kept."""
 
 

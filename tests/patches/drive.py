@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,11 +88,22 @@ def recording() -> Iterator[Any]:
 
 def every_look_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
     """Every look of ``budgeted_drain`` at the clock is so much after the last: how busy the machine is says nothing."""
-    from omni_fastpath.patches.budgeted_drain import dispatch, drain, pauses
+    from omni_fastpath.patches.budgeted_drain import dispatch, drain, wakeup
 
     clock = iter(range(0, 10**12, nanoseconds))
-    for module in (dispatch, drain, pauses):
+    for module in (dispatch, drain, wakeup):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
+
+
+def queued_replica(stage: Any, *waiting: Any, replica_id: int = 0, clock: Iterator[int] | None = None) -> Any:
+    """A replica of ``stage`` for tests without upstream, at which these wait; it is added to the stage."""
+    from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
+
+    items = deque(waiting)
+    client = SimpleNamespace(get_output_nowait=lambda: items.popleft() if items else None)
+    made = QueuedReplica(stage, (stage.stage_id, replica_id), client, items, clock or count())
+    stage.replicas.append(made)
+    return made
 
 
 def stages(replicas: int, visible: tuple[bool, ...] = (True, False, True)) -> list[Any]:

@@ -1,131 +1,148 @@
-"""What is held, and when it may go: by number, by request, and by what it finds when it could. On stand-ins."""
+"""The rule of what may not be overtaken: what an end waits for, and when it goes. Without threads or upstream."""
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("msgspec")
-
-from omni_fastpath.patches.budgeted_drain.overtaking import HeldEnd, HeldEnds
+from omni_fastpath.patches.budgeted_drain.held_ends import Extent, HeldEnd, HeldEnds
 from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica, Stage
+from tests.patches.drive import queued_replica
+
+SEEN = (True, False, True)
 
 
-async def _dispatch() -> None:
-    """Nothing: these tests look at what is given out."""
+class _Stages:
+    """Three stages with a replica each, and what is held of them.
+
+    Args:
+        arrivals: Stage and raw output of each arrival, in order; numbered from 0.
+    """
+
+    def __init__(self, *arrivals: tuple[int, Any]) -> None:
+        clock = count()
+        self.stages = [Stage(n, SimpleNamespace(final_output=seen)) for n, seen in enumerate(SEEN)]
+        self.replicas: list[QueuedReplica] = [queued_replica(stage, clock=clock) for stage in self.stages]
+        self.held_ends = HeldEnds(self)
+        for stage_id, raw_output in arrivals:
+            self.replicas[stage_id].waiting.append(raw_output)
+            self.replicas[stage_id].follow_queue()
+
+    def take(self, stage_id: int) -> list[HeldEnd]:
+        """Take and dispatch the next raw output of a stage; the ends that may go then."""
+        replica = self.replicas[stage_id]
+        assert replica.take() is not None
+        return self.held_ends.passed(replica, replica.first_waiting())
 
 
-def end(number: int, *request_ids: str, **more: Any) -> HeldEnd:
-    """Something that came at this number and ends these requests."""
-    return HeldEnd(number, request_ids, _dispatch, **more)
+def of(*request_ids: str, finish: str | None = None) -> Any:
+    """A raw output with an entry of each request."""
+    return SimpleNamespace(outputs=[SimpleNamespace(request_id=each, finish_reason=finish) for each in request_ids])
 
 
-def replica(waiting: int) -> QueuedReplica:
-    """A replica at which so many raw outputs wait, numbered from 0."""
-    stage = Stage(0, SimpleNamespace(final_output=True))
-    return QueuedReplica(stage, 0, None, deque(range(waiting)), count())
+def end(number: int, *request_ids: str, stage: int = 2, extent: Extent = "before", **more: Any) -> HeldEnd:
+    """What ends these requests at a stage, and arrived with this number."""
+
+    async def dispatch() -> None:
+        """Nothing: these tests look at what is released."""
+
+    return HeldEnd(number, (stage, 0), frozenset(request_ids), extent, dispatch, **more)
 
 
-def take(found: QueuedReplica) -> None:
-    """Somebody takes its next raw output."""
-    found.waiting.popleft()
-    found.arrivals.note_taken()
+def test_end_waits_for_what_arrived_before_it_of_its_request() -> None:
+    """At the stages before, up to the last such arrival; neither another request's nor what came later."""
+    found = _Stages((0, of("R")), (0, of("S", "R")), (0, of("S")), (1, of("R")), (0, of("R")))
+    held = end(4, "R")
+    assert found.held_ends.hold(held)
+    assert "R" in found.held_ends
+    assert not found.held_ends.hold(end(4, "T"))
+    assert [found.take(stage) for stage in (0, 0, 1)] == [[], [], [held]]
+    assert not found.held_ends
+    assert not any(replica.awaited_by for replica in found.replicas)
 
 
-def test_end_goes_when_every_replica_has_passed_its_number() -> None:
-    """Not before, and the replica that comes last gives it out."""
-    first, second = replica(2), replica(1)
-    held_ends = HeldEnds()
-    held = end(9, "R")
-    held_ends.add(held, {first: 0, second: 0})
-    assert held_ends
-    take(first)
-    assert held_ends.release_after(first) == []
-    take(second)
-    assert held_ends.release_after(second) == [held]
-    assert held.released
-    assert not held_ends
-    assert not first.awaited_by
-    assert not second.awaited_by
+@pytest.mark.parametrize(
+    ("extent", "stage", "waits"),
+    [("before", 0, False), ("everywhere", 0, True), ("before", 2, True), ("nowhere", 2, False)],
+)
+def test_where_an_end_waits(extent: Extent, stage: int, waits: bool) -> None:
+    """A stage's end at the stages before; an error, a death and a session's end everywhere; a follower nowhere."""
+    found = _Stages((1, of("R")))
+    assert found.held_ends.hold(end(1, "R", stage=stage, extent=extent)) is waits
+    assert found.stages[1].is_awaited() is waits
 
 
-def test_of_one_request_the_earliest_goes_first() -> None:
-    """A later one waits for the earlier one, although it was held first; another request's is in its own order."""
-    awaited = replica(1)
-    held_ends = HeldEnds()
-    early, late, other = end(5, "R"), end(6, "R"), end(7, "S")
-    held_ends.add(late, {awaited: 0})
-    held_ends.add(early, {awaited: 0})
-    held_ends.add(other, {awaited: 0})
-    assert held_ends.any_before(7, ["R"])
-    assert not held_ends.any_before(5, ["R", "T"])
-    take(awaited)
-    assert held_ends.release_after(awaited) == [early, late, other]
+def test_failure_waits_for_ends_alone_where_nothing_is_seen() -> None:
+    """Of a stage that is not seen the end carries the stage's statistics; what the user sees goes first in any case."""
+    found = _Stages((1, of("R")), (0, of("R")))
+    failure = end(2, "R", extent="everywhere", failed=True)
+    assert found.held_ends.hold(failure)
+    assert found.take(0) == [failure]
+    assert _Stages((1, of("R", finish="stop"))).held_ends.hold(end(1, "R", extent="everywhere", failed=True))
 
 
-def test_death_waits_for_every_request_that_it_strands() -> None:
-    """It goes when nothing that came before is held of any of them."""
-    slow, fast = replica(1), replica(1)
-    held_ends = HeldEnds()
-    held, death = end(3, "R"), end(4, "R", "S")
-    held_ends.add(held, {slow: 0})
-    held_ends.add(death, {fast: 0})
-    take(fast)
-    assert held_ends.release_after(fast) == []
-    take(slow)
-    assert held_ends.release_after(slow) == [held, death]
+def test_end_goes_behind_those_that_are_held_of_its_request() -> None:
+    """An end behind that of the stage before; a death of several requests behind each of theirs."""
+    found = _Stages((0, of("R")), (1, of("R")))
+    middle, last, death = end(2, "R", stage=1), end(3, "R"), end(4, "S", "R", stage=0, extent="everywhere")
+    for each in (middle, last, death):
+        assert found.held_ends.hold(each)
+    assert found.take(1) == []
+    assert found.take(0) == [middle, last, death]
 
 
-def test_replica_that_leaves_is_waited_for_no_longer() -> None:
-    """What waits in it is lost with it."""
-    leaving = replica(3)
-    held_ends = HeldEnds()
-    held = end(9, "R")
-    held_ends.add(held, {leaving: 2})
-    assert held_ends.release_without(leaving) == [held]
-    assert not leaving.awaited_by
+def test_what_follows_a_held_end_from_the_same_replica_stays_behind_it() -> None:
+    """Also what ends nothing; the same request's end at an earlier stage does not wait for either."""
+    found = _Stages((1, of("R")))
+    held, follower, other = end(1, "R"), end(2, "R", extent="nowhere"), end(3, "R", stage=0)
+    assert found.held_ends.hold(held)
+    assert found.held_ends.hold(follower)
+    assert not found.held_ends.hold(other)
+    assert found.take(1) == [held, follower]
 
 
-def test_more_is_asked_when_it_could_go() -> None:
-    """What has come by then is waited for too; with nothing it goes. Others of the request do not wait for it."""
-    awaited = replica(2)
-    held_ends = HeldEnds()
-    answers = [{awaited: 1.0}, {}]
-    held = end(9, "R", more=lambda: answers.pop(0))
-    held_ends.add(held, {awaited: 0})
-    assert not held_ends.any_before(10, ["R"])
-    take(awaited)
-    assert held_ends.release_after(awaited) == []
-    take(awaited)
-    assert held_ends.release_after(awaited) == [held]
-    assert answers == []
+def test_message_that_later_text_would_overwrite_waits_for_it() -> None:
+    """What waits at such a stage goes first whenever it came; an error there that came later waits for the message."""
+    found = _Stages((0, of("R")))
+    held, error = end(1, "R", overwritten_by=frozenset({0})), end(3, "R", stage=0, extent="everywhere", failed=True)
+    assert found.held_ends.hold(held)
+    found.replicas[0].waiting.append(of("R"))
+    assert found.take(0) == []
+    assert found.held_ends.hold(error)
+    assert found.take(0) == [held, error]
 
 
-def test_source_is_remembered_while_it_is_held() -> None:
-    """Nothing of a request overtakes what is held of it from the same replica."""
-    awaited, source = replica(1), replica(0)
-    held_ends = HeldEnds()
-    held_ends.add(end(9, "R", source=source), {awaited: 0})
-    assert held_ends.any_from(source, "R")
-    assert not held_ends.any_from(source, "S")
-    assert not held_ends.any_from(awaited, "R")
-    take(awaited)
-    held_ends.release_after(awaited)
-    assert not held_ends.any_from(source, "R")
+def test_replica_that_leaves_is_awaited_no_longer() -> None:
+    """What waits in it is lost with it; what waits elsewhere goes first still."""
+    found = _Stages((0, of("R")), (1, of("R")))
+    held = end(2, "R")
+    found.held_ends.hold(held)
+    gone = found.stages.pop(0).replicas[0]
+    assert found.held_ends.passed(gone, math.inf) == []
+    assert found.stages[0].is_awaited()
+    assert found.take(1) == [held]
 
 
-def test_all_are_given_out_once_in_the_order_of_arrival() -> None:
-    """A death that is held for several requests is one, and a replica that is passed later gives it out no more."""
-    awaited = replica(1)
-    held_ends = HeldEnds()
-    death, held = end(8, "R", "S"), end(7, "R")
-    held_ends.add(death, {awaited: 0})
-    held_ends.add(held, {awaited: 0})
-    assert held_ends.release_all() == [held, death]
-    assert not held_ends
-    take(awaited)
-    assert held_ends.release_after(awaited) == []
+def test_arrivals_follow_the_queue_whatever_puts_and_takes() -> None:
+    """What another reader took is past, and what it put is numbered when it is seen."""
+    found = _Stages((0, "a"), (0, "b"), (1, "c"))
+    replica = found.replicas[0]
+    assert (replica.first_waiting(), replica.taken) == (0, -1)
+    replica.waiting.popleft()
+    assert (replica.first_waiting(), replica.taken) == (1, 0)
+    replica.waiting.append("d")
+    replica.take()
+    assert (replica.first_waiting(), replica.taken) == (3, 1)
+    replica.waiting.clear()
+    assert (replica.first_waiting(), replica.taken) == (math.inf, 3)
+
+
+def test_what_cannot_be_read_is_waited_for_by_none(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception in the queue has no requests; an item of another make is said once, and read no more."""
+    found = _Stages((0, EOFError()), (0, SimpleNamespace(outputs=[object()])))
+    assert not any(found.held_ends.hold(end(2, "R")) for _ in range(2))
+    assert len(caplog.records) == 1

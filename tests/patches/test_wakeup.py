@@ -8,51 +8,42 @@ import threading
 
 import pytest
 
-from omni_fastpath.patches.budgeted_drain.pauses import Pauses
+from omni_fastpath.patches.budgeted_drain.wakeup import Wakeup
 
 SECONDS = 30.0
 """Longer than any test: who sleeps so long was not woken."""
 
 
 def counters() -> dict[str, int]:
-    """Those that pauses count."""
-    return dict.fromkeys(("wakeups", "longest_stretch_us", "longest_away_us", "lent", "lent_in_vain"), 0)
+    """The counters of sleeps and yields."""
+    return dict.fromkeys(("wakeups", "longest_stretch_us", "longest_away_us"), 0)
 
 
 async def test_sleep_ends_when_it_is_woken() -> None:
     """By a call on its own thread, or from another one; each sleep is counted."""
     counted = counters()
-    pauses = Pauses(None, counted)
-    pauses.begin()
+    wakeup = Wakeup(counted)
+    wakeup.begin()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    loop.call_soon(pauses.wake)
-    assert await pauses.sleep(SECONDS) == pauses.ended_ns
-    thread = threading.Thread(target=pauses.wake_from_any_thread)
+    loop.call_soon(wakeup.wake)
+    await wakeup.sleep(SECONDS)
+    thread = threading.Thread(target=wakeup.wake_from_any_thread)
     loop.call_soon(thread.start)
-    await pauses.sleep(SECONDS)
+    await wakeup.sleep(SECONDS)
     thread.join()
     assert loop.time() - began < SECONDS / 3
     assert counted["wakeups"] == 2
 
 
-async def test_sleep_ends_by_itself() -> None:
-    """After the time that was given."""
-    counted = counters()
-    pauses = Pauses(None, counted)
-    pauses.begin()
-    await asyncio.wait_for(pauses.sleep(0.001), SECONDS)
-    assert counted["wakeups"] == 1
-
-
 async def test_wake_without_a_sleeper_is_nothing() -> None:
     """Before it began, between two sleeps, and after the event loop was closed."""
-    pauses = Pauses(None, counters())
-    pauses.wake()
-    pauses.wake_from_any_thread()
-    pauses.begin()
-    pauses.wake()
-    closed = Pauses(None, counters())
+    wakeup = Wakeup(counters())
+    wakeup.wake()
+    wakeup.wake_from_any_thread()
+    wakeup.begin()
+    wakeup.wake()
+    closed = Wakeup(counters())
 
     def ran() -> None:
         async def begin() -> None:
@@ -68,27 +59,27 @@ async def test_wake_without_a_sleeper_is_nothing() -> None:
 
 async def test_cancelled_sleep_leaves_no_waiter() -> None:
     """Who is woken afterwards is nobody, and the next sleep is a new one."""
-    pauses = Pauses(None, counters())
-    pauses.begin()
-    task = asyncio.create_task(pauses.sleep(SECONDS))
+    wakeup = Wakeup(counters())
+    wakeup.begin()
+    task = asyncio.create_task(wakeup.sleep(SECONDS))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    pauses.wake()
-    await asyncio.wait_for(pauses.sleep(0.001), SECONDS)
+    wakeup.wake()
+    await asyncio.wait_for(wakeup.sleep(0.001), SECONDS)
 
 
 @pytest.mark.parametrize("socket_has_something", [False, True])
 def test_yield_takes_the_turns_that_it_needs(socket_has_something: bool) -> None:
     """One turn when nothing has come; what stands in a socket is in its queue after one yield, reader task and all."""
-    pauses = Pauses(None, counters())
+    wakeup = Wakeup(counters())
     turns, read = 0, []
 
     async def run() -> None:
         nonlocal turns
         loop = asyncio.get_running_loop()
-        pauses.begin()
+        wakeup.begin()
         arrived, (ours, theirs) = loop.create_future(), socket.socketpair()
         with ours, theirs:
 
@@ -114,7 +105,7 @@ def test_yield_takes_the_turns_that_it_needs(socket_has_something: bool) -> None
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(asyncio, "sleep", counting)
-                await pauses.give_way()
+                await wakeup.yield_turns()
             loop.remove_reader(ours)
             task.cancel()
 

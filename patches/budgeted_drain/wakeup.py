@@ -1,4 +1,4 @@
-"""When the orchestrator's thread is everybody else's: the loop sleeps until it is woken, or yields after work."""
+"""How the loop leaves the orchestrator's thread to others: it sleeps until it is woken, and yields after work."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ the selector finds it, in the second its handler runs, in the third vLLM's reade
 after the first, the selector has found nothing, and the other two would do so too."""
 
 
-class Pauses:
+class Wakeup:
     """Sleeps and yields of one loop.
 
     Args:
         counters: The patch's counters.
 
     Attributes:
-        ended_ns: When the last one ended.
+        ended_ns: When the last sleep or yield ended.
     """
 
     def __init__(self, counters: dict[str, int]) -> None:
@@ -37,8 +37,8 @@ class Pauses:
         self._scheduled = getattr(self._loop, "_ready", None)
         self.ended_ns = perf_counter_ns()
 
-    async def sleep(self, seconds: float) -> int:
-        """Sleep until ``wake``, or for so long; when that was, on the clock of ``perf_counter_ns``."""
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until ``wake``, or for so long."""
         self._note_stretch(perf_counter_ns())
         self._waiter = asyncio.get_running_loop().create_future()
         timer = self._waiter.get_loop().call_later(seconds, self.wake)
@@ -48,8 +48,7 @@ class Pauses:
             timer.cancel()
             self._waiter = None
         self._counters["wakeups"] += 1
-        self.ended_ns = now_ns = perf_counter_ns()
-        return now_ns
+        self.ended_ns = perf_counter_ns()
 
     def wake(self) -> None:
         """End the sleep, if there is one. On the event loop's thread."""
@@ -57,13 +56,13 @@ class Pauses:
             self._waiter.set_result(None)
 
     def wake_from_any_thread(self) -> None:
-        """The same on whatever thread; nothing before the loop has begun."""
+        """The same on any thread; nothing before the loop has begun."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # closed meanwhile, on another thread: nobody is served any more
+            with contextlib.suppress(RuntimeError):  # closed meanwhile, on another thread
                 self._loop.call_soon_threadsafe(self.wake)
 
-    async def give_way(self) -> None:
-        """Yield: let everybody else on the event loop run, and what stands in the sockets come in."""
+    async def yield_turns(self) -> None:
+        """Let everything else on the event loop run, and what stands in the sockets come in."""
         began_ns = perf_counter_ns()
         self._note_stretch(began_ns)
         scheduled = self._scheduled
@@ -71,8 +70,8 @@ class Pauses:
             await asyncio.sleep(0)
             if scheduled is not None and not scheduled:
                 break
-        self.ended_ns = ended_ns = perf_counter_ns()
-        away_us = (ended_ns - began_ns) // 1000
+        self.ended_ns = perf_counter_ns()
+        away_us = (self.ended_ns - began_ns) // 1000
         self._counters["longest_away_us"] = max(self._counters["longest_away_us"], away_us)
 
     def _note_stretch(self, now_ns: int) -> None:
