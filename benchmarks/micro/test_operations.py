@@ -53,10 +53,10 @@ def test_pass_of_sixteen(benchmark: Any) -> None:
     pipeline = Pipeline()
     pipeline.add_request("one")
     orchestrator = pipeline.orchestrator
-    loop = drain_loop(orchestrator, body=type(orchestrator)._orchestration_loop)
+    loop = drain_loop(orchestrator)
     loop._max_time_ns = 10**12  # the first, cold pass must not end on its time budget
     events = asyncio.new_event_loop()
-    events.run_until_complete(loop._look_at_members(0))
+    events.run_until_complete(loop._look())
 
     def fill() -> Any:
         pipeline.put(2, *(batch(silent("one")) for _ in range(16)))

@@ -52,7 +52,7 @@ PATCH = Patch(
         Counter("empty", "calls that found the queue empty"),
     ),
     rows=(
-        Fit(releases=("0.22.0", "0.24.0", "0.26.0", "0.28.0", "0.30.0"), seams=SEAMS),
+        Fit(releases=("0.28.0", "0.30.0"), seams=SEAMS),
         Fit(releases=("0.32.0rc1",), preview=True, seams=SEAMS),
     ),
 )

@@ -36,7 +36,7 @@ class _TrialError(Exception):
     """What the trial queues, and expects to be raised."""
 
 
-def difference_of_upstreams_own(owner: type[Any]) -> str | None:  # noqa: PLR0911 - one return for each way to differ
+def difference_of_upstreams_own(owner: type[Any]) -> str | None:
     """Try the class's own ``get_output_nowait`` on a stand-in; None when it behaves as ours, else how it differs.
 
     An RL framework patches the same name onto vLLM's clients with another contract (it raises when the queue is
@@ -49,26 +49,19 @@ def difference_of_upstreams_own(owner: type[Any]) -> str | None:  # noqa: PLR091
         _format_exception=lambda error: error,
         resources=SimpleNamespace(engine_dead=False, output_queue_task=object()),
     )
-    method: Any = owner.get_output_nowait
+    expected = [None, "first", "second", "a raised exception"]
+    found: list[Any] = []
     try:
-        empty = method(stand_in)
-        if asyncio.iscoroutine(empty):
-            empty.close()
-            return "it is a coroutine"
-        if empty is not None:
-            return f"on an empty queue it returned {empty!r}, not None"
-        queue.put_nowait("first")
-        queue.put_nowait("second")
-        queue.put_nowait(_TrialError())
-        taken = [method(stand_in), method(stand_in)]
-    except Exception as error:
-        return f"it raised {error!r}"
-    if taken != ["first", "second"]:
-        return f"it returned {taken!r} where 'first' and 'second' were queued"
-    try:
-        raised = method(stand_in)
+        found.append(owner.get_output_nowait(stand_in))
+        for item in ("first", "second", _TrialError()):
+            queue.put_nowait(item)
+        for _ in range(3):
+            found.append(owner.get_output_nowait(stand_in))
     except _TrialError:
-        return None
+        found.append("a raised exception")
     except Exception as error:
-        return f"a queued exception came out as {error!r}"
-    return f"a queued exception was returned as {raised!r}, not raised"
+        found.append(error)
+    for each in found:
+        if asyncio.iscoroutine(each):
+            each.close()
+    return None if found == expected else f"it gave {found!r} where {expected!r} is expected"

@@ -95,21 +95,6 @@ def three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
     return script
 
 
-@pytest.mark.parametrize("kind", ["DELTA", "CUMULATIVE", "FINAL_ONLY"])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("bursts", [False, True])
-def test_messages_are_the_same(both: Any, kind: str, seed: int, bursts: bool) -> None:
-    """Every request and stage gets the same messages in the same order, its end last and once."""
-    from vllm.sampling_params import RequestOutputKind
-
-    stock, fast = both(
-        three_stage_script(seed, RequestOutputKind[kind], bursts=bursts),
-        stages=_stages(2),
-    )
-    assert sequences(fast) == sequences(stock)
-    assert endings(fast) == endings(stock) == {f"request-{n}": (1, "end") for n in range(6)}
-
-
 def _stages(replicas: int) -> Any:
     import dataclasses
 

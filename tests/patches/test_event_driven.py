@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.patches.drive import recording, run, stages, switched_on
+from tests.patches.drive import switched_on
 
 pytestmark = pytest.mark.upstream
 
@@ -47,15 +47,6 @@ def test_states_while_it_runs(on: None) -> None:
     assert _states() == applied
 
 
-def test_states_in_poll_mode(on: None) -> None:
-    """The mode changes nothing about the states."""
-    from benchmarks.rigs.inprocess import Pipeline
-
-    with Pipeline() as running:
-        running.settle()
-        assert set(_states().values()) == {"applied"}
-
-
 def test_upstreams_readers_are_not_there(on: None) -> None:
     """None of upstream's reader, poller and dispatch tasks exist, and our counters move."""
     import asyncio
@@ -73,25 +64,6 @@ def test_upstreams_readers_are_not_there(on: None) -> None:
         assert len(running.messages()) == 1
 
 
-def test_fallback_to_upstreams_loop(on: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where our loop cannot be built upstream's event-driven loop serves, and the state says why."""
-    from benchmarks.rigs.inprocess import audio, batch
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.budgeted_drain import wrappers
-
-    def broken(*_: Any, **__: Any) -> Any:
-        raise ZeroDivisionError("no loop")
-
-    monkeypatch.setattr(wrappers, "drain_loop", broken)
-    made = pipeline()
-    made.add_request("one")
-    made.put(2, batch(audio("one", 1.0)))
-    assert len(run(made)) == 1
-    entry = LEDGER.named("budgeted_drain")
-    assert entry.counters["items"] == 0
-    assert (entry.state.value, "no loop" in entry.reason) == ("failed", True)
-
-
 def test_queues_are_upstreams_again_after_shutdown(on: None) -> None:
     """The notifiers are taken off the clients' queues when the loop ends, and no loop counts as running."""
     from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
@@ -103,21 +75,6 @@ def test_queues_are_upstreams_again_after_shutdown(on: None) -> None:
         assert len(DrainLoop.running) == 1
     assert not any("put_nowait" in vars(queue) for queue in queues)
     assert not DrainLoop.running
-
-
-def test_replica_attached_at_run_time_is_served(on: None) -> None:
-    """The attach and the first output wake the loop; no reconcile interval is waited for."""
-    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica, audio, batch
-
-    with pipeline() as running:
-        running.add_request("late", replicas=[0, 0, 1])
-        running.settle()
-        replica = Replica(2, QWEN3_OMNI[2], 1)
-        running.do(lambda: running.pools[2].add_client("tcp://new", replica))
-        running.replicas[2].append(replica)
-        running.put(2, batch(audio("late", 1.0)), replica_id=1)
-        running.settle()
-        assert [each.replica_id for each in running.messages()] == [1]
 
 
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
@@ -185,25 +142,3 @@ def test_monitor_is_told(on: None, event_driven: bool, tmp_path: Path, monkeypat
         assert max(windows["dispatch_queue_high_water"]) == 40
     else:
         assert told == []
-
-
-def test_evicted_replica_leaves_the_others(on: None) -> None:
-    """After a death the replicas that live are served on, and the dead one's queue is upstream's again."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    from benchmarks.rigs.inprocess import audio, batch
-
-    made = pipeline(stages=stages(2))
-    made.add_request("stranded")
-    made.add_request("safe", replicas=[0, 0, 1])
-    made.put(2, batch(audio("stranded", 1.0)), EngineDeadError())
-    with recording() as recorder, made:
-        made.settle()
-        made.put(2, batch(audio("safe", 2.0)), replica_id=1)
-        made.settle()
-        assert made.do(made.pools[2].live_replica_ids) == [1]
-        assert "put_nowait" not in vars(made.replicas[2][0].outputs_queue)
-        found = made.messages()
-    assert made.crash is None
-    assert [type(each).__name__ for each in found] == ["OutputMessage", "ErrorMessage", "OutputMessage"]
-    assert [stage for stage, _, _ in recorder.of("dequeued")] == [2, 2]

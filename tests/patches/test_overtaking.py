@@ -6,7 +6,6 @@ waits in the order of the stages, says what the messages are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,13 +16,7 @@ from tests.patches.drive import every_look_takes, recording, run, stages, switch
 
 pytestmark = pytest.mark.upstream
 
-ORDERS = pytest.mark.parametrize("order", ["downstream_first", "visible_first"])
 MODES = pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
-VISIBLE = {
-    "text and audio": (True, False, True),
-    "audio": (False, False, True),
-    "all three": (True, True, True),
-}
 CASES: dict[str, dict[str, Any]] = {
     "async_chunk": {"async_chunk": True},
     "no async_chunk": {"async_chunk": False},
@@ -42,7 +35,6 @@ def recorder() -> Iterator[Any]:
 
 def filled(
     *,
-    visible: tuple[bool, ...] = VISIBLE["text and audio"],
     async_chunk: bool = True,
     streaming: bool = False,
     event_driven: bool = True,
@@ -52,7 +44,6 @@ def filled(
     """A request ``R`` whose text waits at stage 0, its codes at stage 1 and its last audio at stage 2; ``S`` beside it.
 
     Args:
-        visible: Which stages the user gets.
         async_chunk: As the deploy YAML's key.
         streaming: ``R`` is a streaming-input session.
         event_driven: The orchestrator's mode.
@@ -63,10 +54,10 @@ def filled(
 
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
 
-    pipeline = Pipeline(stages(1, visible), async_chunk=async_chunk, event_driven=event_driven)
+    pipeline = Pipeline(stages(1), async_chunk=async_chunk, event_driven=event_driven)
     for request in ("R", "S"):
         state = pipeline.add_request(request, resumable=streaming)
-        if not any(visible[:2]) or audio_only:
+        if audio_only:
             state.final_output_stage_ids = {2}
     stop = FinishReason.STOP
     pipeline.put(0, *(batch(text("R", n), text("S", n)) for n in range(5)), batch(text("R", 5, finish=stop)))
@@ -90,39 +81,35 @@ def dispatched(recorder: Any) -> list[tuple[int, list[str]]]:
     return [(stage, [entry.request_id for entry in raw.outputs]) for stage, _, raw in recorder.of("dequeued")]
 
 
-@ORDERS
 @MODES
 @pytest.mark.parametrize("end", ["stop", "error", "swallowed"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("seen", VISIBLE)
-def test_nothing_of_the_request_is_lost(seen: str, case: str, end: str, event_driven: bool, order: str) -> None:
+def test_nothing_of_the_request_is_lost(case: str, end: str, event_driven: bool) -> None:
     """Of each stage the messages are stock's, and the last one of the request is its end, once."""
-    given: dict[str, Any] = {"visible": VISIBLE[seen], "end": end, **CASES[case]}
+    given: dict[str, Any] = {"end": end, **CASES[case]}
     stock = run(filled(event_driven=True, **given))
-    with switched_on(order=order, floor=0.0):
+    with switched_on(floor=0.0):
         fast = run(filled(event_driven=event_driven, **given))
     assert sequences(fast) == sequences(stock)
     assert endings(fast) == endings(stock)
     assert endings(fast)["R"] == (1, "end")
 
 
-@ORDERS
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("end", ["stop", "error", "swallowed"])
-def test_audio_alone_of_a_pipeline_with_text(end: str, case: str, order: str) -> None:
+def test_audio_alone_of_a_pipeline_with_text(end: str, case: str) -> None:
     """A request for audio alone loses no message either, where upstream keeps only the last."""
     given: dict[str, Any] = {"end": end, "audio_only": True, **CASES[case]}
     stock = run(filled(**given))
-    with switched_on(order=order, floor=0.0):
+    with switched_on(floor=0.0):
         fast = run(filled(**given))
     assert sequences(fast) == sequences(stock)
     assert endings(fast) == endings(stock)
 
 
-@ORDERS
-def test_others_in_the_raw_output_are_not_delayed(recorder: Any, order: str) -> None:
+def test_others_in_the_raw_output_are_not_delayed(recorder: Any) -> None:
     """What shares a raw output with an end that is held goes on at once, and those behind it before it."""
-    with switched_on(order=order, floor=0.0):
+    with switched_on(floor=0.0):
         run(filled())
     order_of = dispatched(recorder)
     assert order_of[:2] == [(2, ["R"]), (2, ["S"])]
@@ -147,40 +134,6 @@ def test_holds_are_counted(recorder: Any) -> None:
         pipeline.put(2, batch(audio("alone", 1.0, finish=FinishReason.STOP)))
         run(pipeline)
         assert counters["held"] == 2
-
-
-def test_other_requests_backlog_holds_nothing(recorder: Any) -> None:
-    """A backlog at the stages before that has nothing of the request does not delay its end."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
-
-    pipeline = Pipeline()
-    pipeline.add_request("R")
-    pipeline.add_request("S")
-    pipeline.put(0, *(batch(text("S", n)) for n in range(5)))
-    pipeline.put(1, *(batch(codes("S")) for _ in range(5)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
-    with switched_on(floor=0.0):
-        run(pipeline)
-    assert dispatched(recorder)[0] == (2, ["R"])
-
-
-@ORDERS
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("audio_only", [False, True])
-def test_two_ends_of_a_request_are_let_go_in_order(recorder: Any, order: str, case: str, audio_only: bool) -> None:
-    """Ends that are held at two stages are dispatched upstream first, although the other was held first."""
-    with switched_on(order=order, floor=0.0):
-        messages = run(filled(audio_only=audio_only, **CASES[case]))
-    ends = [
-        stage
-        for stage, _, raw in recorder.of("dequeued")
-        if any(entry.request_id == "R" and entry.finish_reason is not None for entry in raw.outputs)
-    ]
-    assert ends == [0, 1, 2]
-    if case != "streaming":  # where upstream's output processor swallows a session's end
-        assert [type(each).__name__ for each in of("R", messages) if each.stage_id == 1] == ["StageMetricsMessage"]
 
 
 @MODES
@@ -222,21 +175,6 @@ def test_segment_end_is_not_held(recorder: Any) -> None:
     with switched_on(floor=0.0):
         run(pipeline)
     assert [stage for stage, _ in dispatched(recorder)] == [2, 2, 0, 0, 0]
-
-
-def test_text_at_any_replica_is_waited_for(recorder: Any) -> None:
-    """Wherever something of the request waits at a stage before, its end comes after it."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
-
-    pipeline = Pipeline(stages(2))
-    pipeline.add_request("R", replicas=[0, 0, 0])
-    pipeline.put(0, batch(text("R", 1)), replica_id=1)
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
-    with switched_on(floor=0.0):
-        run(pipeline)
-    assert [stage for stage, _ in dispatched(recorder)] == [0, 2]
 
 
 @MODES
@@ -311,13 +249,9 @@ def arriving(pipeline: Any, *batches: tuple[int, Any]) -> None:
     pipeline.do(put_all)
 
 
-EVERY_ORDER = pytest.mark.parametrize("order", ["stage_order", "downstream_first", "visible_first"])
-
-
-@EVERY_ORDER
 @MODES
 @pytest.mark.parametrize("session", [False, True], ids=["error", "session"])
-def test_end_at_a_stage_before_waits_too(session: bool, event_driven: bool, order: str) -> None:
+def test_end_at_a_stage_before_waits_too(session: bool, event_driven: bool) -> None:
     """An error, or a session's end, comes after what came before it at the stages behind, as in stock."""
     from vllm.v1.engine import FinishReason
 
@@ -343,7 +277,7 @@ def test_end_at_a_stage_before_waits_too(session: bool, event_driven: bool, orde
         return pipeline
 
     stock = run(made(event_driven=True), fill)
-    with switched_on(order=order, floor=0.0):
+    with switched_on(floor=0.0):
         fast = run(made(event_driven), fill)
     assert sequences(fast) == sequences(stock)
     assert endings(fast) == endings(stock) == {"R": (1, "end")}
@@ -375,11 +309,9 @@ class Diffusion:
         self.down = True
 
 
-@ORDERS
 @MODES
 @pytest.mark.parametrize("end", ["image", "error", "death"])
-@pytest.mark.parametrize("wanted", [{0, 1}, {1}], ids=["text and image", "image"])
-def test_diffusion_end_waits_for_text(wanted: set[int], end: str, event_driven: bool, order: str) -> None:
+def test_diffusion_end_waits_for_text(end: str, event_driven: bool) -> None:
     """A diffusion stage's end, error or death comes after text that waits, as in stock, and leaves nothing behind."""
     from vllm.v1.engine import FinishReason
     from vllm.v1.engine.exceptions import EngineDeadError
@@ -390,7 +322,7 @@ def test_diffusion_end_waits_for_text(wanted: set[int], end: str, event_driven: 
     def made(event_driven: bool) -> Any:
         pipeline = Pipeline((Stage(True, "text"), Stage(True, "image")), async_chunk=False, event_driven=event_driven)
         for request in ("R", "S"):
-            pipeline.add_request(request).final_output_stage_ids = set(wanted)
+            pipeline.add_request(request).final_output_stage_ids = {0, 1}
         pipeline.pools[1].output_processor.request_states.clear()
         pipeline.put(0, *(batch(text("R", n), text("S", n)) for n in range(20)))
         pipeline.put(0, batch(text("R", 20, finish=FinishReason.STOP)))
@@ -409,7 +341,7 @@ def test_diffusion_end_waits_for_text(wanted: set[int], end: str, event_driven: 
         return [(each.request_id, each.stage_id, type(each).__name__) for each in found]
 
     stock = messages(made(event_driven=True))
-    with switched_on(order=order, floor=0.0):
+    with switched_on(floor=0.0):
         pipeline = made(event_driven)
         assert messages(pipeline) == stock
     assert [each for each in stock if each[0] == "R"][-1][1:] == (
@@ -444,32 +376,7 @@ def test_abort_while_held(recorder: Any) -> None:
     assert len(of("S", messages)) == 2
 
 
-@ORDERS
-@MODES
-def test_death_waits_for_what_waits(event_driven: bool, order: str) -> None:
-    """Text that waits when a code2wav replica is found dead is delivered before the error, as in stock."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
-
-    def dying(event_driven: bool) -> Any:
-        pipeline = Pipeline(event_driven=event_driven)
-        pipeline.add_request("R")
-        pipeline.put(0, *(batch(text("R", n)) for n in range(5)))
-        pipeline.put(1, *(batch(codes("R")) for _ in range(5)))
-        pipeline.put(2, batch(audio("R", 1.0)), EngineDeadError())
-        return pipeline
-
-    stock = run(dying(event_driven=True))
-    with switched_on(order=order, floor=0.0):
-        fast = run(dying(event_driven))
-    assert sequences(fast) == sequences(stock)
-    assert Counter(type(each).__name__ for each in fast) == {"OutputMessage": 6, "ErrorMessage": 1}
-    assert type(fast[-1]).__name__ == "ErrorMessage"
-
-
-@ORDERS
-def test_end_that_is_held_goes_before_its_replicas_death(order: str) -> None:
+def test_end_that_is_held_goes_before_its_replicas_death() -> None:
     """A replica that dies behind a held end: the end is dispatched, and the death is no error of that request."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -479,7 +386,7 @@ def test_end_that_is_held_goes_before_its_replicas_death(order: str) -> None:
         return pipeline
 
     stock = run(dying(event_driven=True))
-    with switched_on(order=order, floor=0.0):
+    with switched_on(floor=0.0):
         fast = run(dying(event_driven=True))
     assert sequences(fast) == sequences(stock)
     assert endings(fast) == endings(stock) == {"R": (1, "end"), "S": (1, "end")}
@@ -566,40 +473,9 @@ def test_death_that_somebody_else_finds_is_told_once(event_driven: bool) -> None
 
 
 @MODES
-@pytest.mark.parametrize("slot", ["replaced", "detached"])
-def test_death_outlives_its_slot(slot: str, event_driven: bool) -> None:
-    """A replica attached in a dead one's slot, or a detach, takes no death away: who was stranded is told, once."""
-    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
-
-    with switched_on(order="stage_order", floor=0.0):
-        pipeline = dying_thinker(event_driven, "D")
-        pool, dead = pipeline.pools[0], pipeline.replicas[0][1]
-        new = Replica(0, QWEN3_OMNI[0], 1)
-        handle = pipeline.orchestrator._handle_processed_outputs
-
-        async def attaches(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-            await handle(stage_id, replica_id, outputs)
-            if pool._unavailable_replicas and pool.clients[1] is dead:
-                if slot == "replaced":
-                    pool.add_client("tcp://new", new, replica_id=1)
-                else:
-                    pool.clients[1] = None
-
-        pipeline.orchestrator._handle_processed_outputs = attaches
-        messages = run(pipeline)
-    assert [type(each).__name__ for each in of("D", messages)] == ["OutputMessage"] * 5 + ["ErrorMessage"]
-    assert len(of("S", messages)) == 0
-    assert "D" not in pipeline.orchestrator.request_states
-    assert "S" in pipeline.orchestrator.request_states
-    assert pool.clients == [pipeline.replicas[0][0], new if slot == "replaced" else None]
-    assert not pool._unavailable_replicas
-
-
-@ORDERS
-@MODES
 @pytest.mark.parametrize("end", ["STOP", "ERROR"])
 def test_hold_ends_behind_a_backlog_that_never_does(
-    end: str, event_driven: bool, order: str, monkeypatch: pytest.MonkeyPatch
+    end: str, event_driven: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a floor too, what an end waits for gets its share beside a backlog that goes first and never ends."""
     from vllm.v1.engine import FinishReason
@@ -607,7 +483,7 @@ def test_hold_ends_behind_a_backlog_that_never_does(
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes
 
     every_look_takes(monkeypatch, 40_000)
-    with switched_on(order=order, floor=0.0):
+    with switched_on(floor=0.0):
         pipeline = Pipeline(event_driven=event_driven)
         for request in ("R", "S"):
             pipeline.add_request(request)
@@ -635,16 +511,15 @@ def test_hold_ends_behind_a_backlog_that_never_does(
     assert 5 < waited[0] < 20_000
 
 
-@ORDERS
 @MODES
-def test_nothing_of_a_request_overtakes_its_held_end(recorder: Any, event_driven: bool, order: str) -> None:
+def test_nothing_of_a_request_overtakes_its_held_end(recorder: Any, event_driven: bool) -> None:
     """What a replica sends of a session behind an end that is held stays behind it; other requests' go on."""
     from vllm.v1.engine import FinishReason
 
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes
 
     stop = FinishReason.STOP
-    with switched_on(order=order, floor=0.0):
+    with switched_on(floor=0.0):
         pipeline = Pipeline(async_chunk=False, event_driven=event_driven)
         for request in ("R", "S"):
             pipeline.add_request(request, resumable=True)
@@ -670,21 +545,6 @@ def test_nothing_of_a_request_overtakes_its_held_end(recorder: Any, event_driven
     assert values == {"R": [1.0, 2.0, 3.0], "S": [1.0, 2.0]}
     order_of = dispatched(recorder)
     assert order_of.index((2, ["S"])) < order_of.index((1, ["R"])) < order_of.index((2, ["R"]))
-
-
-def test_what_cannot_be_read_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If looking for what waits of a request fails, its end does not wait, and nothing else happens."""
-    from omni_fastpath.patches.budgeted_drain.overtaking import Precedence
-
-    def fails(*_args: Any, **_kwargs: Any) -> Any:
-        raise ValueError("somebody else's output")
-
-    for name in ("_find", "split"):
-        with monkeypatch.context() as patched, switched_on(floor=0.0):
-            patched.setattr(Precedence, name, fails)
-            messages = run(filled())
-        assert endings(messages)["R"] == (1, "end")
-        assert len(of("S", messages)) == 7
 
 
 def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:
