@@ -4,17 +4,15 @@ What:
     Replaces both of the orchestrator's loops, the poll loop and the event-driven one. It sleeps until an output, a
     diffusion poll or shutdown is due. Then, while something waits, it takes the stage that the order names, or one that
     is due because it got less than its floor of processing time, and makes a pass over one of its replicas: a
-    final-output stage gives what an item and a time budget allow, a stage that nobody sees one raw output. A routable
-    output, one that brings somebody something, ends a pass only under ``stage_order`` and where a plugin chooses the
-    stage. Under ``visible_first``, the default, and ``downstream_first`` no other stage would get its turn by that, and
-    outputs are not judged.
+    final-output stage gives what an item and a time budget allow, any other stage one raw output. A routable output,
+    one that has something for the user or the next stage, ends a pass only under ``stage_order`` and where a plugin
+    chooses the stage; under ``visible_first``, the default, and ``downstream_first`` outputs are not judged.
     Raw outputs go one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
-    routing and terminal bookkeeping. They are never merged: merging changes audio. What
-    ends a request (an entry, a diffusion stage's output, a replica's death) is dispatched after what came of that
-    request before it.
+    routing and terminal bookkeeping. They are never merged: merging changes audio. What ends a request (an entry, an
+    error, a diffusion stage's output, a replica's death) is dispatched after what came of that request before it.
 Why:
     The poll loop takes one raw output per replica and round and waits up to a millisecond on every empty stage. The
-    first audio packet stands behind outputs that nobody sees while the loop waits elsewhere (vllm-omni issue #4561).
+    first audio packet stands behind outputs that no user sees while the loop waits elsewhere (vllm-omni issue #4561).
     The event-driven loop does not wait, but puts all stages' outputs into one queue, first in first out, in front of
     one dispatcher, with a task for each: at high utilisation a burst of the thinker's stands before the first audio.
 Why not a hook:
@@ -22,31 +20,29 @@ Why not a hook:
     again while its queue has items, leaves upstream's loop body in place, but it must tell the loop's task from
     every other caller of the same method, cannot put stages in another order, cannot yield between stages except
     inside a poll, and ends each idle wait with upstream's own millisecond. In the event-driven loop queue and readers
-    are locals of the method. From 0.28 on the replaced bodies only call helpers; those helpers stay upstream's. Up to
-    0.26 what happens to a raw output stands in the loop itself, and that whole loop is run for each one (``rounds``).
+    are locals of the method. The replaced bodies only call helpers; those helpers stay upstream's.
 Scope:
     Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, both modes. A client without an output queue
     (upstream's test doubles) is polled as upstream polls it. Diffusion stages are polled as upstream polls them.
     Payloads that model runner v2 packs are unpacked in both modes; upstream's event-driven loop of 0.30 leaves them
     packed, its 0.32 does not. A replica that died is left out of the selection until its requests have what came
-    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then. On 0.22 and 0.24 nobody can
-    be left out, and a death ends the orchestrator, as upstream's. In 0.32 a stage that nobody sees may send a request's
-    first audio (``talker_first_audio``): while such a one waits there, ``visible_first`` counts that stage as seen.
+    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then. In 0.32 a stage that is not
+    seen may send a request's first audio (``talker_first_audio``): while that waits, ``visible_first`` counts the stage
+    as seen.
 Fragility:
-    High by design and therefore pinned: the bodies of both loops are replaced (up to 0.26: run with a stand-in for
-    ``self``), the bodies of ``poll_llm_raw_output`` and of the reading behind it are relied on, and those of
-    ``_route_output`` and ``_finish_raw_terminal_requests`` (up to 0.26 ``_apply_raw_terminal_stage_finish``) for what
-    ends a request. A changed body makes the patch unsupported and upstream's loop runs. The arrival is seen by an
+    High by design and therefore pinned: the bodies of both loops are replaced, the bodies of ``poll_llm_raw_output``
+    and of the reading behind it are relied on, and those of ``_route_output`` and ``_finish_raw_terminal_requests`` for
+    what ends a request. A changed body makes the patch unsupported and upstream's loop runs. The arrival is seen by an
     attribute put on each client's own queue object, because upstream's socket reader holds that object; it is taken off
     when the loop ends. What waits in that queue is seen in the ``deque`` inside of it; a queue without one is polled.
-    Read: of the orchestrator ``_shutdown_event``, ``request_states``, ``stage_pools``, ``num_stages``,
-    ``output_async_queue`` (its ``qsize``, in 0.32 that of the queue behind it) and ``_orch_monitor``; of a pool
-    ``clients``, ``stage_type`` and ``final_output``; of a request's state ``stage_submit_ts``, ``streaming``,
-    ``final_output_stage_ids``, ``final_stage_id`` and ``sampling_params_list``; of a client ``outputs_queue``; of a raw
-    output ``outputs``, ``scheduler_stats`` and ``finished_requests``; of its entries ``request_id``, ``finish_reason``,
-    ``is_segment_finished``, ``kv_transfer_params`` and the keys of ``multimodal_output``; of a request output
-    ``request_id``, ``finished``, ``error`` and ``outputs`` with ``text``, ``token_ids`` and ``multimodal_output``. Set:
-    ``_unavailable_replicas`` of a pool while a death is held, ``outputs`` of a raw output from which an entry is taken.
+    Read: of the orchestrator ``_shutdown_event``, ``request_states``, ``stage_pools``, ``num_stages`` and
+    ``_orch_monitor``; of a pool ``clients``, ``stage_type`` and ``final_output``; of a request's state
+    ``stage_submit_ts``, ``streaming``, ``final_output_stage_ids``, ``final_stage_id`` and ``sampling_params_list``;
+    of a client ``outputs_queue``; of a raw output ``outputs``, ``scheduler_stats`` and ``finished_requests``; of its
+    entries ``request_id``, ``finish_reason``, ``is_segment_finished``, ``kv_transfer_params`` and the keys of
+    ``multimodal_output``; of a request output ``request_id``, ``finished``, ``error`` and ``outputs`` with ``text``,
+    ``token_ids`` and ``multimodal_output``. Set: ``_unavailable_replicas`` of a pool while a death is held,
+    ``outputs`` of a raw output from which an entry is taken.
 Upstream thread:
     vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop), issue
     #4680 (many replicas).
@@ -85,8 +81,8 @@ class DrainOptions(Options):
     )
     stop_at_first_routable: bool = Field(
         default=True,
-        description="end a replica's pass at the first raw output that brings somebody something; only with "
-        "stage_order, or where a plugin chooses the stage: under the other orders no output is asked",
+        description="end a replica's pass at the first raw output with something for the user or the next stage; only "
+        "with stage_order, or where a plugin chooses the stage: under the other orders no output is asked",
     )
     order: Literal["stage_order", "downstream_first", "visible_first"] = Field(
         default="visible_first",

@@ -178,7 +178,9 @@ class DrainLoop:
             return False
         found = False
         for replica in self._members.polled:
-            if not self._shutdown.is_set() and not replica.is_gone():  # the next look finds what is in its place
+            if replica.is_gone():
+                self._members.stale = True  # a look finds what is in its place
+            elif not self._shutdown.is_set():
                 found |= await self._dispatcher.poll(replica)
         self._poll_ns = 0 if found else perf_counter_ns() + int(POLL_WAIT_S * 1e9)
         return found

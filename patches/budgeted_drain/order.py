@@ -2,7 +2,7 @@
 
 Served without preemption: a decision falls after each pass and after each yield. The floor is deficit round robin
 (Shreedhar and Varghese, SIGCOMM 1995) on *processing time*, kept on one clock that only processing moves: a stage whose
-last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing was spent, on whomever,
+last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing was spent, on any stage,
 and one that is due gets one raw output ahead of the order. So in any stretch of processing time ``T`` in which a stage
 has a backlog it gets at least ``floor * T`` less its dearest raw output, and never less than one in ``WINDOW_NS``; the
 floor alone makes it no more than that plus one. An idle stage saves nothing up and gives its share away.
@@ -28,7 +28,7 @@ each such window, however dear the last one was. Without it the stage whose raw 
 in (half a second was seen under overload) pays for that with its floor for seconds."""
 
 AWAITED_FLOOR = 0.1
-"""Least floor of a stage that a held end waits for (``overtaking.py``), whatever floor is set: without one, an end
+"""Least floor of a stage that a held end waits for (``held_ends.py``), whatever floor is set: without one, an end
 or a replica's death would wait for ever behind a backlog that goes first and does not run empty."""
 
 NextStage = Callable[[BacklogView], int | None]
@@ -66,14 +66,14 @@ class Order:
         order: ``stage_order`` (each in turn), ``downstream_first`` or ``visible_first``.
         floor: Least share of processing time of a stage with a backlog; 0 for none. A stage that a held end waits
             for has at least ``AWAITED_FLOOR``.
-        ask: A plugin's choice, asked when more than one stage has a backlog and none is due; None when nobody has one.
+        ask: A plugin's choice, asked when more than one stage has a backlog and none is due; None without one.
         request_states: The orchestrator's live requests, for the plugin.
     """
 
     def __init__(self, order: str, floor: float, ask: NextStage | None, request_states: Mapping[str, Any]) -> None:
         self._order = order
         self._period = 1.0 / floor if floor else 0.0
-        self._awaited_period = 0.0 if floor >= AWAITED_FLOOR else 1.0 / AWAITED_FLOOR
+        self._awaited_period = 1.0 / max(floor, AWAITED_FLOOR)
         self._ask = ask
         self._request_states = request_states
         self._spent_ns = 0.0
@@ -144,7 +144,7 @@ class Order:
     def charge(self, stage: Stage, nanoseconds: int) -> None:
         """Note that processing a raw output of ``stage`` took so long."""
         self._spent_ns = now = self._spent_ns + nanoseconds
-        period = self._awaited_period if self._awaited_period and stage.is_awaited() else self._period
+        period = self._awaited_period if stage.is_awaited() else self._period
         stage.pause_ns = pause = min(nanoseconds * period, WINDOW_NS)
         if stage.due_ns <= now:
             stage.due_ns += pause

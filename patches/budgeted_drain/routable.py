@@ -1,4 +1,4 @@
-"""The default policy: which raw output brings somebody something, and so ends a pass.
+"""The default policy: which raw output has something for the user or the next stage, and so ends a pass.
 
 Not "is there an output object": upstream makes one for nearly every step, and keys that are never drained (``sr``,
 hidden states, codes) stand in every later snapshot. Not a field of any model either.
@@ -54,7 +54,7 @@ class DefaultPolicy:
             self._seen.pop((view.stage_id, output.request_id), None)
             return True
         state = view.request_states.get(output.request_id)
-        if state is None or not view.final_output:  # upstream drops the first and shows nobody the second
+        if state is None or not view.final_output:  # upstream drops the first and shows no user the second
             return False
         kind = getattr(state.sampling_params_list[view.stage_id], "output_kind", None)
         if kind is self._delta:

@@ -10,7 +10,7 @@ Why not a hook:
     The queue is a private member of the client and vLLM has no hook there.
 Scope:
     Orchestrator thread of the API server. It belongs to the loop that owns the queue: while the reader tasks of
-    upstream's event-driven loop own it, nobody calls it. By itself it changes nothing: it is what ``budgeted_drain``
+    upstream's event-driven loop own it, it is not called. By itself it changes nothing: it is what ``budgeted_drain``
     calls, in either mode.
 Fragility:
     Relies on ``outputs_queue`` being an ``asyncio.Queue`` whose items are batches or exceptions, on

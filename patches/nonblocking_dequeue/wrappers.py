@@ -55,8 +55,7 @@ def difference_of_upstreams_own(owner: type[Any]) -> str | None:
         found.append(owner.get_output_nowait(stand_in))
         for item in ("first", "second", _TrialError()):
             queue.put_nowait(item)
-        for _ in range(3):
-            found.append(owner.get_output_nowait(stand_in))
+        found.extend(owner.get_output_nowait(stand_in) for _ in range(3))
     except _TrialError:
         found.append("a raised exception")
     except Exception as error:
