@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -112,13 +111,10 @@ def measure(arm: Arm, case: Case, repeats: int) -> list[float]:
 
 
 def stub(orchestrator: Any, processed: Iterable[Any], stamp: Callable[[int], Any]) -> None:
-    """Replace the work; the stubs do as little as they can, because what they cost counts as dispatch.
-
-    Up to 0.26, where processing stands inside upstream's loop, that is the output processors' and a look for KV marks.
-    """
+    """Replace the work; the stubs do as little as they can, because what they cost counts as dispatch."""
     take = iter(processed).__next__
 
-    async def process(*_: Any, **_stats: Any) -> Any:
+    async def process(*_: Any) -> Any:
         return take()
 
     async def handle(*_: Any, stamp: Any = stamp) -> None:
@@ -128,35 +124,8 @@ def stub(orchestrator: Any, processed: Iterable[Any], stamp: Callable[[int], Any
         return
 
     orchestrator._handle_processed_outputs = handle
-    if hasattr(orchestrator, "_process_llm_stage_outputs"):
-        orchestrator._process_llm_stage_outputs = process
-        orchestrator._finish_raw_terminal_requests = finish
-    else:
-        orchestrator._handle_kv_ready_raw_outputs = finish
-        for pool in orchestrator.stage_pools:
-            pool.process_llm_raw_outputs = process
-
-
-def stubs_us(calls: int = 20_000) -> float:
-    """What the stubs cost a raw output, microseconds: counted in every arm's figure."""
-
-    class Orchestrator:
-        _process_llm_stage_outputs: Any = None
-        _handle_processed_outputs: Any
-        _finish_raw_terminal_requests: Any
-
-    orchestrator, stamps = Orchestrator(), list[int]()
-    stub(orchestrator, [None] * calls, stamps.append)
-
-    async def run() -> None:
-        for _ in range(calls):
-            await orchestrator._process_llm_stage_outputs(0, 0, None, None)
-            await orchestrator._handle_processed_outputs(0, 0, None)
-            await orchestrator._finish_raw_terminal_requests(0, 0, None)
-
-    started_ns = time.perf_counter_ns()
-    asyncio.run(run())
-    return (time.perf_counter_ns() - started_ns) / calls / 1000
+    orchestrator._process_llm_stage_outputs = process
+    orchestrator._finish_raw_terminal_requests = finish
 
 
 def main() -> None:
@@ -167,16 +136,15 @@ def main() -> None:
         switch_on(arm, Process.SERVER)
         repeats = 20 if arm.on or arm.event_driven else 3
         found = {name: statistics.median(measure(arm, case, repeats)) for name, case in CASES.items()}
-        say(found | {"stubs": stubs_us()})
+        say(found)
         return
     results = alternate("benchmarks.dispatch", SUBJECTS, options.rounds)
     again = results[FASTPATH.name][1::2]
     results[FASTPATH.name] = results[FASTPATH.name][::2]
-    columns = (*CASES, "stubs")
     print(f"\nDispatch, microseconds a raw output ({ITEMS} put on a stage, processing stubbed)")
-    print(f"{'arm':24}" + "".join(f"{name:>24}" for name in columns))
+    print(f"{'arm':24}" + "".join(f"{name:>24}" for name in CASES))
     for name, runs in (*results.items(), ("fastpath, again", again)):
-        print(f"{name:24}" + "".join(f"{spread([each[column] for each in runs]):>24}" for column in columns))
+        print(f"{name:24}" + "".join(f"{spread([each[column] for each in runs]):>24}" for column in CASES))
     print(about.line())
 
 

@@ -18,7 +18,7 @@ from omni_fastpath.ledger import logger
 
 from . import upstream
 from .failures import Failures
-from .held_ends import Extent, HeldEnd, HeldEnds
+from .held_ends import Dispatch, Extent, HeldEnd, HeldEnds
 from .membership import Membership
 from .replicas import QueuedReplica, Replica, Stage
 
@@ -136,33 +136,20 @@ class Dispatcher:
 
     def _hold_ends_of(self, replica: QueuedReplica, raw_outputs: Any) -> None:
         """Take out of a raw output the entries that must wait, and hold them; the rest goes on at once."""
-        held = 0
         kept = []
         for entry in raw_outputs.outputs:
             ends = entry.finish_reason is not None and not getattr(entry, "is_segment_finished", False)
-            if (ends or entry.request_id in self._held_ends) and self._hold(
-                replica,
-                replica.taken,
-                entry.request_id,
-                partial(self._dispatch_entry, replica, raw_outputs, entry),
-                ends=ends,
-                failed=entry.finish_reason == upstream.FinishReason.ERROR,
-            ):
-                held += 1
-            else:
-                kept.append(entry)
-        if held:
+            if ends or entry.request_id in self._held_ends:
+                failed = entry.finish_reason == upstream.FinishReason.ERROR
+                dispatch = partial(self._dispatch_entry, replica, raw_outputs, entry)
+                if self._hold(replica, replica.taken, entry.request_id, dispatch, ends=ends, failed=failed):
+                    continue
+            kept.append(entry)
+        if len(kept) < len(raw_outputs.outputs):
             raw_outputs.outputs = kept
 
     def _hold(
-        self,
-        replica: Replica,
-        number: int,
-        request_id: str,
-        dispatch: Callable[[], Awaitable[object]],
-        *,
-        ends: bool,
-        failed: bool,
+        self, replica: Replica, number: int, request_id: str, dispatch: Dispatch, *, ends: bool, failed: bool
     ) -> bool:
         """Hold the end of a request, or what follows a held one, if something goes before it; whether it is held."""
         state = self._orchestrator.request_states.get(request_id)

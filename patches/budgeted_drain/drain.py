@@ -16,11 +16,12 @@ import math
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter_ns
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from omni_fastpath.hooks.specs import PassReport, RawOutputView
 
-from .dispatch import POLL_WAIT_S, Dispatcher, Observers, Outcome
+from . import DrainOptions
+from .dispatch import POLL_WAIT_S, Dispatcher, Observers
 from .held_ends import HeldEnds
 from .membership import Membership
 from .order import NextStage, Order, floor_of
@@ -36,16 +37,6 @@ _IDLE_WAIT_S = 0.5
 the look at membership, since every arrival, attach and shutdown wakes the loop."""
 
 _COUNTED_ENDINGS = ("empty", "routable", "items", "time", "floor", "outranked")
-
-
-class Limits(Protocol):
-    """The values of ``budgeted_drain``."""
-
-    max_items: int
-    max_time_us: int
-    stop_at_first_routable: bool
-    order: str
-    floor: float | None
 
 
 class DrainLoop:
@@ -67,7 +58,7 @@ class DrainLoop:
     def __init__(
         self,
         orchestrator: Any,
-        limits: Limits,
+        limits: DrainOptions,
         counters: dict[str, int],
         *,
         is_routable: Callable[[RawOutputView], bool],
@@ -187,7 +178,7 @@ class DrainLoop:
 
     # ---- One replica ----
 
-    async def _pass(self, stage: Stage) -> None:  # noqa: C901 - flat, because it runs for each raw output
+    async def _pass(self, stage: Stage) -> None:  # noqa: C901, PLR0912 - flat, because it runs for each raw output
         """Take raw outputs from a replica of ``stage`` until a pass ends.
 
         A replica of a stage that is not seen gives one: it has no reason to be drained ahead of one that is seen. So
@@ -219,34 +210,28 @@ class DrainLoop:
                 now_ns = perf_counter_ns()
             worked_ns += now_ns - item_ns
             taken += 1
-            ended = self._ending(outcome, replica)
-            if ended is None and taken >= limit:
+            if outcome == "failed" or self._is_over(replica):
+                ended = "gone"
+            elif not replica.waiting:
+                ended = "empty"
+            elif outcome == "routable":
+                ended = "routable"
+            elif taken >= limit:
                 ended = at_limit
-            elif ended is None and worked_ns >= self._max_time_ns:
+            elif worked_ns >= self._max_time_ns:
                 ended = "time"
-            elif ended is None and now_ns - wakeup.ended_ns >= _YIELD_AFTER_NS:
-                ended = await self._yield_in_pass(replica)
+            elif now_ns - wakeup.ended_ns >= _YIELD_AFTER_NS:
+                await wakeup.yield_turns()
                 now_ns = perf_counter_ns()
+                if self._is_over(replica):
+                    ended = "gone"
+                elif not order.would_go_on(stage):
+                    ended = "outranked"
         if not due:
             order.pass_ended(stage)
         self._note_pass(replica, taken, ended, now_ns - started_ns)
         if now_ns - wakeup.ended_ns >= _YIELD_AFTER_NS and self._members.has_backlog():  # else the loop sleeps now
             await wakeup.yield_turns()
-
-    async def _yield_in_pass(self, replica: QueuedReplica) -> str | None:
-        """Yield in the middle of a pass; why it ends there, or None when it goes on."""
-        await self._wakeup.yield_turns()
-        if self._is_over(replica):
-            return "gone"
-        return None if self._order.would_go_on(replica.stage) else "outranked"
-
-    def _ending(self, outcome: Outcome, replica: QueuedReplica) -> str | None:
-        """Why a pass ends after this outcome, budgets apart."""
-        if outcome == "failed" or self._is_over(replica):
-            return "gone"
-        if not replica.waiting:
-            return "empty"
-        return "routable" if outcome == "routable" else None
 
     def _is_over(self, replica: QueuedReplica) -> bool:
         """Whether nothing more may be taken from a replica: it is gone, or it is shutdown."""

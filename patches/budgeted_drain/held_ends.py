@@ -30,6 +30,9 @@ the whole request: an error, a death, and a session's end, which comes at whiche
 follows a held end from the same replica: it waits for that alone."""
 
 
+Dispatch = Callable[[], Awaitable[object]]
+
+
 class _Stages(Protocol):
     @property
     def stages(self) -> list[Stage]: ...
@@ -55,7 +58,7 @@ class HeldEnd:
     source: Slot
     request_ids: frozenset[str]
     extent: Extent
-    dispatch: Callable[[], Awaitable[object]]
+    dispatch: Dispatch
     failed: bool = False
     overwritten_by: frozenset[int] = frozenset()
     awaited: int | None = field(default=None, init=False)

@@ -40,7 +40,7 @@ FIRST_AUDIO_KEY: str | None = getattr(vllm_omni.data_entry_keys, "FIRST_AUDIO_KE
 def default_policy() -> DefaultPolicy:
     """A fresh default policy with upstream's names in it."""
     drainable = tuple(sorted(str(modality) for modality in DRAINABLE_MODALITIES))
-    return DefaultPolicy(drainable, RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE)
+    return DefaultPolicy(drainable, RequestOutputKind.DELTA)
 
 
 def can_dequeue(client: Any) -> bool:

@@ -15,6 +15,8 @@ from .upstream import default_policy, gauge_of
 
 _runtime = runtime("budgeted_drain")
 
+_Loop = Callable[..., Awaitable[None]]
+
 
 def drain_loop(orchestrator: Any, *, event_driven: bool = False) -> DrainLoop:
     """The loop for one orchestrator, with the values in force and the hooks that plugins implement now.
@@ -34,30 +36,23 @@ def drain_loop(orchestrator: Any, *, event_driven: bool = False) -> DrainLoop:
     )
 
 
-def wrapped_orchestration_loop(
-    wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
-) -> Awaitable[None]:
+def wrapped_orchestration_loop(wrapped: _Loop, instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
     """Run our loop in place of upstream's poll loop; upstream's, if ours cannot even be built."""
     return _instead(wrapped, instance, args, kwargs, event_driven=False)
 
 
-def wrapped_orchestration_loop_event_driven(
-    wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
-) -> Awaitable[None]:
+def wrapped_orchestration_loop_event_driven(wrapped: _Loop, instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
     """Run our loop in place of upstream's readers, queue and dispatcher; upstream's, if ours cannot even be built."""
     return _instead(wrapped, instance, args, kwargs, event_driven=True)
 
 
-def _instead(
-    wrapped: Callable[..., Awaitable[None]], orchestrator: Any, args: Any, kwargs: Any, *, event_driven: bool
-) -> Awaitable[None]:
+def _instead(wrapped: _Loop, orchestrator: Any, args: Any, kwargs: Any, *, event_driven: bool) -> Awaitable[None]:
     try:
         loop = drain_loop(orchestrator, event_driven=event_driven)
     except Exception as error:
         logger.exception("omni-fastpath: the drain cannot start; upstream's loop runs")
         _runtime.report(State.FAILED, f"it could not start, upstream's loop runs: {error!r}")
-        upstreams: Awaitable[None] = wrapped(*args, **kwargs)
-        return upstreams
+        return wrapped(*args, **kwargs)
     return loop.run()
 
 

@@ -16,9 +16,6 @@ from tests.fleets_dispatch.world import Note, Outcome
 
 Messages = dict[int | None, list[Any]]
 
-_BOUNDED = ("._seen",)
-"""Our records that forget ended requests only when there are many: at most 64 and twice the live ones are kept."""
-
 
 @dataclass
 class Request:
@@ -116,7 +113,7 @@ def _upstreams_leftover(fleet: Fleet, place: str, name: str, outcome: Outcome) -
     """
     what, _, stage = place.rpartition(" of stage ")
     if not what:
-        return place.endswith(_BOUNDED)
+        return False
     dead: set[str] = {more[1] for event, _, *more in outcome.log if event == "died"}
     over = dispatching = cut = False
     session = any(request.name == name and request.session for request in fleet.requests)

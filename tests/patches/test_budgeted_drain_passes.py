@@ -65,22 +65,6 @@ def test_delta_text_tokens_are_routable(recorder: Any) -> None:
     assert _passes(recorder, 0) == [(1, "routable"), (1, "routable"), (1, "empty")]
 
 
-def test_cumulative_is_routable_when_it_grew(recorder: Any) -> None:
-    """A CUMULATIVE output that repeats what the previous one had is passed over; one with more audio stops the pass."""
-    from benchmarks.rigs.inprocess import audio, silent
-
-    _contested(
-        recorder,
-        "CUMULATIVE",
-        audio("one", 1.0),
-        *[silent("one")] * 3,
-        audio("one", 2.0),
-        silent("one"),
-        silent("one"),
-    )
-    assert _passes(recorder, 2) == [(1, "routable"), (4, "routable"), (2, "empty")]
-
-
 def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
     """Under FINAL_ONLY upstream makes no object before the end, which is what stops the pass."""
     from vllm.v1.engine import FinishReason

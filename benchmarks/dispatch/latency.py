@@ -1,4 +1,11 @@
-"""``python -m benchmarks.latency``."""
+"""How long an output waits on its way, at low load.
+
+    python -m benchmarks.dispatch.latency
+
+One stage. A feeder process sends real raw outputs over ZMQ; vLLM's socket reader decodes them; the real loop, stage
+pool, output processor and routing handle them on the orchestrator's thread; the real front-end drain on uvloop hands
+them to a request's queue. Four stamps for each: arrived in the client's queue, processing starts, routed, handed over.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,10 @@ import multiprocessing
 import random
 import statistics
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import benchmarks.latency
 from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.results import say, spread
@@ -25,7 +30,6 @@ from omni_fastpath.tools.ab.quantiles import quantile
 OUTPUTS = 1000
 GAP_S = 0.006
 """Mean gap between two outputs: far below saturation, and longer than the poll loop's cadence."""
-IDLE_S = 5.0
 ROUNDS = 3
 
 
@@ -60,7 +64,7 @@ class StampedQueue(asyncio.Queue):  # type: ignore[type-arg]
 
 
 def measure(arm: Arm, count: int) -> dict[str, float]:
-    """Run the pipeline in this process and return percentiles in microseconds and wakes a second."""
+    """Run the pipeline in this process and return percentiles in microseconds."""
     import uvloop
 
     return uvloop.run(_measure(arm, count))
@@ -111,10 +115,6 @@ async def _measure(arm: Arm, count: int) -> dict[str, float]:
         while len(handed) < count:  # noqa: ASYNC110 - the hand-over is upstream's; polling it disturbs nothing
             await asyncio.sleep(0.05)
         await asyncio.to_thread(feeder.join)
-        orchestrator_thread, front_end_thread = pipeline._thread.native_id, threading.get_native_id()
-        before = _switches(orchestrator_thread), _switches(front_end_thread)
-        await asyncio.sleep(IDLE_S)
-        after = _switches(orchestrator_thread), _switches(front_end_thread)
         drain.final_output_task.cancel()
         await asyncio.gather(drain.final_output_task, return_exceptions=True)
     hops = {
@@ -126,38 +126,25 @@ async def _measure(arm: Arm, count: int) -> dict[str, float]:
         counted = values[len(values) // 10 :]  # the first ones pay for imports and caches
         figures[f"{name} p50"] = quantile(counted, 0.5) / 1000
         figures[f"{name} p99"] = quantile(counted, 0.99) / 1000
-    figures["idle wakes/s, orchestrator"] = (after[0] - before[0]) / IDLE_S
-    figures["idle wakes/s, front end"] = (after[1] - before[1]) / IDLE_S
     return figures
-
-
-def _switches(thread: int | None) -> int:
-    """How often the kernel saw a thread go to sleep: one for each wake."""
-    for line in Path(f"/proc/self/task/{thread}/status").read_text().splitlines():
-        if line.startswith("voluntary_ctxt_switches"):
-            return int(line.split()[1])
-    raise RuntimeError("the kernel does not count context switches")
 
 
 def main() -> None:
     """Run one arm (``--arm``), or both and print the table."""
-    arguments = parser(benchmarks.latency.__doc__, ROUNDS)
-    arguments.add_argument("--outputs", type=int, default=OUTPUTS)
-    options = arguments.parse_args()
+    options = parser(__doc__, ROUNDS).parse_args()
     if options.arm:
         arm = ARMS[options.arm]
         switch_on(arm, Process.SERVER)
-        say(measure(arm, options.outputs))
+        say(measure(arm, OUTPUTS))
         return
     arms = (STOCK, EVENT, FASTPATH)
-    results = alternate("benchmarks.latency", arms, options.rounds, "--outputs", str(options.outputs))
-    print(f"\nLow load, one stage, {options.outputs} outputs a run: median of {options.rounds} runs (least to most)")
+    results = alternate("benchmarks.dispatch.latency", arms, options.rounds)
+    print(f"\nLow load, one stage, {OUTPUTS} outputs a run: median of {options.rounds} runs (least to most)")
     print(f"{'':34}" + "".join(f"{arm.name:>30}" for arm in arms) + f"{'fastpath / stock':>20}")
     for name in (each for each in results["stock"][0] if each != "about"):
-        unit = "" if "wakes" in name else " (us)"
         runs = [[run[name] for run in results[arm.name]] for arm in arms]
         ratio = statistics.median(runs[-1]) / max(statistics.median(runs[0]), 1e-9)
-        print(f"{name + unit:34}" + "".join(f"{spread(values):>30}" for values in runs) + f"{ratio:>20.2f}")
+        print(f"{name + ' (us)':34}" + "".join(f"{spread(values):>30}" for values in runs) + f"{ratio:>20.2f}")
     print(about.line())
 
 
