@@ -197,7 +197,7 @@ def test_plugin_is_not_asked_about_who_is_due() -> None:
 
 Items = Callable[[], float]
 CHEAP, DEAR = 100_000.0, 20_000_000.0  # nanoseconds
-WINDOW = 2_000_000_000.0
+WINDOW = 1_000_000_000.0
 
 
 def serve(
@@ -259,9 +259,9 @@ def test_backlogged_stage_gets_its_floor_in_every_window(order: str, kind: str, 
     members = [stage(n, 1, seen=n != 1) for n in range(3)]
     made = ordered(order, *members, floor=0.1)
     costs = {0: KINDS[kind](1), 1: KINDS[kind](2), 2: KINDS[others](3)}
-    served = serve(made, costs, 8 * WINDOW, endless(*members))
+    served = serve(made, costs, 3 * WINDOW, endless(*members))
     for stage_id in range(3):
-        for begin in range(0, int(7 * WINDOW), int(WINDOW / 16)):
+        for begin in range(0, int(2 * WINDOW), int(WINDOW / 4)):
             share = got(served, stage_id, begin, begin + WINDOW) / WINDOW
             assert share >= 0.1 - DEAR / WINDOW - 1e-9, (stage_id, begin)
 
@@ -273,10 +273,10 @@ def test_floor_makes_it_no_more_than_the_floor(kind: str) -> None:
     served = serve(
         ordered("downstream_first", low, high, floor=0.1),
         {0: KINDS[kind](1), 1: KINDS["cheap"](2)},
-        8 * WINDOW,
+        3 * WINDOW,
         endless(low, high),
     )
-    for begin in range(0, int(7 * WINDOW), int(WINDOW / 16)):
+    for begin in range(0, int(2 * WINDOW), int(WINDOW / 4)):
         assert got(served, 0, begin, begin + WINDOW) <= 0.1 * WINDOW + 2 * DEAR
 
 
@@ -309,10 +309,10 @@ def test_oscillating_stage_does_not_save_up() -> None:
             next_arrival = now + rng.choice((0.0, 50e6, 1e9))
 
     served = serve(
-        ordered("downstream_first", low, high, floor=0.1), {0: lambda: DEAR, 1: lambda: CHEAP}, 40 * WINDOW, arrive
+        ordered("downstream_first", low, high, floor=0.1), {0: lambda: DEAR, 1: lambda: CHEAP}, 6 * WINDOW, arrive
     )
     assert any(owner == 0 for _, owner, _ in served)
-    for begin in range(0, int(39 * WINDOW), int(WINDOW / 8)):
+    for begin in range(0, int(5 * WINDOW), int(WINDOW / 4)):
         assert got(served, 0, begin, begin + WINDOW) <= 0.1 * WINDOW + DEAR
 
 
@@ -334,7 +334,7 @@ def test_floors_hold_whatever_a_plugin_says(order: str, preferred: int) -> None:
     made = ordered(order, *members, floor=0.1, ask=lambda _view: preferred)
     served = serve(made, dict.fromkeys(range(3), lambda: CHEAP), 2 * WINDOW, endless(*members))
     for stage_id in range(3):
-        for begin in range(0, int(WINDOW), int(WINDOW / 16)):
+        for begin in range(0, int(WINDOW), int(WINDOW / 4)):
             assert got(served, stage_id, begin, begin + WINDOW) / WINDOW >= 0.1 - CHEAP / WINDOW - 1e-9, stage_id
 
 
