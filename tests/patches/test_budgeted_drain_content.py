@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.patches.content import endings, sequences
+from tests.patches.content import sequences
 
 pytestmark = pytest.mark.upstream
 
@@ -101,71 +101,6 @@ def _stages(replicas: int) -> Any:
     from benchmarks.rigs.inprocess import QWEN3_OMNI
 
     return [dataclasses.replace(stage, replicas=replicas) for stage in QWEN3_OMNI]
-
-
-def test_error_of_a_request_ends_it_alone(both: Any) -> None:
-    """A raw error becomes one error message with upstream's text; the request beside it goes on."""
-
-    def script(pipeline: Any) -> None:
-        from vllm.v1.engine import FinishReason
-
-        from benchmarks.rigs.inprocess import audio, batch, text
-
-        pipeline.add_request("bad")
-        pipeline.add_request("good")
-        pipeline.put(0, batch(text("bad", 1), text("good", 2)))
-        pipeline.put(0, batch(text("bad", finish=FinishReason.ERROR, stop_reason="it broke"), text("good", 3)))
-        pipeline.settle()
-        pipeline.put(2, batch(audio("good", 1.0)), batch(audio("bad", 2.0)), batch(audio("good", 3.0)))
-        pipeline.settle()
-
-    stock, fast = both(script)
-    assert sequences(fast) == sequences(stock)
-    assert [m.error for m in fast if type(m).__name__ == "ErrorMessage"] == ["it broke"]
-
-
-def test_dead_replica_is_evicted_after_its_last_outputs(both: Any) -> None:
-    """Outputs queued before the death are routed, its requests fail, those on the other replica go on."""
-
-    def script(pipeline: Any) -> None:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        from benchmarks.rigs.inprocess import audio, batch
-
-        pipeline.add_request("stranded", replicas=[0, 0, 0])
-        pipeline.add_request("safe", replicas=[0, 0, 1])
-        pipeline.put(2, batch(audio("stranded", 1.0)), EngineDeadError(), replica_id=0)
-        pipeline.settle()
-        pipeline.put(2, batch(audio("safe", 2.0)), replica_id=1)
-        pipeline.settle()
-        assert pipeline.do(pipeline.pools[2].live_replica_ids) == [1]
-        assert pipeline.replicas[2][0].down
-
-    stock, fast = both(script, stages=_stages(2))
-    assert sequences(fast) == sequences(stock)
-    assert [type(m).__name__ for m in fast] == ["OutputMessage", "ErrorMessage", "OutputMessage"]
-
-
-def test_abort_in_the_middle(both: Any) -> None:
-    """Outputs of an aborted request that come after the abort reach nobody, on either arm."""
-
-    def script(pipeline: Any) -> None:
-        from vllm_omni.engine.messages import AbortRequestMessage
-
-        from benchmarks.rigs.inprocess import batch, text
-
-        pipeline.add_request("gone")
-        pipeline.add_request("stays")
-        pipeline.put(0, batch(text("gone", 1), text("stays", 1)))
-        pipeline.settle()
-        pipeline.requests.sync_q.put_nowait(AbortRequestMessage(request_ids=["gone"]))
-        while "gone" in pipeline.orchestrator.request_states:
-            pipeline.settle()
-        pipeline.put(0, batch(text("gone", 2), text("stays", 2)))
-        pipeline.settle()
-
-    stock, fast = both(script)
-    assert sequences(fast) == sequences(stock)
 
 
 def test_statistics_only_batches_are_kept(both: Any) -> None:
@@ -261,27 +196,6 @@ def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
     assert seen == [None if event_driven else restored, restored]
 
 
-def test_kv_ready_marks_are_seen_without_async_chunk(both: Any) -> None:
-    """A KV-ready mark reaches upstream's forward, although no processed output comes of it."""
-    seen: list[Any] = []
-
-    def script(pipeline: Any) -> None:
-        from benchmarks.rigs.inprocess import batch, text
-
-        pipeline.add_request("split")
-        pipeline.orchestrator.request_states["split"].stage_submit_ts.pop(1)
-
-        async def forward(req_id: str, stage_id: int, *args: Any, **kwargs: Any) -> None:
-            seen.append((req_id, stage_id))
-
-        pipeline.orchestrator._forward_to_next_stage = forward
-        pipeline.put(0, batch(text("split", 1)), batch(text("split", kv_transfer_params={"kv_ready": True})))
-        pipeline.settle()
-
-    both(script, async_chunk=False)
-    assert seen == [("split", 0)] * 2
-
-
 def test_collective_rpc_beside_the_drain_visits_each_replica_once(both: Any) -> None:
     """An RPC that runs while the loop drains calls every replica once, in order."""
     calls: list[Any] = []
@@ -309,25 +223,3 @@ def test_collective_rpc_beside_the_drain_visits_each_replica_once(both: Any) -> 
     stock, fast = both(script, stages=_stages(2))
     assert sequences(fast) == sequences(stock)
     assert calls == [(stage, replica) for stage in range(3) for replica in range(2)] * 2
-
-
-def test_raw_terminal_without_processed_output_gives_one_empty_end(both: Any) -> None:
-    """A terminal whose state the output processor has dropped ends the request once, after its data."""
-
-    def script(pipeline: Any) -> None:
-        from vllm.v1.engine import FinishReason
-
-        from benchmarks.rigs.inprocess import audio, batch, codes, text
-
-        pipeline.add_request("swallowed")
-        pipeline.put(0, batch(text("swallowed", 1, finish=FinishReason.STOP)))
-        pipeline.put(1, batch(codes("swallowed", finish=FinishReason.STOP)))
-        pipeline.put(2, batch(audio("swallowed", 1.0)))
-        pipeline.settle()
-        pipeline.do(lambda: pipeline.pools[2].output_processor.remove_request("swallowed"))
-        pipeline.put(2, batch(audio("swallowed", finish=FinishReason.STOP)))
-        pipeline.settle()
-
-    stock, fast = both(script)
-    assert sequences(fast) == sequences(stock)
-    assert endings(fast) == {"swallowed": (1, "end")}

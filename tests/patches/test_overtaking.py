@@ -351,31 +351,6 @@ def test_diffusion_end_waits_for_text(end: str, event_driven: bool) -> None:
     assert "R" not in pipeline.pools[0]._output_timestamps_by_request
 
 
-def test_abort_while_held(recorder: Any) -> None:
-    """An end that is held of a request that was aborted meanwhile reaches nobody and stops nothing."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
-
-    pipeline = Pipeline()
-    pipeline.add_request("R")
-    pipeline.add_request("S")
-    pipeline.put(0, batch(text("S", 1), text("R", 1)), batch(text("S", 2), text("R", 2)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
-    handle = pipeline.orchestrator._handle_processed_outputs
-
-    async def aborts(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-        if stage_id == 0:
-            await pipeline.orchestrator._cleanup_request_ids(["R"], abort=True)
-        await handle(stage_id, replica_id, outputs)
-
-    pipeline.orchestrator._handle_processed_outputs = aborts
-    with switched_on(floor=0.0):
-        messages = run(pipeline)
-    assert of("R", messages) == []
-    assert len(of("S", messages)) == 2
-
-
 def test_end_that_is_held_goes_before_its_replicas_death() -> None:
     """A replica that dies behind a held end: the end is dispatched, and the death is no error of that request."""
     from vllm.v1.engine.exceptions import EngineDeadError
@@ -425,30 +400,6 @@ def test_death_waits_for_its_own_requests_alone(recorder: Any, event_driven: boo
     assert told == [0]
     assert [type(each).__name__ for each in of("D", messages)] == ["ErrorMessage"]
     assert len(of("S", messages)) == 5
-
-
-@MODES
-def test_replica_that_is_dead_gets_nobody_new(event_driven: bool) -> None:
-    """Until its requests have what came before, a dead replica keeps their bindings and gets no other request."""
-    chosen: list[int] = []
-    with switched_on(order="stage_order", floor=0.0):
-        pipeline = dying_thinker(event_driven, "D")
-        pool = pipeline.pools[0]
-        handle = pipeline.orchestrator._handle_processed_outputs
-
-        async def asks(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-            await handle(stage_id, replica_id, outputs)
-            if pool._unavailable_replicas:
-                chosen.append(pool.select_replica_id(f"new-{len(chosen)}"))
-                assert pool.get_bound_replica_id("D") == 1
-
-        pipeline.orchestrator._handle_processed_outputs = asks
-        messages = run(pipeline)
-    assert len(chosen) >= 2
-    assert set(chosen) == {0}
-    assert [type(each).__name__ for each in of("D", messages)] == ["OutputMessage"] * 5 + ["ErrorMessage"]
-    assert pool.live_replica_ids() == [0]
-    assert not pool._unavailable_replicas
 
 
 @MODES
@@ -509,42 +460,6 @@ def test_hold_ends_behind_a_backlog_that_never_does(
         run(pipeline)
     assert waited
     assert 5 < waited[0] < 20_000
-
-
-@MODES
-def test_nothing_of_a_request_overtakes_its_held_end(recorder: Any, event_driven: bool) -> None:
-    """What a replica sends of a session behind an end that is held stays behind it; other requests' go on."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes
-
-    stop = FinishReason.STOP
-    with switched_on(floor=0.0):
-        pipeline = Pipeline(async_chunk=False, event_driven=event_driven)
-        for request in ("R", "S"):
-            pipeline.add_request(request, resumable=True)
-        run(
-            pipeline,
-            lambda running: arriving(
-                running,
-                *((1, batch(codes("R"))) for _ in range(3)),
-                (2, batch(audio("R", 1.0, finish=stop), audio("S", 1.0))),
-                (2, batch(audio("R", 2.0), audio("S", 2.0))),
-                (2, batch(audio("R", 3.0, finish=stop))),
-            ),
-        )
-    values = {
-        name: [
-            float(entry.multimodal_output["model_outputs"][0])
-            for stage, _, raw in recorder.of("dequeued")
-            for entry in raw.outputs
-            if stage == 2 and entry.request_id == name
-        ]
-        for name in ("R", "S")
-    }
-    assert values == {"R": [1.0, 2.0, 3.0], "S": [1.0, 2.0]}
-    order_of = dispatched(recorder)
-    assert order_of.index((2, ["S"])) < order_of.index((1, ["R"])) < order_of.index((2, ["R"]))
 
 
 def test_nothing_is_held_when_nothing_waits(recorder: Any) -> None:
