@@ -20,6 +20,7 @@ from . import upstream
 from .failures import Failures
 from .held_ends import Dispatch, Extent, HeldEnd, HeldEnds
 from .membership import Membership
+from .order import NextStage
 from .replicas import QueuedReplica, Replica, Stage
 
 POLL_WAIT_S = 0.001
@@ -34,9 +35,17 @@ processing it raised, and that was handled. ``dropped``: it had no content, and 
 """
 
 
-class Observers(NamedTuple):
-    """Hooks that a plugin implements; None where none does."""
+class Hooks(NamedTuple):
+    """What plugins decide and observe; None where none does.
 
+    Attributes:
+        is_routable: Whether a processed raw output is routable; an exception counts as "yes".
+        next_stage: The choice of the next stage.
+        on_dequeued: See ``hooks/specs.py``, as the others.
+    """
+
+    is_routable: Callable[[RawOutputView], bool]
+    next_stage: NextStage | None = None
     on_dequeued: Callable[..., Any] | None = None
     on_pass_end: Callable[..., Any] | None = None
     on_routed: Callable[..., Any] | None = None
@@ -62,8 +71,7 @@ class Dispatcher:
         orchestrator: Upstream's ``OrchestratorBase``.
         members: The replicas that there are.
         held_ends: What is held.
-        is_routable: Whether a processed raw output is routable; an exception counts as "yes".
-        observers: Hooks to call.
+        hooks: What plugins decide and observe.
         counters: The patch's counters.
         clock: The count that numbers all arrivals.
         charge: Told of which stage something held was, and how many nanoseconds its processing took.
@@ -74,9 +82,7 @@ class Dispatcher:
         orchestrator: Any,
         members: Membership,
         held_ends: HeldEnds,
-        *,
-        is_routable: Callable[[RawOutputView], bool],
-        observers: Observers,
+        hooks: Hooks,
         counters: dict[str, int],
         clock: Iterator[int],
         charge: Callable[[Stage, int], None],
@@ -85,8 +91,7 @@ class Dispatcher:
         self._members = members
         self._held_ends = held_ends
         self._failures = Failures(orchestrator, members, held_ends, clock)
-        self._is_routable = is_routable
-        self._observers = observers
+        self._hooks = hooks
         self._counters = counters
         self._clock = clock
         self._charge = charge
@@ -197,8 +202,8 @@ class Dispatcher:
             raw = await reading
             if raw is None:
                 return "dropped"
-            if self._observers.on_dequeued is not None:
-                self._observers.on_dequeued(stage_id=stage_id, replica_id=replica_id, raw_outputs=raw)
+            if self._hooks.on_dequeued is not None:
+                self._hooks.on_dequeued(stage_id=stage_id, replica_id=replica_id, raw_outputs=raw)
             processed = await orchestrator._process_llm_stage_outputs(stage_id, replica_id, raw, terminal_ids)
         except BaseException as error:
             await self._failures.handle(replica, error)
@@ -212,7 +217,7 @@ class Dispatcher:
 
     def _judge(self, replica: Replica, raw: Any, processed: list[Any]) -> bool:
         try:
-            return self._is_routable(
+            return self._hooks.is_routable(
                 RawOutputView(*replica.slot, True, raw, processed, self._orchestrator.request_states)
             )
         except Exception:
@@ -223,9 +228,9 @@ class Dispatcher:
             return True
 
     def _note_routed(self, replica: Replica, processed: list[Any]) -> None:
-        if self._observers.on_routed is not None:
+        if self._hooks.on_routed is not None:
             for output in processed:
-                self._observers.on_routed(stage_id=replica.slot[0], replica_id=replica.slot[1], output=output)
+                self._hooks.on_routed(stage_id=replica.slot[0], replica_id=replica.slot[1], output=output)
 
     # ---- Outputs of diffusion stages ----
 

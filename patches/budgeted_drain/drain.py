@@ -18,13 +18,13 @@ from itertools import count
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
-from omni_fastpath.hooks.specs import PassReport, RawOutputView
+from omni_fastpath.hooks.specs import PassReport
 
 from . import DrainOptions
-from .dispatch import POLL_WAIT_S, Dispatcher, Observers
+from .dispatch import POLL_WAIT_S, Dispatcher, Hooks
 from .held_ends import HeldEnds
 from .membership import Membership
-from .order import NextStage, Order, floor_of
+from .order import Order, floor_of
 from .replicas import QueuedReplica, Stage
 from .upstream import FIRST_AUDIO_KEY, can_dequeue
 from .wakeup import Wakeup
@@ -36,8 +36,6 @@ _IDLE_WAIT_S = 0.5
 """Longest sleep without an arrival, as upstream's event-driven loop has it: it only paces the monitor's idle note and
 the look at membership, since every arrival, attach and shutdown wakes the loop."""
 
-_COUNTED_ENDINGS = ("empty", "routable", "items", "time", "floor", "outranked")
-
 
 class DrainLoop:
     """Serves one orchestrator's stages until shutdown.
@@ -46,9 +44,7 @@ class DrainLoop:
         orchestrator: Upstream's ``OrchestratorBase``.
         limits: Item and time budget, whether a routable output ends a pass, order and floor.
         counters: The patch's engagement counters.
-        is_routable: Whether a processed raw output is routable; an exception counts as "yes".
-        ask: A plugin's choice of the next stage; None without one.
-        observers: Hooks to call.
+        hooks: What plugins decide and observe.
         gauge: Told how many raw outputs wait; None where upstream's loop would not tell it.
     """
 
@@ -60,37 +56,28 @@ class DrainLoop:
         orchestrator: Any,
         limits: DrainOptions,
         counters: dict[str, int],
-        *,
-        is_routable: Callable[[RawOutputView], bool],
-        ask: NextStage | None,
-        observers: Observers,
+        hooks: Hooks,
         gauge: Callable[[int], None] | None = None,
     ) -> None:
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._monitor = orchestrator._orch_monitor
+        self._stage_pools = orchestrator.stage_pools
         self._max_items = limits.max_items
         self._max_time_ns = limits.max_time_us * 1000
         self._stop_at_routable = limits.stop_at_first_routable
         self._counters = counters
-        self._on_pass_end = observers.on_pass_end
+        self._on_pass_end = hooks.on_pass_end
         self._gauge = gauge
         self._poll_ns = 0
         self._wakeup = Wakeup(counters)
         floor = floor_of(limits.floor, orchestrator.num_stages)
-        self._order = Order(limits.order, floor, ask, orchestrator.request_states)
+        self._order = Order(limits.order, floor, hooks.next_stage, orchestrator.request_states)
         clock = count()
         on_put = self._wakeup.wake if gauge is None else self._wake_and_report
         self._members = Membership(orchestrator, can_dequeue, on_put, clock, FIRST_AUDIO_KEY)
         self._held_ends = HeldEnds(self._members)
         self._dispatcher = Dispatcher(
-            orchestrator,
-            self._members,
-            self._held_ends,
-            is_routable=is_routable,
-            observers=observers,
-            counters=counters,
-            clock=clock,
-            charge=self._order.charge,
+            orchestrator, self._members, self._held_ends, hooks, counters, clock, self._order.charge
         )
 
     async def run(self) -> None:
@@ -147,7 +134,7 @@ class DrainLoop:
 
     def attached(self, pool: Any) -> None:
         """A client was attached to ``pool``, on any thread: look at it now."""
-        if self._members.serves(pool):
+        if any(each is pool for each in self._stage_pools):
             self._members.stale = True
             self._wakeup.wake_from_any_thread()
 
@@ -245,7 +232,7 @@ class DrainLoop:
         counters = self._counters
         counters["items"] += taken
         counters["passes"] += 1
-        if ended in _COUNTED_ENDINGS:
+        if f"ended_{ended}" in counters:
             counters[f"ended_{ended}"] += 1
         if self._on_pass_end is not None:
             report = PassReport(*replica.slot, taken, ended, len(replica.waiting), duration_ns / 1000)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from omni_fastpath.ledger import logger
 
@@ -14,24 +14,6 @@ from .held_ends import HeldEnd, HeldEnds
 from .membership import Membership
 from .replicas import Replica
 from .upstream import EngineDeadError
-
-
-class Death(NamedTuple):
-    """A replica's death that is held.
-
-    Attributes:
-        replica: The replica, with the client that died.
-        error: The exception that told of it.
-        excluded: Whether it is out of the selection because of this death alone.
-        stranded: The requests by id that upstream would tell, as they were when it died.
-        bound: Those of them that were bound to it.
-    """
-
-    replica: Replica
-    error: BaseException
-    excluded: bool
-    stranded: dict[str, Any]
-    bound: frozenset[str]
 
 
 class Failures:
@@ -82,9 +64,8 @@ class Failures:
         }
         bound = frozenset(each for each in submitted if pool.get_bound_replica_id(each) == replica_id)
         stranded = {each: state for each, state in submitted.items() if each in bound or not survives}
-        excluded = bool(pool.is_replica_available(replica_id))
-        death = Death(replica, error, excluded, stranded, bound)
-        evict = partial(self._evict, death)
+        was_available = bool(pool.is_replica_available(replica_id))
+        evict = partial(self._evict, replica, error, stranded, bound, was_available=was_available)
         end = HeldEnd(next(self._clock), replica.slot, frozenset(stranded), "everywhere", evict, failed=True)
         if self._held_ends.hold(end):
             pool._unavailable_replicas.add(replica_id)
@@ -92,34 +73,40 @@ class Failures:
         else:
             await self._orchestrator._handle_dead_replica(stage_id, replica_id, error)
 
-    async def _evict(self, death: Death) -> None:
-        """Evict the replica of a death that was held. If another client is in its slot, or none, fail its requests."""
-        replica = death.replica
+    async def _evict(
+        self,
+        replica: Replica,
+        error: BaseException,
+        stranded: dict[str, Any],
+        bound: frozenset[str],
+        *,
+        was_available: bool,
+    ) -> None:
+        """Evict the replica of a death that was held. If another client is in its slot, or none, fail its requests.
+
+        Args:
+            replica: The replica, with the client that died.
+            error: The exception that told of it.
+            stranded: The states of the requests, by id, that upstream would have failed when it died.
+            bound: Those of them that were bound to it.
+            was_available: Whether it is out of the selection because of this death alone.
+        """
         pool, (stage_id, replica_id) = replica.pool, replica.slot
-        slot = pool.clients[replica_id]
-        if death.excluded and (slot is None or slot is replica.client):
+        client = pool.clients[replica_id]
+        if was_available and (client is None or client is replica.client):
             pool._unavailable_replicas.discard(replica_id)
-        if slot is replica.client:
-            await self._orchestrator._handle_dead_replica(stage_id, replica_id, death.error)
+        if client is replica.client:
+            await self._orchestrator._handle_dead_replica(stage_id, replica_id, error)
             return
-        if slot is not None:  # upstream does not shut down a client that was replaced
+        if client is not None:  # upstream does not shut down a client that was replaced
             with contextlib.suppress(Exception):
                 replica.client.shutdown()
-        for request_id in self._still_stranded(death):
-            await self._orchestrator._fail_request_dead_stage(request_id, stage_id)
-
-    def _still_stranded(self, death: Death) -> Iterator[str]:
-        """The stranded requests that have not failed since, by upstream's rule (``_handle_dead_replica``).
-
-        The slot is empty by now, or another client's, whose own requests are not meant. Each request is looked at when
-        it is asked for: failing the one before may have ended it.
-        """
-        pool, (_, replica_id) = death.replica.pool, death.replica.slot
-        replaced = pool.clients[replica_id] is not None
-        for request_id, state in death.stranded.items():
+        for request_id, state in stranded.items():
+            # By upstream's rule (``_handle_dead_replica``); the requests of another client in the slot are not meant. A
+            # detach drops the rows of the coordinator's bindings and fails those requests itself.
             now_at = pool.get_bound_replica_id(request_id)
-            # A detach drops the rows of the coordinator's bindings and fails those requests itself.
-            lost = request_id in death.bound and (now_at == replica_id or (now_at is None and replaced))
-            still = self._orchestrator.request_states.get(request_id) is state
-            if still and (lost or not pool.live_replica_ids()):
-                yield request_id
+            lost = request_id in bound and (now_at == replica_id or (now_at is None and client is not None))
+            if not lost and pool.live_replica_ids():
+                continue
+            if self._orchestrator.request_states.get(request_id) is state:  # failing another one may have ended it
+                await self._orchestrator._fail_request_dead_stage(request_id, stage_id)

@@ -53,10 +53,6 @@ class Membership:
         self.stale = True
         self.look_ns = 0
 
-    def serves(self, pool: Any) -> bool:
-        """Whether ``pool`` is one of this orchestrator's."""
-        return any(each is pool for each in self._orchestrator.stage_pools)
-
     def has_backlog(self) -> bool:
         """Whether a raw output waits anywhere."""
         return any(stage.has_backlog() for stage in self.stages)

@@ -9,7 +9,7 @@ from omni_fastpath.declare import State
 from omni_fastpath.hooks import HOOKS
 from omni_fastpath.ledger import logger, runtime
 
-from .dispatch import Observers
+from .dispatch import Hooks
 from .drain import DrainLoop
 from .upstream import default_policy, gauge_of
 
@@ -25,15 +25,10 @@ def drain_loop(orchestrator: Any, *, event_driven: bool = False) -> DrainLoop:
         orchestrator: Upstream's orchestrator.
         event_driven: Whether it replaces the event-driven loop, which tells the monitor how many raw outputs wait.
     """
-    return DrainLoop(
-        orchestrator,
-        _runtime.options,
-        _runtime.counters,
-        is_routable=HOOKS.policy(default_policy()),
-        ask=HOOKS.chooser(),
-        observers=Observers(*(HOOKS.observer(name) for name in Observers._fields)),
-        gauge=gauge_of(orchestrator) if event_driven else None,
-    )
+    names = ("on_dequeued", "on_pass_end", "on_routed")
+    hooks = Hooks(HOOKS.policy(default_policy()), HOOKS.chooser(), *(HOOKS.observer(name) for name in names))
+    gauge = gauge_of(orchestrator) if event_driven else None
+    return DrainLoop(orchestrator, _runtime.options, _runtime.counters, hooks, gauge)
 
 
 def wrapped_orchestration_loop(wrapped: _Loop, instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
