@@ -305,30 +305,6 @@ def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.
     assert len(looks) <= 2
 
 
-def test_a_running_orchestrator_keeps_the_patches(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """What a running loop uses is not taken from under it: the states say applied, and outputs keep flowing."""
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process
-    from omni_fastpath.install import apply
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
-
-    with Pipeline() as pipeline:
-        pipeline.add_request("one")
-        pipeline.settle()
-        apply(config.resolve([], {}, PATCHES), Process.SERVER)
-        states = {entry.patch.name: (entry.state.value, entry.reason) for entry in LEDGER}
-        assert states["budgeted_drain"][0] == states["nonblocking_dequeue"][0] == "applied"
-        assert "running orchestrator" in states["budgeted_drain"][1]
-        assert "budgeted_drain requires it" in states["nonblocking_dequeue"][1]
-        assert states["final_output_wakeup"][0] == "off"
-        pipeline.put(2, batch(audio("one", 1.0)))
-        pipeline.settle()
-        assert len(pipeline.messages()) == 1
-    assert pipeline.crash is None
-
-
 def test_a_class_that_changes_later_does_not_change_a_running_loop(
     recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
