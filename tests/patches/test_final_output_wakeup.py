@@ -51,7 +51,7 @@ def _engine() -> tuple[Any, _Alive]:
 
 
 def _message(number: int) -> Any:
-    """One for the request ``one``; on 0.22 an error would end the front end's loop."""
+    """One for the request ``one``."""
     from vllm_omni.engine.messages import OutputMessage
 
     return OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False)

@@ -376,8 +376,6 @@ def _serving() -> Any:
     values = {
         "use_harmony": False,
         "parser_cls": None,
-        "tool_parser": None,  # this and the next 0.22's
-        "tool_call_id_type": "random",
         "enable_auto_tools": False,
         "enable_force_include_usage": False,
         "enable_log_outputs": False,
@@ -408,13 +406,9 @@ def _request(**more: Any) -> Any:
 
 
 def _output(kind: str, choices: Sequence[Any], *, finished: bool = False, **more: Any) -> Any:
-    from vllm.outputs import RequestOutput
     from vllm_omni.outputs import OmniRequestOutput
 
     told = {"stage_id": 0 if kind == "text" else 2, "final_output_type": kind, **more}
-    if "request_output" in inspect.signature(OmniRequestOutput).parameters:  # up to 0.26 one stands in the other
-        inner = RequestOutput("one", None, [1, 2, 3], None, list(choices), finished)
-        return OmniRequestOutput(request_id="one", request_output=inner, finished=finished, **told)
     return OmniRequestOutput(
         request_id="one", prompt_token_ids=[1, 2, 3], outputs=list(choices), finished=finished, **told
     )
@@ -455,8 +449,7 @@ async def _from(outputs: Sequence[Any]) -> AsyncIterator[Any]:
 def _stream(serving: Any, request: Any, outputs: Any, *, model: str = "m", one: str = "chatcmpl-1") -> Any:
     metadata = vars(importlib.import_module(SERVING))["RequestResponseMetadata"](request_id=one)
     generator = serving.chat_completion_stream_generator
-    counts = {"mm_token_counts": None} if "mm_token_counts" in inspect.signature(generator).parameters else {}
-    found = generator(request, outputs, one, model, [], None, metadata, None, **counts, raw_request=None)
+    found = generator(request, outputs, one, model, [], None, metadata, None, mm_token_counts=None, raw_request=None)
     return found, metadata
 
 
