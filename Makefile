@@ -63,7 +63,7 @@ replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells de
 	@$(VENV_PYTHON) -W ignore -m benchmarks.replay $(ARGS)
 
 save-queue: setup ## slow receivers, and nobody slow; half an hour
-	@for part in component overhead receiver text prompt server; do $(VENV_PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done
+	@for part in idle unfetched put server; do $(VENV_PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done
 
 forward-gate: setup ## what a stage sends twice; three minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.forward_gate $(ARGS)

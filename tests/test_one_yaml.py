@@ -32,11 +32,8 @@ BLOCK: dict[str, Any] = {
     },
     "final_output_wakeup": True,
     "save_queue_cap": {
-        "per_stream_tasks": 16,
-        "unfetched_chunks": 64,
-        "total_tasks": 4096,
-        "total_bytes": "128MiB",
-        "holds": "always",
+        "max_bytes": "128MiB",
+        "max_tasks": 4096,
         "max_hold_s": 2.0,
     },
     "forward_gate": True,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,22 +76,14 @@ class Receiver:
         found: dict[str, Received] = self._pipe.recv()
         return found
 
-    def stop(self) -> None:
-        """Stop the process where it is (SIGSTOP)."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let it go on."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+    def forget(self) -> None:
+        """Fetch nothing more of the streams that have not ended, which were aborted."""
+        self._pipe.send("")
 
     def close(self) -> None:
         """End the process."""
         self._pipe.close()
-        if self._process.is_alive():
-            self.go_on()
-            self._process.join(timeout=5)
+        self._process.join(timeout=5)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -116,6 +106,8 @@ def _serve(pipe: Any, stage: int, not_ours: Sequence[Any]) -> None:
                 name = pipe.recv()
                 if name is None:
                     asked = True
+                elif not name:
+                    streams, open_streams = {}, {}
                 else:
                     streams[name] = open_streams[name] = _Stream(name)
         except (EOFError, OSError):

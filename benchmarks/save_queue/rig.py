@@ -12,7 +12,6 @@ that answers with outputs of real size. There is no engine core around it: `Rig.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -20,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -119,9 +118,6 @@ class Rig:
         async_scheduling: As in the deploy (on) unless given.
         device_type: What the config calls its device; the simulated one's is ``cpu``, where the patch must copy what
             waits. ``cuda`` makes the stage a GPU stage for the patch.
-        payloads: ``views``: a request's payload is its rows of the step's batch, new at each step, as on a GPU stage;
-            ``own``: each has memory of its own, as with a batch of one. Pinned memory, which a GPU stage with async
-            scheduling has, is ordinary here (see `omni_simulated_device.worker`).
     """
 
     def __init__(
@@ -133,7 +129,6 @@ class Rig:
         kv_cache_mib: int = 8192,
         async_scheduling: bool | None = None,
         device_type: str = "cpu",
-        payloads: str = "views",
     ) -> None:
         import vllm_omni  # noqa: F401 - replaces vLLM's Request before anything takes it
         from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
@@ -156,7 +151,6 @@ class Rig:
         self.stage = int(vllm_config.model_config.stage_id)
         self.vllm_config = vllm_config
         self.runner = _runner(vllm_config, step_ms)
-        self._own_payloads = payloads == "own"
         register_all_kvcache_specs(vllm_config)
         worker = _worker(vllm_config)
         specs = worker.get_kv_cache_spec()
@@ -282,8 +276,6 @@ class Rig:
         if output is None:
             output = self.runner.sample_tokens()
         waits = getattr(output, "get_output", None)
-        if self._own_payloads:
-            _separate(output if waits is None else output.output)
         step = Step(scheduled, lambda: output if waits is None else waits())
         self.in_flight.appendleft(step)
         return step
@@ -357,13 +349,6 @@ def _runner(vllm_config: Any, step_ms: float) -> Any:
             os.environ[CONFIG_VARIABLE] = before
 
 
-def _separate(output: Any) -> None:
-    """Give each payload memory of its own."""
-    for payload in output.inter_stage_outputs or ():
-        for name in payload or ():
-            payload[name] = payload[name].clone()
-
-
 def _worker(vllm_config: Any) -> Any:
     """The simulated worker as far as it is asked for its pretended cache; it has no device."""
     from omni_simulated_device.worker import SimulatedARWorker
@@ -376,59 +361,15 @@ def _worker(vllm_config: Any) -> Any:
 # ---- What is on its way ----
 
 
-def queued(adapter: Any) -> list[dict[str, Any]]:
-    """Save tasks that no thread has taken, whichever queue the adapter has."""
-    queue = adapter._pending_save_reqs
-    for _ in range(100):  # other threads change it meanwhile; a copy that they disturbed is made again
-        with contextlib.suppress(RuntimeError):
-            if isinstance(queue, deque):
-                return list(queue)
-            if getattr(queue, "is_plain", False):  # one deque, as upstream's
-                return list(queue.plain.inbox)
-            return [each.task for stream in list(queue.streams.values()) for each in list(stream.waiting)]
-    raise RuntimeError("the save queue changes faster than it can be copied")
-
-
 def outstanding(adapter: Any) -> bool:
     """Whether a save task is queued or being sent."""
-    return bool(queued(adapter)) or any(token.in_flight for token in list(adapter._sender_tokens.values()))
-
-
-def queued_bytes(tasks: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes of the storage that the tasks' tensors keep alive, each storage once."""
-    storages: dict[int, int] = {}
-    for task in tasks:
-        for tensor in _tensors(task.get("multimodal_output")):
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
-    elif hasattr(value, "untyped_storage"):
-        yield value
+    in_flight = any(token.in_flight for token in list(adapter._sender_tokens.values()))
+    return in_flight or len(adapter._pending_save_reqs) > 0
 
 
 def shared_memory(name: str) -> list[Path]:
     """Files in shared memory of streams whose external request id begins with *name*, lock files included."""
     return [path for path in _SHARED_MEMORY.iterdir() if path.name.removeprefix("shm_").startswith(name)]
-
-
-def unfetched(name: str, stage: int) -> list[int]:
-    """Sizes in bytes of the chunks in shared memory that *stage* sent for streams whose id begins with *name*."""
-    sizes = []
-    with os.scandir(_SHARED_MEMORY) as entries:
-        for entry in entries:
-            if entry.name.startswith(name) and entry.name.rsplit("_", 2)[1:2] == [str(stage)]:
-                with contextlib.suppress(FileNotFoundError):  # fetched meanwhile
-                    sizes.append(entry.stat().st_size)
-    return sizes
 
 
 if __name__ == "__main__":

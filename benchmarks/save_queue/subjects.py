@@ -13,17 +13,13 @@ import os
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 from omni_fastpath.declare import Process
-from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.save_queue_cap import SaveQueueOptions
 from omni_fastpath.tools.ab import arm as compare
 
-PATCH = "save_queue_cap"
 START_TIMEOUT_S = 180.0
 CALL_TIMEOUT_S = 600.0
 
@@ -36,19 +32,6 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Arm(compare.Arm):
-    """One arm.
-
-    Attributes:
-        slow: Whether one stream's sends are slow.
-        fifo: One lane and the order of arrival instead of fairness.
-    """
-
-    slow: bool = False
-    fifo: bool = False
-
-
 IMPORTED = (
     "vllm_omni",
     "vllm.utils.gc_utils",
@@ -57,62 +40,29 @@ IMPORTED = (
     "vllm_omni.distributed.omni_connectors.connectors.shm_connector",
     "vllm_omni.model_executor.stage_input_processors.qwen3_omni",
     "omni_simulated_device.worker",
-    "benchmarks.save_queue.measure",
+    "benchmarks.save_queue.loads",
 )
 """Upstream's and the benchmark's, imported once for all processes; nothing of ours."""
 
 ON = {"OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"}
 
-
-def holding(mode: str) -> dict[str, str]:
-    """The patch with ``holds`` at *mode*; a release of it without that option holds for every limit."""
-    has_it = "holds" in SaveQueueOptions.model_fields
-    return {**ON, "OMNI_FASTPATH_SAVE_QUEUE_CAP__HOLDS": mode} if has_it else ON
-
-
-ALWAYS = holding("always")
-"""Rows that count tasks, and "no hold", are with it: a row without a hold would show nothing where none is allowed."""
-
-ALONE = Arm("stock, nobody slow")
-ALONE_AGAIN = Arm("the same again")
-STOCK = Arm("stock", slow=True)
-FIFO = Arm("credits on one FIFO", ALWAYS, slow=True, fifo=True)
-FASTPATH = Arm("fastpath", ALWAYS, slow=True)
+STOCK = compare.Arm("stock")
+AGAIN = compare.Arm("stock again")
+FASTPATH = compare.Arm("fastpath", ON)
+CAPPED = compare.Arm("fastpath, max_bytes 4 MiB", {**ON, "OMNI_FASTPATH_SAVE_QUEUE_CAP__MAX_BYTES": "4MiB"})
 
 
-def switch_on(arm: Arm) -> None:
-    """Install what the arm says in this process, before a stage is made."""
-    if arm.fifo:
-        from omni_fastpath.patches.save_queue_cap import attach
-        from omni_simulated_device.slow_sends import serve_in_order_of_arrival
-
-        serve_in_order_of_arrival(attach)
-    compare.switch_on(arm, Process.STAGE)
-
-
-def check(arm: Arm, rig: Any) -> dict[str, Any]:
-    """Assert that the stage is what the arm says, and return what is on."""
-    from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
-
+def check(arm: compare.Arm, rig: Any) -> None:
+    """Assert that the stage is what the arm says."""
     compare.check(arm, Process.STAGE)
     queue = rig.adapter._pending_save_reqs
-    if not arm.on:
-        assert type(queue) is deque, type(queue)
-        assert type(vars(OmniARScheduler)["schedule"]).__name__ == "function"
-        return {"queue": "collections.deque", "scheduler": type(rig.scheduler).__name__}
-    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
-    from omni_fastpath.patches.save_queue_cap.turns import Turns
-
-    assert type(queue) is SaveQueue, type(queue)
-    assert arm.fifo is (type(queue.fair.turns) is not Turns)
-    assert not arm.fifo or len(queue.lanes) == 1, queue.lanes
-    return {"queue": "SaveQueue", "reason": LEDGER.named(PATCH).reason, "scheduler": type(rig.scheduler).__name__}
+    assert (type(queue) is deque) is not arm.on, type(queue)
 
 
 # ---- The process ----
 
-COMMANDS = ("load", "stall", "overhead", "text", "prompt")
-"""Functions of `measure`, each ``run_`` and the name."""
+COMMANDS = ("load", "hang")
+"""Functions of `loads`, each ``run_`` and the name."""
 
 
 @functools.cache
@@ -146,10 +96,9 @@ class Subject:
         settings: Of `rig.Rig`.
     """
 
-    def __init__(self, arm: Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, arm: compare.Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
         context = forking()
         self.arm, self.stage = arm, stage
-        self.about: dict[str, Any] = {}
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(theirs, arm, stage, config, settings), name=f"save-queue-{stage}"
@@ -159,7 +108,7 @@ class Subject:
 
     def ready(self) -> None:
         """Wait until the stage is there and has been checked."""
-        self.about = self._answer(START_TIMEOUT_S)
+        self._answer(START_TIMEOUT_S)
 
     def call(self, what: str, **arguments: Any) -> dict[str, Any]:
         """Run one of `COMMANDS` in the process and return its result."""
@@ -188,7 +137,7 @@ class Subject:
 
 
 @contextlib.contextmanager
-def subjects(arms: Sequence[Arm], stage: int, config: Path, **settings: Any) -> Iterator[list[Subject]]:
+def subjects(arms: Sequence[compare.Arm], stage: int, config: Path, **settings: Any) -> Iterator[list[Subject]]:
     """All arms' processes, ready, with these settings of `rig.Rig`; ended on exit."""
     found: list[Subject] = []
     try:
@@ -201,7 +150,7 @@ def subjects(arms: Sequence[Arm], stage: int, config: Path, **settings: Any) -> 
             subject.close()
 
 
-def _serve(pipe: Any, arm: Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
+def _serve(pipe: Any, arm: compare.Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
     _set_environment()
     # Upstream's imports and ends print a lot, the receiver's too; what matters comes through the pipe.
     with config.with_name(f"{os.getpid()}.log").open("wb") as log:
@@ -216,21 +165,21 @@ def _serve(pipe: Any, arm: Arm, stage: int, config: Path, settings: Mapping[str,
             pipe.send((False, traceback.format_exc()))
 
 
-def _serve_stage(pipe: Any, arm: Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
+def _serve_stage(pipe: Any, arm: compare.Arm, stage: int, config: Path, settings: Mapping[str, Any]) -> None:
     from vllm.utils.gc_utils import freeze_gc_heap
 
-    from benchmarks.save_queue import measure
+    from benchmarks.save_queue import loads
     from benchmarks.save_queue.receiver import Receiver
     from benchmarks.save_queue.rig import Rig
 
-    commands: Mapping[str, Callable[..., dict[str, Any]]] = {name: getattr(measure, f"run_{name}") for name in COMMANDS}
+    commands: Mapping[str, Callable[..., dict[str, Any]]] = {name: getattr(loads, f"run_{name}") for name in COMMANDS}
     with Receiver(stage, [pipe]) as receiver:
-        switch_on(arm)
+        compare.switch_on(arm, Process.STAGE)
         with Rig(config, **settings) as rig:
-            about = check(arm, rig)
+            check(arm, rig)
             receiver.wait_until_ready()
             freeze_gc_heap()  # as the engine core after its start
-            pipe.send((True, about))
+            pipe.send((True, {}))
             for run in range(1_000_000):
                 what, arguments = pipe.recv()
                 result = commands[what](rig, receiver, tag=f"save-queue-{os.getpid()}-{run}", **arguments)

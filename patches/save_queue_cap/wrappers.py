@@ -1,23 +1,18 @@
-"""Where the queue and the holds stand in upstream's stage."""
+"""Where the queue and the holds stand in upstream's stage, and which stages they are for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omni_fastpath.config import ConfigError
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import logger, runtime
 
-from .attach import attach, calm_of, obstacle_to_counting
-from .calm import Calm
-from .credits import Credits, limits_of
-from .holdable import not_applicable, obstacle_to_holds, refuse
-from .payload import KeptPayload
-from .queue import SaveQueue
-from .sending import make_again, send_managed
-from .upstream import PAYLOAD
+from .holds import Holds, Load
+from .save_queue import SaveQueue
+from .unfetched import Unfetched
 
 if TYPE_CHECKING:
     from . import SaveQueueOptions
@@ -28,28 +23,24 @@ _counters = _runtime.counters
 _ATTRIBUTE = "_omni_fastpath_save_queue"
 
 
+# ---- Setting up, once a stage ----
+
+
 @dataclass(slots=True)
 class _Stage:
-    """What stands on a scheduler: its adapter's queue, and the holds where streams may be held."""
+    """What stands on a scheduler: its adapter's queue, and the holds; None where no stream is held."""
 
     queue: SaveQueue
-    credits: Credits | None
+    holds: Holds | None
 
 
 def wrapped_scheduler_made(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Put the queue in place right after the adapter was made: with the scheduler or with part of its state.
-
-    Raises:
-        ConfigError: The values do not go with this stage's scheduling.
-    """
+    """Put the queue in place right after the adapter was made."""
     result = wrapped(*args, **kwargs)
     adapter = instance.chunk_transfer_adapter
     before = getattr(adapter, "_pending_save_reqs", None)
     try:
         _set_up(instance)
-    except ConfigError as error:
-        _runtime.report(State.FAILED, str(error))
-        raise
     except Exception as error:  # the stage starts as upstream's
         if adapter is not None:
             adapter._pending_save_reqs = before
@@ -65,33 +56,27 @@ def _set_up(scheduler: Any) -> None:
         return
     options: SaveQueueOptions = _runtime.options
     adapter = scheduler.chunk_transfer_adapter
-    unheld = obstacle_to_holds(scheduler, options)
-    if unheld is None:
-        refuse(options, scheduler.vllm_config)
-    queue = _attach(adapter, scheduler.vllm_config, options)
-    credits_ = None
-    if unheld is None and limits_of(options):
-        credits_ = Credits(scheduler, queue.fair, adapter, options, _counters)
-    setattr(scheduler, _ATTRIBUTE, _Stage(queue, credits_))
-    helper = ", with a helper for slow sends" if len(queue.lanes) > 1 else ""
+    limits = Holds(options.max_bytes, options.max_tasks, options.max_hold_s)
+    unheld = obstacle_to_holds(scheduler)
+    if unheld is None and options.max_bytes is None and options.max_tasks is None:
+        unheld = "max_bytes and max_tasks are null"
     uncounted = obstacle_to_counting(adapter.connector)
-    shared = f"; unfetched chunks are not counted: {uncounted}" if uncounted is not None else ""
-    if unheld is not None:
-        held = f"; no stream is held: {unheld}"
-    elif credits_ is None:
-        held = "; no stream is held: no limit does"
-    else:
-        held = f"; streams are held for {', '.join(limits_of(options))}"
-    _runtime.report(
-        State.APPLIED,
-        f"this stage's save queue is ours{helper}{held}{shared}; the model runner's own "
-        "save queue (synchronous full payloads) is not covered",
+    queue = SaveQueue(
+        adapter,
+        _counters,
+        unfetched=Unfetched() if uncounted is None else None,
+        copies_all=scheduler.vllm_config.device_config.device_type == "cpu",
+        max_bytes=options.max_bytes,
+        stepped_aside=_stepped_aside,
     )
-
-
-def _attach(adapter: Any, vllm_config: Any, options: SaveQueueOptions, calm: Calm | None = None) -> SaveQueue:
-    calm = calm or calm_of(options)
-    return attach(adapter, vllm_config, options, _counters, calm=calm, stepped_aside=_stepped_aside)
+    setattr(scheduler, _ATTRIBUTE, _Stage(queue, limits if unheld is None else None))
+    # Nothing was queued yet: requests come after the scheduler was made.
+    adapter._pending_save_reqs = queue
+    words = ["this stage's save queue is ours"]
+    words += [f"no stream is held: {unheld}"] if unheld is not None else []
+    words += [f"unfetched chunks are not counted: {uncounted}"] if uncounted is not None else []
+    words += ["the model runner's own save queue (synchronous full payloads) is not covered"]
+    _runtime.report(State.APPLIED, "; ".join(words))
 
 
 def _stepped_aside(reason: str) -> None:
@@ -99,36 +84,100 @@ def _stepped_aside(reason: str) -> None:
     _runtime.report(State.FAILED, f"stepped aside: {reason}")
 
 
+# ---- Each step ----
+
+
 def wrapped_schedule(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """See how the queue is, renew the holds, then schedule."""
+    """Let the queue own what waits, renew the holds, then schedule."""
     stage: _Stage | None = getattr(instance, _ATTRIBUTE, None)
-    if stage is not None:
+    if stage is not None and not stage.queue.is_aside:
         try:
-            _before_step(stage)
+            stage.queue.before_step()
+            if stage.holds is not None:
+                _hold(instance, stage.queue, stage.holds)
         except Exception as error:  # the step is taken all the same
             stage.queue.step_aside(error)
     return wrapped(*args, **kwargs)
 
 
-def _before_step(stage: _Stage) -> None:
-    queue = stage.queue
-    if not queue.before_step():
+def _hold(scheduler: Any, queue: SaveQueue, holds: Holds) -> None:
+    """Leave the streams with the most out of the step that is about to be scheduled, while a limit is reached."""
+    nbytes, tasks = queue.nbytes, queue.tasks
+    if not holds.is_over(nbytes, tasks):
+        holds.none()
         return
-    credits_ = stage.credits
-    if credits_ is not None:
-        credits_.hold()
-    queue.calm_down(is_holding=credits_ is not None and credits_.is_holding)
+    running = [
+        Load(each, each.request_id, each.num_computed_tokens, *queue.of(each.external_req_id))
+        for each in scheduler.running
+    ]
+    held = holds.choose(running, nbytes, tasks, time.monotonic())
+    # schedule() counts its step first and then leaves out whoever is eligible only later than that.
+    step = scheduler.current_step + 2
+    for request in held:
+        request.next_decode_eligible_step = max(request.next_decode_eligible_step, step)
+    _counters["held_steps"] += len(held)
+    _counters["holds"], _counters["expired_holds"] = holds.began, holds.expired
 
 
-def wrapped_send_single_request(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Send, measure, and see what of the stream lies in shared memory."""
-    queue = instance._pending_save_reqs
-    if type(queue) is not SaveQueue:
-        return wrapped(*args, **kwargs)
-    task = args[0] if args else kwargs["task"]
-    if not queue.is_calm and not queue.is_aside:
-        return send_managed(wrapped, instance, args, kwargs, queue, task)
-    # Nothing afterwards: that the lane asks for more says that it is done. It runs once a task.
-    if type(task.get(PAYLOAD)) is KeptPayload:
-        make_again(queue, task)
-    return wrapped(*args, **kwargs)
+# ---- Which stages ----
+
+
+def not_applicable(scheduler: Any) -> str | None:
+    """Why this stage has no save queue to bound; None when it has one."""
+    from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler  # noqa: PLC0415 - it imports what we wrap
+
+    adapter = scheduler.chunk_transfer_adapter
+    if not isinstance(scheduler, OmniARScheduler):
+        return "this stage's scheduler sends no chunks; only autoregressive stages do"
+    if getattr(scheduler, "use_v2_model_runner", False):
+        return "model runner v2 sends its chunks itself and has a bound of its own (8 steps)"
+    if adapter is None:
+        return "no async-chunk: this stage sends no chunks. The model runner's save queue is not covered"
+    if adapter.custom_process_next_stage_input_func is None:
+        return "no stage takes this one's chunks"
+    if getattr(adapter, "custom_process_next_stage_input_batch_func", None) is not None:  # from 0.32 on
+        return "the chunks of a step's requests are one task here, and are sent together"
+    return None
+
+
+def obstacle_to_counting(connector: Any) -> str | None:
+    """Why chunks that were put and not fetched are not counted; None where they are."""
+    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import (  # noqa: PLC0415 - heavy, once a stage
+        SharedMemoryConnector,
+    )
+
+    return None if type(connector) is SharedMemoryConnector else "the connector is not shared memory"
+
+
+def obstacle_to_holds(scheduler: Any) -> str | None:
+    """Why no stream of this stage may be left out of a step; None where it was read that it may.
+
+    A stream that is left out stays among the running ones, and not everything that upstream does bears that.
+    """
+    return next((why for found, why in _obstacles(scheduler) if found), None)
+
+
+def _obstacles(scheduler: Any) -> Iterator[tuple[bool, str]]:
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - as below
+    from vllm_omni.core.sched import omni_ar_scheduler as read  # noqa: PLC0415 - it imports what we wrap
+
+    kind = type(scheduler)
+    yield kind not in (read.OmniARScheduler, read.OmniARAsyncScheduler), f"{kind.__name__} was not read for it"
+    paired = getattr(Scheduler.schedule, "_cfg_pairing_patched", False)
+    yield paired, "requests are scheduled in pairs here (classifier-free guidance)"
+    config = scheduler.vllm_config
+    # Another adapter's requests are admitted while the holder of the last one is left out, and then all of them run.
+    lora = getattr(config, "lora_config", None) is not None
+    yield lora, "LoRA is on, and vLLM counts only the adapters of requests that are in the step"
+    drafts = getattr(config, "speculative_config", None) is not None
+    yield drafts, "speculative decoding keeps drafts of the last step's requests"
+    transfer = getattr(config, "kv_transfer_config", None) is not None or _sends_cache(config)
+    yield transfer, "KV cache is transferred to other engines, and requests end when that is done"
+    yield config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism uses the same field"
+
+
+def _sends_cache(config: Any) -> bool:
+    kv_config = getattr(getattr(config, "model_config", None), "omni_kv_config", None)
+    if isinstance(kv_config, Mapping):
+        return bool(kv_config.get("need_send_cache") or kv_config.get("kv_transfer_criteria"))
+    return kv_config is not None

@@ -184,7 +184,6 @@ class Arm(Rig):
         self._tasks: dict[int, _Task] = {}
         self._numbers: Counter[str] = Counter()
         self._last_sent: dict[str, int] = {}
-        self._sending: set[str] = set()
         self._lock = threading.Lock()
         self._queue: Any = None
         self._sending_failures: list[str] = []
@@ -214,17 +213,7 @@ class Arm(Rig):
 
         def watched_send_for_generation(task: Any, *args: Any, **kwargs: Any) -> Any:
             self._compare(task)
-            stream, _ = self._name(task)
-            # Inside of the patch's wrapper: when that ends, another lane may be at the stream's next task already.
-            with self._lock:
-                if stream in self._sending:
-                    self.result.defects.append(f"{stream}: two tasks are being sent at once")
-                self._sending.add(stream)
-            try:
-                return send_for_generation(task, *args, **kwargs)
-            finally:
-                with self._lock:
-                    self._sending.discard(stream)
+            return send_for_generation(task, *args, **kwargs)
 
         adapter._send_single_request_for_generation = watched_send_for_generation
         process = adapter.custom_process_next_stage_input_func
@@ -576,7 +565,6 @@ class Arm(Rig):
         self._fetch(None)
         self.gate.opened = True
         result.puts = dict(self.gate.puts)
-        result.defects += self.gate.defects
         for stream in self.fleet.streams:
             name = stream.name
             if name not in self.arrived:
@@ -592,11 +580,8 @@ class Arm(Rig):
                 for attribute in ("_sender_tokens", "put_req_chunk", "request_payload", "code_prompt_token_ids"):
                     if external in getattr(adapter, attribute):
                         result.state[name].add(attribute)
-        with self.spared():
-            lanes = [adapter.save_thread, *getattr(self._queue, "lanes", ())]
-        for lane in {each for each in lanes if isinstance(each, threading.Thread)}:
-            if not lane.is_alive():
-                result.defects.append(f"the save thread {lane.name} has ended")
+        if not adapter.save_thread.is_alive():
+            result.defects.append("the save thread has ended")
         lost = [f"{t.stream}/{t.number} ({t.words})" for t in self._tasks.values() if not t.ended]
         if lost and not any("hangs" in each or "raised" in each for each in result.defects):
             result.defects.append(f"not sent: {lost}")

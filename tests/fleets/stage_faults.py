@@ -15,11 +15,9 @@ from typing import Any
 
 WORDS = "injected by the fleet"
 
-_OUTERMOST = {"append", "popleft", "__bool__", "__len__", "__iter__", "clear", "extend"}
+_OUTERMOST = {"popleft", "__bool__", "__len__"}
 """Of the queue: what upstream calls. Only what is inside their `try` can be expected to be caught."""
-_READ_BY_TESTS = {"tasks", "nbytes", "streams"}
-"""Of `SaveQueue`: nobody in a stage asks for them."""
-_NOT_OURS_TO_CATCH = {"run", "__getattr__", "lanes", "__post_init__", "__repr__", "__eq__", "__hash__"}
+_NOT_OURS_TO_CATCH = {"__post_init__", "__repr__", "__eq__", "__hash__"}
 
 
 class Fault:
@@ -68,12 +66,10 @@ def _functions(modules: list[ModuleType]) -> Iterator[tuple[Any, str, FunctionTy
             if inspect.isfunction(value) and value.__module__ == module.__name__ and name not in _NOT_OURS_TO_CATCH:
                 yield module, name, value, name.startswith("wrapped_")
             elif inspect.isclass(value) and value.__module__ == module.__name__:
-                is_queue = {"append", "popleft"} <= set(vars(value))
+                is_queue = "popleft" in vars(value)
                 for inner, member in sorted(vars(value).items()):
                     function = member.fget if isinstance(member, property) else member
                     if not inspect.isfunction(function) or inner in _NOT_OURS_TO_CATCH:
-                        continue
-                    if value.__name__ == "SaveQueue" and inner in _READ_BY_TESTS:
                         continue
                     if function.__code__.co_filename.startswith("<"):  # what dataclasses make
                         continue

@@ -382,7 +382,6 @@ class Gate:
         streams: Who has an external id now.
         turn: The driver's.
         puts: By stream, in order.
-        defects: What must not happen: two threads in one stream.
     """
 
     connector: Any
@@ -390,7 +389,6 @@ class Gate:
     streams: dict[str, Stream]
     turn: int = 0
     puts: dict[str, list[Put]] = field(default_factory=lambda: defaultdict(list))
-    defects: list[str] = field(default_factory=list)
     inside: dict[str, int] = field(default_factory=dict)
     opened: bool = False
 
@@ -418,8 +416,6 @@ class Gate:
             bool(meta.is_segment_finished),
         )
         with self._lock:
-            if external in self.inside:
-                self.defects.append(f"two threads put chunks of {external} at once")
             puts = self.puts[stream.name]
             trouble: Trouble = stream.trouble(len(puts))
             puts.append(entry)

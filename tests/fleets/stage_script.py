@@ -98,7 +98,7 @@ class Fleet:
     Attributes:
         stage: 0 or 1: first stage or middle stage.
         scheduler: "sync", "async" or "cfg".
-        processor: "real" (upstream's, read for a helper) or "plain" (one that sends the rows as they are).
+        processor: "real" (upstream's) or "plain" (one that sends the rows as they are).
         connector: "shared"; "memory": another class altogether; "derived": a subclass of shared memory's.
         policy: Of the scheduler.
         max_num_seqs, max_batched, kv_mib, max_loras, spec: Of the stage; 0 loras: LoRA is off.
@@ -108,9 +108,8 @@ class Fleet:
         step_s: Seconds of the virtual clock a turn; 0: the real clock.
         switch_s: The interpreter's switch interval.
         poison: The runner writes over what it gave out before, as one without a device of its own may.
-        options: Of `save_queue_cap`; a key that it does not have is left out.
+        options: Of `save_queue_cap`.
         fault: None, or what goes wrong in our own code.
-        bad_hook: A hook plugin misbehaves when it hears of a state.
         streams: The requests.
     """
 
@@ -133,7 +132,6 @@ class Fleet:
     poison: bool
     options: dict[str, Any]
     fault: dict[str, Any] | None
-    bad_hook: str
     streams: tuple[Stream, ...] = field(repr=False)
 
     def words(self) -> str:
@@ -150,7 +148,6 @@ class Fleet:
         parts += [f"spec {self.spec}"] if self.spec else []
         parts += ["poison"] if self.poison else []
         parts += [f"fault {self.fault}"] if self.fault else []
-        parts += [f"hook {self.bad_hook}"] if self.bad_hook else []
         return "; ".join(parts)
 
 
@@ -187,31 +184,26 @@ def fleet(seed: int, *, faults: str = "some") -> Fleet:
         max_loras=max_loras,
         spec=spec,
         device=device,
-        width=rng.choice((8, 8, 64, 512)),
+        width=rng.choice((8, 64, 512, 2048)),
         views=rng.random() < 0.7,
         step_s=rng.choice((0.0, 0.002, 0.015, 0.015, 0.05)),
         switch_s=rng.choice((0.005, 0.005, 0.0005, 0.00002)),
         poison=poison and rng.random() < 0.5,
-        options=_options(rng, scheduler, connector),
+        options=_options(rng),
         fault=_fault(rng) if faults == "all" or (faults == "some" and rng.random() < 0.3) else None,
-        bad_hook=rng.choice(("", "", "", "", "", "Exception", "SystemExit")),
         streams=(),
     )
     return Fleet(**{**vars(shape), "streams": tuple(_streams(rng, shape))})
 
 
-def _options(rng: random.Random, scheduler: str, connector: str) -> dict[str, Any]:
-    options: dict[str, Any] = {"holds": rng.choice(("never", "bytes", "always", "always"))}
+def _options(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.2:  # as they come
-        return {} if rng.random() < 0.5 else options
-    least = 3 if scheduler == "async" else 1
-    options["per_stream_tasks"] = rng.choice((None, least, 4, 5, 8, 32))
-    options["total_tasks"] = rng.choice((None, 8, 20, 60, 8192))
-    options["total_bytes"] = rng.choice((None, 2**16, 2**18, 2**28))
-    options["max_hold_s"] = rng.choice((0.01, 0.05, 0.3, 5.0, 3600.0))
-    if connector == "shared":
-        options["unfetched_chunks"] = rng.choice((None, None, 1, 3, 20))
-    return options
+        return {}
+    return {
+        "max_bytes": rng.choice((None, 2**16, 2**16, 2**18, 2**28)),
+        "max_tasks": rng.choice((None, 1, 4, 8, 20, 60)),
+        "max_hold_s": rng.choice((0.01, 0.05, 0.3, 5.0, 3600.0)),
+    }
 
 
 def _fault(rng: random.Random) -> dict[str, Any]:

@@ -30,22 +30,6 @@ def test_random_fleets_give_what_stock_gives(tmp_path_factory: pytest.TempPathFa
         assert facts[happened] > 0, (happened, facts)
 
 
-@pytest.mark.more
-@pytest.mark.timeout(600)
-@pytest.mark.filterwarnings("ignore")
-def test_stream_held_for_a_receiver_that_looks_last_goes_on_with_its_fetch(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    """Seed 412: a hold for unfetched chunks, good for an hour; a fetch alone ends it, and the stream completes."""
-    from benchmarks.save_queue.rig import stage_configs
-    from tests.fleets.stage import run
-
-    verdict = run(412, stage_configs(tmp_path_factory.mktemp("fleets")))
-    assert not verdict.defects, verdict.words()
-    assert verdict.counters["holds_for_unfetched"] > 0
-    assert verdict.counters["expired_holds"] == 0
-
-
 def test_how_a_prompt_was_cut_is_no_difference_and_a_lost_piece_is() -> None:
     """Puts fail by their number; seed 145 gave other failed positions where other streams shared the batch."""
     from tests.fleets.stage import _of_positions

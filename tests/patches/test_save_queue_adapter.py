@@ -1,448 +1,452 @@
-"""The queue under upstream's own adapter and ``save_loop``: slow sends, failures, aborts, ends."""
+"""The queue under upstream's own adapter, save thread and connector: order, failures, aborts, ends, stepping aside."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import threading
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+import inspect
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typing_extensions import Self
 
-from tests.patches.soak_stage import Request, Stage, patched, shared_memory, unique, until
+from omni_fastpath.declare import State
+from tests.patches.save_path import PATIENCE_S, Gate, entry, patched, unique, until
 
 pytestmark = pytest.mark.upstream
 
-MEDIA = pytest.mark.parametrize("memory", [True, False], ids=["memory", "shared-memory"])
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
+POISON = -7
 
 
 @pytest.fixture(autouse=True)
-def _patched() -> Iterator[None]:
-    with patched():
-        yield
+def counters() -> Iterator[dict[str, int]]:
+    """The patch is on; its counters, from nothing."""
+    with patched() as found:
+        found.update(dict.fromkeys(found, 0))
+        yield found
 
 
-def queue_values(stage: Stage, request: Request, values: range, *, finish: bool = False) -> None:
-    """Queue a payload for each value; the last ends the request if asked for."""
-    for value in values:
-        stage.save(request, value, finished=finish and value == values[-1])
+class Request:
+    """What the adapter reads of a request."""
+
+    def __init__(self, external_req_id: str, request_id: str | None = None) -> None:
+        self.external_req_id = external_req_id
+        self.request_id = request_id or external_req_id
+        self.resumable = False
+        self.finished = False
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.additional_information: Any = None
+        self.prompt_token_ids = [1]
+
+    def is_finished(self) -> bool:
+        """Whether the request has ended."""
+        return self.finished
 
 
-# ---- Under the real loop ----
+def send_codes(transfer_manager: Any, multimodal_output: Any, request: Any, is_finished: bool = False) -> Any:
+    """An input processor that sends what was queued, keeping nothing."""
+    from vllm_omni.data_entry_keys import CodesStruct, OmniPayloadStruct
+
+    if multimodal_output is None:
+        return None
+    return OmniPayloadStruct(codes=CodesStruct(audio=multimodal_output["codes"]["audio"]))
 
 
-@MEDIA
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_every_chunk_once_and_in_order(memory: bool, lanes: int) -> None:
-    """What several streams queue in turns arrives per stream complete, in order, with its end."""
+class Stage:
+    """A stage's adapter with the patch's queue, and the next stage's side; a context manager.
+
+    Args:
+        device: Kind of device that the payloads come from.
+        attach: False leaves upstream's queue.
+    """
+
+    def __init__(self, *, device: str = "cuda", attach: bool = True) -> None:
+        from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
+        from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+        from vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter import (
+            OmniChunkTransferAdapter,
+        )
+
+        from omni_fastpath.patches.save_queue_cap import wrappers
+
+        model = SimpleNamespace(
+            stage_id=0,
+            stage_connector_config={"name": "SharedMemoryConnector", "extra": {"stage_id": 0}},
+            async_chunk=True,
+            max_model_len=4096,
+            worker_type="ar",
+            custom_process_next_stage_input_func=None,
+        )
+        config = SimpleNamespace(
+            model_config=model,
+            scheduler_config=SimpleNamespace(max_num_seqs=64, async_scheduling=True),
+            parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+            device_config=SimpleNamespace(device_type=device),
+        )
+        self.adapter = OmniChunkTransferAdapter(config)
+        self.adapter.custom_process_next_stage_input_func = send_codes
+        self.gate = Gate(self.adapter.connector)
+        self.scheduler = OmniARScheduler.__new__(OmniARScheduler)
+        self.scheduler.chunk_transfer_adapter, self.scheduler.vllm_config = self.adapter, config
+        if attach:
+            wrappers.wrapped_scheduler_made(lambda: None, self.scheduler, (), {})
+        self.queue: Any = self.adapter._pending_save_reqs
+        self.receiver = SharedMemoryConnector({"stage_id": 1})
+        self.ended: set[str] = set()
+        self._next: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.open()
+        self.adapter.shutdown()
+        for thread in (self.adapter.save_thread, self.adapter.recv_thread):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), f"{thread.name} still waits after the end"
+        for path in segments():
+            path.unlink(missing_ok=True)
+
+    def save(self, request: Request, *values: int, finish: bool = False, tensor: Any = None) -> None:
+        """Queue a payload for each value; the last ends the request if asked for."""
+        import torch
+
+        for value in values:
+            request.num_computed_tokens += 1
+            request.finished = finish and value == values[-1]
+            payload = torch.full((4,), value, dtype=torch.int64) if tensor is None else tensor
+            self.adapter.save_async({"codes.audio": payload}, request)
+
+    def abort(self, request: Request) -> None:
+        """What the scheduler does when a client goes away."""
+        from vllm.v1.request import RequestStatus
+
+        request.finished = True
+        request.status = RequestStatus.RUNNING  # type: ignore[attr-defined]  # read by finish_requests alone
+        self.adapter.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED, {request.request_id: request})
+
+    def block(self) -> Request:
+        """Let the save thread stand in a send of another request until the gate opens."""
+        blocker = Request(unique("blocker"))
+        self.gate.shut(blocker.external_req_id)
+        self.save(blocker, 0)
+        until(lambda: self.gate.inside, "the send that blocks")
+        return blocker
+
+    def drain(self) -> None:
+        """Open the gate and wait until nothing is queued or being sent."""
+        self.gate.open()
+        until(lambda: not len(self.queue) and not self.gate.inside and not getattr(self.queue, "tasks", 0), "the end")
+
+    def look(self) -> None:
+        """Wait until the save thread has looked at what was fetched."""
+        self.queue._next_look_s = 0.0
+        until(lambda: self.queue._next_look_s, "a look")
+
+    def fetch(self, request: Request, count: int | None = None) -> list[int]:
+        """A stream's next chunks, so many or all that are there; the values that they say."""
+        found: list[int] = []
+        stream = request.external_req_id
+        while count is None or len(found) < count:
+            number = self._next.get(stream, 0)
+            result = self.receiver.get("0", "1", f"{stream}_0_{number}")
+            if result is None:
+                break
+            self._next[stream] = number + 1
+            audio = (result[0].get("codes") or {}).get("audio")
+            found.append(-1 if audio is None else int(audio[0]))
+            if bool((result[0].get("meta") or {}).get("finished")):
+                self.ended.add(stream)
+                break
+        return found
+
+
+def segments() -> list[Path]:
+    """What this process's tests have in shared memory."""
+    mine = unique("").rsplit("-", 2)[0]
+    return [path for path in SHARED_MEMORY.iterdir() if path.name.removeprefix("shm_").startswith(mine)]
+
+
+# ---- Order ----
+
+
+def test_every_chunk_once_and_in_order(counters: dict[str, int]) -> None:
+    """What several streams queue in turns arrives per stream complete, in order, with its end; nothing is left."""
     requests = [Request(unique(f"s{n}")) for n in range(5)]
-    with Stage(memory=memory, lanes=lanes) as stage:
+    with Stage() as stage:
         for value in range(40):
             for request in requests:
-                stage.save(request, value, size=50, finished=value == 39)
+                stage.save(request, value, finish=value == 39)
         stage.drain()
         for request in requests:
-            assert stage.fetch(request.external_req_id) == list(range(40))
+            assert stage.fetch(request) == list(range(40))
         assert stage.ended == {request.external_req_id for request in requests}
-        assert not stage.gate.overlaps
-        assert (stage.queue.tasks, len(stage.queue)) == (0, 0)
-        assert not shared_memory()
-
-
-def test_lanes_run_upstreams_own_loop() -> None:
-    """With shared memory and an audited input processor two threads run ``save_loop``; else upstream's one alone."""
-    from omni_fastpath.patches.save_queue_cap import attach
-
-    with Stage(memory=True, lanes=1) as stage:
-        assert stage.lanes == [stage.adapter.save_thread]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attach, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
-        with Stage(lanes=1) as stage:
-            assert len(stage.lanes) == 2
-            assert stage.adapter.save_thread in stage.lanes
-        with Stage(memory=True, lanes=1) as stage:
-            assert stage.lanes == [stage.adapter.save_thread]
-
-
-@MEDIA
-def test_slow_stream_leaves_the_others_alone(memory: bool) -> None:
-    """While a send of one stream does not end, the others' chunks go out on the other lane."""
-    slow, quick = Request(unique("slow")), Request(unique("quick"))
-    with Stage(memory=memory) as stage:
-        stage.gate.shut(slow.external_req_id)
-        queue_values(stage, slow, range(10))
-        queue_values(stage, quick, range(10), finish=True)
-        until(lambda: stage.fetch(quick.external_req_id) is not None and quick.external_req_id in stage.ended)
-        assert stage.queue.streams[slow.external_req_id].tasks == 10
-        stage.gate.open()
-        stage.drain()
-        assert stage.fetch(slow.external_req_id) == list(range(10))
-        assert not stage.gate.overlaps
-
-
-def test_two_slow_streams_and_two_lanes() -> None:
-    """Two streams that hang take both lanes; when one of them goes on, everybody does, complete and in order."""
-    slow = [Request(unique("slow")) for _ in range(2)]
-    quick = Request(unique("quick"))
-    with Stage(memory=True) as stage:
-        stage.gate.shut(*(each.external_req_id for each in slow))
-        for each in slow:
-            queue_values(stage, each, range(5))
-        until(lambda: len(stage.gate.inside) == 2, "both lanes hanging")
-        queue_values(stage, quick, range(5))
-        assert stage.fetch(quick.external_req_id) == []
-        stage.gate.open(slow[0].external_req_id)
-        until(lambda: stage.queue.tasks == 5, "all but the stream that still hangs")
-        assert stage.fetch(quick.external_req_id) == list(range(5))
-        stage.gate.open()
-        stage.drain()
-        for each in slow:
-            assert stage.fetch(each.external_req_id) == list(range(5))
-
-
-def test_send_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What slow sends took, failed or not, is charged, after a first: 1 each, by a clock that counts its calls."""
-    from omni_fastpath.patches.save_queue_cap import sending
-    from omni_fastpath.patches.save_queue_cap.turns import FLAT_S
-
-    request = Request(unique("s"))
-    with Stage(memory=True, lanes=1) as stage:
-        clock = itertools.count()
-        monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-        stage.gate.fails[request.external_req_id] = RuntimeError("connector")
-        queue_values(stage, request, range(4))
-        stage.drain()
-        assert stage.queue.streams[request.external_req_id].virtual_s == FLAT_S + 3.0
-
-
-def test_only_the_first_lane_reaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's loop reaps each time that it runs dry, 64 system calls; the helper, which is mostly dry, does not."""
-    from omni_fastpath.patches.save_queue_cap import attach
-    from omni_fastpath.patches.save_queue_cap.queue import SaveQueue
-
-    monkeypatch.setattr(attach, "AUDITED_PROCESSORS", frozenset({"tests.patches.soak_stage.send_codes"}))
-    reaping: set[threading.Thread] = set()
-    request = Request(unique("s"))
-    with Stage(lanes=1) as stage:
-        assert len(stage.lanes) == 2
-        monkeypatch.setattr(stage.connector, "reap_consumed", lambda: reaping.add(threading.current_thread()))
-        asked: Counter[threading.Thread] = Counter()
-        ask = SaveQueue.__bool__
-
-        def counted(queue: SaveQueue) -> bool:
-            asked[threading.current_thread()] += 1
-            return ask(queue)
-
-        monkeypatch.setattr(SaveQueue, "__bool__", counted)
-        queue_values(stage, request, range(20), finish=True)
-        stage.drain()
-        until(lambda: all(asked[lane] >= 5 for lane in stage.lanes), "each lane running dry twice")
-        assert reaping == {stage.adapter.save_thread}
-
-
-def test_idle_lane_wakes_for_a_task() -> None:
-    """A task that comes when every lane sleeps is sent, again and again."""
-    request = Request(unique("s"))
-    with Stage(memory=True) as stage:
-        for value in range(30):
-            stage.save(request, value)
-            stage.drain()
-        assert stage.fetch(request.external_req_id) == list(range(30))
-
-
-# ---- Failures ----
-
-
-@MEDIA
-@pytest.mark.parametrize("error", [RuntimeError("connector"), None], ids=["raises", "reports failure"])
-def test_send_failure_releases_its_stream(memory: bool, error: BaseException | None) -> None:
-    """After a failed send its stream's next chunk goes out, and the failure is upstream's to handle."""
-    request, other = Request(unique("s"), "internal"), Request(unique("t"))
-    with Stage(memory=memory) as stage:
-        stage.gate.shut(request.external_req_id)
-        queue_values(stage, request, range(3))
-        until(lambda: stage.gate.inside)
-        stage.gate.fails[request.external_req_id] = error
-        stage.gate.open()
-        queue_values(stage, other, range(2))
-        stage.drain()
-        assert list(stage.adapter.collect_failed_send_request_ids()) == ["internal"]
-        assert stage.fetch(request.external_req_id) == [1, 2]
-        assert stage.fetch(other.external_req_id) == [0, 1]
+        assert counters["tasks"] == 200
+        stage.look()
         until(lambda: stage.queue.nbytes == 0, "the look at what was fetched")
+        assert not stage.queue._fair.streams
+        assert not segments()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_lane_that_dies_leaves_the_other_one_going() -> None:
-    """A lane that is ended by what ``save_loop`` does not catch strands nothing: the other lane sends the rest."""
-    request, other = Request(unique("s")), Request(unique("t"))
-    with Stage(memory=True) as stage:
-        stage.gate.fails[request.external_req_id] = SystemExit()
-        queue_values(stage, request, range(5))
-        until(lambda: sum(thread.is_alive() for thread in stage.lanes) == 1, "a lane's death")
-        queue_values(stage, other, range(5))
-        stage.drain()
-        assert stage.fetch(request.external_req_id) == [1, 2, 3, 4]
-        assert stage.fetch(other.external_req_id) == list(range(5))
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_dead_save_thread_blocks_nobody() -> None:
-    """With the only lane dead the producer goes on and the queue says how much it has."""
-    request = Request(unique("s"))
-    with Stage(memory=True, lanes=1) as stage:
-        stage.gate.fails[request.external_req_id] = SystemExit()
-        stage.save(request, 0)
-        until(lambda: not stage.adapter.save_thread.is_alive())
-        queue_values(stage, request, range(1, 6))
-        assert (len(stage.queue), stage.queue.tasks) == (5, 5)
-
-
-@pytest.mark.parametrize("error", [OSError(36, "File name too long"), ValueError("embedded null byte")])
-def test_look_at_shared_memory_that_fails_does_not_fail_the_request(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+def test_backlog_of_a_slow_stream_waits_for_the_others(
+    counters: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk that was sent was sent, whatever goes wrong when its size is looked at."""
-    from omni_fastpath.patches.save_queue_cap import unfetched
+    """Upstream's loop tells how long a send took; a stream whose send was slow is sent when no other waits."""
+    from omni_fastpath.patches.save_queue_cap import save_queue
 
-    def broken(*_: object, **__: object) -> None:
-        raise error
-
-    request = Request(unique("s"))
+    now = [1000.0]
+    monkeypatch.setattr(save_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    slow, quick = Request(unique("slow")), Request(unique("quick"))
     with Stage() as stage:
-        with monkeypatch.context() as patch:
-            patch.setattr(unfetched, "os", SimpleNamespace(stat=broken, path=os.path))
-            stage.save(request, 0, finished=True)  # of the last chunk the size is looked up
-            stage.drain()
-        assert stage.adapter.collect_failed_send_request_ids() == {}
-        assert stage.fetch(request.external_req_id) == [0]
+        stage.gate.shut(slow.external_req_id)
+        stage.save(slow, *range(10))
+        until(lambda: stage.gate.inside, "a slow send")
+        stage.save(quick, *range(10))
+        now[0] += 0.2
+        stage.drain()
+        names = [slow.external_req_id] + [quick.external_req_id] * 10 + [slow.external_req_id] * 9
+        assert stage.gate.order == names
+        assert stage.fetch(slow) == stage.fetch(quick) == list(range(10))
+        assert counters["slow_sends"] == 1
 
 
-# ---- Aborts ----
+# ---- Failures, aborts and ends ----
 
 
-@MEDIA
-def test_aborted_backlog_is_discarded_and_cleaned_up(memory: bool) -> None:
+def test_aborted_backlog_is_discarded_and_cleaned_up() -> None:
     """An abort in the middle of a send: queued chunks are discarded, sent ones unlinked, and nothing is counted."""
     request = Request(unique("s"))
-    with Stage(memory=memory) as stage:
-        queue_values(stage, request, range(3))
+    with Stage() as stage:
+        stage.save(request, 0, 1, 2)
         stage.drain()
         stage.gate.shut(request.external_req_id)
-        queue_values(stage, request, range(3, 8))
+        stage.save(request, *range(3, 8))
         until(lambda: stage.gate.inside)
         stage.abort(request)
-        stage.gate.open()
         stage.drain()
-        assert stage.queue.tasks == 0
+        stage.look()
         until(lambda: stage.queue.nbytes == 0, "the look at what was cleaned up")
-        assert stage.fetch(request.external_req_id) == []
-        assert not shared_memory()
+        assert stage.fetch(request) == []
+        assert not segments()
         assert not stage.adapter._sender_tokens
 
 
-@MEDIA
-def test_external_id_used_again_after_an_abort(memory: bool) -> None:
+def test_external_id_used_again_after_an_abort() -> None:
     """The old request's clean-up stands before the new one's chunks: all of them arrive, from the first on."""
     name = unique("s")
-    old, blocker = Request(name, "old"), Request(unique("blocker"))
-    with Stage(memory=memory, lanes=1) as stage:
-        queue_values(stage, old, range(3))
+    old, new = Request(name, "old"), Request(name, "new")
+    with Stage() as stage:
+        stage.save(old, 0, 1, 2)
         stage.drain()
-        stage.gate.shut(blocker.external_req_id)
-        stage.save(blocker, 0)
-        until(lambda: stage.gate.inside)
-        queue_values(stage, old, range(3, 6))  # waiting behind the blocker
+        stage.block()
+        stage.save(old, 3, 4, 5)
         stage.abort(old)
-        new = Request(name, "new")
-        queue_values(stage, new, range(100, 104), finish=True)
-        stage.gate.open()
+        stage.save(new, *range(100, 104), finish=True)
         stage.drain()
-        assert stage.fetch(name) == [100, 101, 102, 103]
+        assert stage.fetch(new) == [100, 101, 102, 103]
         assert name in stage.ended
 
 
-def test_terminal_that_waits_survives_the_abort() -> None:
-    """A request's end that is queued when the request is aborted is still sent, after its backlog: upstream's fence."""
+def test_clean_up_waits_for_a_step_on_a_cpu_device() -> None:
+    """After an abort: it has no payload that would have to be copied, and the patch goes on."""
     request = Request(unique("s"))
-    with Stage(memory=True) as stage:
-        stage.gate.shut(request.external_req_id)
-        queue_values(stage, request, range(4), finish=True)
-        until(lambda: stage.gate.inside)
+    with Stage(device="cpu") as stage:
+        stage.save(request, 0, 1)
+        stage.drain()
+        stage.block()
         stage.abort(request)
-        stage.gate.open()
+        stage.queue.before_step()
         stage.drain()
-        stage.fetch(request.external_req_id)
-        assert request.external_req_id in stage.ended
+        assert entry().state is State.APPLIED
 
 
-def test_segment_ends_keep_their_place() -> None:
-    """A resumable session: the end of a segment goes out between the chunks before and those of the next segment."""
-    request, blocker = Request(unique("s")), Request(unique("blocker"))
-    request.resumable = True
-    with Stage(memory=True, lanes=1) as stage:
-        stage.gate.shut(blocker.external_req_id)
-        stage.save(blocker, 0)
-        until(lambda: stage.gate.inside)
-        for segment in range(3):
-            queue_values(stage, request, range(10 * segment, 10 * segment + 3))
-            request.num_computed_tokens += 1
-            stage.adapter.save_async(None, request, is_segment_finished=True, segment_generation=segment)
-            request._omni_segment_generation = segment + 1  # type: ignore[attr-defined]  # upstream sets it, too
-            request.num_computed_tokens = 0
-        request.resumable = False
-        stage.save(request, 99, finished=True)
-        stage.gate.open()
-        stage.drain()
-        assert stage.fetch(request.external_req_id) == [0, 1, 2, -1, 10, 11, 12, -1, 20, 21, 22, -1, 99]
-        assert request.external_req_id in stage.ended
+# ---- What counts ----
 
 
-# ---- Ends ----
-
-
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_teardown_with_a_backlog_ends_every_thread(lanes: int) -> None:
-    """A stage that stops in the middle of a send with tasks queued leaves no thread and starts no further send."""
-    requests = [Request(unique(f"s{n}")) for n in range(4)]
-    with Stage(memory=True, lanes=lanes) as stage:
-        stage.gate.shut(*(each.external_req_id for each in requests))
-        for each in requests:
-            queue_values(stage, each, range(20))
-        until(lambda: len(stage.gate.inside) == lanes)
-        stage.adapter.shutdown()
-        begun = len(stage.gate.order)
-        stage.gate.open()
-    # a lane finishes the inner loop of save_loop, as upstream's does with its deque
-    assert len(stage.gate.order) >= begun
-    assert not any(thread.is_alive() for thread in stage.lanes)
-
-
-def test_upstreams_deque_is_served_as_before() -> None:
-    """A stage without our queue sends as upstream does although the patch is installed."""
+@pytest.mark.parametrize(
+    ("information", "counts"),
+    [
+        (None, True),
+        ({"omni_final_stage_id": 1}, True),
+        ({"omni_final_stage_id": 0}, False),
+        ({"other": 1}, True),
+        (SimpleNamespace(entries={"omni_final_stage_id": SimpleNamespace(scalar_data=0)}), False),
+        (SimpleNamespace(entries={}), True),
+    ],
+)
+def test_segments_count_until_fetched_and_those_of_text_alone_never(information: Any, counts: bool) -> None:
+    """The sizes of the segments that were put; nobody fetches those of a request that ends at this stage."""
     request = Request(unique("s"))
-    with Stage(memory=True, attach=False) as stage:
-        queue_values(stage, request, range(5))
-        until(lambda: len(stage.connector.chunks) == 5)
-        assert stage.fetch(request.external_req_id) == list(range(5))
+    request.additional_information = information
+    with Stage() as stage:
+        stage.save(request, *range(5))
+        stage.drain()
+        until(lambda: stage.queue._fair.sending is None)
+        sizes = [path.stat().st_size for path in segments() if not path.name.startswith("shm_")]
+        assert len(sizes) == 5
+        assert stage.queue.nbytes == (sum(sizes) if counts else 0)
+        assert stage.queue.of(request.external_req_id) == (stage.queue.nbytes, 0)
+        stage.fetch(request, 3)
+        stage.look()
+        until(lambda: stage.queue.nbytes == (sum(sizes[:2]) if counts else 0), "the look at what was fetched")
 
 
-# ---- What two lanes may touch ----
+# ---- The queue's own memory ----
 
 
-def audited() -> list[str]:
-    """Input processors that two lanes run."""
-    from omni_fastpath.patches.save_queue_cap.attach import AUDITED_PROCESSORS
-
-    return sorted(AUDITED_PROCESSORS)
-
-
-def load(path: str) -> Any:
-    """The function of that dotted path."""
-    from vllm.utils.import_utils import resolve_obj_by_qualname
-
-    return resolve_obj_by_qualname(path)
-
-
-class OwnStreamOnly(defaultdict[str, Any]):
-    """State per stream in which nobody may look at all streams: another lane changes it meanwhile."""
-
-    def _refuse(self, *_: object) -> Any:
-        raise RuntimeError("dictionary changed size during iteration")
-
-    __iter__ = keys = values = items = _refuse
-
-
-class Manager:
-    """What an input processor sees of the adapter. It may not make state of its own there: two lanes would make two."""
-
-    def __init__(self) -> None:
-        hf_config = SimpleNamespace(talker_config=SimpleNamespace(accept_hidden_layer=18))
-        self.config = SimpleNamespace(hf_config=hf_config)
-        self.connector = SimpleNamespace(config={"extra": {"codec_chunk_frames": 4, "codec_left_context_frames": 2}})
-        self.scheduler_max_num_seqs = 64
-        self.put_req_chunk = OwnStreamOnly(int)
-        self.ramp_chunk_count = OwnStreamOnly(int)
-        self.request_payload = OwnStreamOnly(lambda: None)
-        self.code_prompt_token_ids = OwnStreamOnly(list)
-        self._adaptive_states = OwnStreamOnly(lambda: None)
-        self._pending_streaming_prefills = OwnStreamOnly(lambda: None)
-        self._made = True
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if getattr(self, "_made", False) and not isinstance(value, (int, tuple)):
-            assert not isinstance(value, dict), f"{name} is made by whoever comes first; with two lanes, twice"
-        super().__setattr__(name, value)
-
-
-def test_audited_processors_keep_to_their_own_stream() -> None:
-    """An input processor that two lanes run neither looks at all streams nor makes state that all streams share."""
-    assert audited()
-    for path in audited():
-        drive(load(path), Manager())
-
-
-def test_qwen3_tts_is_not_for_two_lanes() -> None:
-    """Why it is not among the audited: it goes through all streams to count the active ones."""
-    path = "vllm_omni.model_executor.stage_input_processors.qwen3_tts.talker2code2wav_async_chunk"
-    assert path not in audited()
-    with pytest.raises((RuntimeError, AssertionError), match=r"changed size|made by whoever"):
-        drive(load(path), Manager())
-
-
-def drive(processor: Any, manager: Manager) -> None:
-    """Ten steps of one stream through an input processor."""
+def test_what_is_sent_is_what_was_queued(counters: dict[str, int]) -> None:
+    """On a CPU the runner's buffer is overwritten by the next step while the chunk waits; the old content is sent."""
     import torch
 
-    payloads: list[Any] = [
-        {
-            "hidden_states": {"layers": {0: torch.ones(1, 8), 18: torch.ones(1, 8)}},
-            "codes": {"audio": torch.ones(1, 16)},
-        },
-        None,
-    ]
-    for step in range(10):
-        request: Any = SimpleNamespace(
-            external_req_id="s",
-            resumable=False,
-            is_finished=lambda: False,
-            all_token_ids=[1] * (5 + step),
-            prompt_token_ids=[1] * 5,
-            output_token_ids=[1] * step,
-            num_computed_tokens=5 + step,
-            additional_information=None,
-            sampling_params=None,
-        )
-        ends = step == 9
-        payload = processor(
-            transfer_manager=manager, multimodal_output=payloads[ends], request=request, is_finished=ends
-        )
-        if payload is not None:
-            manager.put_req_chunk["s"] += 1
+    request, buffer = Request(unique("s")), torch.zeros(4, dtype=torch.int64)
+    with Stage(device="cpu") as stage:
+        stage.block()
+        for value in range(6):
+            buffer.fill_(value)
+            stage.save(request, value, tensor=buffer)
+            stage.queue.before_step()
+        assert stage.queue.of(request.external_req_id) == (6 * 32, 6)
+        buffer.fill_(POISON)
+        stage.drain()
+        assert stage.fetch(request) == list(range(6))
+    assert counters["copied_tensors"] == 6
 
 
-def test_serialiser_serves_two_threads() -> None:
-    """Two threads that serialise at once get what each gets alone."""
+def test_upstreams_queue_would_send_the_poison() -> None:
+    """The hazard is there: upstream's own queue sends what the buffer holds by then; it is served as before."""
     import torch
-    from vllm_omni.data_entry_keys import CodesStruct, MetaStruct, OmniPayloadStruct
-    from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerializer
 
-    def chunk(value: int) -> Any:
-        audio = torch.full((value % 977,), value, dtype=torch.int64)
-        return OmniPayloadStruct(codes=CodesStruct(audio=audio), meta=MetaStruct(finished=torch.tensor(data=True)))
+    request, buffer = Request(unique("s")), torch.zeros(4, dtype=torch.int64)
+    with Stage(attach=False) as stage:
+        assert type(stage.queue) is deque
+        stage.block()
+        stage.save(request, 0, tensor=buffer)
+        buffer.fill_(POISON)
+        stage.drain()
+        until(lambda: request.external_req_id in stage.gate.order)
+        until(lambda: not stage.gate.inside)
+        assert stage.fetch(request) == [POISON]
 
-    alone = [OmniSerializer.serialize(chunk(value)) for value in range(400)]
-    found: dict[int, list[bytes]] = {}
 
-    def serialise(half: int) -> None:
-        found[half] = [OmniSerializer.serialize(chunk(value)) for value in range(half, 400, 2)]
+@pytest.mark.parametrize("fails", [1, 2])
+def test_payload_that_cannot_be_restored_fails_as_a_send(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: a second attempt restores it. Not at all: its send fails, upstream records it, the rest goes on."""
+    import torch
 
-    threads = [threading.Thread(target=serialise, args=(half,)) for half in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert [found[half] for half in range(2)] == [alone[0::2], alone[1::2]]
+    from omni_fastpath.patches.save_queue_cap import payload, save_queue
+
+    request = Request(unique("s"), "internal")
+    restored, left = payload.restored, list(range(fails))
+
+    def failing(owned: Any) -> Any:
+        if left:
+            left.pop()
+            raise MemoryError
+        return restored(owned)
+
+    monkeypatch.setattr(save_queue, "restored", failing)
+    with Stage(device="cpu") as stage:
+        stage.block()
+        stage.save(request, 0, 1, 2, tensor=torch.zeros(4, dtype=torch.int64))
+        stage.queue.before_step()
+        stage.drain()
+        failed = list(stage.adapter.collect_failed_send_request_ids())
+        assert (len(stage.fetch(request)), failed) == ((3, []) if fails == 1 else (2, ["internal"]))
+        assert stage.adapter.save_thread.is_alive()
+    assert entry().state is State.FAILED
+
+
+# ---- Stepping aside ----
+
+
+def ours() -> dict[str, tuple[Any, str]]:
+    """Every function of the queue, the fair queue and what is unfetched: its owner and its name there."""
+    from omni_fastpath.patches.save_queue_cap import fair_queue, save_queue, unfetched
+
+    upstream_calls = {"__init__", "__bool__", "__len__", "popleft", "step_aside", "tasks", "nbytes", "of"}
+    found: dict[str, tuple[Any, str]] = {
+        f"{owner.__name__}.{name}": (owner, name)
+        for owner in (save_queue.SaveQueue, fair_queue.FairQueue, unfetched.Unfetched)
+        for name, member in vars(owner).items()
+        if inspect.isfunction(member) and name not in upstream_calls | {"all_waiting", "_forget"}
+    }
+    return found | {name: (save_queue, name) for name in ("stream_of", "has_receiver", "own")}
+
+
+NAMES = [
+    "SaveQueue.before_step", "SaveQueue._own", "SaveQueue._sort_in", "SaveQueue._take", "SaveQueue._between_sends",
+    "SaveQueue._count_put", "FairQueue.push", "FairQueue.pop", "FairQueue.sent", "FairQueue.weighed",
+    "FairQueue.forget_idle", "FairQueue._offer", "FairQueue._charge", "Unfetched.put", "Unfetched.look",
+    "Unfetched._gone", "stream_of", "has_receiver", "own",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exception_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Before or after any function of ours did its work, at its first or a later call: all chunks once and in order."""
+    from omni_fastpath.patches.save_queue_cap.wrappers import wrapped_schedule
+
+    assert set(NAMES) == set(ours())
+    owner, attribute = ours()[name]
+    function: Callable[..., Any] = vars(owner)[attribute]
+    for at_call, after in ((1, False), (1, True), (3, False), (4, True)):
+        calls = 0
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at_call and not after:  # noqa: B023 - called within this turn
+                raise RuntimeError("injected")
+            result = function(*args, **kwargs)
+            if calls == at_call:  # noqa: B023
+                raise RuntimeError("injected")
+            return result
+
+        requests = [Request(unique(f"s{n}")) for n in range(3)]
+        with monkeypatch.context() as patch, Stage(device="cpu") as stage:
+            scheduler = stage.scheduler
+            scheduler.running, scheduler.current_step = [], 0
+            patch.setattr(owner, attribute, failing)
+            blocker = stage.block()
+            for value in range(4):
+                for request in requests:
+                    stage.save(request, value, finish=value == 3)
+                wrapped_schedule(lambda: None, scheduler, (), {})
+            stage.drain()
+            if at_call < 4 and not stage.queue.is_aside:
+                stage.look()
+            for request in requests:
+                found: list[int] = []
+                deadline = time.monotonic() + PATIENCE_S
+                while len(found) < 4 and time.monotonic() < deadline:
+                    found += stage.fetch(request)
+                assert found == [0, 1, 2, 3]
+            stage.fetch(blocker)
+            assert stage.adapter.save_thread.is_alive()
+            assert stage.adapter.collect_failed_send_request_ids() == {}
+            if calls >= at_call:
+                until(lambda: entry().state is State.FAILED, "the state")
+                assert stage.queue.is_aside
+                assert "injected" in entry().reason
+    assert sum("steps aside" in record.message for record in caplog.records) <= 4
+
+
+def test_setting_up_that_fails_leaves_upstreams_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage starts all the same, and the state says what happened."""
+    from omni_fastpath.patches.save_queue_cap import wrappers
+
+    def failing(_scheduler: Any) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(wrappers, "obstacle_to_holds", failing)
+    request = Request(unique("s"))
+    with Stage() as stage:
+        assert type(stage.queue) is deque
+        assert (entry().state, "injected" in entry().reason) == (State.FAILED, True)
+        stage.save(request, 0)
+        until(lambda: stage.fetch(request) == [0])

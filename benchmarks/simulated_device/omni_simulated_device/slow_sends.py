@@ -4,16 +4,14 @@
 
     {"stage": 0, "match": "slow", "ms": 200}
 
-Sends of ``stage`` for streams whose external request id contains ``match`` take ``ms`` milliseconds longer. An object
-may say ``"fifo": true``: then omni-fastpath's save queue serves in order of arrival in every stage, which is the
-comparison "credits on one FIFO". Without the variable nothing is touched.
+Sends of ``stage`` for streams whose external request id contains ``match`` take ``ms`` milliseconds longer. Without the
+variable nothing is touched.
 
 The time is spent in the function that ``SharedMemoryConnector.put`` writes the segment with, inside ``put``, while the
 segment is not there yet. ``put`` itself stays upstream's object: a patch that pins its body would refuse another.
 """
 
 import functools
-import heapq
 import importlib
 import json
 import multiprocessing
@@ -25,10 +23,9 @@ from typing import Any
 from omni_simulated_device import SLOW_SENDS_VARIABLE
 
 CONNECTOR_MODULE = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
-PATCH = "omni_fastpath.patches.save_queue_cap"
 
 _STAGE_PROCESS = "StageEngineCoreProc_stage"
-_KEYS = frozenset({"stage", "match", "ms", "fifo"})
+_KEYS = frozenset({"stage", "match", "ms"})
 _armed = False
 
 Delay = Callable[[str, int], float]
@@ -50,11 +47,8 @@ def arm() -> None:
     from wrapt import register_post_import_hook
 
     for each in _settings(raw):
-        if each.get("fifo"):
-            register_post_import_hook(serve_in_order_of_arrival, f"{PATCH}.attach")
-        if each.get("ms"):
-            delay = for_streams(str(each["match"]), float(each["ms"]) * 1e-3, stage=int(each["stage"]))
-            register_post_import_hook(functools.partial(slow_down, delay), CONNECTOR_MODULE)
+        delay = for_streams(str(each["match"]), float(each["ms"]) * 1e-3, stage=int(each["stage"]))
+        register_post_import_hook(functools.partial(slow_down, delay), CONNECTOR_MODULE)
 
 
 def _settings(raw: str) -> list[dict[str, Any]]:
@@ -64,28 +58,10 @@ def _settings(raw: str) -> list[dict[str, Any]]:
         raise ValueError(f"{SLOW_SENDS_VARIABLE}: not valid JSON: {error}") from error
     settings = found if isinstance(found, list) else [found]
     for each in settings:
-        if not isinstance(each, dict) or set(each) - _KEYS or (each.get("ms") and not {"stage", "match"} <= set(each)):
-            allowed = "an object, or a list of them, with stage, match and ms, or with fifo"
+        if not isinstance(each, dict) or set(each) != _KEYS:
+            allowed = "an object, or a list of them, with stage, match and ms"
             raise ValueError(f"{SLOW_SENDS_VARIABLE}: found {raw}, allowed: {allowed}")
     return settings
-
-
-def serve_in_order_of_arrival(attach: Any) -> None:
-    """Let the save queues that are made from now on have one lane and the order of arrival instead of fair turns.
-
-    Args:
-        attach: The patch's module that puts them in place.
-    """
-    turns: Any = importlib.import_module(f"{PATCH}.turns")
-
-    class OrderOfArrival(turns.Turns):  # type: ignore[misc]  # the patch is imported only where it is measured
-        """Nobody is ahead or behind: what came first is next."""
-
-        def offer(self, stream: Any, number: int, *, has_helper: bool) -> None:  # noqa: ARG002 - there is none
-            heapq.heappush(self.ready, (0.0, number, stream))
-
-    vars(importlib.import_module(f"{PATCH}.fair"))["Turns"] = OrderOfArrival
-    attach.AUDITED_PROCESSORS = frozenset()
 
 
 def for_streams(match: str, seconds: float, *, stage: int) -> Delay:

@@ -1,0 +1,264 @@
+"""What stands in the place of upstream's deque of save tasks.
+
+Upstream's ``save_loop`` asks ``bool(queue)``, calls ``popleft()``, sends, and asks again: that it asks says that the
+send is over. Two threads change the queue. The scheduler's appends tasks to `_inbox`, which takes no lock, and once
+before each step sorts them in and makes what waits the queue's own (`before_step`). The save thread, the only one that
+takes tasks, sorts in too. ``_lock`` guards `_fair` and is held for no call of upstream's, so that nothing waits in it.
+
+A task stands in `_inbox`, in its stream's deque or in the save thread's hand, in two of them for a moment and never in
+none: an exception of ours, wherever it comes from, loses nothing (`step_aside`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omni_fastpath.ledger import logger
+
+from .fair_queue import SLOW_S, FairQueue, QueuedTask
+from .payload import OwnedPayload, own, restored
+from .unfetched import Unfetched
+
+PAYLOAD = "multimodal_output"
+"""The key of a save task with its payload; a clean-up task has none."""
+
+LOOK_S = 1.0
+"""Between two looks at what was fetched and which streams have ended."""
+NEAR_LOOK_S = 0.1
+"""The same over half of ``max_bytes``. Upstream's idle save thread wakes as often."""
+OVER_LOOK_S = 0.02
+"""The same over ``max_bytes``: what was fetched meanwhile counts against the streams that are fetched."""
+
+
+def stream_of(task: Mapping[str, Any]) -> str:
+    """The external request id that a save task belongs to; a clean-up task names it in its key prefix.
+
+    Raises:
+        KeyError: It is of a shape that was not read.
+    """
+    request = task.get("request")
+    if request is not None:
+        external_req_id: str = request.external_req_id
+        return external_req_id
+    # 0.32 takes back all segments of a prefix where earlier releases counted them.
+    prefix: str = task["cleanup_shm"][0] if "cleanup_shm" in task else task["release_shm"].removesuffix("_")
+    return prefix.rsplit("_", 1)[0]
+
+
+def has_receiver(request: Any, stage_id: int) -> bool:
+    """Whether the next stage takes part in this request: of one for text alone nobody fetches the chunks."""
+    info = getattr(request, "additional_information", None)
+    if info is None:
+        return True
+    if not isinstance(info, Mapping):  # a packed payload, of which one entry is wanted
+        entry = info.entries.get("omni_final_stage_id")
+        final = None if entry is None else entry.scalar_data
+    else:
+        final = info.get("omni_final_stage_id")
+    return final is None or int(final) > stage_id
+
+
+class SaveQueue:
+    """The queue of one adapter.
+
+    Args:
+        adapter: Upstream's; nothing is queued yet.
+        counters: The patch's counters; written under the lock.
+        unfetched: Chunks in shared memory; None where they are not counted.
+        copies_all: Whether payloads are the runner's own memory.
+        max_bytes: The nearer it is, the more often shared memory is looked at; None: there is no limit.
+        stepped_aside: Told in words why, once.
+    """
+
+    def __init__(
+        self,
+        adapter: Any,
+        counters: dict[str, int],
+        *,
+        unfetched: Unfetched | None,
+        copies_all: bool,
+        max_bytes: int | None = None,
+        stepped_aside: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
+        self._inbox: deque[dict[str, Any]] = deque()
+        self.append: Callable[[dict[str, Any]], None] = self._inbox.append  # no call of ours: it runs once a task
+        self.is_aside = False
+        self._adapter = adapter
+        self._save_thread = adapter.save_thread.ident
+        self._counters = counters
+        self._unfetched = unfetched
+        self._copies_all = copies_all
+        self._max_bytes = max_bytes or float("inf")
+        self._stepped_aside = stepped_aside
+        self._lock = threading.Lock()
+        self._fair = FairQueue()
+        self._fresh: list[QueuedTask] = []  # sorted in since the last step
+        self._next_look_s = 0.0
+        # Of the task that is being sent: when it was taken, its stream's next chunk, and the connector's figures then.
+        self._since_s = 0.0
+        self._number = 0
+        self._put_before = (0, 0)
+
+    # ---- What others read ----
+
+    def __len__(self) -> int:
+        """Tasks that nobody has taken."""
+        return len(self._inbox) + self._fair.waiting
+
+    @property
+    def tasks(self) -> int:
+        """Queued and being sent."""
+        return len(self) + (self._fair.sending is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Queued and being sent, as of the last step, and put but not fetched, as of the last look."""
+        return self._fair.nbytes + (self._unfetched.nbytes if self._unfetched is not None else 0)
+
+    def of(self, key: str) -> tuple[int, int]:
+        """Bytes and tasks of one stream, as above."""
+        stream = self._fair.streams.get(key)
+        nbytes, tasks = (0, 0) if stream is None else (stream.nbytes, stream.tasks)
+        return nbytes + (self._unfetched.of(key) if self._unfetched is not None else 0), tasks
+
+    # ---- The scheduler's thread ----
+
+    def before_step(self) -> None:
+        """Once before each step: make what has come and still waits the queue's own."""
+        if self.is_aside or not (self._inbox or self._fresh):
+            return
+        with self._lock:
+            if self.is_aside:
+                return
+            self._sort_in()
+            fresh, self._fresh = self._fresh, []
+            for queued in fresh:
+                if queued.is_waiting or queued is self._fair.sending:
+                    self._own(queued)
+            counters = self._counters
+            counters["max_queued_tasks"] = max(counters["max_queued_tasks"], self.tasks)
+            counters["max_outstanding_bytes"] = max(counters["max_outstanding_bytes"], self.nbytes)
+
+    def _own(self, queued: QueuedTask) -> None:
+        """Weigh a task, and copy what it must not share; what the save thread has taken is upstream's to read."""
+        task = queued.task
+        try:
+            payload, nbytes, copies = own(task.get(PAYLOAD), all_tensors=self._copies_all)
+        except NotImplementedError:  # a kind of tensor that cannot be looked at: it is sent all the same
+            return
+        self._fair.weighed(queued, nbytes)
+        if copies and queued.is_waiting:
+            task[PAYLOAD] = payload
+            self._counters["copied_tensors"] += copies
+
+    def _sort_in(self) -> None:
+        """Put what has come into its streams' deques; under the lock."""
+        inbox, push, fresh, before = self._inbox, self._fair.push, self._fresh, len(self._fresh)
+        while inbox:
+            task = inbox[0]  # taken when it stands in its stream's deque: an exception in between loses nothing
+            fresh.append(push(stream_of(task), task))
+            inbox.popleft()
+        self._counters["tasks"] += len(fresh) - before
+
+    # ---- The save thread ----
+
+    def __bool__(self) -> bool:
+        """Whether a task waits. That the save thread asks says that its last one was sent."""
+        try:
+            if not self.is_aside and threading.get_ident() == self._save_thread:
+                self._between_sends(time.monotonic())
+        except Exception as error:
+            self.step_aside(error)
+        return len(self) > 0
+
+    def popleft(self) -> dict[str, Any]:
+        """The next task.
+
+        Raises:
+            IndexError: There is none, as a deque has it.
+        """
+        fair = self._fair
+        before = fair.sending  # none, as upstream's loop asks first
+        task = None
+        try:
+            if len(self) and not self.is_aside:
+                with self._lock:
+                    if not self.is_aside:
+                        task = self._take()
+        except Exception as error:
+            self.step_aside(error)
+            if fair.sending is not before and fair.sending is not None:
+                task = fair.sending.task
+        task = self._inbox.popleft() if task is None else task
+        for _ in range(2):
+            try:
+                if type(task.get(PAYLOAD)) is OwnedPayload:
+                    task[PAYLOAD] = restored(task[PAYLOAD])
+            except Exception as error:
+                self.step_aside(error)
+            else:
+                return task
+        del task[PAYLOAD]  # upstream's send raises without it, and is handled as any send that fails
+        return task
+
+    def _take(self) -> dict[str, Any]:
+        """The next task into the save thread's hand, under the lock."""
+        self._sort_in()
+        queued = self._fair.pop()
+        key, connector = queued.stream.key, self._adapter.connector
+        self._number = self._adapter.put_req_chunk.get(key, 0)
+        if self._unfetched is not None:
+            self._put_before = (connector._metrics["puts"], connector._metrics["bytes_transferred"])
+            request = queued.task.get("request")
+            if request is not None and queued.stream.has_receiver is None:
+                queued.stream.has_receiver = has_receiver(request, connector.stage_id)
+        self._since_s = time.monotonic()
+        return queued.task
+
+    def _between_sends(self, now: float) -> None:
+        """Charge the send that is over, and look now and then at what was fetched and which streams have ended."""
+        queued = self._fair.sending
+        if queued is not None:
+            key = queued.stream.key
+            # The end of a request clears upstream's count of its chunks.
+            has_put = self._adapter.put_req_chunk.get(key, 0) != self._number
+            if self._unfetched is not None and queued.stream.has_receiver:
+                self._count_put(self._unfetched, key, now)
+            seconds = now - self._since_s
+            with self._lock:
+                self._counters["slow_sends"] += seconds >= SLOW_S
+                self._fair.sent(seconds, has_put=has_put)
+        if now >= self._next_look_s:
+            nbytes, most = self.nbytes, self._max_bytes
+            self._next_look_s = now + (OVER_LOOK_S if nbytes > most else NEAR_LOOK_S if 2 * nbytes > most else LOOK_S)
+            is_live = self._adapter._sender_tokens.__contains__
+            if self._unfetched is not None:
+                self._unfetched.look(now, is_live)
+            with self._lock:
+                self._fair.forget_idle(is_live)
+
+    def _count_put(self, unfetched: Unfetched, key: str, now: float) -> None:
+        """Count what the send that is over put into shared memory, by the connector's own figures."""
+        connector = self._adapter.connector
+        puts, nbytes = connector._metrics["puts"], connector._metrics["bytes_transferred"]
+        if puts > self._put_before[0]:
+            unfetched.put(key, connector.stage_id, self._number, nbytes - self._put_before[1], now)
+
+    # ---- Stepping aside ----
+
+    def step_aside(self, error: BaseException) -> None:
+        """Be upstream's queue from here on: everything that waits stands in one deque, in the order of its arrival."""
+        with self._lock:
+            if self.is_aside:
+                return
+            inbox = self._inbox
+            there = {id(task) for task in tuple(inbox)}  # what was being sorted in stands in both
+            inbox.extendleft(reversed([task for task in self._fair.all_waiting() if id(task) not in there]))
+            self._fair, self._fresh = FairQueue(), []
+            self.is_aside = True
+        logger.error("omni-fastpath: save_queue_cap failed and steps aside", exc_info=error)
+        self._stepped_aside(f"{error!r}; chunks go out in the order of arrival and no stream is held from here on")

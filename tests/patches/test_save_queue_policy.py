@@ -1,0 +1,363 @@
+"""Who is sent next, who is held, and what counts as unfetched: the policies of ``save_queue_cap``, without threads."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+
+from omni_fastpath.patches.save_queue_cap.fair_queue import FairQueue
+from omni_fastpath.patches.save_queue_cap.holds import Holds, Load
+from omni_fastpath.patches.save_queue_cap.unfetched import ABANDONED_S, Unfetched
+
+# ---- Whose task is next ----
+
+
+def push(queue: FairQueue, streams: Iterable[str]) -> None:
+    """Queue a task for each."""
+    for stream in streams:
+        queue.push(stream, {"stream": stream})
+
+
+def send(queue: FairQueue, seconds: float = 0.0, *, has_put: bool = True) -> str:
+    """Send the next task; whose it was."""
+    stream: str = queue.pop().task["stream"]
+    queue.sent(seconds, has_put=has_put)
+    return stream
+
+
+def learn(queue: FairQueue, *slow: str, seconds: float = 0.2) -> None:
+    """Send a slow task of each of these."""
+    push(queue, slow)
+    for _ in slow:
+        send(queue, seconds)
+
+
+def test_quick_streams_go_in_the_order_of_arrival() -> None:
+    """While no send is slow it is upstream's order, whatever each stream has queued, and whatever sends take."""
+    rng = random.Random(1)
+    queue, expected, found = FairQueue(), deque[str](), []
+    for _ in range(3000):
+        if rng.random() < 0.5 or not expected:
+            stream = rng.choice("aaaabbcdefgh")
+            push(queue, stream)
+            expected.append(stream)
+        else:
+            found.append((send(queue, rng.uniform(0.0, 0.019)), expected.popleft()))
+    assert all(ours == upstreams for ours, upstreams in found)
+
+
+def test_order_within_a_stream_never_changes() -> None:
+    """Whatever sends take and whenever tasks come, each stream's tasks are sent once, in their order."""
+    rng = random.Random(2)
+    queue, came, went = FairQueue(), Counter[str](), Counter[str]()
+    while sum(went.values()) < 4000:
+        if rng.random() < 0.6 and sum(came.values()) < 4000:
+            stream = rng.choice("abcdefg")
+            queue.push(stream, {"number": came[stream]})
+            came[stream] += 1
+        elif queue.waiting:
+            queued = queue.pop()
+            assert queued.task["number"] == went[queued.stream.key]
+            went[queued.stream.key] += 1
+            queue.sent(rng.choice((0.0, 0.001, 0.05, 0.3)), has_put=rng.random() < 0.5)
+    assert came == went
+    assert (queue.waiting, queue.nbytes) == (0, 0)
+
+
+@pytest.mark.parametrize("slow", [1, 2, 4, 8])
+def test_quick_stream_waits_for_one_slow_send_at_most(slow: int) -> None:
+    """Slow streams with long backlogs are sent when no other waits; quick ones that come meanwhile are next."""
+    names = [f"slow{number}" for number in range(slow)]
+    queue = FairQueue()
+    learn(queue, *names)
+    push(queue, names * 30)
+    order = []
+    for _ in range(30):
+        order.append(send(queue, 0.2))
+        push(queue, ["quick", "other"])  # both came while that was being sent
+        assert [send(queue, 0.001), send(queue, 0.001)] == ["quick", "other"]
+    assert set(order) == set(names)
+    assert max(Counter(order).values()) - min(Counter(order).values()) <= 1
+
+
+def test_slow_streams_share_by_time() -> None:
+    """One whose sends take five times as long is sent a fifth as often."""
+    queue = FairQueue()
+    learn(queue, "long", seconds=1.0)
+    learn(queue, "short", seconds=0.2)
+    push(queue, ["long", "short"] * 100)
+    sent = Counter[str]()
+    for _ in range(60):
+        stream = queue.pop().stream.key
+        queue.sent(1.0 if stream == "long" else 0.2, has_put=True)
+        sent[stream] += 1
+    assert 9 <= sent["long"] <= 11
+
+
+def test_slow_stream_does_not_starve() -> None:
+    """Where the others always have something waiting it gets its share of the thread's time, and no more."""
+    queue = FairQueue()
+    learn(queue, "slow")
+    push(queue, ["slow"] * 50)
+    others = [f"s{number}" for number in range(9)]
+    spent = dict.fromkeys(("slow", "others"), 0.0)
+    while sum(spent.values()) < 60.0:
+        push(queue, [name for name in others if not queue.streams.get(name) or not queue.streams[name].waiting])
+        slow = queue.pop().stream.key == "slow"
+        seconds = 0.2 if slow else 0.01
+        queue.sent(seconds, has_put=True)
+        spent["slow" if slow else "others"] += seconds
+    assert 0.04 < spent["slow"] / 60.0 < 0.11
+
+
+def test_one_pause_of_the_process_sets_nobody_back() -> None:
+    """A single send of 20 to 100 ms is charged nothing; a second put in a row like it is."""
+    queue = FairQueue()
+    push(queue, ["paused", "a"])
+    assert send(queue, 0.06) == "paused"
+    push(queue, ["paused", "b"])
+    assert [send(queue), send(queue, 0.06), send(queue)] == ["a", "paused", "b"]
+    push(queue, ["paused", "c"])
+    assert [send(queue), send(queue, 0.001)] == ["c", "paused"]
+    push(queue, ["paused", "d"])
+    assert send(queue) == "paused", "a quick put makes it quick again"
+
+
+def test_tasks_without_a_put_do_not_hide_a_slow_stream() -> None:
+    """A talker's frames are put 25 tasks at a time: those between tell nothing about the next put."""
+    queue = FairQueue()
+    learn(queue, "slow")
+    for _ in range(3):
+        push(queue, ["slow"] * 25)
+        for _ in range(24):
+            assert send(queue, 0.0001, has_put=False) == "slow"
+        push(queue, ["quick"])
+        assert send(queue) == "quick"
+        assert send(queue, 0.2) == "slow"
+
+
+def test_streams_that_ended_are_forgotten() -> None:
+    """What is kept and gone through is bounded by live streams, however many there have been."""
+    queue, live = FairQueue(), {"live"}
+    for number in range(1000):
+        push(queue, [f"s{number}"])
+        send(queue)
+    push(queue, ["live", "waits"])
+    send(queue)
+    queue.forget_idle(live.__contains__)
+    assert set(queue.streams) == {"live", "waits"}
+
+
+def test_bytes_count_until_a_task_was_sent() -> None:
+    """What was weighed counts for its stream and for all while it waits and while it is being sent."""
+    queue = FairQueue()
+    queue.weighed(queue.push("a", {}), 100)
+    queue.weighed(queue.push("b", {}), 10)
+    queue.pop()
+    assert (queue.nbytes, queue.streams["a"].nbytes) == (110, 100)
+    queue.sent(0.0, has_put=True)
+    assert (queue.nbytes, queue.streams["a"].nbytes, queue.streams["b"].nbytes) == (10, 0, 10)
+
+
+# ---- Who is held ----
+
+LIMIT = 9000
+
+
+class Stage:
+    """Streams whose bytes grow by a step of each that runs; a clock that a test sets."""
+
+    def __init__(self, max_bytes: int | None = LIMIT, max_tasks: int | None = None, max_hold_s: float = 5.0) -> None:
+        self.holds = Holds(max_bytes, max_tasks, max_hold_s)
+        self.nbytes = Counter[str]()
+        self.tasks = Counter[str]()
+        self.steps = Counter[str]()
+        self.now = 0.0
+
+    def step(self, size: int = 10) -> set[str]:
+        """One step of all streams; who was held."""
+        total, tasks = sum(self.nbytes.values()), sum(self.tasks.values())
+        held: Sequence[str] = ()
+        if self.holds.is_over(total, tasks):
+            loads = [Load(each, each, self.steps[each], self.nbytes[each], self.tasks[each]) for each in self.nbytes]
+            held = self.holds.choose(loads, total, tasks, self.now)
+        else:
+            self.holds.none()
+        for name in self.nbytes:
+            if name not in held:
+                self.steps[name] += 1
+                self.nbytes[name] += size
+                self.tasks[name] += 1
+        return set(held)
+
+
+def test_nothing_over_its_limit_holds_nobody() -> None:
+    """At the limit every stream runs."""
+    stage = Stage()
+    stage.nbytes.update({"a": LIMIT - 1, "b": 1})
+    assert stage.step() == set()
+
+
+@pytest.mark.parametrize("much", [LIMIT + 1, 3 * LIMIT])
+def test_one_unfetched_stream_stops_no_other(much: int) -> None:
+    """It alone is held, the others run at every step, also when its expired holds have brought more and more."""
+    stage = Stage(max_hold_s=1.0)
+    stage.nbytes.update({"hung": much, **{f"s{number}": 30 for number in range(15)}})
+    for _ in range(4000):
+        stage.now += 0.05
+        assert stage.step(size=10) <= {"hung"}
+        for number in range(15):
+            stage.nbytes[f"s{number}"] = 30  # theirs is fetched
+    assert stage.steps["s0"] == 4000
+    assert stage.holds.expired > 100
+
+
+def test_held_stream_goes_on_as_it_drains() -> None:
+    """One whose chunks are fetched slowly takes a step for each that was."""
+    stage = Stage(max_hold_s=3600.0)
+    stage.nbytes["slow"] = LIMIT + 10
+    for _ in range(100):
+        assert stage.step() == {"slow"}
+        stage.nbytes["slow"] -= 10
+        assert stage.step() == set()
+    assert stage.steps["slow"] == 100
+
+
+@pytest.mark.parametrize("hung", [1, 2, 5, 16, 64])
+def test_all_together_are_bounded(hung: int) -> None:
+    """However many are never fetched, all from the beginning: half as much again as the limit, and a step of each."""
+    stage = Stage(max_hold_s=3600.0)
+    for number in range(hung):
+        stage.nbytes[f"s{number}"] = 0
+    for _ in range(3 * LIMIT // 10):
+        stage.step()
+    assert LIMIT < sum(stage.nbytes.values()) <= 1.5 * LIMIT + 10 * hung
+    assert max(stage.nbytes.values()) - min(stage.nbytes.values()) <= 20, "alike streams have equal shares"
+
+
+def test_streams_that_come_one_after_another_are_bounded_too() -> None:
+    """Each grows to what is left for one like it; all together to twice the limit at most."""
+    stage = Stage(max_hold_s=3600.0)
+    for number in range(60):
+        stage.nbytes[f"s{number}"] = 0
+        for _ in range(200 if number else LIMIT // 10 + 2):
+            stage.step()
+    assert sum(stage.nbytes.values()) <= 2 * LIMIT
+
+
+def test_hold_ends_for_one_step() -> None:
+    """After ``max_hold_s`` the stream takes one step, whenever it can, and is held anew."""
+    stage = Stage(max_hold_s=1.0)
+    stage.nbytes["s"] = LIMIT + 1
+    found = []
+    for _ in range(40):
+        stage.now += 0.25
+        found.append(not stage.step())
+    assert sum(found) == stage.steps["s"] == stage.holds.expired == stage.holds.began - 1 == 6
+
+
+def test_expired_hold_stays_open_until_the_step_was_taken() -> None:
+    """A stream that could not be scheduled for another reason has its step still to come."""
+    holds, loads = Holds(LIMIT, None, 1.0), [Load("s", "s", 7, LIMIT + 1, 0)]
+    assert holds.choose(loads, LIMIT + 1, 0, 0.0) == ["s"]
+    assert [holds.choose(loads, LIMIT + 1, 0, now) for now in (2.0, 3.0, 90.0)] == [[], [], []]
+    assert holds.choose([Load("s", "s", 8, LIMIT + 1, 0)], LIMIT + 1, 0, 91.0) == ["s"]
+    assert (holds.began, holds.expired) == (2, 1)
+
+
+def test_request_that_leaves_the_running_ones_is_no_longer_held() -> None:
+    """An abort, an end or a preemption leaves nothing behind: its next hold is a new one."""
+    holds = Holds(LIMIT, None, 1.0)
+    load = Load("s", "s", 0, LIMIT + 1, 0)
+    assert holds.choose([load], LIMIT + 1, 0, 0.0) == ["s"]
+    assert holds.choose([], LIMIT + 1, 0, 0.5) == []
+    assert holds.choose([load], LIMIT + 1, 0, 1.4) == ["s"]
+    assert (holds.began, holds.expired) == (2, 0)
+
+
+def test_tasks_hold_where_they_have_a_limit() -> None:
+    """``max_tasks`` holds those with the most tasks; null for both limits is no limit."""
+    stage = Stage(max_bytes=None, max_tasks=100)
+    stage.tasks.update({"many": 101, "few": 1})
+    stage.nbytes.update({"many": 0, "few": 0})
+    assert stage.step() == {"many"}
+    assert not Stage(max_bytes=None).holds.is_over(2**60, 2**40)
+
+
+# ---- What was put and not fetched ----
+
+
+class Segments:
+    """Shared memory: names that are there, and how often it was looked at."""
+
+    def __init__(self) -> None:
+        self.there: set[str] = set()
+        self.looks = 0
+        self.unfetched = Unfetched(self.exists)
+
+    def exists(self, name: str) -> bool:
+        """A look."""
+        self.looks += 1
+        return name in self.there
+
+    def put(self, stream: str, *numbers: int, nbytes: int = 100, now: float = 0.0) -> None:
+        """Put chunks of these numbers."""
+        for number in numbers:
+            self.there.add(f"{stream}_0_{number}")
+            self.unfetched.put(stream, 0, number, nbytes, now)
+
+    def fetch(self, stream: str, *numbers: int) -> None:
+        """Fetch them."""
+        self.there -= {f"{stream}_0_{number}" for number in numbers}
+
+
+def live(*streams: str) -> Callable[[str], bool]:
+    """Of which more may be put."""
+    return set(streams).__contains__
+
+
+def test_chunks_count_from_the_put_to_the_fetch() -> None:
+    """By stream and all together, and nothing is kept of a stream whose chunks were all fetched."""
+    segments = Segments()
+    segments.put("a", 0, 1, 2)
+    segments.put("b", 7, nbytes=5)
+    segments.fetch("a", 0, 1)
+    segments.unfetched.look(1.0, live("a", "b"))
+    assert (segments.unfetched.of("a"), segments.unfetched.of("b"), segments.unfetched.nbytes) == (100, 5, 105)
+    segments.fetch("a", 2)
+    segments.unfetched.look(2.0, live("a"))
+    assert (segments.unfetched.of("a"), len(segments.unfetched)) == (0, 1)
+
+
+def test_many_fetched_chunks_take_few_looks() -> None:
+    """They are fetched in order: the first that is there is found by bisection."""
+    segments = Segments()
+    segments.put("a", *range(1000))
+    segments.fetch("a", *range(700))
+    segments.unfetched.look(1.0, live())
+    assert segments.unfetched.of("a") == 300 * 100
+    assert segments.looks <= 11
+
+
+def test_chunks_of_an_ended_request_count_until_nobody_fetches_them() -> None:
+    """A receiver that still fetches keeps them counted; a minute after the last fetch they count no longer."""
+    segments = Segments()
+    segments.put("a", *range(5))
+    segments.put("live", 0)
+    for minute in range(3):
+        segments.fetch("a", minute)
+        segments.unfetched.look(minute * ABANDONED_S, live("live"))
+    assert segments.unfetched.of("a") == 200
+    segments.unfetched.look(2 * ABANDONED_S + 61.0, live("live"))
+    assert (segments.unfetched.of("a"), segments.unfetched.nbytes) == (0, 100)
+
+
+def test_external_id_that_comes_again_starts_anew() -> None:
+    """A new request's chunks have an old one's names: what was counted under them is gone."""
+    segments = Segments()
+    segments.put("a", 0, 1, 2)
+    segments.put("a", 0, nbytes=7)
+    assert (segments.unfetched.of("a"), segments.unfetched.nbytes) == (7, 7)
