@@ -12,10 +12,11 @@ import benchmarks.dispatch
 from benchmarks.dispatch.outputs import request_output
 from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, IN_TURN, STOCK
 from benchmarks.rigs.driver import alternate, parser
+from benchmarks.rigs.process_arms import switch_on
 from benchmarks.rigs.results import say, spread
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm, switch_on
+from omni_fastpath.tools.ab.arm import Arm
 
 ITEMS = 200
 EVERY = 16

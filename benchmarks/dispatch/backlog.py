@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks.rigs.arms import ARMS, FASTPATH, ONE_ITEM, STOCK
 from benchmarks.rigs.driver import alternate, parser
+from benchmarks.rigs.process_arms import switch_on
 from benchmarks.rigs.results import say, spread
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import switch_on
 from omni_fastpath.tools.ab.quantiles import quantile
 
 REQUESTS = 16

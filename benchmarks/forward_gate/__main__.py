@@ -15,9 +15,10 @@ import benchmarks.forward_gate
 from benchmarks.forward_gate.component import TOKENS, measure
 from benchmarks.rigs import results
 from benchmarks.rigs.driver import alternate
+from benchmarks.rigs.process_arms import check, switch_on
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm, check, switch_on
+from omni_fastpath.tools.ab.arm import Arm
 
 ARMS = {
     arm.name: arm for arm in (Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH_FORWARD_GATE": "1"}), Arm("stock again"))

@@ -13,9 +13,10 @@ import benchmarks.front_end
 from benchmarks.front_end.ended import ended
 from benchmarks.rigs import results
 from benchmarks.rigs.driver import alternate
+from benchmarks.rigs.process_arms import switch_on
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm, switch_on
+from omni_fastpath.tools.ab.arm import Arm
 
 _ON = "OMNI_FASTPATH_LEAN_FRONT_END"
 MODES = ("full", "line")

@@ -13,10 +13,10 @@ import pytest
 @pytest.fixture(scope="module", autouse=True)
 def _on() -> Iterator[None]:
     from benchmarks.rigs.arms import FASTPATH
+    from benchmarks.rigs.process_arms import switch_on
     from omni_fastpath.declare import Process
     from omni_fastpath.install import uninstall
     from omni_fastpath.patches import PATCHES
-    from omni_fastpath.tools.ab.arm import switch_on
 
     switch_on(FASTPATH, Process.SERVER)
     yield

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from benchmarks.rigs import process_arms
 from omni_fastpath.declare import Process
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools.ab import arm as arms
 from omni_fastpath.tools.ab.arm import Arm
 
 _ON = {"OMNI_FASTPATH": "1"}
@@ -65,12 +65,12 @@ def defaults() -> list[str]:
 
 def prepare(arm: Arm) -> None:
     """Switch on what the arm says in this process."""
-    arms.switch_on(arm, Process.SERVER)
+    process_arms.switch_on(arm, Process.SERVER)
 
 
 def check(arm: Arm) -> dict[str, dict[str, int]]:
     """Assert, at the end of a run, that the arm was on all the time; what its patches counted."""
-    counters = arms.check(arm, Process.SERVER)
+    counters = process_arms.check(arm, Process.SERVER)
     drain = counters.get("budgeted_drain")
     assert drain is None or drain["items"] > 0, drain
     return counters

@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.rigs import overlays
 from omni_fastpath.statefile import Snapshot
-from omni_fastpath.tools.ab.asked import free_port
+from omni_fastpath.tools.ab.commands import free_port
 from omni_fastpath.tools.ab.errors import MeasureError
 from omni_fastpath.tools.ab.interrupts import Interrupts
 from omni_fastpath.tools.ab.serving import Serving

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from benchmarks.rigs.process_arms import SERVES, has_no_use
 from benchmarks.rigs.server import Server
+from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
-from omni_fastpath.tools.ab.arm import FOREIGN, Arm, check_server
+from omni_fastpath.tools.ab.arm import FOREIGN, Arm, WrongArmError
 
 
 def environment(arm: Arm) -> dict[str, str | None]:
@@ -31,3 +34,38 @@ def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapsh
     found = server.snapshots()
     check_server(arm, found, expected)
     return found
+
+
+def check_server(arm: Arm, processes: Mapping[str, Snapshot], expected: Iterable[str]) -> None:
+    """Check what the processes of a server say in their state files.
+
+    Args:
+        arm: What the server should be.
+        processes: Role of a process in the server to its state file.
+        expected: The roles that must have one; for stock, those of a server that was told ``OMNI_FASTPATH=0``.
+
+    Raises:
+        WrongArmError: The server is not what the arm says; the message names each point.
+    """
+    problems = [f"{role} has no state file" for role in sorted(set(expected) - processes.keys())]
+    for role, snapshot in sorted(processes.items()):
+        for patch in PATCHES:
+            record = snapshot.patches.get(patch.name)
+            if record is None:
+                problems.append(f"{role}: {patch.name} is not in the state file")
+                continue
+            wanted = _wanted(patch.name in arm.enabled, patch, snapshot.role)
+            if record.state not in wanted:
+                words = " or ".join(state.value for state in wanted)
+                problems.append(f"{role}: {patch.name} is {record.state.value} ({record.reason}), wanted {words}")
+    if problems:
+        raise WrongArmError(f"this server is no {arm.name} arm:\n  " + "\n  ".join(problems))
+
+
+def _wanted(is_on: bool, patch: Patch, here: Process) -> tuple[State, ...]:
+    if not is_on:
+        return (State.OFF,)
+    if here not in patch.processes or has_no_use(patch):
+        return (State.NOT_APPLICABLE,)
+    # Which stage a stage's patch serves is its pipeline's matter; in the server there is no such choice.
+    return SERVES if here is Process.SERVER else (*SERVES, State.NOT_APPLICABLE)

@@ -17,6 +17,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rigs import process_arms
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import arm as compare
 
@@ -54,7 +55,7 @@ CAPPED = compare.Arm("fastpath, max_bytes 4 MiB", {**ON, "OMNI_FASTPATH_SAVE_QUE
 
 def check(arm: compare.Arm, rig: Any) -> None:
     """Assert that the stage is what the arm says."""
-    compare.check(arm, Process.STAGE)
+    process_arms.check(arm, Process.STAGE)
     queue = rig.adapter._pending_save_reqs
     assert (type(queue) is deque) is not arm.on, type(queue)
 
@@ -174,7 +175,7 @@ def _serve_stage(pipe: Any, arm: compare.Arm, stage: int, config: Path, settings
 
     commands: Mapping[str, Callable[..., dict[str, Any]]] = {name: getattr(loads, f"run_{name}") for name in COMMANDS}
     with Receiver(stage, [pipe]) as receiver:
-        compare.switch_on(arm, Process.STAGE)
+        process_arms.switch_on(arm, Process.STAGE)
         with Rig(config, **settings) as rig:
             check(arm, rig)
             receiver.wait_until_ready()

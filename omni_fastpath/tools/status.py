@@ -20,7 +20,6 @@ from omni_fastpath.ledger import logger
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import overlay, servers, upgrade
 from omni_fastpath.tools.findings import Facts, judge
-from omni_fastpath.variables import boolean, master_off
 
 SCHEMA = 4
 """Of the report; a key is only ever added under the same number."""
@@ -112,7 +111,7 @@ def _installation(environ: Mapping[str, str], found: Resolved | None, patches: S
         "environment": {name: environ[name] if name in known else None for name in config.said(environ, patches)},
         "unknown_variables": list(found.unknown) if found else [],
         "state_folder": _state_folder(),
-        "patches": {patch.name: _declared(patch, environ) for patch in patches},
+        "patches": {patch.name: _declared(patch) for patch in patches},
     }
 
 
@@ -123,7 +122,7 @@ def _state_folder() -> str | None:
         return None
 
 
-def _declared(patch: Patch, environ: Mapping[str, str]) -> dict[str, Any]:
+def _declared(patch: Patch) -> dict[str, Any]:
     problem, row = install.release_problem(patch), install.row_here(patch)
     return {
         "summary": patch.summary,
@@ -134,14 +133,6 @@ def _declared(patch: Patch, environ: Mapping[str, str]) -> dict[str, Any]:
         "release_problem": problem,
         "release_state": install.state_here(patch).value,
         "release_words": "" if row is None else row.remarks,
-        "environment": {
-            "switch": False if master_off(environ) else boolean(environ.get(patch.env, "")),
-            "values": {
-                key: environ[name]
-                for key in patch.options.model_fields
-                if (name := config.value_variable(patch, key)) in environ
-            },
-        },
     }
 
 

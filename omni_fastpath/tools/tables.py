@@ -53,6 +53,11 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
+def _print(table: Table, to: Console) -> None:
+    to.print(table)
+    to.print()
+
+
 def show_status(report: Mapping[str, Any], to: Console) -> None:
     """What ``status_report`` found, findings last."""
     _show_installation(report["installation"], to)
@@ -90,20 +95,13 @@ def _show_installation(installation: Mapping[str, Any], to: Console) -> None:
     for name, text in installation["environment"].items():
         table.add_row(name, "(not a variable of ours)" if text is None else repr(text))
     table.add_row("state files", installation["state_folder"] or "no trustworthy folder")
-    to.print(table)
-    to.print()
+    _print(table, to)
 
-    table = _table("Patches", "patch", "default", "this release", "environment", "summary")
+    table = _table("Patches", "patch", "default", "this release", "summary")
     for name, patch in installation["patches"].items():
-        table.add_row(
-            name,
-            "on" if patch["default_on"] else "opt-in",
-            _on_this_release(patch),
-            _environment(patch["environment"]),
-            patch["summary"],
-        )
-    to.print(table)
-    to.print()
+        default = "on" if patch["default_on"] else "opt-in"
+        table.add_row(name, default, _on_this_release(patch), patch["summary"])
+    _print(table, to)
 
 
 def _on_this_release(patch: Mapping[str, Any]) -> str:
@@ -113,19 +111,13 @@ def _on_this_release(patch: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, ("tested" if state == State.APPLIED.value else state, patch["release_words"])))
 
 
-def _environment(said: Mapping[str, Any]) -> str:
-    switch = {True: ["on"], False: ["off"], None: []}[said["switch"]]
-    return ", ".join([*switch, *(f"{key}={json.dumps(value)}" for key, value in said["values"].items())]) or "-"
-
-
 def _show_verify(report: Mapping[str, Any], to: Console) -> None:
     table = _table("Seams against the installed vllm and vllm-omni", "patch", "verdict")
     for name, problems in report["verify"].items():
         state = report["installation"]["patches"][name]["release_state"]
         for line in problems or ["as declared" if state == State.APPLIED.value else f"{state}: it has none here"]:
             table.add_row(name, line)
-    to.print(table)
-    to.print()
+    _print(table, to)
     for patch in report["compared"]:
         seams = patch["seams"]
         fitting = f"{sum(not seam['changes'] for seam in seams)} of {len(seams)} seams are as on {patch['beside']}"
@@ -133,8 +125,7 @@ def _show_verify(report: Mapping[str, Any], to: Console) -> None:
         for seam in seams:
             if seam["changes"]:
                 table.add_row(seam["seam"], "; ".join(seam["changes"]))
-        to.print(table)
-        to.print()
+        _print(table, to)
 
 
 def _show_resolved(resolved: Mapping[str, Any], to: Console) -> None:
@@ -145,8 +136,7 @@ def _show_resolved(resolved: Mapping[str, Any], to: Console) -> None:
         on = name in resolved["enabled"]
         because = origin if on else resolved["off"][name]
         table.add_row(name, "on" if on else "off", because, _listed(resolved["enabled"].get(name, {})))
-    to.print(table)
-    to.print()
+    _print(table, to)
 
 
 def _listed(values_: Mapping[str, Any]) -> str:
@@ -169,8 +159,7 @@ def _show_processes(processes: Sequence[Mapping[str, Any]], to: Console) -> None
                 _took_effect(record),
                 record["reason"] or "-",
             )
-    to.print(table)
-    to.print()
+    _print(table, to)
 
 
 def _took_effect(record: Mapping[str, Any]) -> str:
@@ -185,8 +174,7 @@ def show_seams(patches: Sequence[Mapping[str, Any]], to: Console) -> None:
         for seam in patch["seams"]:
             found = "; ".join(seam["changes"]) or "as declared"
             table.add_row(seam["seam"], seam["use"], seam["place"] or "-", seam["fingerprint"] or "-", found)
-        to.print(table)
-        to.print()
+        _print(table, to)
 
 
 def show_patches(patches: Sequence[Patch], to: Console) -> None:
@@ -210,8 +198,7 @@ def show_patch(patch: Patch, to: Console) -> None:
     here = install.release_problem(patch) if row is None else "; ".join(filter(None, (row.state.value, row.remarks)))
     facts.add_row("on the installed release", here)
     facts.add_row("switch", f"fastpath.{patch.name}, {patch.env}")
-    to.print(facts)
-    to.print()
+    _print(facts, to)
     defaults = patch.options().model_dump(mode="json")
     options = _table("Values", "key", "default", "allowed", "meaning", "variable")
     for key, found in patch.options.model_fields.items():
@@ -230,8 +217,7 @@ def show_patch(patch: Patch, to: Console) -> None:
         counters.add_row(metric.name, metric.meaning)
     for table in (options, seams, counters):
         if table.row_count:
-            to.print(table)
-            to.print()
+            _print(table, to)
     to.print(matrix([patch]))
 
 

@@ -110,17 +110,6 @@ def test_what_the_server_would_refuse_is_not_written(base: Path, assignment: str
         overlay.build(base, [assignment], MADE_UP)
 
 
-def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
-    """A file is overwritten on demand only."""
-    output = tmp_path / "out.yaml"
-    overlay.write("one\n", output)
-    with pytest.raises(FileExistsError):
-        overlay.write("two\n", output)
-    assert output.read_text() == "one\n"
-    overlay.write("two\n", output, force=True)
-    assert output.read_text() == "two\n"
-
-
 def test_bundled_yamls_are_found_without_an_import(tmp_path: Path) -> None:
     """The folder of vllm_omni is found while its code, which would fail here, is not run."""
     package = tmp_path / "vllm_omni"
@@ -148,13 +137,6 @@ def test_a_file_comes_before_a_bundled_name(base: Path, tmp_path: Path, monkeypa
     assert overlay.find("some_model") == overlay.find("some_model.yaml") == named.resolve()
     with pytest.raises(ConfigError, match="nearest: some_model"):
         overlay.find("some_modl")
-
-
-def test_without_vllm_omni_only_files_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name cannot mean anything where vllm-omni is not installed, and the message says so."""
-    monkeypatch.setattr(overlay, "bundled", dict)
-    with pytest.raises(ConfigError, match="no vllm-omni"):
-        overlay.find("some_model")
 
 
 @pytest.mark.upstream

@@ -2,10 +2,10 @@
 
 For any model, deploy YAML and machine: both commands are the user's own. The benchmarks and the demo stand on it too.
 
-``command`` is the command line and ``asked`` what it asks for. ``serving`` starts and stops a server, ``states`` proves
-that it is its arm, ``measures`` reads what the user's benchmark client wrote, ``requests`` are what the answers are
-compared by. ``series`` does all of it start after start, ``files`` keeps each start, ``shown`` says what a report may
-show of commands and variables, ``report`` what was found, on the terminal, as JSON and as Markdown.
+``command`` is the command line and ``commands`` checks what it was given. ``serving`` starts and stops a server,
+``states`` proves that it is its arm, ``measures`` reads what the user's benchmark client wrote, ``requests`` are what
+the answers are compared by. ``series`` does all of it start after start, ``files`` keeps each start, ``redaction``
+hides what may be a secret, ``report`` says what was found, on the terminal, as JSON and as Markdown.
 
 ``arm`` is an arm of a benchmark and the proof that it is on, ``capture`` the client that records answers, ``answers``
 says whether two arms answered alike, ``rows`` are rows of measures that ``verdict`` judges and ``table`` shows,

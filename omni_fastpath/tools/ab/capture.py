@@ -17,7 +17,7 @@ import hashlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import aiohttp
@@ -451,34 +451,29 @@ class Client:
         return list(await asyncio.gather(*map(start, requests, starts_s)))
 
 
-def run_open_loop(base_url: str, requests: Sequence[Request], rate: float) -> list[Capture]:
-    """`Client.run_open_loop` for code that is not asynchronous."""
-
-    async def run() -> list[Capture]:
-        async with Client(base_url) as client:
-            return await client.run_open_loop(requests, rate)
-
-    return asyncio.run(run())
-
-
-def run_arrivals(base_url: str, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
-    """`Client.run_arrivals` for code that is not asynchronous."""
-
-    async def run() -> list[Capture]:
-        async with Client(base_url) as client:
-            return await client.run_arrivals(requests, starts_s)
-
-    return asyncio.run(run())
-
-
 def run_closed_loop(
     base_url: str, requests: Sequence[Request], max_concurrency: int = 1, *, headers: Mapping[str, str] | None = None
 ) -> list[Capture]:
     """`Client.run_closed_loop` for code that is not asynchronous."""
+    return _run(base_url, headers, lambda client: client.run_closed_loop(requests, max_concurrency))
 
+
+def run_open_loop(base_url: str, requests: Sequence[Request], rate: float) -> list[Capture]:
+    """`Client.run_open_loop` for code that is not asynchronous."""
+    return _run(base_url, None, lambda client: client.run_open_loop(requests, rate))
+
+
+def run_arrivals(base_url: str, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
+    """`Client.run_arrivals` for code that is not asynchronous."""
+    return _run(base_url, None, lambda client: client.run_arrivals(requests, starts_s))
+
+
+def _run(
+    base_url: str, headers: Mapping[str, str] | None, load: Callable[[Client], Awaitable[list[Capture]]]
+) -> list[Capture]:
     async def run() -> list[Capture]:
         async with Client(base_url, headers=headers) as client:
-            return await client.run_closed_loop(requests, max_concurrency)
+            return await load(client)
 
     return asyncio.run(run())
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omni_fastpath.config import refusal
-from omni_fastpath.tools.ab import asked, files, measures, report, requests, series, serving, shown, states
+from omni_fastpath.tools.ab import commands, files, measures, redaction, report, requests, series, serving, states
 from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.capture import Request
 from omni_fastpath.tools.ab.errors import Interrupted
 from omni_fastpath.tools.ab.files import Series
 from omni_fastpath.tools.ab.interrupts import Interrupts
@@ -68,10 +67,10 @@ def main(arguments: Sequence[str]) -> int:
         ConfigError: A usage error.
         OSError: The output cannot be written.
     """
-    own, *commands = asked.parts(arguments, USAGE)
+    own, *given = commands.parts(arguments, USAGE)
     if own[:1] == ["compare"]:
-        return _compare(_compare_parser().parse_args(own[1:]), commands)
-    return _ab(_ab_parser().parse_args(own), commands)
+        return _compare(_compare_parser().parse_args(own[1:]), given)
+    return _ab(_ab_parser().parse_args(own), given)
 
 
 # ---- Options ----
@@ -111,8 +110,6 @@ def _ab_parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, metavar="PORT", help="of every server (default: a free one for each)")
     what = f"fixed requests whose answers are compared, of the client's kind (default {requests.COUNT}; 0: none)"
     parser.add_argument("--answers", type=int, default=requests.COUNT, metavar="N", help=what)
-    lines = 'send these: a line each, {"path": "/v1/...", "body": {...}}'
-    parser.add_argument("--requests", type=Path, metavar="FILE", help=lines)
     for name, default, what in (
         ("--ready-timeout", serving.READY_TIMEOUT_S, "a server may take to be ready"),
         ("--stop-timeout", serving.STOP_TIMEOUT_S, "it may take to end before it is killed"),
@@ -147,11 +144,12 @@ def _judged(options: argparse.Namespace) -> list[str]:
 # ---- Measure both arms ----
 
 
-def _ab(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> int:
-    plan = _plan(options, commands)
+def _ab(options: argparse.Namespace, given: Sequence[Sequence[str]]) -> int:
+    plan = _plan(options, given)
     progress = console(sys.stderr, _PIPED_WIDTH)
     for arm in plan.arms:
-        progress.print(f"{arm.name}: {shown.variables(arm.environment)}")
+        said = " ".join(map("=".join, redaction.variables(arm.environment).items()))
+        progress.print(f"{arm.name}: {said or 'no variable of its own'}")
     order = " ".join(arm.name for arm in plan.order)
     progress.print(f"{len(plan.order)} starts, one after another: {order}; to {plan.out}")
     if plan.no_requests:
@@ -169,42 +167,36 @@ def _ab(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> int:
     return code
 
 
-def _plan(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> series.Plan:
-    if len(commands) != 2:
-        raise refusal("command line", found=f"{len(commands)} bare `--`", allowed=f"two:\n  {USAGE.splitlines()[0]}")
-    known = [asked.PORT, asked.HOST, asked.URL]
-    serve = asked.command("serve command", commands[0], [asked.PORT], known)
-    asked.reachable(serve)
-    bench = asked.command("bench command", commands[1], [asked.PORT, asked.RESULT], [*known, asked.RESULT])
-    asked.saves(bench)
-    arms = Arm("A", asked.variables("--a", options.a)), Arm("B", asked.variables("--b", options.b))
+def _plan(options: argparse.Namespace, given: Sequence[Sequence[str]]) -> series.Plan:
+    if len(given) != 2:
+        raise refusal("command line", found=f"{len(given)} bare `--`", allowed=f"two:\n  {USAGE.splitlines()[0]}")
+    known = [commands.PORT, commands.HOST, commands.URL]
+    serve = commands.command("serve command", given[0], [commands.PORT], known)
+    commands.reachable(serve)
+    bench = commands.command("bench command", given[1], [commands.PORT, commands.RESULT], [*known, commands.RESULT])
+    commands.saves(bench)
+    arms = Arm("A", commands.variables("--a", options.a)), Arm("B", commands.variables("--b", options.b))
     for arm in arms:
         # Refused here, and not by a server in the midst of a series.
-        states.expected(series.environment(arm), asked.filled(serve, {asked.PORT: 1, asked.HOST: "127.0.0.1"}))
-    sent, none = _requests(options, bench)
+        states.expected(series.environment(arm), commands.filled(serve, {commands.PORT: 1, commands.HOST: "127.0.0.1"}))
+    if options.answers < 0:
+        raise refusal("--answers", found=str(options.answers), allowed="0 or more")
+    sent, none = requests.fixed(bench, options.answers)
     return series.Plan(
         arms=arms,
-        starts=asked.starts(options.starts),
+        starts=commands.starts(options.starts),
         serve=serve,
         bench=bench,
         requests=sent,
         no_requests=none,
-        port=asked.port(options.port),
+        port=commands.port(options.port),
         primary=options.primary,
         judged=_judged(options),
-        ready_timeout_s=asked.positive("--ready-timeout", options.ready_timeout),
-        stop_timeout_s=asked.positive("--stop-timeout", options.stop_timeout),
-        bench_timeout_s=options.bench_timeout and asked.positive("--bench-timeout", options.bench_timeout),
+        ready_timeout_s=commands.positive("--ready-timeout", options.ready_timeout),
+        stop_timeout_s=commands.positive("--stop-timeout", options.stop_timeout),
+        bench_timeout_s=options.bench_timeout and commands.positive("--bench-timeout", options.bench_timeout),
         out=_folder(options),
     )
-
-
-def _requests(options: argparse.Namespace, bench: Sequence[str]) -> tuple[list[Request], str]:
-    if options.answers < 0:
-        raise refusal("--answers", found=str(options.answers), allowed="0 or more")
-    if options.requests is not None:
-        return requests.from_file(options.requests), ""
-    return requests.fixed(bench, options.answers)
 
 
 def _last_words(ended: Exception | Interrupted) -> str:
@@ -230,8 +222,8 @@ def _reported(found: Series, folder: Path, *, as_json: bool) -> int:
 # ---- Compare files ----
 
 
-def _compare(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> int:
-    if commands:
+def _compare(options: argparse.Namespace, given: Sequence[Sequence[str]]) -> int:
+    if given:
         raise refusal("command line", found="a bare `--`", allowed="files, and no command")
     arms = [name.strip() for name in options.arms.split(",")] if options.arms else []
     found = files.series(options.files, arms, options.primary, _judged(options))
@@ -239,4 +231,4 @@ def _compare(options: argparse.Namespace, commands: Sequence[Sequence[str]]) -> 
 
 
 def _folder(options: argparse.Namespace) -> Path:
-    return asked.output_folder(options.out or Path(time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S")))
+    return commands.output_folder(options.out or Path(time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S")))

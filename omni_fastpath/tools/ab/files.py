@@ -129,7 +129,7 @@ def series(paths: Sequence[Path], arms: Sequence[str], primary: str | None, judg
         raise refusal(
             "FILES",
             found="starts that were sent different fixed requests, whose answers cannot be compared",
-            allowed="starts measured with one --answers and one --requests",
+            allowed="starts measured with one --answers and one benchmark client",
         )
     for name in names:
         said = sorted({start.words for start in found if start.arm == name})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,8 +92,8 @@ class AStart(Protocol):
 
 
 def read(result: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a client's result that has a known direction, by its key; lists of percentiles flat."""
-    found = {key: value for key, value in _flat(result) if known(key) is not None}
+    """Every number of a client's result that has a known direction, by its key."""
+    found = {key: float(value) for key, value in result.items() if _is_number(value) and known(key) is not None}
     # The same number under two names would be judged twice.
     twice = {key for key in found if key.startswith("p50_") and f"median_{key.removeprefix('p50_')}" in found}
     return measured({key: value for key, value in found.items() if key not in twice})
@@ -144,24 +144,6 @@ def lacks(starts: Sequence[AStart], arms: tuple[str, str]) -> list[Lack]:
         if a or b:
             found.setdefault((a, b), []).append(key)
     return [Lack(tuple(keys), without, (len(of[0]), len(of[1]))) for without, keys in found.items()]
-
-
-def _flat(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for key, value in result.items():
-        if _is_number(value):
-            yield key, float(value)
-        elif key.startswith("percentiles_") and isinstance(value, list):
-            pairs = [each for each in value if isinstance(each, list) and len(each) == 2 and all(map(_is_number, each))]
-            yield from ((f"p{share:g}_{key.removeprefix('percentiles_')}", float(found)) for share, found in pairs)
-        elif key.startswith("stage_durations_") and isinstance(value, Mapping):
-            share = key.removeprefix("stage_durations_")
-            yield from ((f"{share}_{stage}", float(found)) for stage, found in value.items() if _is_number(found))
-        elif isinstance(value, Mapping):
-            yield from (
-                (f"{share}_{key}", float(found))
-                for share, found in value.items()
-                if _is_number(found) and _OF_REQUESTS.fullmatch(f"{share}_{key}")
-            )
 
 
 def _is_number(value: Any) -> bool:

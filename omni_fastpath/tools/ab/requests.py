@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from omni_fastpath.config import refusal, shown
-from omni_fastpath.tools.ab.asked import option
 from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request
+from omni_fastpath.tools.ab.commands import option
 
 COUNT = 8
 MAX_TOKENS = 64
@@ -75,7 +73,7 @@ def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:
         return [chat_request(prompt, model=model, **given) for prompt in prompts], ""
     if endpoint == _SPEECH:
         return [speech_request(prompt, model=model, **{"seed": SEED, **body}) for prompt in prompts], ""
-    return [], f"there are no fixed requests for {endpoint or 'this client'}; --requests FILE sends some"
+    return [], f"there are no fixed requests for {endpoint or 'this client'}"
 
 
 def _extra_body(bench: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -89,34 +87,3 @@ def _extra_body(bench: Sequence[str]) -> tuple[dict[str, Any], str]:
     # What chat_request and speech_request say themselves is not the client's to say.
     kept = {key: value for key, value in body.items() if key not in _OURS} if isinstance(body, dict) else {}
     return kept, "" if isinstance(body, dict) else "the client's --extra-body is no JSON object"
-
-
-def from_file(path: Path) -> list[Request]:
-    """One request a line: ``{"path": "/v1/...", "body": {...}}``.
-
-    Raises:
-        ConfigError: A line of another form, or none.
-    """
-    found = []
-    allowed = 'lines of JSON: {"path": "/v1/...", "body": {...}}'
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise refusal("--requests", found=f"{path}: {error}", allowed=allowed) from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            request = json.loads(line)
-        except ValueError:
-            request = None
-        if not (
-            isinstance(request, dict)
-            and str(request.get("path", "")).startswith("/")
-            and isinstance(request.get("body"), dict)
-        ):
-            raise refusal(f"--requests {path}:{number}", found=shown(line), allowed=allowed)
-        found.append(Request(request["path"], request["body"]))
-    if not found:
-        raise refusal("--requests", found=f"{path} without a request", allowed=allowed)
-    return found

@@ -43,15 +43,6 @@ class Row:
     values: dict[str, list[float]]
     verdict: Verdict | None = None
 
-    def mean(self, arm: str) -> float:
-        """Mean of an arm's starts; NaN without one."""
-        return statistics.fmean(self.values[arm]) if self.values[arm] else math.nan
-
-    def spread(self, arm: str) -> float | None:
-        """Distance between an arm's highest and lowest start; None with a single value, which has no spread."""
-        values = _known(self.values[arm])
-        return max(values) - min(values) if len(values) > 1 else None
-
     @property
     def ratio(self) -> float | None:
         """The second arm over the first, as a verdict has it; None over a zero, or where a start has no value.
@@ -65,16 +56,6 @@ class Row:
     def is_whole(self) -> bool:
         """Whether each arm has starts, and every start has a value."""
         return all(values and not any(map(math.isnan, values)) for values in self.values.values())
-
-    @property
-    def exceeds_spread(self) -> bool | None:
-        """Whether the arms differ by more than the wider spread within an arm; None when there is no spread."""
-        spreads = [self.spread(arm) for arm in self.values]
-        known = [spread for spread in spreads if spread is not None]
-        if len(known) < len(spreads) or not self.is_whole:
-            return None
-        first, second = map(self.mean, self.values)
-        return abs(second - first) > max(known)
 
 
 def rows(measures: Sequence[Measure], starts: Sequence[S], arms: tuple[str, str] = ARMS) -> list[Row]:
@@ -140,7 +121,7 @@ def _counted(words: Sequence[str]) -> str:
 
 
 def summary(table: Sequence[Row]) -> list[str]:
-    """What the table says, in sentences: the verdicts, what they rest on, and the spreads."""
+    """What the table says, in sentences: the verdicts, and what they rest on."""
     words = [row.verdict.word for row in table if row.verdict is not None]
     [primary] = [row.measure for row in table if row.measure.primary]
     lines = []
@@ -152,11 +133,7 @@ def summary(table: Sequence[Row]) -> list[str]:
         lines += [verdict.legend(primary, len(words) - 1, starts)]
     else:
         lines += [f"There is no verdict: {primary.title} has no value in some start."]
-    told = [row.exceeds_spread for row in table]
-    if all(each is None for each in told):
-        return [*lines, "One start an arm has no spread."]
-    description = f"the arms differ by more than the wider spread between starts of one arm in {told.count(True)}"
-    return [*lines, f"Of all {len(table)} rows, {description}; that describes these starts, and is no verdict."]
+    return lines
 
 
 def plain(table: Sequence[Row]) -> list[dict[str, Any]]:
@@ -169,9 +146,7 @@ def plain(table: Sequence[Row]) -> list[dict[str, Any]]:
             "better": row.measure.better,
             "primary": row.measure.primary,
             "values": {arm: [_finite(value) for value in values] for arm, values in row.values.items()},
-            "spread": {arm: row.spread(arm) for arm in row.values},
             "ratio": row.ratio,
-            "exceeds_spread": row.exceeds_spread,
             "verdict": _plain(row.verdict),
         }
         for row in table

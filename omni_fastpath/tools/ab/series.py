@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.tools.ab import asked, measures, requests, serving, shown, states
+from omni_fastpath.tools.ab import commands, measures, redaction, requests, serving, states
 from omni_fastpath.tools.ab.about import about, commit
 from omni_fastpath.tools.ab.arm import Arm, WrongArmError
 from omni_fastpath.tools.ab.capture import Capture, Request, run_closed_loop
@@ -128,13 +128,18 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
     """One start, from the server's start to its stop; it is kept once it is measured, before the server is stopped."""
     title = f"{place}/{2 * plan.starts} {arm.name}"
     environ = environment(arm)
-    port = plan.port or asked.free_port()
-    if not asked.is_free(port):
+    port = plan.port or commands.free_port()
+    if not commands.is_free(port):
         raise MeasureError(f"port {port} is in use")
     named = f"{place:02}-{arm.name}"
     result = plan.out / "results" / f"{named}.json"
-    values = {asked.PORT: port, asked.RESULT: result, asked.HOST: "127.0.0.1", asked.URL: f"http://127.0.0.1:{port}"}
-    serve, bench = asked.filled(plan.serve, values), asked.filled(plan.bench, values)
+    values = {
+        commands.PORT: port,
+        commands.RESULT: result,
+        commands.HOST: "127.0.0.1",
+        commands.URL: f"http://127.0.0.1:{port}",
+    }
+    serve, bench = commands.filled(plan.serve, values), commands.filled(plan.bench, values)
     wanted = states.expected(environ, serve)
     server = Serving(
         serve,
@@ -162,18 +167,18 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
         with phases.phase(f"{title}: benchmark client"):
             found = _result(client, server, result, plan.bench_timeout_s)
         with phases.phase(f"{title}: {len(plan.requests)} fixed requests, proof of the arm"):
-            answers = _ask(server.url, plan.requests, asked.headers(bench))
+            answers = _ask(server.url, plan.requests, commands.headers(bench))
             time.sleep(states.SETTLE_S if wanted.enabled else 0.0)
             server.check()
             said = states.prove(server, arm, wanted)
         start = Start(
             arm=arm.name,
-            variables=shown.variables(arm.environment),
-            inherited=shown.variables(inherited(arm)),
+            variables=redaction.variables(arm.environment),
+            inherited=redaction.variables(inherited(arm)),
             place=place,
             about=about(),
-            serve=shown.command(plan.serve),
-            bench=shown.command(plan.bench),
+            serve=redaction.command(plan.serve),
+            bench=redaction.command(plan.bench),
             start_s=server.start_s,
             measured=measures.read(found),
             failed=found["failed"] if isinstance(found.get("failed"), int) else 0,

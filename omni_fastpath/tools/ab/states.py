@@ -14,7 +14,7 @@ from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 from omni_fastpath.tools.ab.arm import Arm, WrongArmError
-from omni_fastpath.tools.ab.asked import setting
+from omni_fastpath.tools.ab.commands import setting
 from omni_fastpath.tools.ab.serving import Child
 from omni_fastpath.tools.overlay import find
 from omni_fastpath.variables import NAMESPACE, master_off

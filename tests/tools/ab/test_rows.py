@@ -29,16 +29,9 @@ def test_one_cold_start_makes_no_ratio(primary: bool) -> None:
 
 @pytest.mark.parametrize("values", [[NONE, 1.0, 3.0], [1.0, NONE, 3.0], [1.0, 3.0, NONE]])
 def test_a_start_without_a_value_leaves_the_others_theirs(values: list[float]) -> None:
-    """Wherever it stands: spread and cell are of the others, how many these are is said, and the data are JSON."""
+    """Wherever it stands: the cell is of the others, how many these are is said, and the data are JSON."""
     row = _row([1.0, 2.0, 3.0], values)
-    assert row.spread("B") == 2.0
     assert rows.by_arm(row)[2] == "2 (1 to 3), 2 of 3 starts"
     assert (row.ratio, row.verdict) == (None, None)
     json.dumps(rows.plain([row]), allow_nan=False)
-
-
-def test_starts_without_any_value_have_no_spread() -> None:
-    """Nor has a single one that has a value."""
-    row = _row([NONE, NONE], [NONE, 1.0])
-    assert (row.spread("A"), row.spread("B")) == (None, None)
-    assert rows.by_arm(row)[1:3] == ["-", "1, 1 of 2 starts"]
+    assert rows.by_arm(_row([NONE, NONE], [NONE, 1.0]))[1:3] == ["-", "1, 1 of 2 starts"]

@@ -107,13 +107,6 @@ def test_json_is_all_of_standard_output(
     }
 
 
-def test_a_folder_of_an_earlier_series_is_not_written_into(serve: Command, bench: Command) -> None:
-    """Starts of two series would be compared as one."""
-    Path("out/starts").mkdir(parents=True)
-    Path("out/starts/01-A.json").write_text("{}")
-    assert _ab(serve(), bench()) == 2
-
-
 def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
     """Six starts an arm and twice the time: the measures say worse; they can be judged again from the files."""
     assert _ab(serve(), bench("slower"), *OFF_ON, "--starts", "6", "--answers", "0") == 1

@@ -11,45 +11,33 @@ import pytest
 
 from omni_fastpath.config import ConfigError
 from omni_fastpath.tools import cli
-from omni_fastpath.tools.ab import asked, requests, shown
+from omni_fastpath.tools.ab import commands, redaction, requests
 
 PYTHON = sys.executable
 
 
 def test_commands_stand_between_bare_dashes() -> None:
     """What looks like an option stays the command's; a third bare one is refused."""
-    found = asked.parts(["--starts", "2", "--", "vllm", "serve", "--", "vllm", "--x=--"], "usage")
+    found = commands.parts(["--starts", "2", "--", "vllm", "serve", "--", "vllm", "--x=--"], "usage")
     assert found == [["--starts", "2"], ["vllm", "serve"], ["vllm", "--x=--"]]
     with pytest.raises(ConfigError, match="more than two bare `--`"):
-        asked.parts(["--", "a", "--", "b", "--", "c"], "usage")
-
-
-def test_only_words_in_braces_are_placeholders() -> None:
-    """JSON keeps its braces; a placeholder may stand within a word."""
-    words = ["--url=http://{host}:{port}", '{"modalities": {"a": 1}}', "{}"]
-    assert asked.filled(words, {"host": "here", "port": 7}) == ["--url=http://here:7", '{"modalities": {"a": 1}}', "{}"]
+        commands.parts(["--", "a", "--", "b", "--", "c"], "usage")
 
 
 def test_what_a_shell_and_jinja_have_in_braces_is_theirs() -> None:
     """``${NAME}`` and ``{{name}}`` are neither refused nor filled in."""
     words = [PYTHON, "-c", "serve ${EXTRA} ${port} --port {port}", "{{bos_token}}"]
-    assert asked.command("serve command", words, ["port"], ["port"]) == tuple(words)
-    assert asked.filled(words, {"port": 7})[2:] == ["serve ${EXTRA} ${port} --port 7", "{{bos_token}}"]
-
-
-def test_the_url_has_the_port() -> None:
-    """``--base-url {url}`` is enough for a client, and a server may know it too."""
-    words = [PYTHON, "--base-url", "{url}", "{result}"]
-    assert asked.command("bench command", words, ["port", "result"], ["port", "result", "url"]) == tuple(words)
+    assert commands.command("serve command", words, ["port"], ["port"]) == tuple(words)
+    assert commands.filled(words, {"port": 7})[2:] == ["serve ${EXTRA} ${port} --port 7", "{{bos_token}}"]
 
 
 def test_options_are_read_as_vllm_reads_them() -> None:
     """``_`` in an option is ``-``, in its value it stays; the last one counts."""
     words = ["vllm", "--deploy_config", "a_b.yaml", "--served_model_name=m_1"]
-    assert asked.option(words, "--deploy-config") == "a_b.yaml"
-    assert asked.option(words, "--served-model-name") == "m_1"
-    assert asked.option([*words, "--deploy-config=c"], "--deploy-config") == "c"
-    assert asked.option(["vllm", "--deploy-config"], "--deploy-config") is None
+    assert commands.option(words, "--deploy-config") == "a_b.yaml"
+    assert commands.option(words, "--served-model-name") == "m_1"
+    assert commands.option([*words, "--deploy-config=c"], "--deploy-config") == "c"
+    assert commands.option(["vllm", "--deploy-config"], "--deploy-config") is None
 
 
 def test_the_clients_headers() -> None:
@@ -66,15 +54,9 @@ def test_the_clients_headers() -> None:
         "--seed",
         "2",
     ]
-    assert asked.headers(words) == {"Authorization": "Bearer a=b", "x": "1"}
-    assert asked.headers([*words, "--header=y=2", "z=3"]) == {"y": "2"}
-    assert asked.headers(["bench", "X=1", "--model", "m"]) == {}
-
-
-@pytest.mark.parametrize("host", ["{host}", "127.0.0.1", "localhost", "0.0.0.0", "::"])  # noqa: S104 - compared
-def test_a_server_that_is_reached_at_127_0_0_1(host: str) -> None:
-    """Wherever else it listens besides."""
-    asked.reachable(["vllm", "serve", "--host", host])
+    assert commands.headers(words) == {"Authorization": "Bearer a=b", "x": "1"}
+    assert commands.headers([*words, "--header=y=2", "z=3"]) == {"y": "2"}
+    assert commands.headers(["bench", "X=1", "--model", "m"]) == {}
 
 
 def test_a_file_of_options_is_read_too(tmp_path: Path) -> None:
@@ -82,8 +64,8 @@ def test_a_file_of_options_is_read_too(tmp_path: Path) -> None:
     file = tmp_path / "vllm.yaml"
     file.write_text("host: 10.0.0.5\nuds:\n")
     with pytest.raises(ConfigError, match=r"found --host 10\.0\.0\.5"):
-        asked.reachable(["vllm", "serve", "--config", str(file)])
-    asked.reachable(["vllm", "serve", "--config", str(file), "--host", "127.0.0.1"])
+        commands.reachable(["vllm", "serve", "--config", str(file)])
+    commands.reachable(["vllm", "serve", "--config", str(file), "--host", "127.0.0.1"])
 
 
 SECRETS = [
@@ -125,7 +107,7 @@ SECRETS = [
 def test_no_way_to_write_a_secret_into_a_command_gets_into_a_report(words: str) -> None:
     """A value is shown only where an option is known to hold none; names stay."""
     command = ["/usr/bin/vllm", *shlex.split(words), "--port", "{port}", "--max-concurrency=16"]
-    found = shown.command(command)
+    found = redaction.command(command)
     assert "SECRET" not in " ".join(found)
     assert found[0] == "vllm"
     assert found[-3:] == ["--port", "{port}", "--max-concurrency=16"]
@@ -135,14 +117,14 @@ def test_what_makes_a_command_that_command_is_shown() -> None:
     """Programs, the model, names of options and variables, and plain values of harmless options."""
     command = "env HF_TOKEN=x python -m vllm_omni.entrypoints.cli.main serve org/model --omni --seed 3 --api-key x"
     told = "env HF_TOKEN=*** *** -m vllm_omni.entrypoints.cli.main serve org/model --omni --seed 3 --api-key ***"
-    assert shown.command(command.split()) == told.split()
+    assert redaction.command(command.split()) == told.split()
 
 
 def test_of_variables_the_values_are_shown_that_are_ours() -> None:
     """By name, those that are documented and upstream's mode; another name may hold a token, in our namespace too."""
     environ = {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_HF_TOKEN": "x", "HF_TOKEN": "x", "VLLM_OMNI_EVENT_DRIVEN_ORCH": "1"}
     hidden = {"OMNI_FASTPATH_HF_TOKEN": "***", "HF_TOKEN": "***"}
-    assert shown.variables(environ) == {**environ, **hidden}
+    assert redaction.variables(environ) == {**environ, **hidden}
 
 
 @pytest.mark.parametrize(
@@ -173,7 +155,7 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
         (["--", "SERVE", "--", PYTHON, "bench", "serve", "{port}", "{result}"], "found no --save-result"),
         (["--port", "0", "--", "SERVE", "--", "BENCH"], "--port: found 0"),
         (["--primary", "duration", "--", "SERVE", "--", "BENCH"], "--primary: found duration, whose direction"),
-        (["--requests", "none.jsonl", "--", "SERVE", "--", "BENCH"], "--requests: found none.jsonl"),
+        (["--answers", "-1", "--", "SERVE", "--", "BENCH"], "--answers: found -1"),
         (["--ready-timeout", "0", "--", "SERVE", "--", "BENCH"], "--ready-timeout: found 0"),
         (["compare", "none.json"], "none.json: found no start"),
     ],
@@ -244,16 +226,6 @@ def test_where_no_request_can_be_made_it_is_said(bench: list[str], why: str) -> 
     sent, none = requests.fixed(bench, 8)
     assert sent == []
     assert why in none
-
-
-def test_requests_of_a_file(tmp_path: Path) -> None:
-    """A line each; a line that is none is named with its number."""
-    file = tmp_path / "requests.jsonl"
-    file.write_text('{"path": "/v1/images", "body": {"prompt": "x"}}\n\n')
-    assert [(each.path, each.body) for each in requests.from_file(file)] == [("/v1/images", {"prompt": "x"})]
-    file.write_text('{"path": "/v1/images", "body": {}}\n{"path": "images"}\n')
-    with pytest.raises(ConfigError, match=r"requests\.jsonl:2: found"):
-        requests.from_file(file)
 
 
 def test_without_what_it_needs_it_says_how_to_get_it(
