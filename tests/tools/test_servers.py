@@ -65,10 +65,14 @@ def test_a_stage_belongs_to_the_server_above_it(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
 def test_what_another_user_wrote_is_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in a folder that another user owns."""
+    """Neither a state file that another user owns nor one in a folder that another user owns."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     with fake_server(environ={"XDG_RUNTIME_DIR": str(folder)}, said=snapshot(0)) as pid:
         assert pid in {each["pid"] for each in status_report({}, PATCHES)["processes"]}
+        [file] = (folder / "omni-fastpath").glob("*.json")
+        os.chown(file, 65534, -1)
+        assert pid not in {each["pid"] for each in status_report({}, PATCHES)["processes"]}
+        os.chown(file, 0, -1)
         os.chown(folder / "omni-fastpath", 65534, -1)
         assert pid not in {each["pid"] for each in status_report({}, PATCHES)["processes"]}
 
