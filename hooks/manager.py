@@ -1,8 +1,7 @@
 """Finding and calling hook plugins; one that raises is reported once and switched off.
 
-Whatever a plugin raises is its own failure, ``SystemExit`` and ``CancelledError`` too: a hook is called between two
-outputs, where nobody could be cancelled, and it has no business in ending a server. What a signal raises while a
-plugin happens to run (Ctrl-C, upstream's handler of SIGTERM) is somebody else's, and is passed on.
+A plugin that raises anything is switched off, for ``SystemExit`` and ``CancelledError`` too: a hook is called between
+two outputs and has no business in ending a server. So is one that would have to be awaited or iterated. Ctrl-C passes.
 
 When no plugin implements a hook, callers get None (or the default policy itself), so that pluggy is not on the path.
 """
@@ -10,13 +9,9 @@ When no plugin implements a hook, callers get None (or the default policy itself
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-import signal
 import threading
-import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
-from types import CodeType, FunctionType, MethodType
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any
 
 import pluggy
@@ -27,7 +22,7 @@ from omni_fastpath.ledger import logger
 Policy = Callable[[RawOutputView], bool]
 
 _ANSWERS: dict[str, Callable[[Any], Any]] = {"is_routable": bool, "next_stage": operator.index}
-"""What becomes of an answer, for the hooks that have one."""
+"""How an answer becomes its hook's type, for the hooks that have one."""
 
 
 class HookManager:
@@ -45,7 +40,7 @@ class HookManager:
         self._switched_off: dict[str, str] = {}
 
     def told(self) -> dict[str, Any]:
-        """The plugins by name, for the state file: those in use, and why others are not, cannot be or no longer are."""
+        """The plugins by name, for the state file: those in use, and the reasons of unusable and switched-off ones."""
         used = [name for name, plugin in self._pluggy.list_name_plugin() if plugin is not None]
         return {"used": used, "unusable": dict(self._unusable), "switched_off": dict(self._switched_off)}
 
@@ -60,7 +55,7 @@ class HookManager:
             try:
                 self.register(entry_point.load(), entry_point.name)
             except BaseException as error:
-                if is_a_signals(error):
+                if _is_ctrl_c(error):
                     raise
                 self._unusable[entry_point.name] = f"{type(error).__name__}: {error}"
                 logger.exception("omni-fastpath: the hook plugin %s cannot be used; it is left out", entry_point.name)
@@ -69,25 +64,22 @@ class HookManager:
         """Add a plugin.
 
         Raises:
-            ValueError: It is registered already, or implements a hook as a wrapper, which could not be switched off,
-                as something that would have to be awaited or iterated, or as an object that pluggy does not call.
+            ValueError: It is registered already, or implements a hook as a wrapper, which could not be switched off.
             pluggy.PluginValidationError: It implements an unknown hook or one with other parameters.
         """
+        if self._pluggy.is_registered(plugin):
+            raise ValueError(f"{name or plugin!r} is already registered")
         try:
             registered = self._pluggy.register(plugin, name)
-        except pluggy.PluginValidationError:
-            if self._pluggy.is_registered(plugin):  # pluggy before 1.7 keeps what it had accepted, and we none of it
-                self._pluggy.unregister(plugin)
-            raise
-        try:
             self._pluggy.check_pending()
-            _refuse_marked_objects(plugin, registered)
+            self._switched_off.pop(str(registered), None)
             for caller in self._pluggy.get_hookcallers(plugin) or ():
                 for implementation in caller.get_hookimpls():
                     if implementation.plugin is plugin:
                         self._guard(caller.name, implementation)
         except BaseException:
-            self._pluggy.unregister(plugin)
+            if self._pluggy.is_registered(plugin):
+                self._pluggy.unregister(plugin)
             raise
         logger.info("omni-fastpath: hook plugin %s registered", registered)
 
@@ -97,9 +89,9 @@ class HookManager:
 
     def policy(self, default: Policy) -> Policy:
         """What decides that a raw output ends a pass: ``default`` itself when no plugin has a say."""
-        if not self._pluggy.hook.is_routable.get_hookimpls():
-            return default
         ask = self._pluggy.hook.is_routable
+        if not ask.get_hookimpls():
+            return default
 
         def decide(view: RawOutputView) -> bool:
             answer = ask(view=view)
@@ -110,17 +102,10 @@ class HookManager:
     def chooser(self) -> Callable[[BacklogView], int | None] | None:
         """What chooses the next stage, or None when no plugin has a say."""
         ask = self._pluggy.hook.next_stage
-        if not ask.get_hookimpls():
-            return None
-
-        def choose(view: BacklogView) -> int | None:
-            chosen: int | None = ask(view=view)
-            return chosen
-
-        return choose
+        return (lambda view: ask(view=view)) if ask.get_hookimpls() else None
 
     def observer(self, name: str) -> Callable[..., Any] | None:
-        """The hook of that name, to be called with keywords, or None when nobody implements it."""
+        """The hook of that name, to be called with keywords, or None when no plugin implements it."""
         hook: pluggy.HookCaller = getattr(self._pluggy.hook, name)
         return hook if hook.get_hookimpls() else None
 
@@ -129,36 +114,23 @@ class HookManager:
         self._pluggy.hook.on_patch_state(patch=patch, state=getattr(state, "value", state), reason=reason)
 
     def _guard(self, hook: str, implementation: pluggy.HookImpl) -> None:
+        """Have a plugin's hook called so that whatever goes wrong in it switches the plugin off."""
         if implementation.hookwrapper or implementation.wrapper:
             raise ValueError(f"{implementation.plugin_name}: {hook} is a hook wrapper; wrappers are not accepted")
-        function = implementation.function
-        kind = _never_run(function)
-        if kind is not None:
-            raise ValueError(
-                f"{implementation.plugin_name}: {hook} is {kind}; a hook is called, and neither awaited nor iterated"
-            )
-        plugin = implementation.plugin
-        off = False
+        function, plugin, name = implementation.function, implementation.plugin, implementation.plugin_name
 
         @functools.wraps(function)
         def guarded(*args: Any) -> Any:
-            nonlocal off
-            if off:
+            if name in self._switched_off:
                 return None
             try:
-                answer = function(*args)
-                # Here, where a failure is the plugin's: a tensor, for one, may have no truth value.
-                return None if answer is None else _judged(hook, answer)
+                # The answer is looked at here, where a failure is the plugin's: a tensor may have no truth value.
+                return _checked(hook, function(*args))
             except BaseException as error:
-                if is_a_signals(error):
+                if _is_ctrl_c(error):
                     raise
-                off = True
-                self._switched_off[implementation.plugin_name] = f"{hook} raised {type(error).__name__}: {error}"
-                logger.exception(
-                    "omni-fastpath: hook %s of plugin %s raised; the plugin is switched off",
-                    hook,
-                    implementation.plugin_name,
-                )
+                self._switched_off[name] = f"{hook} raised {type(error).__name__}: {error}"
+                logger.exception("omni-fastpath: hook %s of plugin %s raised; the plugin is switched off", hook, name)
                 if self._pluggy.is_registered(plugin):
                     self._pluggy.unregister(plugin)
                 return None
@@ -166,70 +138,20 @@ class HookManager:
         implementation.function = guarded  # type: ignore[misc] # final in the stubs; a slot like others at run time
 
 
-def is_a_signals(error: BaseException) -> bool:
-    """Whether a signal, and not the code that happened to run, raised this.
-
-    Python runs signal handlers on the main thread, between two instructions of whatever is there. Python's own for
-    Ctrl-C leaves no frame, so that there every KeyboardInterrupt counts; any other is in the traceback.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    if isinstance(error, KeyboardInterrupt):
-        return True
-    handlers = set(_handlers_code())
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+def _is_ctrl_c(error: BaseException) -> bool:
+    """Whether this is the user's Ctrl-C, which Python raises on the main thread whatever runs there."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
-def _handlers_code() -> Iterator[CodeType]:
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        function = getattr(handler, "__func__", handler)  # of a bound method
-        if isinstance(function, FunctionType):
-            yield function.__code__
-
-
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "an async generator function": inspect.isasyncgenfunction,
-    "an async function": inspect.iscoroutinefunction,
-    "a generator function": inspect.isgeneratorfunction,
-}
-
-
-def _never_run(function: object) -> str | None:
-    """What a function is whose body would not run when it is called, in words; None for any other."""
-    return next((kind for kind, test in _KINDS.items() if test(function)), None)
-
-
-def _refuse_marked_objects(plugin: object, plugin_name: str | None) -> None:
-    """Refuse what is marked as a hook and passed over by pluggy in silence: an object that can be called.
-
-    Raises:
-        ValueError: There is one.
-    """
-    for name in dir(plugin):
-        value = inspect.getattr_static(plugin, name, None)  # runs no property of the plugin
-        if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
-            continue
-        try:
-            marked = isinstance(getattr(value, f"{PROJECT}_impl", None), dict)
-        except Exception:  # noqa: S112 - an attribute of somebody else's that cannot be asked is no hook
-            continue
-        if marked:
-            inner = value.func if isinstance(value, (functools.partial, functools.partialmethod)) else value
-            kind = _never_run(inner) or _never_run(inspect.getattr_static(type(inner), "__call__", None))
-            found = f"a {type(value).__name__} object" + (f" of {kind}" if kind else "")
-            raise ValueError(f"{plugin_name}: {name} is {found}; make it a plain function or method")
-
-
-def _judged(hook: str, answer: Any) -> Any:
+def _checked(hook: str, answer: Any) -> Any:
     """The answer in its hook's type.
 
     Raises:
-        TypeError: It is none, or work that nobody would do: what a plain function made that wraps an async one.
+        TypeError: It is of another type, or must be awaited or iterated, which is never done.
     """
-    # An int, which a bool is too, goes first: asking the abstract classes costs 2 us a raw output.
+    # None and int, which a bool is too, go first: asking the abstract classes costs 2 us a raw output.
+    if answer is None:
+        return None
     if not isinstance(answer, int) and isinstance(answer, (Awaitable, Generator, AsyncGenerator)):
         close = getattr(answer, "close", None)  # else Python warns that it was never awaited
         if callable(close):

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
 
+from omni_fastpath import process_role
+
 
 class State(str, enum.Enum):
     """The truth about one patch in one process; ``omni_fastpath.patches`` says what each means."""
@@ -218,9 +220,7 @@ class Fit(Row):
         return tuple(seam for seam in self.seams if seam.module not in left_out)
 
     def _has_api_server(self) -> bool:
-        from omni_fastpath import commandline  # noqa: PLC0415 - it imports yaml, and most processes never ask
-
-        return commandline.is_serve(sys.argv[1:]) or all(module in sys.modules for module in self.of_api_server)
+        return process_role.is_serve(sys.argv[1:]) or all(module in sys.modules for module in self.of_api_server)
 
 
 @dataclass(frozen=True)

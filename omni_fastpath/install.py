@@ -344,9 +344,3 @@ def _patches() -> Sequence[Patch]:
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - the machinery is importable without the patches
 
     return PATCHES
-
-
-def modules_of(patch: Patch) -> frozenset[str]:
-    """The modules whose import makes the patch installable in a server; none where it is not installed."""
-    row = row_here(patch)
-    return frozenset(seam.module for seam in row.seams_in(Process.SERVER)) if isinstance(row, Fit) else frozenset()

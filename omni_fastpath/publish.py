@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath import __version__, commandline, statefile
+from omni_fastpath import __version__, process_role, statefile
 from omni_fastpath.declare import Process, State
 from omni_fastpath.ledger import LEDGER, logger
 from omni_fastpath.releases import vllm_omni_release, vllm_release
@@ -57,7 +57,7 @@ class Publisher:
     def __init__(
         self, process: Process, source: str | None, *, hooks: Callable[[], Mapping[str, Any]] | None = None
     ) -> None:
-        serves = process is Process.SERVER and commandline.is_serve(sys.argv[1:])
+        serves = process is Process.SERVER and process_role.is_serve(sys.argv[1:])
         stage, replica = stage_and_replica()
         vllm, vllm_omni = vllm_release(), vllm_omni_release()
         # Looked up once: these do not change while a process lives, and the file is written every few seconds.
@@ -66,7 +66,7 @@ class Publisher:
             "process_name": multiprocessing.current_process().name,
             "stage": stage,
             "replica": replica,
-            "port": commandline.port(sys.argv[1:]) if serves else None,
+            "port": process_role.port(sys.argv[1:]) if serves else None,
             "omni_fastpath": __version__,
             "vllm": str(vllm) if vllm is not None else None,
             "vllm_omni": vllm_omni.version if vllm_omni is not None else None,

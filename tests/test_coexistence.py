@@ -22,11 +22,11 @@ from tests.fakes.registration import (
     EVERYTHING,
     WAKEUP,
     asked,
+    engine,
     holder,
     is_ours,
     ours,
     raw,
-    read,
     state_files,
     states,
     yaml,
@@ -82,7 +82,7 @@ def test_a_wrapper_below_ours_stays(tmp_path: Path) -> None:
     load_plugins()
     found = raw(*WRAPPED)
     assert is_theirs(found)
-    read(yaml(tmp_path, **ALL_ON))
+    engine(yaml(tmp_path, **ALL_ON))
     assert asked() == dict.fromkeys(ALL_ON["fastpath"], "applied")
     assert raw(*WRAPPED).__wrapped__ is found
     take_off()
@@ -95,7 +95,7 @@ def test_a_wrapper_that_we_would_go_past_is_not_silenced(tmp_path: Path) -> None
     """Where ours does not call what it wraps, that patch is unsupported, and the others are on."""
     theirs(tmp_path, REPLACED)
     load_plugins()
-    read(yaml(tmp_path, **ALL_ON))
+    engine(yaml(tmp_path, **ALL_ON))
     assert asked() == {**dict.fromkeys(ALL_ON["fastpath"], "applied"), "final_output_wakeup": "unsupported"}
     assert ours() == {"resolve_deploy_yaml"} | DRAIN | DEQUEUE
     assert is_theirs(raw(*REPLACED))
@@ -109,7 +109,7 @@ def test_a_wrapper_on_top_of_ours_keeps_ours(tmp_path: Path) -> None:
     """What stands on ours cannot be taken away from under it: the patch stays applied, with all its slots."""
     package = theirs(tmp_path, WRAPPED, REPLACED, late=True)
     load_plugins()
-    read(yaml(tmp_path, **ALL_ON))
+    engine(yaml(tmp_path, **ALL_ON))
     package.wrap_all()
     take_off()
     assert states()["budgeted_drain"] == states()["final_output_wakeup"] == "applied"
@@ -132,7 +132,7 @@ def test_an_allow_list_of_plugins(tmp_path: Path, listed: bool) -> None:
     os.environ.update(VLLM_PLUGINS=",".join(names), OMNI_FASTPATH="1")
     theirs(tmp_path, WRAPPED)
     load_plugins()
-    read(yaml(tmp_path, **ALL_ON))
+    engine(yaml(tmp_path, **ALL_ON))
     assert asked() == (dict.fromkeys(ALL_ON["fastpath"], "applied") if listed else {})
     assert ours() == ({"resolve_deploy_yaml"} | EVERYTHING if listed else set())
     assert len(state_files()) == listed
@@ -161,12 +161,3 @@ def test_plain_vllm_is_plain() -> None:
     assert not hasattr(owner, "get_output_nowait")
     assert (asked(), state_files()) == ({}, [])
     assert "vllm_omni.engine.orchestrator" not in sys.modules
-
-
-@isolated("cold", "serve", "model", "--omni")
-def test_a_patch_of_vllms_own_code_alone_is_installed_for_an_engine() -> None:
-    """Where there is an orchestrator, it is on by its variable before any stage is spawned."""
-    os.environ["OMNI_FASTPATH_NONBLOCKING_DEQUEUE"] = "1"
-    load_plugins()
-    importlib.import_module("vllm_omni.engine.omni_engine_base")
-    assert asked() == {"nonblocking_dequeue": "applied"}

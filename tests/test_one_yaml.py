@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ import pytest
 from omni_fastpath.declare import Options, Process
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
-from tests.fakes.registration import asked, ours, read, register, state_files, yaml
-from tests.test_activation import _stage
+from tests.fakes.registration import asked, engine, ours, read, register, spawned, state_files, yaml
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -69,9 +66,9 @@ def declared(kind: Process) -> dict[str, str]:
 def test_it_starts_on_this_release(tmp_path: Path) -> None:
     """Server and stage: each patch is what its row says, under ``fail`` too."""
     register()
-    read(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
+    engine(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
     assert asked() == declared(Process.SERVER)
-    seen, _, _ = _stage()
+    seen, _, _ = spawned()
     assert seen == declared(Process.STAGE)
 
 
@@ -88,7 +85,7 @@ def test_it_starts_as_stock_on_an_untested_release(tmp_path: Path) -> None:
     """Every patch is unsupported and names the release that was found."""
     installed_is(tmp_path, "0.31.0")
     register()
-    read(yaml(tmp_path, fastpath=BLOCK))
+    engine(yaml(tmp_path, fastpath=BLOCK))
     assert asked() == {
         patch.name: "unsupported" if Process.SERVER in patch.processes else "not_applicable" for patch in PATCHES
     }
@@ -107,7 +104,7 @@ def test_fail_alone_refuses_it_there(tmp_path: Path) -> None:
     installed_is(tmp_path, "0.31.0")
     register()
     with pytest.raises(RefusedError) as refused:
-        read(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
+        engine(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
     told = "vllm-omni 0.31.0 is not among the tested releases: "
     for patch in PATCHES:
         assert f"{patch.name} is unsupported: " in str(refused.value)
@@ -117,23 +114,11 @@ def test_fail_alone_refuses_it_there(tmp_path: Path) -> None:
 
 @isolated("cold")
 def test_a_bad_value_is_refused_before_the_stages_are_spawned(tmp_path: Path) -> None:
-    """On each release an engine comes past the gate, whatever it is called there: also one whose reading was swallowed.
-
-    So the gate knows of every engine, and refuses that of a file in which a value is bad.
-    """
-    from omni_fastpath import gates
+    """On each release the reading refuses it, and so does the engine's start, whose own reading is swallowed."""
     from omni_fastpath.config import ConfigError
 
     register()
     bad = yaml(tmp_path, fastpath={**BLOCK, "budgeted_drain": {"max_itmes": 8}})
-    with pytest.raises(ConfigError):
-        read(bad)
-    kinds = []
-    for module, name in gates.GATES:
-        with contextlib.suppress(ImportError):
-            kinds.append(getattr(importlib.import_module(module), name))
-    [kind] = [each for each in kinds if gates.GATE_METHOD in vars(each)]
-    engine = type("Engine", (kind,), {"__init__": lambda self: None, "__del__": lambda self: None})()
-    vars(engine).update(_config_path=str(bad), config_path=str(bad))
-    with pytest.raises(ConfigError, match="max_itmes"):
-        getattr(engine, gates.GATE_METHOD)()
+    for start in (read, engine):
+        with pytest.raises(ConfigError, match="max_itmes"):
+            start(bad)

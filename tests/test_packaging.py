@@ -19,7 +19,7 @@ pytestmark = pytest.mark.more
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = {"omni_fastpath/patches": "../patches", "omni_fastpath/hooks": "../hooks"}
-ENTRY_POINT = "omni_fastpath.bootstrap:register"
+ENTRY_POINT = "omni_fastpath.startup:register"
 
 
 def modules_here() -> set[str]:
@@ -117,7 +117,7 @@ def test_installed_wheel_works(built: tuple[Path, Path], tmp_path: Path) -> None
     script = f"""
 import importlib.util, sys
 sys.path[:0] = [{str(tmp_path)!r}]
-import omni_fastpath.bootstrap, omni_fastpath.hooks
+import omni_fastpath.startup, omni_fastpath.hooks
 from omni_fastpath.patches import PATCHES
 assert omni_fastpath.__file__.startswith({str(tmp_path)!r}), omni_fastpath.__file__
 assert [m for m in ("patches", "hooks") if importlib.util.find_spec(m)] == []

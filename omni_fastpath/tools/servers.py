@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import commandline, statefile
+from omni_fastpath import process_role, statefile
 from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.deploy_yaml import resolve_file
@@ -86,7 +86,7 @@ class Server:
         """Its deploy YAML, by its arguments, else by what it read; None where its files are not ours."""
         if self.is_elsewhere:
             return None
-        said = commandline.value(self.arguments, "--deploy-config")
+        said = process_role.value(self.arguments, "--deploy-config")
         if said is None and self.own is not None and self.own["source"] != "environment":
             said = self.own["source"]
         if said is None:
@@ -117,8 +117,8 @@ class Server:
     def shown(self) -> dict[str, Any]:
         """What ``status`` shows of it: ``pid``, and ``model`` and ``port`` as its arguments name them."""
         first = next(iter(self.arguments[1:]), "-")
-        model = commandline.value(self.arguments, "--model") if first.startswith("-") else first
-        return {"pid": self.pid, "model": shown_model(model), "port": commandline.port(self.arguments)}
+        model = process_role.value(self.arguments, "--model") if first.startswith("-") else first
+        return {"pid": self.pid, "model": shown_model(model), "port": process_role.port(self.arguments)}
 
 
 def shown_model(model: str | None) -> str | None:
@@ -243,7 +243,7 @@ def _scrape(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]]) -> S
     port = next((each["port"] for each in snapshots if each.get("port")), None)
     if port is None:
         return Scrape(problem="its state file names no port")
-    host = commandline.value(command, "--host") or ""
+    host = process_role.value(command, "--host") or ""
     return scrape(f"http://{'127.0.0.1' if host in _HERE else host}:{port}/metrics")
 
 

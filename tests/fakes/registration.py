@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import multiprocessing
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,9 +101,9 @@ def state_files() -> list[dict[str, Any]]:
 
 def register() -> None:
     """Register as vLLM's loader does."""
-    from omni_fastpath import bootstrap
+    from omni_fastpath import startup
 
-    bootstrap.register()
+    startup.register()
 
 
 def read(file: Path) -> Any:
@@ -122,7 +124,45 @@ def log() -> list[str]:
 
 def engine(file: Path | None) -> Any:
     """Plan an engine's stages as upstream does before it spawns them: it reads the YAML again, and drops exceptions."""
-    kind = sys.modules[GATE[0]].StageRuntime
+    kind = importlib.import_module(GATE[0]).StageRuntime
     runtime = kind.__new__(kind)
     runtime._stage_configs, runtime._model, runtime._config_path = [], "model", str(file) if file else None
     return runtime._prepare_stage_plans()
+
+
+class _NoDevices:
+    runtime_config = None
+    runtime: Any = None
+    stage_id = 0
+
+
+def headless() -> Any:
+    """What a headless server calls before it spawns its stages."""
+    return importlib.import_module(HEADLESS_GATE[0]).get_headless_replica_devices(_NoDevices(), 0, 1)
+
+
+STAGE = "StageEngineCoreProc_stage0_replica0"
+Seen = tuple[dict[str, str], list[dict[str, Any]], list[str]]
+"""What a process sees: its states, its state files, and the packages of upstream's that it imported."""
+
+
+def spawned(name: str = STAGE, below: str | None = None) -> Seen:
+    """Spawn a process of this name, and say what it sees after registration; or what one of that name below it sees."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_report, args=(sender, below), name=name)
+    process.start()
+    sender.close()
+    answer: Seen = receiver.recv()
+    process.join()
+    assert process.exitcode == 0
+    return answer
+
+
+def _report(to: Any, below: str | None) -> None:
+    register()
+    if below is not None:
+        to.send(spawned(below))
+        return
+    upstream = sorted({name.split(".")[0] for name in sys.modules} & {"torch", "vllm", "vllm_omni"})
+    to.send((states(), [file for file in state_files() if file["pid"] == os.getpid()], upstream))

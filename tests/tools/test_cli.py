@@ -24,7 +24,7 @@ from omni_fastpath.tools import cli, overlay, servers, status
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = PATCHES[0]
 INSTALLED = (
-    EntryPoint("omni_fastpath", "omni_fastpath.bootstrap:register", ""),
+    EntryPoint("omni_fastpath", "omni_fastpath.startup:register", ""),
     EntryPoint("vllm_omni_register_models", "vllm_omni.engine.arg_utils:register_omni_models_to_vllm", ""),
     EntryPoint("lora_hf_hub_resolver", "vllm.plugins.lora_resolvers.hf_hub_resolver:register_hf_hub_resolver", ""),
 )

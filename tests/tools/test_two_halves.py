@@ -18,7 +18,7 @@ def test_no_serving_module_imports_a_tool() -> None:
     serving = [file for file in serving if "tools" not in file.relative_to(PACKAGE.parent).parts]
     found = {file.name for file in serving if any(f"{name}.".startswith(f"{TOOLS}.") for name in _imported(file))}
     assert found == {"__main__.py"}, "only ``python -m omni_fastpath`` is the command line"
-    assert {"bootstrap.py", "wrappers.py", "manager.py"} <= {file.name for file in serving}
+    assert {"startup.py", "wrappers.py", "manager.py"} <= {file.name for file in serving}
 
 
 def _imported(file: Path) -> Iterator[str]:

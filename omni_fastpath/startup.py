@@ -1,0 +1,273 @@
+"""How the package comes into a process, and how what was asked for takes effect there.
+
+``register`` is the entry point of both plugin groups. Most processes that load plugins have no use for us, so that only
+the standard library and wrapt are imported until a deploy YAML is read or an engine starts. It never raises: that would
+stop every vLLM process on the machine.
+
+A configuration is resolved when a deploy YAML is read, so that a bad one refuses the server at once, and takes effect
+before an engine spawns its stages, whether it has a deploy YAML or not. Three things can go wrong. What the user set is
+bad: refused, always. A patch cannot serve: ``on_unsupported`` decides. An error of ours, up to a dependency that cannot
+be imported: ``on_unsupported`` decides too, and the patches are ``failed``. Where nothing is asked for, nothing is
+refused.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from omni_fastpath import process_role, variables
+from omni_fastpath.variables import HANDOFF
+
+if TYPE_CHECKING:
+    from omni_fastpath.config import Resolved
+    from omni_fastpath.hooks import HookManager
+    from omni_fastpath.publish import Publisher
+
+logger = logging.getLogger("vllm.omni_fastpath")
+
+_registration = threading.Lock()
+"""Taken by the first registration, and never released."""
+
+
+def register() -> None:
+    """Prepare this process; may be called many times, does its work once, and never raises."""
+    if not _registration.acquire(blocking=False):
+        return
+    try:
+        role = process_role.spawned_as()
+        if role is None:
+            _register_server()
+        elif variables.master_off(os.environ):
+            STARTUP.show("off", f"{variables.MASTER}=0", role)
+        elif HANDOFF in os.environ:
+            STARTUP.take_over(role)
+    except Exception:
+        logger.exception("omni-fastpath: registration failed; this process runs as stock")
+
+
+def _register_server() -> None:
+    """A server, or any other process in which vLLM loads plugins."""
+    # What an ancestor handed to its stages is not for a server that was started below it, nor for its engines.
+    os.environ.pop(HANDOFF, None)
+    if variables.master_off(os.environ):
+        if process_role.is_serve(sys.argv[1:]):
+            STARTUP.show("off", f"{variables.MASTER}=0", "server")
+        return
+    from omni_fastpath import deploy_gate  # noqa: PLC0415 - wrapt
+
+    deploy_gate.arm(STARTUP.on_read, STARTUP.before_stages)
+
+
+class Startup:
+    """What this process has read, and what took effect."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._read: dict[str, Any] = {}
+        self._last: str | None = None
+        self._publisher: Publisher | None = None
+        self._hooks: HookManager | None = None
+
+    # ---- A server ----
+
+    def on_read(self, source: str, deploy: Any) -> None:
+        """Refuse a server whose configuration is bad as soon as its deploy YAML is read.
+
+        Args:
+            source: The file.
+            deploy: What upstream made of it.
+
+        Raises:
+            ConfigError: The block or a variable is wrong.
+        """
+        self._read[source] = deploy
+        try:
+            self._resolve(source)
+        except Exception as error:
+            if _is_refusal(error):
+                logger.error("omni-fastpath: the configuration is refused: %s", error)
+                raise
+            logger.debug("omni-fastpath: %s cannot be resolved: %r; the engine's start answers that", source, error)
+        self._last = source
+
+    def before_stages(self, source: str | None, role: str) -> None:
+        """Let what was asked for take effect before an engine spawns its stages, or refuse the engine.
+
+        Args:
+            source: The engine's deploy YAML; None where it has none, and for a headless server, which reads one.
+            role: ``server`` or ``headless``.
+
+        Raises:
+            ConfigError: The block or a variable is wrong.
+            RefusedError: A patch that was asked for cannot serve, and ``on_unsupported`` is ``fail``.
+            RuntimeError: An error of ours keeps the patches from serving, and ``on_unsupported`` is ``fail``.
+        """
+        source, resolved = self._last if role == "headless" else source, None
+        with self._lock:
+            try:
+                resolved = self._resolve(source)
+                self._take_effect(resolved, role)
+            except Exception as error:
+                if _is_refusal(error):
+                    logger.error("omni-fastpath: the engine is refused: %s", error)
+                    raise
+                self._answer(error, resolved, source, role)
+
+    def _resolve(self, source: str | None) -> Resolved:
+        from omni_fastpath import config, deploy_yaml  # noqa: PLC0415 - a server starts
+        from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+
+        blocks: list[config.Block] = []
+        if source is not None and source in self._read:
+            try:
+                blocks = deploy_yaml.blocks_of(source, self._read[source])
+            except deploy_yaml.UnreadableError as error:
+                raise RuntimeError(str(error)) from error  # upstream has read it: the trouble is ours
+        return config.resolve(blocks, os.environ, PATCHES)
+
+    def _take_effect(self, resolved: Resolved, role: str) -> None:
+        """Install what is on here, and hand it to the stages that will be spawned."""
+        from omni_fastpath import install  # noqa: PLC0415 - a server starts
+        from omni_fastpath.declare import Process  # noqa: PLC0415
+        from omni_fastpath.ledger import warn_once  # noqa: PLC0415
+
+        for line in resolved.unknown:
+            warn_once(line)
+        if not resolved.asked:
+            os.environ.pop(HANDOFF, None)  # an earlier engine's
+            if self._publisher is None:
+                return  # nothing was asked for, now or before: stay invisible
+        self._load_hooks()
+        handed = json.dumps({"parent": os.getpid(), "resolved": resolved.to_json()})
+        try:
+            install.apply(resolved, Process(role))
+        finally:
+            self._publish(role, resolved.source)
+        if resolved.asked:
+            os.environ[HANDOFF] = handed
+
+    def _answer(self, error: Exception, resolved: Resolved | None, source: str | None, role: str) -> None:
+        """Answer an error of ours, by the plain words of variable and block where the configuration is not known.
+
+        Raises:
+            RuntimeError: ``on_unsupported`` is ``fail``.
+        """
+        block = self._read[source].get("fastpath") if source in self._read else None
+        if not (variables.anything_set(os.environ) or block):
+            logger.warning("omni-fastpath: an error of ours, and nothing was asked for: %r", error)
+            return
+        logger.error("omni-fastpath: the configuration cannot take effect: %r", error, exc_info=error)
+        os.environ.pop(HANDOFF, None)
+        try:
+            self.show("failed", f"an error of omni-fastpath: {error!r}", role, resolved)
+        except Exception:
+            logger.debug("omni-fastpath: the states of the patches cannot be shown", exc_info=True)
+        word = os.environ.get(variables.ON_UNSUPPORTED)
+        if resolved is not None:
+            word = resolved.on_unsupported
+        elif word is None and isinstance(block, Mapping):
+            word = str(block.get("on_unsupported"))
+        if word is not None and word.strip().lower() == "fail":
+            raise RuntimeError(
+                f"omni-fastpath: fastpath.on_unsupported is 'fail' and an error of ours is in the way: {error!r}"
+            ) from error
+
+    # ---- A process of a stage ----
+
+    def take_over(self, role: str) -> None:
+        """Install what an ancestor resolved. A stage can no longer refuse the start: it runs as stock instead."""
+        resolved = None
+        try:
+            resolved = _inherited()
+            if resolved is None:
+                return
+            from omni_fastpath import install  # noqa: PLC0415 - something was asked for
+            from omni_fastpath.declare import Process  # noqa: PLC0415
+
+            self._load_hooks()
+            install.apply(resolved, Process(role))
+        except Exception as error:
+            logger.exception("omni-fastpath: what the parent handed over cannot take effect; this stage runs as stock")
+            if resolved is None or not _is_refusal(error):
+                self.show("failed", f"what the parent handed over cannot take effect: {error!r}", role, resolved)
+        self._publish(role, None if resolved is None else resolved.source)
+
+    # ---- What is visible ----
+
+    def show(self, state: str, reason: str, role: str, resolved: Resolved | None = None) -> None:
+        """Give this state to the patches that were asked for and are not installed; to all if that is not known."""
+        from omni_fastpath import install  # noqa: PLC0415 - something was asked for, or switched off
+        from omni_fastpath.declare import State  # noqa: PLC0415
+        from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
+        from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+
+        for patch in PATCHES:
+            if (resolved is None or patch.name in resolved.enabled) and not install.is_installed(patch.name):
+                LEDGER.set(patch, State(state), reason)
+        self._publish(role, None if resolved is None else resolved.source)
+
+    def _load_hooks(self) -> None:
+        """Let hook plugins hear of every change of a patch's state, the first included."""
+        if self._hooks is not None:
+            return
+        try:
+            from omni_fastpath.hooks import HOOKS  # noqa: PLC0415 - pluggy, and the patches work without it
+            from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
+
+            HOOKS.load()
+            LEDGER.listen(HOOKS.on_patch_state)
+            self._hooks = HOOKS
+        except Exception:
+            logger.exception("omni-fastpath: hook plugins cannot be loaded; the patches work without them")
+
+    def _publish(self, role: str, source: str | None) -> None:
+        """Start state file and metrics, once; a later call notes the source of the configuration."""
+        try:
+            if self._publisher is not None:
+                self._publisher.update(source or "environment")
+                return
+            from omni_fastpath import metrics  # noqa: PLC0415 - something was asked for
+            from omni_fastpath.declare import Process  # noqa: PLC0415
+            from omni_fastpath.publish import Publisher  # noqa: PLC0415
+
+            hooks = None if self._hooks is None else self._hooks.told
+            self._publisher = Publisher(Process(role), source or "environment", hooks=hooks)
+            self._publisher.start()
+            if role == "server" and self._hooks is not None:
+                metrics.export(Process.SERVER)
+        except Exception:
+            logger.exception("omni-fastpath: the states of the patches cannot be published")
+
+
+def _inherited() -> Resolved | None:
+    """What an ancestor of this process handed over; None where the variable is from another process."""
+    import psutil  # noqa: PLC0415 - something was asked for
+
+    from omni_fastpath.config import Resolved  # noqa: PLC0415
+    from omni_fastpath.patches import PATCHES  # noqa: PLC0415
+
+    handed = json.loads(os.environ[HANDOFF])
+    if handed["parent"] not in {each.pid for each in psutil.Process().parents()}:
+        logger.debug("omni-fastpath: %s is from process %s, no ancestor of this one", HANDOFF, handed["parent"])
+        return None
+    return Resolved.from_json(handed["resolved"], PATCHES)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the error is of the user's or of a patch's making, and not ours."""
+    try:
+        from omni_fastpath.config import ConfigError  # noqa: PLC0415
+        from omni_fastpath.install import RefusedError  # noqa: PLC0415
+    except Exception:  # a dependency of ours is broken, so that neither was raised
+        return False
+    return isinstance(error, (ConfigError, RefusedError))
+
+
+STARTUP = Startup()
+"""This process's."""

@@ -1,0 +1,606 @@
+"""How the package comes into a process and what takes effect, on the real upstream; each case in its own process."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.fakes.processes import ROOT, isolated
+from tests.fakes.registration import (
+    ALL_ON,
+    DEQUEUE,
+    DRAIN,
+    EVERYTHING,
+    GATE,
+    HEADLESS_GATE,
+    READER,
+    STAGE,
+    WAKEUP,
+    asked,
+    default_set,
+    engine,
+    headless,
+    holder,
+    is_ours,
+    log,
+    ours,
+    raw,
+    read,
+    register,
+    spawned,
+    state_files,
+    states,
+    yaml,
+)
+
+HANDOFF = "_OMNI_FASTPATH_HANDOFF"
+ON = dict.fromkeys(ALL_ON["fastpath"], "applied")
+NOTHING = {"resolve_deploy_yaml"}
+"""The slots that hold ours where no patch is installed, of those that ``ours`` looks at."""
+
+
+def stock(file: Path) -> Any:
+    """A deploy YAML as upstream alone reads it."""
+    return raw(*READER).__wrapped__(file)
+
+
+# ---- Registration ----
+
+
+def _imported(script: str, **variables: str) -> set[str]:
+    """The modules that a script imports in a fresh process."""
+    script = f"import sys; before = {{*sys.modules}}; {script}; print(*({{*sys.modules}} - before))"
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **variables},
+    )
+    assert run.stderr == ""
+    return set(run.stdout.split()) - {"__mp_main__"}  # what multiprocessing calls the main module
+
+
+@pytest.mark.parametrize("module", ["omni_fastpath.patches", "omni_fastpath.tools.cli"])
+def test_declarations_and_commands_are_cheap_to_import(module: str) -> None:
+    """Neither declarations nor commands import torch, vllm, vLLM-Omni, wrapt or pluggy."""
+    found = {name.split(".")[0] for name in _imported(f"import {module}")}
+    assert not {"torch", "vllm", "vllm_omni", "wrapt", "pluggy", "janus", "numpy"} & found
+
+
+@pytest.mark.parametrize(("variable", "packages"), [("1", {"omni_fastpath", "wrapt"}), ("0", {"omni_fastpath"})])
+def test_registration_imports_the_standard_library_and_wrapt(variable: str, packages: set[str]) -> None:
+    """In a process that never imports vLLM registration, twice, is silent and brings no other package."""
+    script = "from omni_fastpath.startup import register; register(); register()"
+    found = _imported(script, OMNI_FASTPATH=variable)
+    assert {name.split(".")[0] for name in found} - sys.stdlib_module_names == packages
+    assert "omni_fastpath.declare" not in found
+
+
+@pytest.mark.upstream
+@isolated("cold")
+def test_upstreams_loader_arms_it_once() -> None:
+    """Both plugin groups name the registration; the loader wraps the reader once, and no patch's slot."""
+    from vllm_omni.plugins import load_omni_general_plugins
+
+    for group in ("vllm.general_plugins", "vllm_omni.general_plugins"):
+        [found] = [point for point in entry_points(group=group) if point.name == "omni_fastpath"]
+        assert found.value == "omni_fastpath.startup:register"
+    load_omni_general_plugins()
+    register()
+    assert is_ours(raw(*READER))
+    assert not is_ours(raw(*READER).__wrapped__)
+    assert ours() == NOTHING
+
+
+# ---- Nothing asked for ----
+
+
+@pytest.mark.upstream
+@isolated("cold")
+def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
+    """No block, or one that is off: the file is read as stock reads it, the engine starts, and no trace is left."""
+    register()
+    blocks: list[dict[str, Any]] = [{}, {"fastpath": False}, {"fastpath": None}, {"fastpath": {}}]
+    for block in blocks:
+        file = yaml(tmp_path, **block)
+        assert read(file) == stock(file)
+        assert engine(file) == []
+    assert engine(None) == []
+    assert headless() is not None
+    assert (ours(), states(), state_files()) == (NOTHING, {}, [])
+    assert HANDOFF not in os.environ
+    assert "pluggy" not in {name for name in sys.modules if name.startswith("omni_fastpath.hooks")}
+
+
+@pytest.mark.upstream
+@isolated("cold", "serve", "model", "--omni")
+def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
+    """``OMNI_FASTPATH=0``: no slot, a bad block and a bad variable are not validated; the state file says why."""
+    os.environ.update(OMNI_FASTPATH="0", OMNI_FASTPATH_NO_SUCH="1", OMNI_FASTPATH_BUDGETED_DRAIN="maybe")
+    register()
+    file = yaml(tmp_path, fastpath={"no_such_patch": 1})
+    read(file)
+    assert engine(file) == engine(None) == []
+    assert (ours(), is_ours(raw(*GATE)), is_ours(raw(*HEADLESS_GATE))) == (set(), False, False)
+    [shown] = state_files()
+    assert {(patch["state"], patch["reason"]) for patch in shown["patches"].values()} == {("off", "OMNI_FASTPATH=0")}
+    assert set(spawned()[0].values()) == {"off"}
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_slot_that_is_gone_is_told() -> None:
+    """An upstream without the function is one line, and no exception while it is imported."""
+    from omni_fastpath.deploy_gate import _wrap
+
+    messages = log()
+    _wrap("resolve_deploy_yaml", lambda *_: None, ModuleType("moved"))
+    [message] = messages
+    assert message.startswith("omni-fastpath: moved:resolve_deploy_yaml cannot be wrapped: ")
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_plain_vllm_process_gets_nothing() -> None:
+    """Variables install no patch where no engine of vLLM-Omni starts, whatever is imported."""
+    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_NONBLOCKING_DEQUEUE="1")
+    register()
+    assert (ours(), states(), state_files()) == (NOTHING, {}, [])
+
+
+CONTENTS = (
+    "stages:\n- stage_id: 0\n  engine_args:\n    logit_bias: {1: 0.5, 1: 0.7}\n",
+    "stages: [{stage_id: 0, x: {true: 1, 'true': 2}}]\n",
+    "stages: [{stage_id: 0, x: !!python/object/apply:pathlib.Path [a]}]\n",
+    "stages: [{stage_id: 0, runtime: {fastpath: true}}]\n",
+    "platforms: {cuda: {fastpath: 1}}\n",
+    "a: &a {p: 1}\nb: &b {q: 2}\nc:\n  <<: *a\n  <<: *b\n",
+    "x: {null: 1, 2026-01-01: 2}\n",
+    "n: 3\nx: ${n}\ny: ${oc.env:HOME}\nz: ???\n",
+    "x: [1e3, 1:30, 0o17, 0x1F, .inf, .nan]\n",
+    "\ufeffstages: []\n",
+    "hello\n",
+    "",
+    "- a\n",
+    "base_config: 3\n",
+    "base_config: s.yaml\n",
+    "base_config: gone.yaml\n",
+    "a: [\n",
+)
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_file_without_the_key_is_upstreams(tmp_path: Path) -> None:
+    """Without a top-level ``fastpath`` what upstream makes of a file, be it an error, is what we make of it."""
+    register()
+    file = tmp_path / "s.yaml"
+
+    def outcome(reader: Any) -> str:
+        try:
+            return repr(reader(file))
+        except RecursionError:
+            return "RecursionError"
+        except Exception as error:
+            return f"{type(error)}: {error}"
+
+    for content in CONTENTS:
+        file.write_text(content, encoding="utf-8")
+        assert outcome(read) == outcome(stock), content
+    file.unlink()
+    assert outcome(read) == outcome(stock)
+    assert (ours(), states()) == (NOTHING, {})
+
+
+KUBERNETES = {
+    "OMNI_FASTPATH_SERVICE_HOST": "10.0.0.7",
+    "OMNI_FASTPATH_SERVICE_PORT_HTTP": "8091",
+    "OMNI_FASTPATH_PORT": "tcp://10.0.0.7:8091",
+    "OMNI_FASTPATH_PORT_8091_TCP_ADDR": "10.0.0.7",
+    "OMNI_FASTPATH_API_PORT_53_UDP_ADDR": "10.0.0.8",
+}
+"""What Kubernetes puts into every pod beside a Service named ``omni-fastpath``, and one named ``omni-fastpath-api``."""
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_kubernetes_service_of_our_name(tmp_path: Path) -> None:
+    """Its variables stop no server, stock or not, and are not spoken of."""
+    os.environ.update(KUBERNETES)
+    messages = log()
+    register()
+    assert engine(yaml(tmp_path)) == []
+    assert states() == {}
+    assert engine(yaml(tmp_path, "on.yaml", **ALL_ON)) == []
+    assert asked() == ON
+    assert not any(name in message for name in KUBERNETES for message in messages)
+
+
+# ---- What takes effect ----
+
+
+@pytest.mark.upstream
+@isolated("cold")
+def test_a_block_takes_effect_before_the_stages(tmp_path: Path) -> None:
+    """Nothing is written when the file is read, which is as stock reads it; the patches are when its engine starts."""
+    register()
+    file = yaml(tmp_path, **ALL_ON)
+    assert read(file) == stock(file)
+    assert (ours(), states()) == (NOTHING, {})
+    assert engine(file) == []
+    assert ours() == NOTHING | EVERYTHING
+    [shown] = state_files()
+    assert (shown["source"], shown["role"]) == (str(file), "server")
+    assert asked({name: patch["state"] for name, patch in shown["patches"].items()}) == ON
+
+
+@pytest.mark.upstream
+@isolated("cold")
+def test_the_environment_alone_takes_effect_before_the_stages() -> None:
+    """What variables switch on is installed for an engine without a deploy YAML, and handed to its stages."""
+    os.environ["OMNI_FASTPATH"] = "1"
+    register()
+    for module in ("vllm_omni.engine.orchestrator", "vllm_omni.engine.stage_runtime"):
+        importlib.import_module(module)
+    assert engine(None) == []
+    assert asked() == default_set("server")
+    [file] = state_files()
+    assert file["source"] == "environment"
+    assert asked(spawned()[0]) == default_set("stage")
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_block_chain_and_environment_come_together(tmp_path: Path) -> None:
+    """A base, an overlay that changes one value, upstream's own odd content, and variables that win."""
+    from vllm_omni.config.config_factory import load_deploy_config
+
+    from omni_fastpath.ledger import LEDGER
+
+    os.environ.update(OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS="3", OMNI_FASTPATH_FINAL_OUTPUT_WAKEUP="0")
+    register()
+    odd = "x: {1: 0.5, 1: 0.7, true: 1, 'true': 2}\ny: !!python/object/apply:pathlib.Path [a]\n"
+    base = json.dumps({**ALL_ON["fastpath"], "budgeted_drain": {"max_items": 5, "max_time_us": 700}})
+    (tmp_path / "base.yaml").write_text(f"{odd}stages: [{{stage_id: 0}}]\nfastpath: {base}\n", encoding="utf-8")
+    file = tmp_path / "s.yaml"
+    file.write_text(f"base_config: base.yaml\n{odd}fastpath: {{budgeted_drain: {{floor: 0.2}}}}\n", encoding="utf-8")
+    load_deploy_config(file)  # imported by others before we came
+    assert engine(file) == []
+    options: Any = LEDGER.named("budgeted_drain").options
+    assert (options.max_items, options.max_time_us, options.floor) == (3, 700, 0.2)
+    assert ours() == NOTHING | DRAIN | DEQUEUE
+
+
+# ---- What is refused ----
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"budgeted_drian": True}, r"fastpath\.budgeted_drian in .*budgeted_drain"),
+        ({"budgeted_drain": {"max_items": "many"}}, r"fastpath\.budgeted_drain\.max_items"),
+        ({"budgeted_drain": True}, "requires fastpath.nonblocking_dequeue"),
+    ],
+)
+@isolated("warm")
+def test_a_bad_block_is_refused(tmp_path: Path, block: Any, message: str) -> None:
+    """At the reading and, where upstream swallows that, before the spawn; no other engine, and not the mended file."""
+    from omni_fastpath.config import ConfigError
+
+    register()
+    bad = yaml(tmp_path, fastpath=block)
+    for start in (read, engine):
+        with pytest.raises(ConfigError, match=message):
+            start(bad)
+    assert (ours(), HANDOFF in os.environ) == (NOTHING, False)
+    assert engine(None) == engine(yaml(tmp_path, "plain.yaml")) == []
+    assert engine(yaml(tmp_path, **ALL_ON)) == []
+    assert asked() == ON
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OMNI_FASTPATH", "perhaps"),
+        ("OMNI_FASTPATH_BUDGETED_DRAIN", ""),
+        ("OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS", "1_"),
+        ("OMNI_FASTPATH_BUDGETED_DRAIN__ORDER", "\udcff"),
+    ],
+)
+@isolated("warm")
+def test_a_bad_variable_is_refused(tmp_path: Path, variable: str, value: str) -> None:
+    """A plain process never hears of it; a reading, an engine without a deploy YAML and a headless one are refused."""
+    from omni_fastpath.config import ConfigError
+
+    os.environ[variable] = value
+    messages = log()
+    register()
+    assert messages == []
+    file = yaml(tmp_path)
+    starts: list[Callable[[], Any]] = [lambda: read(file), lambda: engine(None), headless]
+    for start in starts:
+        with pytest.raises(ConfigError, match=variable):
+            start()
+    assert sum(f"refused: {variable}" in message for message in messages) == 3
+    assert ours() == NOTHING
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_an_unknown_variable(tmp_path: Path) -> None:
+    """A misspelt variable is one warning where nothing is asked for, and refuses where something is."""
+    from omni_fastpath.config import ConfigError
+
+    os.environ["OMNI_FASTPATH_BUDGETED_DRIAN"] = "1"
+    messages = log()
+    register()
+    for file in (None, yaml(tmp_path), None):
+        assert engine(file) == []
+    [message] = messages
+    assert "did you mean 'OMNI_FASTPATH_BUDGETED_DRAIN'?" in message
+    assert (ours(), states(), state_files()) == (NOTHING, {}, [])
+    with pytest.raises(ConfigError, match="OMNI_FASTPATH_BUDGETED_DRIAN"):
+        read(yaml(tmp_path, **ALL_ON))
+    os.environ["OMNI_FASTPATH"] = "1"
+    with pytest.raises(ConfigError, match="OMNI_FASTPATH_BUDGETED_DRIAN"):
+        engine(None)
+
+
+def _move(owner: str, name: str) -> None:
+    """Have another function stand where a seam is."""
+    held, slot = holder(owner, name)
+    setattr(held, slot, lambda self, more: None)
+
+
+LOOP = ("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_loop")
+SCHEDULER = ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.update_from_output")
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize(("moved", "patch"), [(LOOP, "budgeted_drain"), (SCHEDULER, "forward_gate")])
+@isolated("warm")
+def test_a_patch_that_cannot_serve_refuses_under_fail(tmp_path: Path, moved: tuple[str, str], patch: str) -> None:
+    """With a deploy YAML and without, the server's seams and the stages': refused before the spawn, all taken off."""
+    from omni_fastpath.install import RefusedError
+
+    _move(*moved)
+    register()
+    file = yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "forward_gate": True, "on_unsupported": "fail"})
+    read(file)
+    with pytest.raises(RefusedError, match=f"{patch} is unsupported"):
+        engine(file)
+    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
+    with pytest.raises(RefusedError, match=f"{patch} is unsupported"):
+        engine(None)
+    assert (ours(), HANDOFF in os.environ) == (NOTHING, False)
+
+
+# ---- Errors of ours ----
+
+
+def _break(where: str) -> None:
+    """Make something of ours raise."""
+    names = {
+        "read": ("deploy_yaml", "blocks_of"),
+        "resolve": ("config", "resolve"),
+        "handoff": ("config", "Resolved.to_json"),
+        "apply": ("install", "apply"),
+    }
+    owner, name = holder(f"omni_fastpath.{names[where][0]}", names[where][1])
+
+    def breaks(*_: object, **__: object) -> Any:
+        raise RuntimeError("it broke")
+
+    setattr(owner, name, breaks)
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("where", ["read", "resolve", "handoff", "apply"])
+@isolated("warm")
+def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
+    """Where nothing is asked for the engine starts; under ``warn`` too, and says so; under ``fail`` it does not."""
+    register()
+    _break(where)
+    assert engine(yaml(tmp_path, "plain.yaml")) == []
+    assert states() == {}
+    messages = log()
+    assert engine(yaml(tmp_path, "warn.yaml", **ALL_ON)) == []
+    assert any("the configuration cannot take effect" in message for message in messages)
+    assert {name: states()[name] for name in ON} == dict.fromkeys(ON, "failed")
+    [shown] = state_files()
+    assert "it broke" in shown["patches"]["budgeted_drain"]["reason"]
+    file = yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
+    read(file)
+    with pytest.raises(RuntimeError, match=r"on_unsupported is 'fail' and .*it broke"):
+        engine(file)
+    assert (ours(), HANDOFF in os.environ) == (NOTHING, False)
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize(
+    ("variable", "word", "refused"),
+    [
+        (None, "fail", True),
+        (None, "warn", False),
+        ("fail", "warn", True),
+        ("warn", "fail", False),
+        ("?", "fail", False),
+    ],
+)
+@isolated("warm")
+def test_on_unsupported_that_we_could_not_read(tmp_path: Path, variable: str | None, word: str, refused: bool) -> None:
+    """Where our error comes before the configuration, the plain word of the variable or of the merged block decides."""
+    if variable is not None:
+        os.environ["OMNI_FASTPATH_ON_UNSUPPORTED"] = variable
+    register()
+    _break("resolve")
+    yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "on_unsupported": word})
+    file = yaml(tmp_path, "overlay.yaml", base_config="deploy.yaml")
+    if refused:
+        with pytest.raises(RuntimeError, match="it broke"):
+            engine(file)
+    else:
+        assert engine(file) == []
+    assert set(states().values()) == {"failed"}
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("broken", ["pydantic", "omni_fastpath.patches"])
+@isolated("warm")
+def test_a_dependency_of_ours_that_is_broken(tmp_path: Path, broken: str) -> None:
+    """What asked for nothing is served; ``fail`` refuses before the stages, with a deploy YAML and without."""
+    assert "omni_fastpath.patches" not in sys.modules
+    sys.modules[broken] = None  # type: ignore[assignment]
+    register()
+    assert engine(yaml(tmp_path)) == []
+    messages = log()
+    assert engine(yaml(tmp_path, "on.yaml", **ALL_ON)) == []
+    assert "the configuration cannot take effect" in messages[-1]
+    with pytest.raises(RuntimeError, match="on_unsupported is 'fail'"):
+        engine(yaml(tmp_path, "fail.yaml", fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"}))
+    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
+    with pytest.raises(RuntimeError, match="on_unsupported is 'fail'"):
+        engine(None)
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_file_that_only_upstream_could_read(tmp_path: Path) -> None:
+    """A file that is gone when we look is not refused, and its patches say that it could not be read."""
+    from omni_fastpath.startup import STARTUP
+
+    register()
+    file = yaml(tmp_path, **ALL_ON)
+    taken = stock(file)
+    file.unlink()
+    STARTUP.on_read(str(file), taken)
+    STARTUP.before_stages(str(file), "server")
+    assert set(states().values()) == {"failed"}
+    [shown] = state_files()
+    assert "cannot be read" in shown["patches"]["budgeted_drain"]["reason"]
+
+
+# ---- Several engines in one process ----
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("block", [{"budgeted_drian": True}, {"forward_gate": True, "on_unsupported": "fail"}])
+@isolated("warm")
+def test_engines_share_what_is_installed(tmp_path: Path, block: dict[str, Any]) -> None:
+    """A refused engine changes nothing of one that runs; one that asks for nothing has stock stages and a warning."""
+    from omni_fastpath.ledger import LEDGER
+
+    register()
+    assert engine(yaml(tmp_path, "one.yaml", fastpath={**ALL_ON["fastpath"], "budgeted_drain": {"max_items": 3}})) == []
+    handed = os.environ[HANDOFF]
+    _move(*SCHEDULER)
+    errors: list[Exception] = []
+
+    def second() -> None:
+        try:
+            engine(yaml(tmp_path, "two.yaml", fastpath={**ALL_ON["fastpath"], "budgeted_drain": {}, **block}))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    assert os.environ[HANDOFF] == handed
+    messages = log()
+    for file in (None, yaml(tmp_path, "four.yaml")):
+        assert engine(file) == []
+    assert HANDOFF not in os.environ
+    assert sum("stays on" in message for message in messages) == len(ON)
+    options: Any = LEDGER.named("budgeted_drain").options
+    assert (options.max_items, asked(), ours()) == (3, ON, NOTHING | EVERYTHING)
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_later_engine_gets_what_is_missing(tmp_path: Path) -> None:
+    """A patch that only the second deploy YAML switches on is installed for it."""
+    register()
+    assert engine(yaml(tmp_path, "one.yaml")) == []
+    assert engine(yaml(tmp_path, "two.yaml", fastpath={"final_output_wakeup": True})) == []
+    assert ours() == NOTHING | WAKEUP
+    assert engine(yaml(tmp_path, "three.yaml", **ALL_ON)) == []
+    assert ours() == NOTHING | EVERYTHING
+
+
+# ---- The stages ----
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_stages_get_what_their_server_resolved(tmp_path: Path) -> None:
+    """A stage, and a worker below it, take the hand-off, whatever the file's name is, without importing upstream."""
+    register()
+    file = yaml(tmp_path, os.fsdecode(b"caf\xe9.yaml"), **ALL_ON)
+    assert engine(file) == []
+    assert json.loads(os.environ[HANDOFF])["parent"] == os.getpid()
+    for below, role in ((None, "stage"), ("VllmWorker-0", "worker")):
+        seen, [shown], imported = spawned(STAGE, below)
+        assert asked(seen) == dict.fromkeys(ON, "not_applicable")
+        assert (shown["role"], shown["process_name"], imported) == (role, below or STAGE, [])
+        assert shown["source"] == str(file).encode(errors="replace").decode()
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_handoff_of_no_ancestor_is_ignored(tmp_path: Path) -> None:
+    """A variable that another process left means nothing; what an ancestor says and nobody understands is shown."""
+    register()
+    assert engine(yaml(tmp_path, **ALL_ON)) == []
+    handed = json.loads(os.environ[HANDOFF])
+    os.environ[HANDOFF] = json.dumps({**handed, "parent": 2**22 + 1})
+    assert spawned() == ({}, [], [])
+    os.environ[HANDOFF] = json.dumps({**handed, "resolved": '{"enabled": {"flute": {}}}'})
+    seen, [shown], _ = spawned()
+    assert set(seen.values()) == {"failed"}
+    assert "what the parent handed over cannot take effect" in shown["patches"]["budgeted_drain"]["reason"]
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_plain_server_below_an_omni_one_is_plain(tmp_path: Path) -> None:
+    """A plain ``vllm serve`` that a process with Omni starts takes nothing up, and its engines do not either."""
+    register()
+    assert engine(yaml(tmp_path, **ALL_ON)) == []
+    command = [sys.executable, "-c", "from tests.test_startup import plain_server; plain_server()"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "({}, [], [])"
+
+
+def plain_server() -> None:
+    """``vllm serve`` without ``--omni``: registers as every vLLM process does, reads no deploy YAML, and spawns."""
+    register()
+    print(spawned("EngineCore"))  # noqa: T201
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_headless_server_hands_on(tmp_path: Path) -> None:
+    """It installs nothing itself; its stages get what the deploy YAML that it read says."""
+    register()
+    read(yaml(tmp_path, fastpath={"forward_gate": True}))
+    assert headless() is not None
+    assert asked() == {"forward_gate": "not_applicable"}
+    [shown] = state_files()
+    assert (shown["role"], ours()) == ("headless", NOTHING)
+    assert "forward_gate" in asked(spawned()[0])
