@@ -2,7 +2,7 @@
 
 All but ``on_patch_state`` are called on the orchestrator's event loop, between two raw outputs: what a hook spends
 there, everybody's audio waits for. A hook that raises is reported once and its plugin is switched off, whatever it
-raises, ``SystemExit`` too. A hook is a plain function or method: an ``async def`` or a generator is refused.
+raises, ``SystemExit`` too. A hook is called, and neither awaited nor iterated: one that must be is switched off, too.
 """
 
 from __future__ import annotations

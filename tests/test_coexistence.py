@@ -150,7 +150,7 @@ def test_an_allow_list_of_plugins(tmp_path: Path, listed: bool) -> None:
 @isolated("cold", "serve", "model")
 def test_plain_vllm_is_plain() -> None:
     """``vllm serve`` without ``--omni``, whatever our variables say: vLLM's plugins are loaded, and nothing is ours."""
-    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_LEAN_READER="1")
+    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_LEAN_PROCESSING="1")
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
