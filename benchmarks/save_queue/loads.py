@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.save_queue.rig import Rig, outstanding, shared_memory
@@ -120,7 +121,7 @@ def run_hang(rig: Rig, receiver: Receiver, hang: Hang, tag: str) -> dict[str, An
             rig.turn(tokens)
             if now >= next_s:
                 next_s = now + 0.25
-                most = max(most, sum(path.stat().st_size for path in shared_memory(tag) if path.exists()))
+                most = max(most, sum(map(_size, shared_memory(tag))))
         found = {"others": [tokens[name] / hang.seconds for name in others], "hung": tokens[hung] / hang.seconds}
         found_counters = counters()
     finally:
@@ -133,6 +134,13 @@ def run_hang(rig: Rig, receiver: Receiver, hang: Hang, tag: str) -> dict[str, An
     _settle(rig)
     receiver.forget()
     return {**found, "bytes": most, "counters": found_counters}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # fetched meanwhile
+        return 0
 
 
 def _settle(rig: Rig, timeout_s: float = 60.0) -> None:
