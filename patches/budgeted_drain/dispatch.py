@@ -142,12 +142,14 @@ class Dispatcher:
     def _hold_ends_of(self, replica: QueuedReplica, raw_outputs: Any) -> None:
         """Take out of a raw output the entries that must wait, and hold them; the rest goes on at once."""
         kept = []
+        holding = bool(self._held_ends)  # asked once: most raw outputs have no end, and nothing is held
         for entry in raw_outputs.outputs:
             ends = entry.finish_reason is not None and not getattr(entry, "is_segment_finished", False)
-            if ends or entry.request_id in self._held_ends:
+            if ends or (holding and entry.request_id in self._held_ends):
                 failed = entry.finish_reason == upstream.FinishReason.ERROR
                 dispatch = partial(self._dispatch_entry, replica, raw_outputs, entry)
                 if self._hold(replica, replica.taken, entry.request_id, dispatch, ends=ends, failed=failed):
+                    holding = True
                     continue
             kept.append(entry)
         if len(kept) < len(raw_outputs.outputs):
