@@ -176,8 +176,8 @@ class Server:
         command = [*vllm_command(), "serve", self.model, "--omni", "--deploy-config", self.deploy_config]
         command += ["--port", str(self.port), *self._arguments]
         self._child = Serving(
-            command,
-            self.port,
+            command=command,
+            port=self.port,
             environment=self.environment(),
             log=self.log_path,
             interrupts=Interrupts(),

@@ -93,7 +93,7 @@ async def _batch(url: str, slow: int) -> list[Capture]:
         for number, name in enumerate(names)
     ]
     async with Client(url) as client:
-        return await client.run_open_loop(requests, RATE)
+        return await client.run_arrivals(requests, [index / RATE for index in range(len(requests))])
 
 
 def _felt(capture: Capture) -> dict[str, Any]:

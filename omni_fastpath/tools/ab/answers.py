@@ -41,7 +41,6 @@ def compare(starts: Sequence[tuple[str, Answers]]) -> dict[str, Any]:
         "failed": sum(failed(answers) for _, answers in starts),
         "audio_bytes": sum(answer["audio_bytes"] for answer in first),
         "differences": found,
-        **({"data": kinds} if (kinds := sorted({kind for answer in first for kind in answer.get("data", ())})) else {}),
     }
 
 
@@ -52,11 +51,10 @@ def parity_line(parity: Mapping[str, Any]) -> str:
             f"THE ARMS DID NOT ANSWER ALIKE: {len(parity['differences'])} differences in {parity['comparisons']} "
             f"comparisons; the first: {parity['differences'][0]}"
         )
-    data = f", and what came as {', '.join(parity['data'])}" if parity.get("data") else ""
     return (
         f"Answers: {parity['requests']} requests in each of {parity['starts']} starts, {parity['comparisons']} "
         f"comparisons with the first start: byte-identical text and audio ({parity['audio_bytes'] / 1e6:.1f} MB of "
-        f"audio a start){data}; {parity['failed']} failed."
+        f"audio a start); {parity['failed']} failed."
     )
 
 
@@ -71,7 +69,7 @@ def _failed(answer: Answer) -> bool:
 
 def _says(answer: Answer) -> bool:
     """Whether there is anything in it of which bytes could be compared."""
-    return bool(answer["text"] or answer.get("token_ids") or answer["audio_bytes"] or answer.get("data"))
+    return bool(answer["text"] or answer.get("token_ids") or answer["audio_bytes"] or answer.get("other"))
 
 
 def judge(starts: Sequence[tuple[str, Answers]], arms: tuple[str, str], *, simulated: bool) -> dict[str, Any]:

@@ -4,8 +4,8 @@ A `Capture` keeps each event as it arrived, with its time; what differs from run
 times, timings in metrics) is removed. Text and audio of one request come from different stages, so the order in which
 their events interleave, how many text tokens share an event, the running usage that an audio event repeats, and which
 of the two carries the finish reason (the one that ends last) depend on timing even in one and the same server.
-`Capture.answer` is therefore what must be equal: the text and token ids joined, the audio chunk by chunk, images and
-whatever else was said, the final usage, and how the request ended.
+`Capture.answer` is therefore what must be equal: the text and token ids joined, the audio chunk by chunk, the final
+usage, and how the request ended. What is neither chat nor speech is compared as the JSON that it is.
 """
 
 from __future__ import annotations
@@ -29,26 +29,6 @@ _VOLATILE = frozenset(
     {"id", "created", "metrics", "request_id", "system_fingerprint", "stage_durations", "peak_memory_mb"}
 )
 _WAV_HEADER_BYTES = 44
-_AUDIO_FIELDS = ("data", "transcript", "expires_at", "id")
-_SAYING = frozenset(
-    {
-        "arguments",
-        "audio",
-        "b64_json",
-        "content",
-        "cot_output",
-        "delta",
-        "embedding",
-        "reasoning",
-        "reasoning_content",
-        "text",
-        "transcript",
-        "url",
-    }
-)
-"""Under these an answer says something, however deep; everything else may be an id, a time or the name of a file."""
-_INLINE = "data:"
-"""How a URL begins that is itself what it points to; any other names a file, differently each time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +189,7 @@ class Capture:
         """What two servers must agree on, as plain JSON data; nothing in it depends on time."""
         chunks = [] if self._events_are_cuts else self.audio_events
         asked = self.request.body.get("modalities") or ()
-        data = self._data()
+        other = [event.content for event in self.events if event.kind == "other"]
         return {
             "status": self.status,
             "text": self.text,
@@ -223,19 +203,8 @@ class Capture:
             "usage": self.usage,
             "error": self.error,
             "error_code": self.error_code,
-            # Where there is none there is no key: digests of before it was there stay comparable.
-            **({"data": data} if data else {}),
+            **({"other": _sha256(json.dumps(other, sort_keys=True).encode())} if other else {}),
         }
-
-    def _data(self) -> dict[str, str]:
-        """Digests of what was said besides text and audio (images, embeddings, reasoning), by the key it came under."""
-        said: dict[str, list[str]] = {}
-        for event in self.events:
-            if event.kind == "text":
-                _gather(event.content.get("delta"), said)
-            elif event.kind in ("other", "usage"):
-                _gather(_without(event.content, "usage"), said)
-        return {key: _sha256("".join(pieces).encode()) for key, pieces in sorted(said.items())}
 
     def digest(self) -> str:
         """SHA-256 of `answer`."""
@@ -257,22 +226,6 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _gather(value: Any, said: dict[str, list[str]], key: str = "") -> None:
-    """Add what *value* says, at any depth, to what was said under the same keys; joined, its cuts do not count."""
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            _gather(item, said, name)
-    elif isinstance(value, list):
-        for item in value:
-            _gather(item, said, key)
-    elif key not in _SAYING or value is None or value == "":
-        return
-    elif not isinstance(value, str):
-        said.setdefault(key, []).append(f"{value!r} ")
-    elif key != "url" or value.startswith(_INLINE):
-        said.setdefault(key, []).append(value)
-
-
 def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
@@ -289,39 +242,35 @@ async def _server_sent_events(content: aiohttp.StreamReader) -> AsyncIterator[st
                 yield "\n".join(lines)
 
 
-def _chat_event(data: Any, at_s: float) -> list[Event]:
-    """The events of one chunk of chat or of a completion, or of one whole answer of any kind."""
-    if not isinstance(data, Mapping):
-        return [Event("other", at_s, {"content": _plain(data)})]
-    if data.get("error") is not None:
+def _chat_events(data: Any, at_s: float) -> list[Event]:
+    """The events of one chunk of chat or of one whole answer; of what is no chat its JSON, without volatile fields."""
+    if isinstance(data, Mapping) and data.get("error") is not None:
         return [Event("error", at_s, {"error": _plain(data["error"])})]
-    choices = data.get("choices") or []
-    if not choices:
-        return [Event("usage" if data.get("usage") else "other", at_s, _plain(data))]
-    events = []
-    for choice in choices:
-        part: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
-        audio_part = part.get("audio")
-        # Streamed, a chunk says its modality and audio stands where text would; in a whole answer one message has both.
-        modality = data.get("modality")
-        content = choice.get("text", part.get("content"))  # a completion has its text beside, without a message
-        rest = {key: value for key, value in part.items() if key not in ("content", "audio") and value is not None}
-        common = {"index": choice.get("index"), "finish_reason": choice.get("finish_reason"), "delta": _plain(rest)}
-        if modality == "audio":
-            told = {"modality": modality, "usage": data.get("usage"), **common}
-            events.append(Event("audio", at_s, told, base64.b64decode(content or "")))
-        elif content is not None or not isinstance(audio_part, Mapping):
-            if isinstance(content, list):  # images, with text or without
-                events.append(Event("other", at_s, {"modality": modality, "content": _plain(content)}))
-                content = "".join(each.get("text") or "" for each in content if isinstance(each, Mapping))
-            text = {"text": content, "token_ids": choice.get("token_ids")}
-            events.append(Event("text", at_s, {"modality": modality or "text", **text, **common}))
-        if isinstance(audio_part, Mapping):
-            audio = {key: value for key, value in audio_part.items() if key not in _AUDIO_FIELDS}
-            told = {"modality": "audio", "audio": audio, "metadata": choice.get("audio_metadata"), **common}
-            events.append(Event("audio", at_s, told, base64.b64decode(audio_part.get("data") or "")))
-    if data.get("object") == "chat.completion" and data.get("usage"):
+    if not isinstance(data, Mapping) or "choices" not in data:
+        return [Event("other", at_s, {"content": _plain(data)})]
+    events = [event for choice in data["choices"] for event in _choice_events(choice, data, at_s)]
+    if data.get("usage") and (not events or data.get("object") == "chat.completion"):
         events.append(Event("usage", at_s, {"usage": data["usage"]}))
+    return events
+
+
+def _choice_events(choice: Mapping[str, Any], data: Mapping[str, Any], at_s: float) -> list[Event]:
+    """Streamed, a chunk names its modality, and audio stands where text would; a whole answer's message has both."""
+    part: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
+    content, audio, modality = part.get("content"), part.get("audio"), data.get("modality")
+    common = {"index": choice.get("index"), "finish_reason": choice.get("finish_reason")}
+    if modality == "audio":
+        said = {"modality": modality, "usage": data.get("usage"), **common}
+        return [Event("audio", at_s, said, base64.b64decode(content or ""))]
+    events = []
+    if isinstance(content, list):  # images
+        events.append(Event("other", at_s, {"content": _plain(content), **common}))
+    elif content is not None or audio is None:
+        text = {"text": content, "token_ids": choice.get("token_ids")}
+        events.append(Event("text", at_s, {"modality": modality or "text", **text, **common}))
+    if audio is not None:
+        said = {"modality": "audio", "metadata": choice.get("audio_metadata"), **common}
+        events.append(Event("audio", at_s, said, base64.b64decode(audio.get("data") or "")))
     return events
 
 
@@ -387,7 +336,7 @@ class Client:
             if data == "[DONE]":
                 capture.events.append(Event("done", at_s, {}))
                 continue
-            for event in _chat_event(json.loads(data), at_s):
+            for event in _chat_events(json.loads(data), at_s):
                 if self._keep(capture, event):
                     response.close()
                     return
@@ -398,7 +347,7 @@ class Client:
         """A whole JSON answer, or a byte stream of audio."""
         kind = response.headers.get("Content-Type", "").split(";")[0]
         if kind == "application/json":
-            for event in _chat_event(await response.json(), time.monotonic() - capture.started_at_s):
+            for event in _chat_events(await response.json(), time.monotonic() - capture.started_at_s):
                 self._keep(capture, event)
             return
         async for piece in response.content.iter_any():
@@ -433,15 +382,11 @@ class Client:
         await asyncio.gather(*(worker() for _ in range(min(max_concurrency, len(requests)))))
         return [capture for capture in captures if capture is not None]
 
-    async def run_open_loop(self, requests: Sequence[Request], rate: float) -> list[Capture]:
-        """Start *rate* requests a second, evenly spaced, whatever the server does; captures in the order of *requests*.
+    async def run_arrivals(self, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
+        """Start each request so many seconds from now; captures in the order of *requests*.
 
         Two servers get the same arrivals. In a closed loop the one that answers sooner also gets more to do.
         """
-        return await self.run_arrivals(requests, [index / rate for index in range(len(requests))])
-
-    async def run_arrivals(self, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
-        """Start each request so many seconds from now; captures in the order of *requests*."""
         begun = time.monotonic()
 
         async def start(request: Request, start_s: float) -> Capture:
@@ -459,8 +404,8 @@ def run_closed_loop(
 
 
 def run_open_loop(base_url: str, requests: Sequence[Request], rate: float) -> list[Capture]:
-    """`Client.run_open_loop` for code that is not asynchronous."""
-    return _run(base_url, None, lambda client: client.run_open_loop(requests, rate))
+    """`Client.run_arrivals` at *rate* requests a second, evenly spaced, for code that is not asynchronous."""
+    return run_arrivals(base_url, requests, [index / rate for index in range(len(requests))])
 
 
 def run_arrivals(base_url: str, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:

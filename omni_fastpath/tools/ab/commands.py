@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import socket
@@ -22,9 +23,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _REACHED = (f"{{{HOST}}}", "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
 """Where a server may listen that is asked at 127.0.0.1."""
-
-_BOUND_ELSEWHERE = "XDG_RUNTIME_DIR"
-"""Where state files lie: an arm of its own would hide what proves it."""
 
 
 def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
@@ -48,19 +46,13 @@ def variables(option: str, assignments: Iterable[str]) -> dict[str, str]:
     """``NAME=VALUE`` each, the last of a name counts.
 
     Raises:
-        ConfigError: One of another form, or a variable that no arm may have.
+        ConfigError: One of another form.
     """
     found = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not _VARIABLE.fullmatch(name):
             raise refusal(option, found=shown(name), allowed="NAME=VALUE, an environment variable of this arm")
-        if name == _BOUND_ELSEWHERE:
-            raise refusal(
-                option,
-                found=name,
-                allowed=f"{name} only in the environment of this command, which reads the state files there",
-            )
         found[name] = value
     return found
 
@@ -165,20 +157,10 @@ def setting(serve: Sequence[str], name: str) -> str | None:
 
 def headers(bench: Sequence[str]) -> dict[str, str]:
     """What upstream's client sends besides, by ``--header KEY=VALUE KEY=VALUE``; the last one counts."""
-    found: dict[str, str] = {}
-    among = False
-    for word in bench:
-        name, equals, value = word.partition("=")
-        if name == "--header":
-            found, among = {}, not equals
-            name, equals, value = value.partition("=")
-        elif word.startswith("-"):
-            among = False
-        elif not among:
-            continue
-        if equals:
-            found[name.strip()] = value.strip()
-    return found
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--header", nargs="*", default=[])
+    pairs = (word.partition("=") for word in parser.parse_known_args(list(bench))[0].header)
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
 def reachable(serve: Sequence[str]) -> None:

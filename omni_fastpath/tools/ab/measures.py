@@ -1,8 +1,7 @@
 """The numbers that a benchmark client wrote, as measures: which way is better, and which get a verdict.
 
-Read by their names, not from a list of one release's: upstream calls everything ``mean_X_ms``, ``median_X_ms``,
-``p99_X_ms`` and ``X_throughput`` (``vllm/benchmarks/serve.py``, ``vllm_omni/benchmarks/patch/patch.py``). What has no
-known direction, counts and durations of audio, is no measure.
+The names are upstream's (``vllm/benchmarks/serve.py``, ``vllm_omni/benchmarks/patch/patch.py``). What is not listed
+here, counts and durations of audio among it, is no measure.
 """
 
 from __future__ import annotations
@@ -43,40 +42,34 @@ JUDGED = (
 )
 """The first of these that were measured get a verdict, as many as ``OTHERS``, unless others are named."""
 
-_GROUPS: Mapping[str, str] = {
-    "audio_ttfp": "first audio",
-    "ttft": "first text",
-    "e2el": "end to end",
-    "tpot": "text after the first token",
-    "itl": "text after the first token",
-    "audio_rtf": "audio against real time",
-    "audio_underrun_s": "audio against real time",
+_TIMES: Mapping[str, tuple[str, str]] = {
+    "audio_ttfp_ms": ("first audio", "ms"),
+    "ttft_ms": ("first text", "ms"),
+    "e2el_ms": ("end to end", "ms"),
+    "tpot_ms": ("text after the first token", "ms"),
+    "itl_ms": ("text after the first token", "ms"),
+    "audio_rtf": ("audio against real time", ""),
+    "audio_underrun_s": ("audio against real time", "s"),
+    "image_generation_ms": ("images and video", "ms"),
+    "video_generation_ms": ("images and video", "ms"),
 }
-_THROUGHPUT = "throughput"
-_OTHERS = "other"
+"""Group and unit of what upstream gives a mean, a median and percentiles of; less is better."""
+_RATES: Mapping[str, tuple[str, str]] = {
+    "audio_continuity_ok_rate": ("audio against real time", ""),
+    "request_throughput": ("throughput", "req/s"),
+    "request_goodput": ("throughput", "req/s"),
+    "output_throughput": ("throughput", "tok/s"),
+    "total_token_throughput": ("throughput", "tok/s"),
+    "audio_throughput": ("throughput", "s/s"),
+    "video_throughput": ("throughput", "s/s"),
+    "image_throughput": ("throughput", "img/s"),
+}
+"""The same of what there is one number of; more is better."""
+_ORDER = list(dict.fromkeys(group for group, _ in (*_TIMES.values(), *_RATES.values())))
 
-_OF_REQUESTS = re.compile(r"(mean|median|p\d+(?:\.\d+)?)_(?P<stem>.+)")
-_MEANT = ("_rtf", "_underrun_s")
-"""Endings that say what is measured, and not only in which unit."""
-_UNITS: Mapping[str, str] = {"_ms": "ms", "_mb": "MB", "_rtf": "", "_underrun_s": "s"}
-_NONE_AT_ZERO = re.compile(
-    r".*(?:ttft_ms|ttfp_ms|tpot_ms|itl_ms|e2el_ms|_generation_ms|step_latency_ms|_rtf|_peak_memory_mb)"
-)
-"""Of these upstream writes 0 where no request had any: neither a time nor a memory is zero."""
-_OF_AUDIO = re.compile(r"audio_continuity_ok_rate|.*_audio_underrun_s")
-"""Of these it writes what is best where there was no audio at all: nothing was late."""
-_SHARES: Mapping[str, str] = {"rtfx": "throughput", "audio_continuity_ok_rate": "audio against real time"}
-_THROUGHPUTS: Mapping[str, str] = {
-    "request_throughput": "req/s",
-    "request_goodput": "req/s",
-    "output_throughput": "tok/s",
-    "total_token_throughput": "tok/s",
-    "max_output_tokens_per_s": "tok/s",
-    "input_sequence_throughput": "seq/s",
-    "audio_throughput": "s/s",
-    "video_throughput": "s/s",
-    "image_throughput": "img/s",
-}
+_OF_REQUESTS = re.compile(r"(?:mean|median|p\d+(?:\.\d+)?)_(?P<what>.+)")
+_OF_AUDIO = ("audio_continuity_ok_rate", "audio_underrun_s")
+"""Of these upstream writes what is best where there was no audio at all: nothing was late."""
 
 
 class AStart(Protocol):
@@ -91,22 +84,37 @@ class AStart(Protocol):
         """Its numbers by key."""
 
 
+def known(key: str) -> tuple[str, str, Better] | None:
+    """Group, unit and direction of a key; None where it is no measure."""
+    if key in _RATES:
+        return *_RATES[key], "higher"
+    what = _what(key)
+    return (*_TIMES[what], "lower") if what in _TIMES else None
+
+
+def _what(key: str) -> str:
+    match = _OF_REQUESTS.fullmatch(key)
+    return match["what"] if match else key
+
+
+def _is_none_at_zero(key: str) -> bool:
+    """Whether upstream writes 0 where no request had any: no time is zero."""
+    return _what(key) in _TIMES and _what(key) not in _OF_AUDIO
+
+
 def read(result: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a client's result that has a known direction, by its key."""
-    found = {key: float(value) for key, value in result.items() if _is_number(value) and known(key) is not None}
-    # The same number under two names would be judged twice.
-    twice = {key for key in found if key.startswith("p50_") and f"median_{key.removeprefix('p50_')}" in found}
-    return measured({key: value for key, value in found.items() if key not in twice})
-
-
-def measured(found: Mapping[str, float]) -> dict[str, float]:
-    """Those of the numbers that were measured: without the zeros by which upstream says that there was nothing."""
-    silent = found.get("audio_throughput") == 0
-    return {
-        key: value
-        for key, value in found.items()
-        if not (value == 0 and _NONE_AT_ZERO.fullmatch(key)) and not (silent and _OF_AUDIO.fullmatch(key))
-    }
+    """Every measure of a client's result by its key, without those by which upstream says that there was nothing."""
+    silent = result.get("audio_throughput") == 0
+    found = {}
+    for key, value in result.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or known(key) is None or (value == 0 and _is_none_at_zero(key)):
+            continue
+        # The same number under two names would be judged twice.
+        twice = key.startswith("p50_") and f"median_{_what(key)}" in result
+        if not twice and not (silent and _what(key) in _OF_AUDIO):
+            found[key] = float(value)
+    return found
 
 
 @dataclass(frozen=True)
@@ -139,30 +147,11 @@ def lacks(starts: Sequence[AStart], arms: tuple[str, str]) -> list[Lack]:
     """What upstream always writes and some starts have no value of, by how many: an arm that answers without audio."""
     of = [[start for start in starts if start.arm == arm] for arm in arms]
     found: dict[tuple[int, int], list[str]] = {}
-    for key in dict.fromkeys(key for start in starts for key in start.measured if _NONE_AT_ZERO.fullmatch(key)):
+    for key in dict.fromkeys(key for start in starts for key in start.measured if _is_none_at_zero(key)):
         a, b = (sum(key not in start.measured for start in each) for each in of)
         if a or b:
             found.setdefault((a, b), []).append(key)
     return [Lack(tuple(keys), without, (len(of[0]), len(of[1]))) for without, keys in found.items()]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def known(key: str) -> tuple[str, str, str, Better] | None:
-    """Group, name, unit and direction of a key; None where the direction is not known."""
-    if key in _THROUGHPUTS or key.endswith(("_throughput", "_goodput")):
-        return _THROUGHPUT, key, _THROUGHPUTS.get(key, "1/s"), "higher"
-    if key in _SHARES:
-        return _SHARES[key], key, "", "higher"
-    match = _OF_REQUESTS.fullmatch(key)
-    for suffix, unit in _UNITS.items():
-        if match is not None and match["stem"].endswith(suffix):
-            short = suffix if suffix in _MEANT else ""
-            stem = match["stem"].removesuffix(suffix) + short
-            return _GROUPS.get(stem, _OTHERS), key.removesuffix(suffix) + short, unit, "lower"
-    return None
 
 
 def table(starts: Sequence[AStart], *, primary: str | None = None, judged: Sequence[str] = ()) -> list[Measure]:
@@ -185,23 +174,21 @@ def table(starts: Sequence[AStart], *, primary: str | None = None, judged: Seque
     keys = [key for key in measured if key in asked_for or any(start.measured.get(key) for start in starts)]
     first = primary or next((key for key in (*PRIMARY, *keys) if key in keys), None)
     others = list(judged) or [key for key in JUDGED if key in keys and key != first][:OTHERS]
-    order = [*dict.fromkeys(_GROUPS.values()), _THROUGHPUT, _OTHERS]
     rows = [_measure(key, primary=key == first, judged=key in others) for key in keys]
-    return sorted(rows, key=lambda row: order.index(row.group))
+    return sorted(rows, key=lambda row: _ORDER.index(row.group))
 
 
 def _measure(key: str, *, primary: bool, judged: bool) -> Measure:
     described = known(key)
-    assert described is not None, "read leaves out what has no direction"
-    group, name, unit, better = described
-    digits = {"ms": 1, "": 3, "s": 3}.get(unit, 2)
+    assert described is not None, "read leaves out what is no measure"
+    group, unit, better = described
     return Measure(
-        group,
-        name,
-        unit,
-        better,
-        lambda start: start.measured.get(key, math.nan),
-        digits,
-        judged and not primary,
-        primary,
+        group=group,
+        name=key.removesuffix("_ms"),
+        unit=unit,
+        better=better,
+        read=lambda start: start.measured.get(key, math.nan),
+        digits={"ms": 1, "": 3, "s": 3}.get(unit, 2),
+        judged=judged and not primary,
+        primary=primary,
     )

@@ -142,8 +142,8 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
     serve, bench = commands.filled(plan.serve, values), commands.filled(plan.bench, values)
     wanted = states.expected(environ, serve)
     server = Serving(
-        serve,
-        port,
+        command=serve,
+        port=port,
         environment=environ,
         log=plan.out / "logs" / f"{named}-server.log",
         interrupts=interrupts,
@@ -151,8 +151,8 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
         stop_timeout_s=plan.stop_timeout_s,
     )
     client = Child(
-        "benchmark client",
-        bench,
+        what="benchmark client",
+        command=bench,
         # Without what is for servers, so that it is the same in both arms.
         environment={name: value for name, value in os.environ.items() if not name.startswith(NAMESPACE)},
         log=plan.out / "logs" / f"{named}-bench.log",

@@ -1,8 +1,7 @@
 """Start a server of the user's, know when that very one is ready, and leave nothing of it behind.
 
-It gets a process group of its own. It counts as ready when a process of its tree listens on its port and health is
-answered: a server that is shutting down keeps its port, and would answer for a new one. Stopping asks its first
-process, waits for the whole tree, and kills what is left.
+It gets a process group of its own. It counts as ready when health is answered while its first process lives; its port
+was free before. Stopping asks its first process, waits for the whole tree, and kills what is left.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -45,57 +45,57 @@ def tail(log: Path) -> str:
     return f"{LOG_FOLLOWS}{log}:\n" + "\n".join(lines)
 
 
+@dataclass(kw_only=True, eq=False)
 class Child:
-    """A process of ours with all that it starts; as a context manager it is gone on exit, whatever happens."""
+    """A process of ours with all that it starts; as a context manager it is gone on exit, whatever happens.
 
-    def __init__(
-        self,
-        what: str,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        log: Path,
-        interrupts: Interrupts,
-        stop_timeout_s: float = STOP_TIMEOUT_S,
-        folder: Path | None = None,
-    ) -> None:
-        self.what = what
-        self.log = log
-        self.killed: tuple[int, ...] = ()
-        """The processes that had to be killed when it was stopped."""
-        self._folder = folder
-        self._command = list(command)
-        self._environment = dict(environment)
-        self._interrupts = interrupts
-        self._stop_timeout_s = stop_timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._seen: dict[int, psutil.Process] = {}
-        self._stopped = False
+    Attributes:
+        what: How a message names it.
+        command: Its words; no shell sees them.
+        environment: All of its variables.
+        log: Where its output goes.
+        interrupts: The signals that must not end a start or a stop halfway.
+        stop_timeout_s: How long it may take to end before it is killed, seconds.
+        folder: Where it runs; None: where we do.
+        killed: The processes that had to be killed when it was stopped.
+    """
+
+    what: str = "server"
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    interrupts: Interrupts
+    stop_timeout_s: float = STOP_TIMEOUT_S
+    folder: Path | None = None
+    killed: tuple[int, ...] = ()
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _seen: dict[int, psutil.Process] = field(default_factory=dict, init=False)
+    _stopped: bool = field(default=False, init=False)
 
     def __enter__(self) -> Child:  # noqa: PYI034 - Self came with 3.11
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self._interrupts.held(), self.log.open("wb") as log:
-            self._interrupts.at_end(self._stop)
+        with self.interrupts.held(), self.log.open("wb") as log:
+            self.interrupts.at_end(self._stop)
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
-                    self._command,
+                    list(self.command),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=self._environment,
-                    cwd=self._folder,
+                    env=self.environment,
+                    cwd=self.folder,
                     start_new_session=True,
                 )
             except OSError as error:
                 raise MeasureError(f"the {self.what} cannot be started: {error}") from error
-            if self._interrupts.hurry:  # it would be raised before anybody could call __exit__
+            if self.interrupts.hurry:  # it would be raised before anybody could call __exit__
                 self._stop()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._interrupts.held():
+        with self.interrupts.held():
             self._stop()
 
     @property
@@ -104,17 +104,19 @@ class Child:
         return None if self._process is None else self._process.poll()
 
     def tree(self) -> dict[int, psutil.Process]:
-        """Its live processes, those that left its group or lost their parent too, by process id."""
-        with contextlib.suppress(psutil.Error):
-            if self._process is not None and self._process.returncode is None:  # else its id may be another's
-                self._seen.setdefault(self._process.pid, psutil.Process(self._process.pid))
-        first = self._seen.get(self._process.pid) if self._process is not None else None
-        known = [process for process in self._seen.values() if _lives(process)]
-        for above in [first] if first in known else known:  # each look goes through the machine's processes
+        """Its live processes by process id, with those that left its group or lost their parent, once seen."""
+        if self._process is None:
+            return {}
+        if self.returncode is None:  # else its id may be another's
+            self._seen.setdefault(self._process.pid, psutil.Process(self._process.pid))
+        first = self._seen.get(self._process.pid)
+        known = {pid: process for pid, process in self._seen.items() if _lives(process)}
+        # Each look goes through all of the machine's processes.
+        for above in [first] if first in known.values() else list(known.values()):
             with contextlib.suppress(psutil.Error):
-                for process in above.children(recursive=True):
-                    self._seen.setdefault(process.pid, process)
-        return {pid: process for pid, process in self._seen.items() if _lives(process)}
+                known |= {process.pid: process for process in above.children(recursive=True)}
+        self._seen |= known
+        return {pid: process for pid, process in known.items() if _lives(process)}
 
     def wait(self, timeout_s: float | None, meanwhile: Sequence[Child] = ()) -> int:
         """Wait for its end, as long as the others live.
@@ -144,67 +146,42 @@ class Child:
         if self.returncode is not None:
             raise MeasureError(f"the {self.what} ended with status {self.returncode}{tail(self.log)}")
 
-    def kill(self) -> None:
-        """Kill its process group without asking."""
-        if self._process is None:
-            return
-        self.tree()  # remember whoever left the group
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
     def _stop(self) -> None:
+        """Ask the first process to end, wait for the whole tree, and kill what is left; once."""
         if self._process is None or self._stopped:
             return
-        self.tree()
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        begun = time.monotonic()
-        while (left := self._left()) and time.monotonic() < begun + self._stop_timeout_s and not self._interrupts.hurry:
+        left = self.tree()
+        if self.returncode is None:
+            self._process.terminate()
+        deadline = time.monotonic() + self.stop_timeout_s
+        while left and time.monotonic() < deadline and not self.interrupts.hurry:
             time.sleep(0.1)
+            left = self.tree()
         self.killed = tuple(left)
         for process in left.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        self.kill()  # whoever was started after the last look
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # its group: what was started after the last look
         psutil.wait_procs(list(left.values()), timeout=_KILL_TIMEOUT_S)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_KILL_TIMEOUT_S)
         self._stopped = True
 
-    def _left(self) -> dict[int, psutil.Process]:
-        assert self._process is not None
-        self._process.poll()  # reaps the first one, which is no zombie of ours then
-        return self.tree()
 
-
+@dataclass(kw_only=True, eq=False)
 class Serving(Child):
-    """A server on a port of its own, ready on entry."""
+    """A server on a port of its own, ready on entry.
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        port: int,
-        *,
-        environment: Mapping[str, str],
-        log: Path,
-        interrupts: Interrupts,
-        ready_timeout_s: float = READY_TIMEOUT_S,
-        stop_timeout_s: float = STOP_TIMEOUT_S,
-        folder: Path | None = None,
-    ) -> None:
-        super().__init__(
-            "server",
-            command,
-            environment=environment,
-            log=log,
-            interrupts=interrupts,
-            stop_timeout_s=stop_timeout_s,
-            folder=folder,
-        )
-        self.port = port
-        self.start_s = 0.0
-        """From start to ready, seconds."""
-        self._ready_timeout_s = ready_timeout_s
+    Attributes:
+        port: Where it is asked.
+        ready_timeout_s: How long it may take to be ready, seconds.
+        start_s: From start to ready, seconds.
+    """
+
+    port: int
+    ready_timeout_s: float = READY_TIMEOUT_S
+    start_s: float = 0.0
 
     @property
     def url(self) -> str:
@@ -215,7 +192,7 @@ class Serving(Child):
         begun = time.monotonic()
         try:
             super().__enter__()
-            self._wait_until_ready(begun + self._ready_timeout_s)
+            self._wait_until_ready(begun + self.ready_timeout_s)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -223,16 +200,16 @@ class Serving(Child):
         return self
 
     def _wait_until_ready(self, deadline: float) -> None:
-        while time.monotonic() < deadline:
-            tree = self.tree()
+        while not healthy(self.url):
             if self.returncode is not None:
                 status = self.returncode
                 raise MeasureError(f"the server ended with status {status} before it was ready{tail(self.log)}")
-            if healthy(self.url) and listener(self.port) in (None, *tree, *self.tree()):
-                return
+            if time.monotonic() > deadline:
+                unanswered = f"{self.url}/health was not answered in {self.ready_timeout_s:g} s"
+                raise MeasureError(f"the server was not ready: {unanswered}{tail(self.log)}")
+            self.tree()
             time.sleep(_LOOK_EVERY_S)
-        unanswered = f"{self.url}/health was not answered"
-        raise MeasureError(f"the server was not ready after {self._ready_timeout_s:g} s: {unanswered}{tail(self.log)}")
+        self.check()
 
 
 def healthy(url: str) -> bool:
@@ -242,16 +219,6 @@ def healthy(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException):  # the last: it speaks no HTTP
         return False
-
-
-def listener(port: int) -> int | None:
-    """The process that listens on a port of this machine; None where none is, or none can be seen."""
-    with contextlib.suppress(psutil.Error):
-        for connection in psutil.net_connections(kind="tcp"):
-            here = connection.laddr[1:2] == (port,) and connection.status == psutil.CONN_LISTEN
-            if here and connection.pid is not None:
-                return int(connection.pid)
-    return None
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -99,13 +99,3 @@ def test_some_answers_that_say_nothing_are_noted() -> None:
     found = judge([("A", sent), ("A", sent), ("B", sent)], ("A", "B"), simulated=False)
     assert found["notes"] == ["1 of 3 answers of the first start have nothing that could be compared"]
     assert found["how"] == "bytes"
-
-
-def test_images_are_compared_and_named() -> None:
-    """They are data of an answer without text; a start that has none differs from one that has."""
-    one, other = (answer(text="", audio_bytes=0, data={"b64_json": digest}) for digest in ("12", "34"))
-    same = _judge([one, one], [one])
-    assert (same["how"], same["differences"]) == ("bytes", [])
-    assert "and what came as b64_json" in judged_line(same)
-    assert len(_judge([one, one], [other])["differences"]) == 1
-    assert len(_judge([answer(), answer()], [answer(data={"b64_json": "12"})])["differences"]) == 1
