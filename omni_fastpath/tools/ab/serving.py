@@ -109,10 +109,10 @@ class Child:
             return {}
         if self.returncode is None:  # else its id may be another's
             self._seen.setdefault(self._process.pid, psutil.Process(self._process.pid))
-        first = self._seen.get(self._process.pid)
         known = {pid: process for pid, process in self._seen.items() if _lives(process)}
+        first = known.get(self._process.pid)
         # Each look goes through all of the machine's processes.
-        for above in [first] if first in known.values() else list(known.values()):
+        for above in [first] if first is not None else list(known.values()):
             with contextlib.suppress(psutil.Error):
                 known |= {process.pid: process for process in above.children(recursive=True)}
         self._seen |= known
