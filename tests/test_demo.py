@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -12,7 +11,6 @@ pytest.importorskip("omni_simulated_device")
 pytest.importorskip("matplotlib")
 
 from benchmarks.demo import report
-from benchmarks.demo.__main__ import main
 from benchmarks.demo.load import QUICK, SILENT, Load
 from benchmarks.demo.measure import Start, measures
 from benchmarks.rigs import user_arms, whole_server
@@ -41,18 +39,6 @@ def _start(arm: str, ttfp: float) -> Start:
 def _starts(an_arm: int) -> list[Start]:
     stock = [_start("stock", 0.2 + place / 1000) for place in range(an_arm)]
     return stock + [_start("fastpath", 0.1 + place / 1000) for place in range(an_arm)]
-
-
-def test_every_start_gets_the_same_requests() -> None:
-    """They follow from what they are for; lengths vary, so that requests that end together are luck."""
-    asked = Load().requests("waves", 64)
-    assert asked == Load().requests("waves", 64)
-    lengths = {request.body["max_tokens"] for request in asked}
-    assert len(lengths) > 20
-    assert min(lengths) >= Load.tokens[0]
-    assert max(lengths) <= Load.tokens[1]
-    prompts = {request.body["messages"][0]["content"] for request in (*asked, *Load().requests("paced", 48))}
-    assert len(prompts) == 64 + 48
 
 
 def test_the_device_configuration_is_one_the_device_accepts() -> None:
@@ -111,12 +97,6 @@ def test_the_report_says_what_is_simulated_and_how_to_run_it_again(tmp_path: Pat
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_late_engines_are_told() -> None:
-    """An instrument that was late measured itself."""
-    assert report.lateness(_starts(1)).startswith("The engines' steps were late by 2.5 ms")
-    assert "did not say" in report.lateness([dataclasses.replace(_start("stock", 0.1), engines={})])
-
-
 def test_answers_are_compared_with_the_first_start() -> None:
     """By what a capture says of them; a difference is named, and the line says so."""
     answer = {"status": 200, "error": None, "audio_bytes": 10, "text": "a"}
@@ -126,12 +106,3 @@ def test_answers_are_compared_with_the_first_start() -> None:
     other = compare([("stock", [answer]), ("fastpath", [{**answer, "text": "b"}])])
     assert other["differences"] == ["start 2 (fastpath) against start 1 (stock): request 0: text: 'b' against 'a'"]
     assert "DID NOT ANSWER ALIKE" in parity_line(other)
-
-
-@pytest.mark.parametrize("arguments", [["--starts", "0"], ["--streams", "x"], ["--fast"]])
-def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Named, before anything is started."""
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert "error: " in capsys.readouterr().err

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,94 +94,3 @@ def test_the_orchestrator_serves_what_stages_send(event_driven: bool) -> None:
         if stage == TEXT:
             tokens = [each[3][0]["token_ids"] for each in sent]
             assert list(itertools.chain(*tokens)) == [100 + step for step in range(STEPS[name])]
-
-
-@MODES
-def test_what_comes_over_a_socket_is_served_alike(event_driven: bool, tmp_path: Path) -> None:
-    """The same raw outputs through vLLM's encoder, a socket and the client's reader: the same messages."""
-    import zmq.asyncio
-    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
-    from vllm_omni.engine import OmniEngineCoreOutputs
-    from zmq.constants import PULL, PUSH
-    from zmq.sugar.context import Context
-
-    expected = served(pipeline(event_driven), put)
-    found, encoder, context = pipeline(event_driven), MsgpackEncoder(), Context()
-    engines, counted = {}, Counter[int]()
-    for stage, replicas in enumerate(found.replicas):
-        for number, replica in enumerate(replicas):
-            address = f"ipc://{tmp_path / f'{stage}-{number}'}"
-            socket = zmq.asyncio.Context(context).socket(PULL)
-            socket.bind(address)
-            engines[stage, number] = engine = context.socket(PUSH)
-            engine.connect(address)
-            replica.read_from(socket, MsgpackDecoder(OmniEngineCoreOutputs))
-
-    def send(running: Any, stage: int, raw: Any) -> None:
-        del running
-        counted[stage] += 1
-        engines[stage, replica_of(raw)].send_multipart(encoder.encode(raw))
-
-    messages: list[Any] = []
-    with found as running:
-        for stage, raw in raw_outputs():
-            send(running, stage, raw)
-        while endings(messages) != endings(expected):
-            assert running.thread.is_alive()
-            time.sleep(0.002)
-            messages += running.messages()
-        running.settle()
-        messages += running.messages()
-    assert outputs(messages) == outputs(expected)
-    assert set(counted.values()) == {sum(STEPS.values())}
-    for engine in (*engines.values(), *(each.resources.output_socket for each in itertools.chain(*found.replicas))):
-        engine.close(linger=0)
-    context.term()
-
-
-@MODES
-async def test_the_front_end_gets_every_message(event_driven: bool) -> None:
-    """Upstream's drain, without a server around it, gives each request its messages in order, ends included."""
-    from benchmarks.rigs.inprocess import front_end
-
-    expected = outputs(served(pipeline(event_driven), put))
-    found = pipeline(event_driven)
-    queues: dict[str, asyncio.Queue[Any]] = {name: asyncio.Queue() for name in STEPS}
-    drain = front_end(found, queues, event_driven=event_driven)
-    wanted = Counter[str]()
-    for (name, _), sent in expected.items():
-        wanted[name] += len(sent)
-
-    async def take(name: str) -> list[Any]:
-        return [await asyncio.wait_for(queues[name].get(), 30) for _ in range(wanted[name])]
-
-    with found as running:
-        drain._final_output_handler()
-        for stage, raw in raw_outputs():
-            put(running, stage, raw)
-        messages = await asyncio.gather(*map(take, STEPS))
-        drain.final_output_task.cancel()
-        await asyncio.gather(drain.final_output_task, return_exceptions=True)
-    assert found.crash is None
-    assert all(queue.empty() for queue in queues.values())
-    for name, sent in zip(STEPS, messages, strict=True):
-        assert outputs(sent) == {key: them for key, them in expected.items() if key[0] == name}
-
-
-@MODES
-def test_a_replica_comes_while_it_runs(event_driven: bool) -> None:
-    """What a replica that was attached at run time sends is served like any other's."""
-    from benchmarks.rigs import upstream
-    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica, batch, text
-
-    with pipeline(event_driven) as running:
-        running.settle()
-        fresh = Replica(0, QWEN3_OMNI[0], 2)
-        assert running.do(lambda: upstream.add_client(running.pools[0], "tcp://fresh", fresh, replica_id=2)) == 2
-        running.do(lambda: fresh.outputs_queue.put_nowait(batch(text("one", 7))))
-        found: list[Any] = []
-        while not found:
-            assert running.thread.is_alive()
-            time.sleep(0.002)
-            found = running.messages()
-    assert [(each.request_id, each.replica_id) for each in found] == [("one", 2)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +14,6 @@ from benchmarks.replay import figures, report
 from benchmarks.replay.load import (
     CELLS,
     CODE2WAV,
-    DEAR,
     SERVER,
     STAGES,
     STEP_MS,
@@ -24,11 +21,9 @@ from benchmarks.replay.load import (
     THINKER,
     Load,
     Schedule,
-    audible,
-    first_audible,
 )
 from benchmarks.replay.measure import Inbox, Stamps, out_of_order
-from benchmarks.replay.subjects import AA_PAIRS, ARMS, BASELINE, defaults, named
+from benchmarks.replay.subjects import ARMS
 
 LOAD = Load(SERVER, replicas=2, rate=800.0, seconds=12.0)
 
@@ -98,39 +93,6 @@ def test_each_request_has_its_outputs_in_order_and_ends_once_a_stage(schedule: S
         assert [seen[each.id] for each in schedule.requests] == [each.total for each in schedule.steps[stage]]
 
 
-def test_waves_are_of_the_size_of_the_concurrency(schedule: Schedule) -> None:
-    """The first wave is one request for each slot, all at once; a slot's next starts when the one before ends."""
-    first = [each for each in schedule.requests if each.wave == 0]
-    assert len(first) == SERVER.entries * 2
-    assert {each.start_ns for each in first} == {0}
-    slots: dict[tuple[int, int], list[Any]] = {}
-    for each in schedule.requests:
-        slots.setdefault((each.replica, each.slot), []).append(each)
-    for requests in slots.values():
-        assert [each.wave for each in requests] == list(range(len(requests)))
-        assert [each.last for each in requests] == [False] * (len(requests) - 1) + [True]
-        assert all(before.end_ns == after.start_ns for before, after in pairwise(requests))
-
-
-def test_silent_outputs_stand_before_each_audible_one() -> None:
-    """N N N A, and the last one is always heard."""
-    assert [audible(position, 10, 3) for position in range(10)] == [False, False, False, True] * 2 + [False, True]
-    assert (first_audible(10, 3), first_audible(2, 3)) == (3, 1)
-
-
-def test_the_places_of_a_replica_are_its_raw_outputs(schedule: Schedule) -> None:
-    """The i-th place of a replica is its i-th raw output in the order of sending."""
-    for (stage, replica), places in schedule.places.items():
-        assert [schedule.order[place][0] for place in places] == list(schedule.times[stage, replica])
-        assert {schedule.order[place][1:] for place in places} == {(stage, replica)}
-
-
-def test_a_cell_too_short_for_its_requests_is_refused() -> None:
-    """A request without a step on a stage would never end."""
-    with pytest.raises(ValueError, match="too short"):
-        Schedule(Load(DEAR, replicas=1, rate=1.0, seconds=0.5))
-
-
 def test_cells_have_the_utilisation_that_their_names_say() -> None:
     """The rate of a cell is its utilisation of the capacity."""
     assert CELLS["dear-0.95"].load(1000, 30, 1).rate == pytest.approx(950)
@@ -198,12 +160,6 @@ def test_entries_ahead_are_those_taken_between_arrival_and_dispatch(schedule: Sc
     assert [dispatches.ahead(number) for number in range(3)] == [2, 0, 1]
 
 
-def test_spread_of_nothing_is_nothing() -> None:
-    """A quick run may have no request of a kind."""
-    assert figures.spread([])["p50"] is None
-    assert figures.spread([1_000_000, 3_000_000])["mean"] == 2.0
-
-
 # ---- The check of content ----
 
 
@@ -260,14 +216,6 @@ def test_the_aa_interval_is_that_of_an_arm_against_its_repetition() -> None:
     assert report.median(lines, "stock-event", "first_audio.p50") is None
 
 
-def test_the_arms_that_run_by_default_hold_the_baseline_and_both_pairs() -> None:
-    """A/A needs both of each pair."""
-    names = defaults()
-    assert len(set(names)) == len(names)
-    assert set(names) <= set(ARMS)
-    assert {BASELINE, *AA_PAIRS, *AA_PAIRS.values()} <= set(names)
-
-
 # ---- On the real upstream ----
 
 
@@ -295,10 +243,3 @@ def test_a_short_run_delivers_everything_in_order_and_the_arm_is_on(name: str) -
     assert items >= found["routed"] if ARMS[name].on else not found["counters"]
     assert set(found["residence"]) == {"thinker", "talker", "code2wav"}
     assert (THINKER, TALKER, CODE2WAV) == STAGES
-
-
-def test_more_patches_are_named_with_the_arm() -> None:
-    """``fastpath+PATCH`` is the default set and that patch; a patch that there is not is refused."""
-    assert named("fastpath+lean_processing").enabled == ARMS["fastpath"].enabled | {"lean_processing"}
-    with pytest.raises(argparse.ArgumentTypeError, match="fastpath\\+lean"):
-        named("fastpath+lean")

@@ -14,10 +14,8 @@ pytest.importorskip("omni_simulated_device")
 
 from benchmarks.rigs import playback
 from benchmarks.server import figures, report, threads
-from benchmarks.server.arms import ARMS, FASTPATH, LEAN, STOCK
-from benchmarks.server.load import LEVELS, Load
-from benchmarks.server.measure import Host, Start, judged, kept_time
-from omni_fastpath.patches import PATCHES
+from benchmarks.server.load import Load
+from benchmarks.server.measure import Host, Start, kept_time
 from omni_fastpath.tools.ab.capture import Capture, Event, chat_request
 
 
@@ -76,27 +74,6 @@ def test_figures_tell_the_first_wave_from_later_ones() -> None:
     assert whole[figures.E2E] == pytest.approx(700)
 
 
-def test_requests_are_told_in_the_order_of_starting() -> None:
-    """With their times since they started; nothing where there was nothing."""
-    late, early = capture(0, 7.0, [(0.3, 1.0)]), capture(1, 5.0, [(0.1, 1.0), (0.6, 1.0)])
-    late.events = []
-    first, second = figures.by_request([late, early])
-    assert first == {
-        "started_s": 0,
-        "first_text_s": 0.1,
-        "first_audio_s": 0.1,
-        "ended_s": 0.6,
-        "largest_gap_s": 0.5,
-    }
-    assert (second["started_s"], second["first_audio_s"], second["largest_gap_s"]) == (2, None, None)
-
-
-def test_speech_has_no_header() -> None:
-    """Raw samples play for all their bytes, a WAV file for all but its header."""
-    assert playback.seconds_of(bytes(playback.BYTES_A_SECOND)) == 1
-    assert playback.seconds_of(wav(1.0)) == 1
-
-
 def test_threads_are_told_apart() -> None:
     """The first thread is the front end, the busiest other one the orchestrator; their time is the kernel's."""
     stop = threading.Event()
@@ -121,12 +98,6 @@ def _spin_until(stop: threading.Event) -> None:
         pass
 
 
-def _spin(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
 def test_an_engines_last_words_are_read() -> None:
     """What a light engine logs at its end is what the result line says of it."""
     from omni_simulated_device.light.host import LAST_WORDS
@@ -134,18 +105,6 @@ def test_an_engines_last_words_are_read() -> None:
     line = LAST_WORDS % ("LightEngine_stage0_replica1", 211, 80.4, 0.11, 3.26, 20.72)
     wanted = {"steps": 211, "work_us": 80.0, "late_p50_ms": 0.11, "late_p99_ms": 3.26}
     assert kept_time(f"(LightEngines pid=7) INFO {line}\n") == {"stage0_replica1": wanted}
-
-
-def test_rows_with_a_verdict_are_named_beforehand() -> None:
-    """Later TTFP and throughput from 16 streams on, the highest first and primary; later TTFP and end to end below."""
-    rows = list(judged(Load(LEVELS)))
-    assert rows[0] == ("64", figures.LATER_TTFP)
-    assert ("1", figures.E2E) in rows
-    assert {level for level, _ in rows} == {f"{level:g}" for level in LEVELS}
-    assert next(iter(judged(Load((2.5, 5), loop="open")))) == ("5", figures.TTFP)
-    assert next(iter(judged(Load((4,), api="chat-whole")))) == ("4", figures.E2E)
-    assert next(iter(judged(Load((8, 16), requests=16)))) == ("8", figures.LATER_TTFP)
-    assert next(iter(judged(Load((16,), requests=16)))) == ("16", figures.FIRST_TTFP)
 
 
 def test_every_arm_gets_the_same_requests_at_the_same_times() -> None:
@@ -169,25 +128,6 @@ def test_lengths_vary_evenly_and_alike_for_every_arm() -> None:
     assert (stages["qwen3_tts"]["min_frames"], stages["qwen3_tts"]["max_frames"]) == (50, 150)
     with pytest.raises(ValueError, match="vary: found 1, allowed: 0 to less than 1"):
         Load(vary=1)
-
-
-def test_what_upstream_does_not_serve_is_refused() -> None:
-    """Speech is for models that do nothing else."""
-    with pytest.raises(ValueError, match="serves of qwen3_tts and not of qwen3_omni; allowed: chat, chat-whole"):
-        Load(api="speech")
-    with pytest.raises(ValueError, match="replicas: found 4, allowed for qwen3_tts: 1"):
-        Load(api="speech", model="qwen3_tts", replicas=4)
-
-
-def test_each_patch_of_the_server_is_an_arm_of_its_own() -> None:
-    """With what it requires and nothing else; stock has nothing of ours."""
-    assert not STOCK.on
-    assert {"lean_processing", "lean_front_end"} <= LEAN.enabled
-    assert FASTPATH.enabled < LEAN.enabled <= ARMS["fastpath-all"].enabled
-    alone = {name.removeprefix("only-"): arm for name, arm in ARMS.items() if name.startswith("only-")}
-    for patch in PATCHES:
-        if patch.name in alone:
-            assert alone[patch.name].enabled == {patch.name, *patch.requires}
 
 
 def test_a_table_of_any_load(capsys: pytest.CaptureFixture[str]) -> None:

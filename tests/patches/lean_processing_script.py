@@ -140,28 +140,11 @@ class Play:
         from benchmarks.rigs.inprocess import batch
 
         raw, terminal = batch(*entries), set[str]()
-        if hasattr(self.orchestrator, "_process_llm_stage_outputs"):
-            processed = await self.orchestrator._process_llm_stage_outputs(stage_id, 0, raw, terminal)
-            await self.orchestrator._handle_processed_outputs(stage_id, 0, processed)
-            await self.orchestrator._finish_raw_terminal_requests(stage_id, 0, terminal)
-        else:
-            processed = await self._in_the_loop(stage_id, raw)
+        processed = await self.orchestrator._process_llm_stage_outputs(stage_id, 0, raw, terminal)
+        await self.orchestrator._handle_processed_outputs(stage_id, 0, processed)
+        await self.orchestrator._finish_raw_terminal_requests(stage_id, 0, terminal)
         self.held += [output for output in processed if output.finished]
         return list(processed)
-
-    async def _in_the_loop(self, stage_id: int, raw: Any) -> list[Any]:
-        """What upstream's loop itself does up to 0.26 with the raw output of requests that are no sessions."""
-        from vllm.v1.metrics.stats import IterationStats
-
-        assert not self.sessions
-        iteration = IterationStats() if self.setting.statistics else None
-        await self.orchestrator._handle_kv_ready_raw_outputs(stage_id, raw)
-        pool = self.pipeline.pools[stage_id]
-        processed: list[Any] = await pool.process_llm_raw_outputs(0, raw, iteration_stats=iteration)
-        if iteration is not None:
-            self.statistics.record(None, iteration)
-        await self.orchestrator._handle_processed_outputs(stage_id, 0, processed)
-        return processed
 
     async def abort(self, name: str) -> None:
         """The user hangs up."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.patches.content import sequences
-
 pytestmark = pytest.mark.upstream
 
 Script = Callable[[Any], None]
@@ -93,14 +91,6 @@ def three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
                     pipeline.settle()
 
     return script
-
-
-def _stages(replicas: int) -> Any:
-    import dataclasses
-
-    from benchmarks.rigs.inprocess import QWEN3_OMNI
-
-    return [dataclasses.replace(stage, replicas=replicas) for stage in QWEN3_OMNI]
 
 
 def test_statistics_only_batches_are_kept(both: Any) -> None:
@@ -194,32 +184,3 @@ def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
     both(script)
     restored = {"codes.audio": [[1.0] * 3] * 2}
     assert seen == [None if event_driven else restored, restored]
-
-
-def test_collective_rpc_beside_the_drain_visits_each_replica_once(both: Any) -> None:
-    """An RPC that runs while the loop drains calls every replica once, in order."""
-    calls: list[Any] = []
-
-    def script(pipeline: Any) -> None:
-        from vllm_omni.engine.messages import CollectiveRPCRequestMessage
-
-        from benchmarks.rigs.inprocess import audio, batch
-
-        pipeline.add_request("somebody")
-        for pool in pipeline.pools:
-
-            async def rpc(*, replica_id: int, stage_id: int = pool.stage_id, **_: Any) -> str:
-                calls.append((stage_id, replica_id))
-                return "done"
-
-            pool.collective_rpc = rpc
-        pipeline.requests.sync_q.put_nowait(
-            CollectiveRPCRequestMessage(rpc_id="1", method="ping", args=(), kwargs={}, stage_ids=None)
-        )
-        pipeline.put(2, *(batch(audio("somebody", float(i))) for i in range(200)))
-        assert pipeline.rpc.sync_q.get(timeout=30).results == ["done"] * 6
-        pipeline.settle()
-
-    stock, fast = both(script, stages=_stages(2))
-    assert sequences(fast) == sequences(stock)
-    assert calls == [(stage, replica) for stage in range(3) for replica in range(2)] * 2

@@ -57,14 +57,6 @@ def test_delta_passes_over_the_silent_and_stops_at_audio(recorder: Any) -> None:
     assert _passes(recorder, 2) == [(4, "routable"), (2, "empty")]
 
 
-def test_delta_text_tokens_are_routable(recorder: Any) -> None:
-    """Each of a thinker's steps brings tokens, so that each ends a pass."""
-    from benchmarks.rigs.inprocess import text
-
-    _contested(recorder, "DELTA", *[text("one", 5)] * 3, stage=0)
-    assert _passes(recorder, 0) == [(1, "routable"), (1, "routable"), (1, "empty")]
-
-
 def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
     """Under FINAL_ONLY upstream makes no object before the end, which is what stops the pass."""
     from vllm.v1.engine import FinishReason
@@ -121,42 +113,6 @@ def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
     assert _passes(recorder, 2) == [(8, "items"), (2, "empty")]
 
 
-def test_policy_that_raises_ends_every_pass(recorder: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A broken default policy is reported once and costs draining, never an output."""
-    from benchmarks.rigs.inprocess import silent
-    from omni_fastpath.patches.budgeted_drain import routable
-
-    original = routable.DefaultPolicy.__call__
-
-    def broken(self: Any, view: Any) -> bool:
-        raise ZeroDivisionError
-
-    routable.DefaultPolicy.__call__ = broken  # type: ignore[method-assign]
-    try:
-        messages = _contested(recorder, "DELTA", *[silent("one")] * 4)
-    finally:
-        routable.DefaultPolicy.__call__ = original  # type: ignore[method-assign]
-    assert _passes(recorder, 2) == [(1, "routable")] * 3 + [(1, "empty")]
-    assert len(messages) == 4
-
-
-def test_replica_attached_at_run_time_is_served(recorder: Any) -> None:
-    """A replica that joins a running pool is drained, woken by the attach and by its first output."""
-    from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch
-
-    with Pipeline() as pipeline:
-        pipeline.add_request("late", replicas=[0, 0, 1])
-        pipeline.settle()
-        replica = Replica(2, QWEN3_OMNI[2], 1)
-        assert pipeline.do(lambda: pipeline.pools[2].add_client("tcp://new", replica)) == 1
-        pipeline.replicas[2].append(replica)
-        pipeline.settle()
-        pipeline.put(2, batch(audio("late", 1.0)), replica_id=1)
-        pipeline.settle()
-        assert [m.replica_id for m in pipeline.messages()] == [1]
-    assert "put_nowait" not in vars(replica.outputs_queue)
-
-
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 def test_idle_loop_sleeps(recorder: Any, event_driven: bool) -> None:
     """Without work the loop wakes about twice a second; counted, not timed."""
@@ -169,72 +125,6 @@ def test_idle_loop_sleeps(recorder: Any, event_driven: bool) -> None:
         before = counters["wakeups"]
         time.sleep(1.0)
         assert counters["wakeups"] - before <= 10
-
-
-def test_client_without_a_queue_is_polled_as_upstream_polls(recorder: Any) -> None:
-    """Upstream's test doubles, which have no output queue, are served through upstream's own poll."""
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, silent
-
-    waiting = [batch(silent("one")), batch(audio("one", 1.0))]
-
-    class Double:
-        stage_type = "llm"
-        final_output = True
-        final_output_type = "audio"
-
-        async def get_output_async(self) -> Any:
-            return waiting.pop(0) if waiting else batch()
-
-        def shutdown(self) -> None:
-            """Nothing to do."""
-
-    pipeline = Pipeline()
-    pipeline.add_request("one")
-    pipeline.pools[2].clients[0] = Double()
-    with pipeline:
-        while waiting:
-            time.sleep(0.005)
-        pipeline.settle()
-        assert len(pipeline.messages()) == 2
-
-
-@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
-def test_diffusion_stage_is_polled_beside_the_drain(recorder: Any, event_driven: bool) -> None:
-    """A diffusion pool's outputs are routed and its metrics-only sentinel is not."""
-    from types import SimpleNamespace
-
-    from vllm_omni.metrics.utils import DIFFUSION_METRICS_ONLY_REQUEST_ID
-
-    from benchmarks.rigs.inprocess import Pipeline
-
-    outputs = [
-        SimpleNamespace(request_id=DIFFUSION_METRICS_ONLY_REQUEST_ID, metrics={}, finished=False),
-        SimpleNamespace(request_id="image", metrics={}, finished=False, error=None, outputs=[], images=[1]),
-    ]
-    routed: list[Any] = []
-
-    class Diffusion:
-        stage_type = "diffusion"
-        final_output = True
-        final_output_type = "image"
-
-        def get_diffusion_output_nowait(self) -> Any:
-            return outputs.pop(0) if outputs else None
-
-        def shutdown(self) -> None:
-            """Nothing to do."""
-
-    pipeline = Pipeline(event_driven=event_driven)
-    pipeline.pools[2].clients[0] = Diffusion()
-
-    async def route(stage_id: int, replica_id: int, found: list[Any]) -> None:
-        routed.extend(output.request_id for output in found)
-
-    pipeline.orchestrator._handle_processed_outputs = route
-    with pipeline:
-        while not routed:
-            time.sleep(0.005)
-    assert routed == ["image"]
 
 
 def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: Any) -> None:
@@ -302,25 +192,6 @@ def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.
             pipeline.settle()
         assert len(pipeline.messages()) == 50
     assert len(looks) <= 2
-
-
-def test_a_class_that_changes_later_does_not_change_a_running_loop(
-    recorder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A method of the same name that somebody writes after us is not called; new clients of such a class are polled."""
-    from benchmarks.rigs.inprocess import Pipeline, Replica, audio, batch
-
-    def foreign(self: Any) -> Any:
-        raise AssertionError("not ours to call")
-
-    with Pipeline() as pipeline:
-        pipeline.add_request("one")
-        pipeline.settle()
-        monkeypatch.setattr(Replica, "get_output_nowait", foreign, raising=False)
-        pipeline.put(2, batch(audio("one", 1.0)))
-        pipeline.settle()
-        assert len(pipeline.messages()) == 1
-    assert pipeline.crash is None
 
 
 def test_death_of_a_replaced_client_does_not_evict_its_successor(

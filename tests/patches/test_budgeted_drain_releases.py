@@ -90,28 +90,6 @@ def test_messages_are_the_same(event_driven: bool, bursts: bool, seed: int, kind
     assert endings(fast) == {f"request-{n}": (1, "end") for n in range(6)}
 
 
-def test_a_request_does_not_overtake_itself(event_driven: bool) -> None:
-    """The end of its audio waits for its text and its codes, however much of that stands in the queues."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
-
-    stop = FinishReason.STOP
-    with drain_on(floor=0.0):
-        pipeline = Pipeline(stages(1), event_driven=event_driven)
-        pipeline.add_request("one")
-        pipeline.put(THINKER, *(batch(text("one", at)) for at in range(40)), batch(text("one", 99, finish=stop)))
-        pipeline.put(TALKER, *(batch(codes("one")) for _ in range(40)), batch(codes("one", finish=stop)))
-        pipeline.put(CODE2WAV, batch(audio("one", 1.0)), batch(audio("one", 2.0, finish=stop)))
-        with pipeline:
-            pipeline.settle()
-        found = [(each.stage_id, type(each).__name__) for each in pipeline.messages()]
-    assert found[0] == (CODE2WAV, "OutputMessage")
-    assert found[-1] == (CODE2WAV, "OutputMessage")
-    assert found.count((THINKER, "OutputMessage")) == 41
-    assert found.count((TALKER, "StageMetricsMessage")) == 1
-
-
 @pytest.mark.parametrize("slot", ["kept", "replaced", "detached"])
 def test_a_death_is_told_once_whatever_becomes_of_its_slot(event_driven: bool, slot: str) -> None:
     """Who was bound to the dead replica gets what came before, then one error; the one in its slot is not touched."""
@@ -147,47 +125,3 @@ def test_a_death_is_told_once_whatever_becomes_of_its_slot(event_driven: bool, s
 
 
 # ---- First audio that the stage before sends ----
-
-
-def _first_audio_scenario(event_driven: bool) -> list[Any]:
-    import torch
-    from vllm.v1.engine import FinishReason
-    from vllm_omni.data_entry_keys import FIRST_AUDIO_KEY, FIRST_AUDIO_REQUIRED_KEY
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
-
-    def marked(name: str, key: str, *samples: float) -> Any:
-        entry = audio(name, *samples)
-        entry.multimodal_output[key] = torch.tensor(True)
-        return batch(entry)
-
-    names, stop = [f"r{number}" for number in range(4)], FinishReason.STOP
-    pipeline = Pipeline(stages(1), event_driven=event_driven)
-    for name in names:
-        pipeline.add_request(name)
-    pipeline.put(CODE2WAV, *(marked(name, FIRST_AUDIO_REQUIRED_KEY, 1.0, 2.0) for name in names))
-    pipeline.put(THINKER, *(batch(text(name, step)) for step in range(30) for name in names))
-    pipeline.put(TALKER, *(marked(name, FIRST_AUDIO_KEY, 9.0) for name in names))
-    with pipeline:
-        pipeline.settle()
-        # Later, because a stage that an end waits for has a floor.
-        pipeline.put(CODE2WAV, *(batch(audio(name, 3.0, finish=stop)) for name in names))
-        pipeline.put(TALKER, *(batch(codes(name, finish=stop)) for name in names))
-        pipeline.put(THINKER, *(batch(text(name, 99, finish=stop)) for name in names))
-        pipeline.settle()
-    assert pipeline.crash is None
-    return pipeline.messages()
-
-
-def test_first_audio_goes_before_what_nobody_hears(event_driven: bool) -> None:
-    """A stage at which somebody's first audio waits counts as seen; the content is stock's (``talker_first_audio``)."""
-    keys = pytest.importorskip("vllm_omni.data_entry_keys")
-    if not hasattr(keys, "FIRST_AUDIO_KEY"):
-        pytest.skip("this release has no first audio of another stage")
-    stock = _first_audio_scenario(event_driven)
-    with drain_on(floor=0.0):
-        fast = _first_audio_scenario(event_driven)
-    assert sequences(fast) == sequences(stock)
-    assert endings(fast) == endings(stock)
-    order = [each.stage_id for each in fast if type(each).__name__ == "OutputMessage"]
-    assert order[:8] == [CODE2WAV] * 8  # of each request its first audio, and what stood behind it

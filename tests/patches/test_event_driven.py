@@ -29,24 +29,6 @@ def pipeline(**given: Any) -> Any:
     return Pipeline(event_driven=True, **given)
 
 
-def _states() -> dict[str, str]:
-    from omni_fastpath.declare import Process
-    from omni_fastpath.ledger import LEDGER
-
-    ours = [e for e in LEDGER if e.patch.default_on and Process.SERVER in e.patch.processes]
-    return {e.patch.name: e.state.value for e in ours}
-
-
-def test_states_while_it_runs(on: None) -> None:
-    """The whole default set is applied, before, while and after the orchestrator runs."""
-    applied = dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"), "applied")
-    assert _states() == applied
-    with pipeline() as running:
-        running.settle()
-        assert _states() == applied
-    assert _states() == applied
-
-
 def test_upstreams_readers_are_not_there(on: None) -> None:
     """None of upstream's reader, poller and dispatch tasks exist, and our counters move."""
     import asyncio

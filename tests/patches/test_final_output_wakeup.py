@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -135,23 +134,6 @@ async def test_a_dead_orchestrator_is_noticed(drain: str, monkeypatch: pytest.Mo
             assert await getattr(engine, drain)() == message
 
 
-@each_drain
-async def test_another_queue_than_januss_is_left_to_upstream(drain: str) -> None:
-    """An engine whose queue is no janus queue (upstream's own tests have such) is answered by upstream alone."""
-    engine, _ = _engine()
-    sync = queue.Queue[str]()
-    engine.output_queue = SimpleNamespace(sync_q=sync)
-    try:
-        sync.put("ready")
-        assert await getattr(engine, drain)() == "ready"
-        given = {"timeout": 0.3} if "blocking" in drain else {}
-        assert await getattr(engine, drain)(**given) is None
-    finally:
-        if engine._output_drain_executor is not None:
-            engine._output_drain_executor.shutdown()
-    assert _counters() == {"woken": 0, "liveness_checks": 0, "turns": 0}
-
-
 async def test_a_message_between_the_look_and_the_arming_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is put after the first look and before the waiter is armed is found by the second look."""
     from omni_fastpath.patches.final_output_wakeup import wrappers
@@ -219,82 +201,7 @@ async def test_nothing_is_lost_or_reordered_under_load(drain: str) -> None:
     assert found == list(range(total))
 
 
-async def test_upstreams_drain_stops_polling() -> None:
-    """The front end's own loop, idle for a third of a second, looks into the queue a few times, not hundreds."""
-    from vllm_omni.entrypoints.async_omni import AsyncOmni
-
-    engine, _ = _engine()
-    looks = 0
-    get_nowait = engine.output_queue.sync_q.get_nowait
-
-    class Counting:
-        def get_nowait(self) -> Any:
-            nonlocal looks
-            looks += 1
-            return get_nowait()
-
-    engine.output_queue._sync_queue = Counting()
-    front_end = object.__new__(AsyncOmni)
-    front_end.engine, front_end.final_output_task, front_end.request_states = engine, None, {}
-    front_end._final_output_handler()
-    await asyncio.sleep(0.3)
-    front_end.final_output_task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await front_end.final_output_task
-    assert looks <= 20
-
-
 # ---- The event-driven drain ----
-
-
-@pytest.mark.parametrize("timeout", [{}, {"timeout": 1.0}, {"timeout": 0.25}])
-async def test_the_event_driven_drain_takes_what_waits(timeout: dict[str, float]) -> None:
-    """With something in the queue nobody waits: a timeout that is given, upstream's default, one just long enough."""
-    engine, _ = _engine()
-    for number in range(2):
-        engine.output_queue.sync_q.put_nowait(number)
-    assert await engine.get_output_blocking_async(**timeout) == 0
-    assert await engine.get_output_blocking_async(*timeout.values()) == 1
-    assert _counters() == {"woken": 0, "liveness_checks": 0, "turns": 0}
-    assert engine._output_drain_executor is None
-
-
-async def test_a_shorter_timeout_than_ours_is_upstreams() -> None:
-    """Who asks for less than our wait gets upstream's own function, its thread included."""
-    engine, alive = _engine()
-    try:
-        assert await engine.get_output_blocking_async(timeout=0.01) is None
-        assert await engine.get_output_blocking_async(0.01) is None
-        engine.output_queue.sync_q.put_nowait("ready")
-        assert await engine.get_output_blocking_async(timeout=0.01) == "ready"
-        assert "_put" not in vars(engine.output_queue)
-        assert _counters() == {"woken": 0, "liveness_checks": 0, "turns": 0}
-        assert engine._output_drain_executor is not None
-        alive.value = False
-        with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
-            await engine.get_output_blocking_async(timeout=0.01)
-    finally:
-        engine._output_drain_executor.shutdown()
-
-
-def test_taking_the_patch_off_leaves_upstreams_functions() -> None:
-    """The slots hold upstream's own functions again, and a blocking drain makes its thread as on stock."""
-    from benchmarks.rigs.upstream import OmniEngineBase
-    from omni_fastpath.install import uninstall
-    from omni_fastpath.ledger import LEDGER
-
-    names = [name for name in ("try_get_output_async", "get_output_blocking_async") if hasattr(OmniEngineBase, name)]
-    own = {name: vars(OmniEngineBase)[name].__wrapped__ for name in names}
-    uninstall(LEDGER.named("final_output_wakeup").patch)
-    assert {name: vars(OmniEngineBase)[name] for name in names} == own
-    assert all(type(function).__name__ == "function" for function in own.values())
-    if len(names) == 1:
-        return
-    engine, _ = _engine()
-    engine.output_queue.sync_q.put_nowait("ready")
-    assert asyncio.run(engine.get_output_blocking_async(timeout=1.0)) == "ready"
-    assert engine._output_drain_executor is not None
-    engine._output_drain_executor.shutdown()
 
 
 def test_taking_the_patch_off_gives_the_queue_back() -> None:

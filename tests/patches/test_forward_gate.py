@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from omni_fastpath.declare import Process, State
-from tests.patches import content
 
 pytestmark = pytest.mark.upstream
 
@@ -52,16 +51,6 @@ def gate() -> Iterator[Any]:
     """The patch installed as in a stage process; its entry in the ledger."""
     with gated() as entry:
         yield entry
-
-
-def rejudge(rig: Any, **model_config: Any) -> None:
-    """Judge the rig's scheduler anew, with other values in its stage's config."""
-    from omni_fastpath.patches.forward_gate import wrappers
-
-    for name, value in model_config.items():
-        setattr(rig.vllm_config.model_config, name, value)
-    wrappers._gating.discard(rig.scheduler)
-    wrappers.wrapped_ar_init(lambda: None, rig.scheduler, (), {})
 
 
 def play(rig: Any, enough: Callable[[Any], bool] | None = None) -> list[Any]:
@@ -109,149 +98,8 @@ def without_payload(output: Any) -> list[Any]:
 # ---- What is taken out, and what is not ----
 
 
-def talk(config: Path) -> tuple[list[Any], dict[str, bytes]]:
-    """A talker with eight requests: its raw outputs, and what its connector was given, by key."""
-    from benchmarks.save_queue.rig import Rig
-
-    chunks: dict[str, bytes] = {}
-    with Rig(config) as rig:
-        put = rig.connector.put
-
-        def recorded(from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
-            chunks[put_key] = rig.connector.serialize_obj(data)
-            return put(from_stage=from_stage, to_stage=to_stage, put_key=put_key, data=data)
-
-        rig.connector.put = recorded
-        for number in range(8):
-            rig.add(f"talk{number}", tokens=20 + number)
-        return play(rig), chunks
-
-
-def test_talkers_payload_stays_in_its_stage(configs: dict[int, Path], gate: Any) -> None:
-    """No output of the talker has a payload; the connector gets every byte as before, and all else is as stock."""
-    from omni_fastpath.install import install, uninstall
-
-    gated, gated_chunks = talk(configs[TALKER])
-    counted = dict(gate.counters)
-    uninstall(gate.patch)
-    stock, stock_chunks = talk(configs[TALKER])
-    install(gate.patch)
-    ours, own = by_request(gated), by_request(stock)
-    assert all(output.multimodal_output is None for outputs in ours.values() for output in outputs)
-    payloads = [o.multimodal_output for each in own.values() for o in each if o.multimodal_output is not None]
-    assert len(payloads) >= sum(20 + number for number in range(8))
-    assert counted == {
-        "multimodal_outputs": len(payloads),
-        "multimodal_bytes": sum(value.nbytes for payload in payloads for value in payload.values()),
-    }
-    assert ours.keys() == own.keys()
-    for name, outputs in own.items():
-        assert [without_payload(o) for o in ours[name]] == [without_payload(o) for o in outputs]
-    assert gated_chunks == stock_chunks
-    assert len(stock_chunks) >= 8
-
-
-def test_state_says_what_the_stage_is(configs: dict[int, Path], gate: Any) -> None:
-    """Gated at the talker; superseded at the thinker, whose payload upstream splits."""
-    from benchmarks.save_queue.rig import Rig
-
-    with Rig(configs[TALKER]):
-        assert (gate.state, "stage 1 (talker)" in gate.reason) == (State.APPLIED, True)
-    with Rig(configs[0]) as rig:
-        assert gate.state is State.SUPERSEDED
-        assert gate.reason == "upstream's model runner splits the payload of stage 0 (thinker) itself"
-        rig.add("think", tokens=3)
-        play(rig)
-    assert gate.counters["multimodal_outputs"] == 0
-
-
-def test_generation_stage_is_not_applicable(configs: dict[int, Path], gate: Any, tmp_path: Path) -> None:
-    """A stage with the generation scheduler says so."""
-    from benchmarks.save_queue.rig import Rig
-
-    config = pickle.loads(configs[TALKER].read_bytes())  # noqa: S301
-    config.scheduler_config.scheduler_cls = "vllm_omni.core.sched.omni_generation_scheduler.OmniGenerationScheduler"
-    path = tmp_path / "generation.pickle"
-    path.write_bytes(pickle.dumps(config))
-    with Rig(path):
-        assert gate.state is State.NOT_APPLICABLE
-        assert "is a generation stage" in gate.reason
-
-
-def test_none_and_empty_payload_are_alike(configs: dict[int, Path], gate: Any) -> None:
-    """On the wire and after the output processor None, which we leave, and an empty payload are the same."""
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.serial_utils import MsgpackEncoder
-
-    from benchmarks.rigs.inprocess import Pipeline
-
-    raws, _ = talk(configs[TALKER])
-    encoder = MsgpackEncoder()
-    found: dict[str, list[Any]] = {}
-    sizes: dict[str, list[int]] = {}
-    for what in ("none", "empty"):
-        pipeline = Pipeline()
-        for name in by_request(raws):
-            pipeline.add_request(name, RequestOutputKind.CUMULATIVE)
-        found[what], sizes[what] = [], []
-        for raw in raws:
-            for output in raw.outputs:
-                output.multimodal_output = None if what == "none" else {}
-            sizes[what].append(sum(len(frame) for frame in encoder.encode(raw)))
-            processed = pipeline.pools[TALKER].output_processor.process_outputs(wire(raw).outputs, raw.timestamp)
-            found[what] += [
-                (o.request_id, o.finished, [content.completion(c) for c in o.outputs])
-                for o in processed.request_outputs
-            ]
-    assert sizes["none"] == sizes["empty"]
-    assert found["none"] == found["empty"]
-    assert found["none"]
-
-
-def test_what_clients_see_stays(configs: dict[int, Path], gate: Any) -> None:
-    """Audio, its rate and the marks of a turn leave the stage; the payload itself is not touched."""
-    import torch
-
-    from benchmarks.save_queue.rig import Rig
-
-    visible = {"model_outputs": torch.ones(4), "sr": torch.tensor(24000), "meta.turn_end": torch.tensor(1)}
-    payloads: list[Any] = []
-    with Rig(configs[TALKER]) as rig:
-        split = rig.runner._split
-
-        def with_audio(made: list[Any]) -> Any:
-            payloads.extend({**payload, **visible} for payload in made)
-            return split(payloads[-len(made) :])
-
-        rig.runner._split = with_audio
-        rig.add("sung", tokens=4)
-        raws = play(rig)
-    left = [o.multimodal_output for o in by_request(raws)["sung"] if o.multimodal_output is not None]
-    assert len(left) == len(payloads) == gate.counters["multimodal_outputs"]
-    assert all(set(each) == set(visible) for each in left)
-    assert all(set(payload) == {*visible, "codes.audio"} for payload in payloads)
-
-
-def test_payload_filtered_for_the_client_is_left_alone(configs: dict[int, Path], gate: Any) -> None:
-    """Where the runner made a list of its own for the client (declared keys), nothing is taken out of it."""
-    from benchmarks.save_queue.rig import Rig
-
-    with Rig(configs[TALKER]) as rig:
-        split = rig.runner._split
-
-        def declared(made: list[Any]) -> Any:
-            sent, _ = split(made)
-            return sent, [dict(payload) for payload in sent or ()] or None
-
-        rig.runner._split = declared
-        rig.add("said", tokens=4)
-        raws = play(rig)
-    assert any(o.multimodal_output for o in by_request(raws)["said"])
-    assert gate.counters["multimodal_outputs"] == 0
-
-
 def test_list_is_recognised_after_pickling(gate: Any) -> None:
-    """The runner's output comes from another process as a pickle, in which one list for two fields stays one."""
+    """One list for two fields stays one in the runner's pickle; one that was filtered for the client is another."""
     from vllm_omni.outputs import OmniModelRunnerOutput
 
     from omni_fastpath.patches.forward_gate import wrappers
@@ -263,6 +111,8 @@ def test_list_is_recognised_after_pickling(gate: Any) -> None:
     scheduler, step = SimpleNamespace(requests={}), SimpleNamespace(num_scheduled_tokens={"a": 1})
     for each in (output, pickle.loads(pickle.dumps(output, pickle.HIGHEST_PROTOCOL))):  # noqa: S301
         assert wrappers._kept_in_step(scheduler, step, each) == frozenset()
+    output.multimodal_outputs = list(both)
+    assert wrappers._kept_in_step(scheduler, step, output) is None
 
 
 @pytest.mark.every_release
@@ -316,46 +166,6 @@ def payload_of(output: Any) -> set[str]:
     return set(found or ())
 
 
-def _forwarded(rig: Any, monkeypatch: pytest.MonkeyPatch, *, async_chunk: bool) -> set[str]:
-    from benchmarks.rigs.inprocess import Pipeline
-
-    rig.add("a", tokens=3)
-    pipeline = Pipeline(async_chunk=async_chunk)
-    del pipeline.add_request("a").stage_submit_ts[TALKER + 1]  # it is submitted with what is handed on
-    fed_by_the_orchestrator = SimpleNamespace(async_chunk=True, stage_connector_config={"extra": {"role": "sender"}})
-    pipeline.pools[TALKER + 1]._stage_vllm_config = SimpleNamespace(model_config=fed_by_the_orchestrator)
-    found: set[str] = set()
-
-    async def forward(_req_id: str, _stage_id: int, output: Any, *_: Any, **_kwargs: Any) -> None:
-        found.update(payload_of(output))
-
-    monkeypatch.setattr(pipeline.orchestrator, "_forward_to_next_stage", forward)
-    deliver(pipeline, play(rig))
-    return found
-
-
-def edge_without_chunks(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """A processor for whole payloads makes no chunks: the orchestrator's hand-over to a stage that receives none."""
-    from vllm_omni.model_executor.stage_input_processors.qwen3_omni import talker2code2wav_full_payload
-
-    rig.adapter.custom_process_next_stage_input_func = talker2code2wav_full_payload
-    rejudge(rig)
-    return _forwarded(rig, monkeypatch, async_chunk=True)
-
-
-def bridge_from_stage_0(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Stage 0 without a connector (MiniCPM-o's): the orchestrator's hand-over."""
-    rejudge(rig, stage_id=0, stage_connector_config={"name": "SharedMemoryConnector", "extra": {}})
-    return _forwarded(rig, monkeypatch, async_chunk=True)
-
-
-def pd_prefill(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """A prefill stage: the orchestrator's hand-over to the decode stage."""
-    rig.vllm_config.kv_transfer_config = SimpleNamespace(kv_role="kv_producer")
-    rejudge(rig)
-    return _forwarded(rig, monkeypatch, async_chunk=True)
-
-
 def cfg_companion(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """A companion's output, which is bundled with its parent's."""
     from benchmarks.rigs.inprocess import Pipeline
@@ -392,16 +202,11 @@ def streaming_segment(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def last_segment(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The end of a session, whose request is no longer resumable: the processed outputs."""
-    request = rig.add("a", tokens=3, resumable=True)
-    found = _processed(rig)
-    assert not request.resumable
-    return found
-
-
-def _processed(rig: Any) -> set[str]:
     from benchmarks.rigs.inprocess import Pipeline
 
+    request = rig.add("a", tokens=3, resumable=True)
     raws = play(rig)
+    assert not request.resumable
     pipeline = Pipeline()
     pipeline.add_request("a")
     processor = pipeline.pools[TALKER].output_processor
@@ -436,9 +241,6 @@ def pooling_request(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 CASES = (
-    edge_without_chunks,
-    bridge_from_stage_0,
-    pd_prefill,
     cfg_companion,
     streaming_segment,
     last_segment,
@@ -468,10 +270,6 @@ def test_left_alone(
 
 def chunks(transfer_manager: Any, multimodal_output: Any, request: Any, is_finished: bool = False) -> None:
     """An input processor that makes chunks."""
-
-
-def whole(transfer_manager: Any, pooling_output: Any, request: Any) -> None:
-    """An input processor that makes one payload of a whole request."""
 
 
 def scheduler(**changes: Any) -> Any:
@@ -516,8 +314,6 @@ def scheduler(**changes: Any) -> Any:
         ({"session_mode": "duplex"}, State.NOT_APPLICABLE, "duplex sessions"),
         ({"kv_transfer_config": object()}, State.NOT_APPLICABLE, "PD prefill"),
         ({"processor": None}, State.NOT_APPLICABLE, "no processor that makes chunks"),
-        ({"processor": whole}, State.NOT_APPLICABLE, "no processor that makes chunks"),
-        ({"processor": lambda **_: None}, State.NOT_APPLICABLE, "no processor that makes chunks"),
     ],
 )
 def test_verdict(changes: dict[str, Any], state: State, reason: str) -> None:

@@ -281,17 +281,6 @@ async def test_a_server_is_paced_from_upstreams_freeze_on(monkeypatch: pytest.Mo
             assert entry.counters == {"quiet": 1, "late": 0}
 
 
-@every_release
-def test_a_library_users_process_is_left_alone() -> None:
-    """Without an API server nothing of the collector changes, whatever ends."""
-    before = gc.get_threshold()
-    with installed():
-        served = front_end("one", "two")
-        served._log_summary_and_cleanup("one")
-        assert list(served.request_states) == ["two"]
-        assert gc.get_threshold() == before
-
-
 def test_duplex_sessions_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session is live like a request; before a front end is known any number may be."""
     wrappers = importlib.import_module(WRAPPERS)

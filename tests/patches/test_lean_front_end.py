@@ -219,23 +219,6 @@ def test_a_table_that_cannot_be_trusted_is_upstreams(
     assert ("ZeroDivisionError" if "error" in what else "is not as PrettyTable prints it") in reason
 
 
-def test_off_is_upstreams_own() -> None:
-    """Taken off, the slots and the logger are as before."""
-    needs_tables()
-    from vllm_omni.metrics import stats, utils
-
-    chat = importlib.import_module(SERVING).OmniOpenAIServingChat
-    generator = vars(chat)["chat_completion_stream_generator"]
-    before = list(logging.getLogger(STATS).filters)
-    with switched_on("line"):
-        aggregator(0).build_and_log_summary()
-        assert len(logging.getLogger(STATS).filters) == len(before) + 1
-        assert vars(chat)["chat_completion_stream_generator"] is not generator
-    assert stats._format_table is utils._format_table
-    assert vars(chat)["chat_completion_stream_generator"] is generator
-    assert logging.getLogger(STATS).filters == before
-
-
 def test_a_process_without_the_api_server_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library user's process does not import it for us; its tables and files are lean, and the reason says so."""
     import soundfile  # type: ignore[import-untyped]
@@ -519,24 +502,6 @@ async def test_a_long_id_is_not_kept() -> None:
             assert _state()[0] == "applied"
 
 
-async def test_a_call_through_the_class_is_one_too() -> None:
-    """A subclass that names its base instead of ``super()``: the same events, and the patch goes on."""
-    from vllm_omni.entrypoints.openai.serving_chat import OmniOpenAIServingChat as Base
-
-    class Named(Base):  # type: ignore[misc] # upstream has no types
-        def chat_completion_stream_generator(self, *args: Any, **kwargs: Any) -> Any:
-            return Base.chat_completion_stream_generator(self, *args, **kwargs)
-
-    expected = await _events(_request(), _outputs())
-    serving = _serving()
-    serving.__class__ = Named
-    with switched_on() as counters:
-        stream, _ = _stream(serving, _request(), _from(_outputs()))
-        assert [event async for event in stream] == expected[0]
-        assert _state()[0] == "applied"
-        assert (counters["streams"], counters["events"]) == (1, len(TEXTS))
-
-
 async def test_two_requests_of_one_id_do_not_mix() -> None:
     """A client chooses the id: two at the same time, of another model, with and without usage."""
     requests = (_request(), _request(stream_options=None))
@@ -559,32 +524,6 @@ def test_every_character_is_escaped_as_pydantic_does() -> None:
             continue
         text = "".join(map(chr, range(first, first + 0x800)))
         assert encode_basestring(text) == to_json(text).decode()
-
-
-def test_what_is_made_is_upstreams_own_model() -> None:
-    """Without validation: the same class to its user, the same parts and the same text, and nothing shared by two."""
-    from omni_fastpath.patches.lean_front_end.stream_events import Events
-
-    names = vars(importlib.import_module(SERVING))
-    made = Events(names, lambda: True, lambda _: None, {"events": 0}).stand_ins
-
-    def event(models: Any) -> Any:
-        delta, choice, chunk, usage = (models[name] for name in made)
-        one = choice(index=0, delta=delta(content="x"), logprobs=None, finish_reason=None, token_ids=None)
-        told = {"object": "chat.completion.chunk", "created": 1, "choices": [one], "model": "m", "modality": "text"}
-        found = chunk(id="i", **told, metrics=None)
-        found.usage = usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
-        return found
-
-    assert all(each._plain for each in made.values())
-    ours, theirs = event(made), event(names)
-    assert isinstance(ours, type(theirs))
-    assert (ours.choices, ours.usage) == (theirs.choices, theirs.usage)
-    assert ours.model_dump_json(exclude_unset=True) == theirs.model_dump_json(exclude_unset=True)
-    assert ours.model_dump() == theirs.model_dump()
-    assert made["DeltaMessage"].model_construct(role="r").role == "r"
-    ours.choices[0].delta.tool_calls.append(1)
-    assert event(made).choices[0].delta.tool_calls == []
 
 
 async def test_half_a_character_is_upstreams_error() -> None:
@@ -644,14 +583,3 @@ async def test_an_event_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch
             "failed",
             "an event is not as pydantic writes it; upstream works alone from here on",
         )
-
-
-async def test_a_module_that_changes_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody writes into upstream's module later is what a new stream uses."""
-    serving = importlib.import_module(SERVING)
-    with switched_on():
-        await _events(_request(), _outputs())
-        monkeypatch.setattr(serving, "as_list", lambda _: [12345])
-        request = _request(return_token_ids=True)
-        events, _ = await _events(request, _outputs())
-    assert any("[12345]" in event for event in events)

@@ -7,16 +7,14 @@ import gc
 import random
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.patches.test_lean_processing import TOO, switched_on
+from tests.patches.test_lean_processing import switched_on
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -274,23 +272,6 @@ def test_shutdown_is_upstreams(tmp_path: Path, waits: bool) -> None:
     assert ours == stock == (True, True, False, [])
 
 
-def test_one_socket_after_another(tmp_path: Path) -> None:
-    """A client that is closed makes way for the next one, which may get the same descriptor."""
-
-    async def script() -> None:
-        for number in range(20):
-            wire = Wire(tmp_path)
-            wire.send(_raw(random.Random(number), number), _raw(random.Random(number), number + 1))
-            assert (await wire.client.get_output_async()).engine_index == number
-            assert (await wire.client.get_output_async()).engine_index == number + 1
-            wire.client.resources()
-            wire.close()
-
-    with switched_on() as counters:
-        asyncio.run(asyncio.wait_for(script(), 60))
-        assert counters["messages"] == 40
-
-
 def test_a_client_can_be_collected(tmp_path: Path) -> None:
     """Nothing of ours keeps a client alive while its reader waits: upstream closes the socket when it is collected."""
 
@@ -311,33 +292,6 @@ def test_a_client_can_be_collected(tmp_path: Path) -> None:
     with switched_on() as counters:
         assert asyncio.run(asyncio.wait_for(script(), 60)) is None
         assert counters["messages"] == 1
-
-
-def test_a_start_without_an_event_loop_can_be_repeated(tmp_path: Path) -> None:
-    """The first attempt raises as on stock; the next one's reader is ours, and its end leaves no callback."""
-
-    async def script(wire: Wire) -> Any:
-        def attempt() -> Any:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # upstream's coroutine that was never awaited
-                with pytest.raises(RuntimeError) as caught:
-                    wire.client._ensure_output_queue_task()
-                text = str(caught.value)
-                del caught
-                gc.collect()
-            return text
-
-        raised = await asyncio.get_running_loop().run_in_executor(None, attempt)
-        wire.send(_raw(random.Random(3), 5))
-        number = (await wire.client.get_output_async()).engine_index
-        wire.client.resources.output_queue_task.cancel()
-        await asyncio.sleep(0.01)
-        return raised, number, _readers(wire)
-
-    stock, ours, counters = _both(tmp_path, script)
-    assert ours[:2] == stock[:2]
-    assert ours[2] == 0
-    assert counters["messages"] == 1
 
 
 # ---- Who is left alone ----
@@ -399,98 +353,3 @@ def test_an_error_of_ours_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 # ---- The whole way ----
-
-
-@pytest.mark.parametrize("event_driven", [False, True])
-def test_what_users_get_is_stocks(tmp_path: Path, event_driven: bool) -> None:
-    """Three stages over real sockets, the real orchestrator: what each request gets is equal and in order."""
-    stock = _pipeline(tmp_path, event_driven=event_driven)
-    with switched_on(TOO) as counters:
-        ours = _pipeline(tmp_path, event_driven=event_driven)
-        assert counters["messages"] == 3 * _STEPS
-    assert ours == stock
-    assert sorted(ours) == [("one", 0), ("one", 2), ("two", 0), ("two", 2)]
-    assert all(each[-1].ends for each in ours.values())
-
-
-_STEPS = 40
-
-
-def _pipeline(folder: Path, *, event_driven: bool) -> dict[tuple[str, int], list[Any]]:
-    import zmq.asyncio
-    from vllm.v1.engine import FinishReason
-    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
-    from vllm_omni.engine import OmniEngineCoreOutputs
-    from vllm_omni.engine.messages import OutputMessage
-    from zmq.constants import PULL, PUSH
-    from zmq.sugar.context import Context
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
-
-    pipeline, context, encoder = Pipeline(event_driven=event_driven), Context(), MsgpackEncoder()
-    engines, sockets = [], []
-    for stage, (replica,) in enumerate(pipeline.replicas):
-        address = f"ipc://{folder / f'{stage}-{id(pipeline)}'}"
-        socket = zmq.asyncio.Context(context).socket(PULL)
-        socket.bind(address)
-        replica.read_from(socket, MsgpackDecoder(OmniEngineCoreOutputs))
-        engine = context.socket(PUSH)
-        engine.connect(address)
-        engines.append(engine)
-        sockets.append(socket)
-    for name in ("one", "two"):
-        pipeline.add_request(name)
-
-    def entry(stage: int, name: str, step: int) -> Any:
-        finish = FinishReason.STOP if step == _STEPS - 1 else None
-        if stage == 0:
-            return text(name, step, finish=finish)
-        if stage == 1:
-            return codes(name, finish)
-        return audio(name, *[float(step)] * 100, finish=finish) if step % 4 == 3 else silent(name)
-
-    def send(stage: int, step: int) -> None:
-        engines[stage].send_multipart(encoder.encode(batch(*(entry(stage, name, step) for name in ("one", "two")))))
-
-    def collect(ends: int) -> None:
-        until = time.monotonic() + 20
-        while sum(each[-1].ends for each in found.values()) < ends and time.monotonic() < until:
-            for message in pipeline.messages():
-                if isinstance(message, OutputMessage):
-                    _note(found, message)
-            time.sleep(0.005)
-
-    found: dict[tuple[str, int], list[Any]] = {}
-    try:
-        with pipeline:
-            for step in range(_STEPS - 1):
-                for stage in range(3):
-                    send(stage, step)
-                if step % 8 == 7:
-                    time.sleep(0.02)
-            # The last stage's end makes the orchestrator forget a request: what others say after it is lost, on stock
-            # too, so that each stage ends when the one before it has.
-            send(0, _STEPS - 1)
-            collect(2)
-            send(1, _STEPS - 1)
-            send(2, _STEPS - 1)
-            collect(4)
-    finally:
-        for each in (*engines, *sockets):
-            each.close(linger=0)
-        context.term()
-    return found
-
-
-def _note(found: dict[tuple[str, int], list[Any]], message: Any) -> None:
-    """What one message gives to its request's user."""
-    (completion,) = message.engine_outputs.outputs
-    sound = (getattr(completion, "multimodal_output", None) or {}).get("audio")
-    found.setdefault((message.request_id, message.stage_id), []).append(
-        SimpleNamespace(
-            tokens=[*completion.token_ids],
-            finish=completion.finish_reason,
-            ends=message.engine_outputs.finished,
-            audio=None if sound is None else sound.tolist(),
-        )
-    )

@@ -69,19 +69,6 @@ def test_first_look_finds_all() -> None:
     assert joined[2].first_waiting() > joined[0].first_waiting()
 
 
-def test_look_without_a_change_changes_nothing() -> None:
-    """The same replicas, stages and rotation as before."""
-    found = members(_Pool(client(), client()))
-    found.look(0)
-    stages, queued = found.stages, dict(found.queued)
-    stages[0].replicas.rotate()
-    turns = list(stages[0].replicas)
-    assert found.look(1) == ([], [])
-    assert found.stages is stages
-    assert found.queued == queued
-    assert list(stages[0].replicas) == turns
-
-
 def test_replica_that_left_gets_its_queue_back() -> None:
     """One that was evicted or marked unavailable leaves, and nothing stands in front of its put any more."""
     pool = _Pool(client("a"), client("b"))

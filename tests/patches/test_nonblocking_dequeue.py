@@ -28,11 +28,6 @@ def replica(installed: None) -> Any:
     return Replica(0, QWEN3_OMNI[0], 0)
 
 
-def test_empty_queue_gives_none_at_once(replica: Any) -> None:
-    """An empty queue gives None without waiting, on no event loop at all."""
-    assert replica.get_output_nowait() is None
-
-
 def test_order_is_first_in_first_out(replica: Any) -> None:
     """What was queued first comes first, each once, and then None."""
     batches = [object() for _ in range(5)]
@@ -61,16 +56,6 @@ def test_reader_task_is_started_by_the_first_call(replica: Any) -> None:
     replica._ensure_output_queue_task = lambda: started.append(True)
     replica.get_output_nowait()
     assert started == [True]
-
-
-def test_counters_tell_taken_from_empty(replica: Any) -> None:
-    """The engagement counter counts what was taken, and empty looks apart."""
-    from omni_fastpath.ledger import LEDGER
-
-    replica.outputs_queue.put_nowait("one")
-    replica.get_output_nowait()
-    replica.get_output_nowait()
-    assert LEDGER.named("nonblocking_dequeue").counters == {"dequeued": 1, "empty": 1}
 
 
 def _class_with(method: Any) -> type:

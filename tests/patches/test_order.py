@@ -92,12 +92,6 @@ def test_stage_at_which_first_audio_waits_counts_as_seen(order: str, passes: lis
     assert found == passes
 
 
-def test_turns_go_round_past_the_idle() -> None:
-    """In ``stage_order`` the turn goes to the next stage that has something, and comes round."""
-    members = [stage(0, 3), stage(1), stage(2, 1)]
-    assert choices(ordered("stage_order", *members), 99) == [0, 2, 0, 0]
-
-
 def test_turn_ends_only_when_the_pass_does() -> None:
     """After a yield the stage whose turn it is goes on, although another one got something; a fixed order moves on."""
     low, high = stage(0, 2), stage(1)
@@ -117,32 +111,6 @@ def test_replicas_take_turns() -> None:
     while (replica := member.take_turn()) is not None:
         taken.append(replica.waiting.popleft())
     assert taken == ["0.0.0", "0.2.0", "0.0.1", "0.2.1"]
-
-
-def test_contested_means_another_stage_waits() -> None:
-    """Several replicas of one stage are no contest; a second stage is."""
-    low, high = stage(0, 1, replicas=2), stage(1)
-    made = ordered("stage_order", low, high)
-    made.next()
-    assert not made.contested
-    high.replicas[0].waiting.append("new")
-    made.next()
-    assert made.contested
-    assert choices(ordered("stage_order", stage(0), stage(1)), 1) == []
-
-
-def test_stages_that_come_and_go() -> None:
-    """New stages enter the order, those that left are not chosen, and what somebody is owed stays with him."""
-    members = [stage(n, 2) for n in range(3)]
-    made = ordered("downstream_first", *members[:2], floor=0.1)
-    made.charge(members[0], 1000)
-    made.charge(members[1], 1000)
-    owed = [each.due_ns for each in members[:2]]
-    made.arrange(members)
-    assert [each.due_ns for each in members[:2]] == owed
-    assert made.next() is members[2]
-    made.arrange(members[:1])
-    assert made.next() is members[0]
 
 
 # ---- A plugin's choice ----
@@ -174,23 +142,6 @@ def test_answer_without_a_backlog_is_ignored(answer: Any) -> None:
     chosen = made.next()
     assert chosen is not None
     assert chosen.stage_id == 1
-
-
-def test_plugin_is_not_asked_about_who_is_due() -> None:
-    """The floor goes before any order, a plugin's too."""
-    asked: list[BacklogView] = []
-
-    def ask(view: BacklogView) -> int:
-        asked.append(view)
-        return 1
-
-    low, high = stage(0, 5), stage(1, 5)
-    made = ordered("downstream_first", low, high, floor=0.1, ask=ask)
-    assert made.next() is high
-    made.charge(high, 1000)
-    assert made.next() is low
-    assert made.due is low
-    assert len(asked) == 1
 
 
 # ---- Floors ----
@@ -236,48 +187,6 @@ def endless(*members: Stage) -> Callable[[float], None]:
                 member.replicas[0].waiting.append("more")
 
     return arrive
-
-
-def _bimodal(seed: int) -> Items:
-    rng = random.Random(seed)
-    return lambda: DEAR if rng.random() < 0.02 else CHEAP
-
-
-KINDS: dict[str, Callable[[int], Items]] = {
-    "cheap": lambda _seed: lambda: CHEAP,
-    "dear": lambda _seed: lambda: DEAR,
-    "bimodal": _bimodal,
-}
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("others", KINDS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_backlogged_stage_gets_its_floor_in_every_window(order: str, kind: str, others: str) -> None:
-    """In each window, wherever it begins, a stage with a backlog gets its floor less the dearest raw output."""
-    members = [stage(n, 1, seen=n != 1) for n in range(3)]
-    made = ordered(order, *members, floor=0.1)
-    costs = {0: KINDS[kind](1), 1: KINDS[kind](2), 2: KINDS[others](3)}
-    served = serve(made, costs, 3 * WINDOW, endless(*members))
-    for stage_id in range(3):
-        for begin in range(0, int(2 * WINDOW), int(WINDOW / 4)):
-            share = got(served, stage_id, begin, begin + WINDOW) / WINDOW
-            assert share >= 0.1 - DEAR / WINDOW - 1e-9, (stage_id, begin)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_floor_makes_it_no_more_than_the_floor(kind: str) -> None:
-    """A stage that the order puts last gets its floor and no more than one raw output beyond it, in each window."""
-    low, high = stage(0, 1), stage(1, 1)
-    served = serve(
-        ordered("downstream_first", low, high, floor=0.1),
-        {0: KINDS[kind](1), 1: KINDS["cheap"](2)},
-        3 * WINDOW,
-        endless(low, high),
-    )
-    for begin in range(0, int(2 * WINDOW), int(WINDOW / 4)):
-        assert got(served, 0, begin, begin + WINDOW) <= 0.1 * WINDOW + 2 * DEAR
 
 
 def test_one_very_dear_raw_output_does_not_cost_a_stage_its_floor_for_long() -> None:
@@ -351,16 +260,6 @@ def test_stage_that_is_arranged_late_is_owed_nothing(order: str) -> None:
         assert 0.1 * until - CHEAP <= got(served, 0, 0, until) <= 0.1 * until + 2 * CHEAP
 
 
-@pytest.mark.parametrize("order", ["downstream_first", "visible_first"])
-def test_no_floor_means_none(order: str) -> None:
-    """With a floor of 0 a stage that is outranked gets nothing as long as the first has a backlog."""
-    low, high = stage(0, 5), stage(1, 1)
-    served = serve(
-        ordered(order, low, high, floor=0.0), {0: lambda: CHEAP, 1: lambda: DEAR}, WINDOW, endless(low, high)
-    )
-    assert {owner for _, owner, _ in served} == {1}
-
-
 @pytest.mark.parametrize(
     ("floor", "count", "expected"),
     [(None, 1, 0.1), (None, 3, 0.1), (None, 5, 0.1), (None, 10, 0.05), (0.3, 1, 0.3), (0.3, 3, 0.5 / 3), (0.0, 3, 0.0)],
@@ -427,24 +326,6 @@ def test_real_plugin_chooses(plugins: Any) -> None:
         run(backlog())
     assert [stage_id for stage_id, _, _ in recorder.of("dequeued")] == [0] * 4 + [1] * 4 + [2] * 4
     assert all(len(each) > 1 for each in seen)
-
-
-@pytest.mark.upstream
-def test_real_floor_lets_others_in() -> None:
-    """Under a long backlog of audio the text gets in by its floor, and the pass is counted as that."""
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
-    from omni_fastpath.ledger import LEDGER
-
-    pipeline = Pipeline()
-    pipeline.add_request("one")
-    pipeline.put(0, *(batch(text("one", n)) for n in range(5)))
-    pipeline.put(2, *(batch(audio("one", float(n))) for n in range(400)))
-    with switched_on(floor=0.1), recording() as recorder:
-        run(pipeline)
-        counted = LEDGER.named("budgeted_drain").counters["ended_floor"]
-    order = [stage_id for stage_id, _, _ in recorder.of("dequeued")]
-    assert 2 in order[order.index(0) :]
-    assert counted == sum(report.ended == "floor" for (report,) in recorder.of("pass")) > 0
 
 
 @pytest.mark.parametrize(("floor", "share"), [(0.0, 0.1), (0.001, 0.1), (0.1, 0.1), (0.25, 0.25)])

@@ -101,18 +101,6 @@ def test_first_audio_is_counted_once(event_driven: bool, others: tuple[str, ...]
 
 
 @every_release
-def test_what_is_shown_begins_at_nothing(event_driven: bool) -> None:
-    """Before anything is routed each replica has series, of firsts where the user gets some; no rate misses one."""
-    from benchmarks.rigs.inprocess import Pipeline
-
-    with observed(), Pipeline(stages(2), event_driven=event_driven) as pipeline:
-        pipeline.settle()
-        assert counts("residence_seconds") == {(str(stage), str(at)): 0 for stage in range(3) for at in range(2)}
-        assert counts("first_text_residence_seconds") == {("0", "0"): 0, ("0", "1"): 0}
-        assert counts("first_audio_residence_seconds") == {("2", "0"): 0, ("2", "1"): 0}
-
-
-@every_release
 def test_nothing_that_is_sent_differs(event_driven: bool, others: tuple[str, ...]) -> None:
     """The same messages with the patch and without it."""
     with only(*others):
@@ -140,24 +128,6 @@ def test_depth_is_what_waits_now() -> None:
 
 
 @every_release
-def test_taken_off_it_observes_no_more(event_driven: bool) -> None:
-    """A running orchestrator's messages go on, and nothing is counted or shown."""
-    from benchmarks.rigs.inprocess import batch, text
-    from omni_fastpath.install import uninstall
-
-    with observed():
-        pipeline = filled(event_driven)
-        with pipeline:
-            pipeline.settle()
-            uninstall(LEDGER.named("queue_metrics").patch)
-            pipeline.messages()
-            pipeline.put(THINKER, batch(text("one", 9)))
-            pipeline.settle()
-            assert pipeline.messages()
-        assert "figures" not in LEDGER.snapshot()["queue_metrics"]
-
-
-@every_release
 def test_an_exception_of_ours_reaches_nobody(
     event_driven: bool, others: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,35 +143,6 @@ def test_an_exception_of_ours_reaches_nobody(
         assert entry.state is State.FAILED
         assert "ZeroDivisionError" in entry.reason
         assert not LEDGER.snapshot()["queue_metrics"].get("figures")
-
-
-@every_release
-def test_a_foreign_wrapper_that_is_put_on_later_is_called(event_driven: bool, others: tuple[str, ...]) -> None:
-    """Whoever wraps upstream's two methods while the orchestrator runs sees each call, as on stock."""
-    calls: list[str] = []
-
-    def wrapping(name: str, method: Any) -> Any:
-        async def foreign(self: Any, *args: Any, **kwargs: Any) -> Any:
-            calls.append(name)
-            return await method(self, *args, **kwargs)
-
-        return foreign
-
-    names = ("_process_llm_stage_outputs", "_handle_processed_outputs")
-    with observed(*others), pytest.MonkeyPatch.context() as later:
-        from benchmarks.rigs.inprocess import Pipeline, batch, text
-
-        pipeline = Pipeline(stages(1), event_driven=event_driven)
-        pipeline.add_request("one")
-        with pipeline:
-            pipeline.settle()
-            for name in names:
-                owner = next(each for each in type(pipeline.orchestrator).__mro__ if name in vars(each))
-                later.setattr(owner, name, wrapping(name, getattr(owner, name)))
-            pipeline.put(THINKER, *(batch(text("one", token)) for token in range(3)))
-            pipeline.settle()
-        assert calls == list(names) * 3
-        assert counts("residence_seconds")["0", "0"] == 3
 
 
 # ---- One orchestrator's account ----
@@ -332,28 +273,6 @@ def test_a_slot_is_timed_by_who_stood_in_it_last(script: Script) -> None:
         script.one(2)
         assert script.seen(2)[0] == timed
     assert script.account.raw_outputs == 5
-
-
-def test_a_replica_that_comes_later_begins_at_nothing(script: Script) -> None:
-    """From the next look on; a client without a queue, a diffusion stage's, has nothing to show."""
-    slot = script.orchestrator.stage_pools[2].clients
-    client, slot[0] = slot[0], _Object(final_output_type="audio")
-    script.account.look()
-    assert set(script.account.replicas) == {(0, 0), (1, 0)}
-    slot[0] = client
-    script.account.look()
-    assert (script.seen(2), script.account.replicas[2, 0].gives) == ((0, 0), "audio")
-
-
-def test_a_queue_that_cannot_tell_has_no_depth(script: Script) -> None:
-    """Upstream's own monitor passes over it, too."""
-
-    def qsize() -> int:
-        raise NotImplementedError
-
-    script.orchestrator.stage_pools[1].clients[0].outputs_queue = _Object(qsize=qsize)
-    script.orchestrator.stage_pools[2].clients[0].outputs_queue = _Object(qsize=lambda: 3)
-    assert list(script.account.depths()) == [(0, 0, 0), (2, 0, 3)]
 
 
 # ---- Delays of a process ----

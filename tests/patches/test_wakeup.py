@@ -57,19 +57,6 @@ async def test_wake_without_a_sleeper_is_nothing() -> None:
     closed.wake_from_any_thread()
 
 
-async def test_cancelled_sleep_leaves_no_waiter() -> None:
-    """Who is woken afterwards is nobody, and the next sleep is a new one."""
-    wakeup = Wakeup(counters())
-    wakeup.begin()
-    task = asyncio.create_task(wakeup.sleep(SECONDS))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    wakeup.wake()
-    await asyncio.wait_for(wakeup.sleep(0.001), SECONDS)
-
-
 @pytest.mark.parametrize("socket_has_something", [False, True])
 def test_yield_takes_the_turns_that_it_needs(socket_has_something: bool) -> None:
     """One turn when nothing has come; what stands in a socket is in its queue after one yield, reader task and all."""

@@ -1,24 +1,9 @@
 """The simulated device's settings are validated, and the package is inert unless it is switched on."""
 
-import json
-from pathlib import Path
-
 import pytest
-import tomllib
 
 import omni_simulated_device
 from omni_simulated_device import config
-
-PROJECT = Path(__file__).parents[2] / "benchmarks" / "simulated_device" / "pyproject.toml"
-
-
-def test_defaults_need_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the variable every known stage has its own default step time."""
-    monkeypatch.delenv(omni_simulated_device.CONFIG_VARIABLE, raising=False)
-    settings = config.load()
-    assert settings.seed == 0
-    assert settings.stage("thinker").base_ms == 15.0
-    assert settings.stage("code2wav").base_ms == 8.0
 
 
 def test_named_stage_wins_over_star() -> None:
@@ -27,14 +12,6 @@ def test_named_stage_wins_over_star() -> None:
     assert settings.seed == 3
     assert settings.stage("thinker").base_ms == 5
     assert (settings.stage("talker").base_ms, settings.stage("talker").min_frames) == (7, 2)
-
-
-def test_value_may_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable may name a JSON file."""
-    file = tmp_path / "device.json"
-    file.write_text(json.dumps({"seed": 9}), encoding="utf-8")
-    monkeypatch.setenv(omni_simulated_device.CONFIG_VARIABLE, str(file))
-    assert config.load().seed == 9
 
 
 @pytest.mark.parametrize(
@@ -69,13 +46,3 @@ def test_entry_points_are_inert(value: str | None, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(omni_simulated_device.ENABLE_VARIABLE, value)
     assert omni_simulated_device.vllm_platform() is None
     assert omni_simulated_device.omni_platform() is None
-
-
-def test_entry_points_name_the_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switched on, the entry points that pyproject declares name the two platform classes."""
-    monkeypatch.setenv(omni_simulated_device.ENABLE_VARIABLE, "1")
-    declared = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"]
-    expected = {"vllm.platform_plugins": "vllm_platform", "vllm_omni.platform_plugins": "omni_platform"}
-    for group, function in expected.items():
-        assert declared[group] == {"omni_simulated_device": f"omni_simulated_device:{function}"}
-        assert str(getattr(omni_simulated_device, function)()).startswith(f"omni_simulated_device.{function}.Simulated")

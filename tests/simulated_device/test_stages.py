@@ -77,27 +77,6 @@ def test_text_after_preemption_is_repeated() -> None:
     assert run(stage, state, EOS) == first
 
 
-def test_ignore_eos_never_ends() -> None:
-    """Told to ignore the end of sequence, the thinker goes on until the scheduler stops it."""
-    stage = stages.build(vllm_config("thinker"), SETTINGS)
-    assert EOS not in run(stage, request([5], ignore_eos=True, max_tokens=500), EOS)
-
-
-def test_truncated_text_is_a_prefix() -> None:
-    """A lower token limit cuts the text and puts no end of sequence where it cuts."""
-    stage = stages.build(vllm_config("thinker"), SETTINGS)
-    assert run(stage, request([5], max_tokens=4), EOS)[:4] == run(stage, request([5]), EOS)[:4]
-    assert EOS not in run(stage, request([5], max_tokens=4), EOS)[:4]
-
-
-def test_request_seed_counts_only_when_sampling() -> None:
-    """A seed changes the text at a temperature, and not in greedy decoding."""
-    stage = stages.build(vllm_config("thinker"), SETTINGS)
-    assert run(stage, request([5], seed=1), EOS) == run(stage, request([5], seed=2), EOS)
-    hot = [run(stage, request([5], seed=seed, temperature=0.7), EOS) for seed in (1, 2)]
-    assert hot[0] != hot[1]
-
-
 def talk(rows: list[Any], req_id: str = "a") -> list[list[int]]:
     """Frames that the talker publishes when the thinker's rows reach it one chunk a step."""
     stage = stages.build(vllm_config("talker"), SETTINGS)
@@ -143,25 +122,6 @@ def test_lost_or_swapped_rows_change_the_frames() -> None:
         assert talk(damaged) != frames
 
 
-def test_talker_without_rows_is_an_error() -> None:
-    """A talker that is scheduled before its thinker's rows arrived says so."""
-    stage = stages.build(vllm_config("talker"), SETTINGS)
-    with pytest.raises(RuntimeError, match="without its thinker's rows"):
-        stage.step(request([0] * 4), 4)
-
-
-def test_speech_follows_from_text_and_voice() -> None:
-    """Text and speaker decide a speech request's frames; limits do not."""
-    stage = stages.build(vllm_config("qwen3_tts"), SETTINGS)
-
-    def spoken(**fields: Any) -> list[int]:
-        return run(stage, request([1] * 3, info={"text": ["hi"], "speaker": ["ryan"], **fields}), CODEC_EOS)
-
-    assert spoken() == spoken(max_new_tokens=[7], non_streaming_mode=[True])
-    assert spoken() != spoken(text=["ho"])
-    assert spoken() != spoken(speaker=["vivian"])
-
-
 def test_audio_is_cut_anywhere_alike() -> None:
     """Audio of frames is the same however they are chunked, left context excluded."""
     stage = stages.build(vllm_config("code2wav"), SETTINGS)
@@ -176,16 +136,3 @@ def test_audio_is_cut_anywhere_alike() -> None:
     whole = audio(frames)
     assert whole.shape == (1, 6 * 8)
     assert torch.equal(whole, torch.cat([audio(frames[:2]), audio(frames[1:], left=1)], dim=1))
-
-
-def test_partly_scheduled_chunk_is_an_error() -> None:
-    """Code2wav refuses half a chunk: its audio would be wrong without a word."""
-    stage = stages.build(vllm_config("code2wav"), SETTINGS)
-    with pytest.raises(RuntimeError, match="max_num_batched_tokens"):
-        stage.step(request([1] * 32), 16)
-
-
-def test_unknown_stage_is_refused() -> None:
-    """A model stage that is not simulated is named together with those that are."""
-    with pytest.raises(NotImplementedError, match=r"'diffusion'.*thinker"):
-        stages.build(vllm_config("diffusion"), SETTINGS)

@@ -45,12 +45,6 @@ def test_others_give_both_the_same_list(role: str | None) -> None:
     assert inter_stage == [payload, None]
 
 
-def test_step_without_a_payload_has_none() -> None:
-    """Where no request of the step has a payload, there is none on either side."""
-    assert split("receiver", [{}, {}]) == (None, None)
-    assert split("sender", [{}, {}]) == (None, None)
-
-
 def test_audio_goes_to_the_client() -> None:
     """A generation stage's audio and sample rate are for the client, whatever its connector's role."""
     wave = {"model_outputs": torch.zeros(1, 8), "sr": torch.tensor(24000)}
@@ -66,20 +60,6 @@ def test_request_for_text_alone_makes_no_payload(info: dict[str, int], goes_on: 
 
     assert worker._goes_on(info) is goes_on
     assert worker._goes_on(serialize_additional_information(dict(info))) is goes_on
-
-
-@pytest.mark.every_release
-def test_request_without_a_mark_makes_payloads() -> None:
-    """As long as nothing says where a request ends, its payloads are made."""
-    assert worker._goes_on(None)
-    assert worker._goes_on({})
-
-
-@pytest.mark.every_release
-def test_a_runners_output_has_the_payload_where_the_scheduler_looks() -> None:
-    """The last stage's audio is for the client, beside what is for the next stage."""
-    wave = {"model_outputs": torch.zeros(1, 8), "sr": torch.tensor(24000)}
-    assert split("receiver", [wave], generation=True)[1] == [wave]
 
 
 def payloads(stage: str, prompts: list[int], *, last_goes_on: bool = True) -> list[Any]:
