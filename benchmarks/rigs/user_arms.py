@@ -62,7 +62,7 @@ def deploy_config(arm: Arm, base: Path, folder: Path) -> Path:
     if not arm.on:
         return base
     path = folder / "fastpath.yaml"
-    overlay.write(overlay.build(base, [], PATCHES, output=path), path, force=True)
+    path.write_text(overlay.build(base, [], PATCHES, output=path), encoding="utf-8")
     return path
 
 

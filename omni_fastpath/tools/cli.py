@@ -12,8 +12,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from omni_fastpath import __version__
 from omni_fastpath.config import ConfigError, refusal, unknown
@@ -21,7 +24,7 @@ from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.tools import doctor, overlay, tables, upgrade
-from omni_fastpath.tools.status import look, status_report
+from omni_fastpath.tools.status import status_report
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
 _AB = "ab"
@@ -120,36 +123,42 @@ def _ab(words: Sequence[str]) -> int:
     return run(words)
 
 
-# status
+# What is printed
+
+
+def _print(text: str) -> None:
+    with tables.reader_may_leave(sys.stdout):
+        print(text)  # noqa: T201
+
+
+def _show(report: Any, show: Callable[[Any, Console], None], *, as_json: bool) -> None:
+    if as_json:
+        _print(json.dumps(report, indent=2))
+        return
+    with tables.reader_may_leave(sys.stdout):
+        show(report, tables.console(sys.stdout))
+
+
+# status and doctor
 
 
 def _status(arguments: argparse.Namespace) -> int:
     report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=arguments.verify)
-    with tables.reader_may_leave(sys.stdout):
-        if arguments.json:
-            print(json.dumps(report, indent=2))  # noqa: T201
-        else:
-            tables.show_status(report, tables.console(sys.stdout))
-    if report["configuration_error"] is not None:
-        return REFUSED
-    return TROUBLE if any(finding["severity"] == "error" for finding in report["findings"]) else FINE
-
-
-# doctor
+    _show(report, tables.show_status, as_json=arguments.json)
+    return _code(report, is_trouble=any(finding["severity"] == "error" for finding in report["findings"]))
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     verify = not arguments.no_verify and vllm_omni_release() is not None
-    facts = look(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=verify, deep=True)
-    report = doctor.examine(facts)
-    with tables.reader_may_leave(sys.stdout):
-        if arguments.json:
-            print(json.dumps(report, indent=2))  # noqa: T201
-        else:
-            doctor.show(report, tables.console(sys.stdout))
-    if facts.report["configuration_error"] is not None:
+    report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=verify, deep=True)
+    _show({**report, "issue": doctor.issue(report)}, doctor.show, as_json=arguments.json)
+    return _code(report, is_trouble=doctor.is_trouble(report))
+
+
+def _code(report: Mapping[str, Any], *, is_trouble: bool) -> int:
+    if report["configuration_error"] is not None:
         return REFUSED
-    return TROUBLE if doctor.is_trouble(report) else FINE
+    return TROUBLE if is_trouble else FINE
 
 
 # explain
@@ -157,13 +166,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     named = _named("explain", arguments.patch)
-    with tables.reader_may_leave(sys.stdout):
-        if arguments.matrix:
-            print(tables.matrix(named))  # noqa: T201
-        elif arguments.patch is None:
-            tables.show_patches(named, tables.console(sys.stdout))
-        else:
-            tables.show_patch(named[0], tables.console(sys.stdout))
+    if arguments.matrix:
+        _print(tables.matrix(named))
+    elif arguments.patch is None:
+        _show(named, tables.show_patches, as_json=False)
+    else:
+        _show(named[0], tables.show_patch, as_json=False)
     return FINE
 
 
@@ -187,11 +195,7 @@ def _seams(arguments: argparse.Namespace) -> int:
     # vllm logs to standard output while it is imported; that does not belong to what is printed here.
     with contextlib.redirect_stdout(sys.stderr):
         found_seams = [upgrade.compare(patch, found.version) for patch in named]
-    with tables.reader_may_leave(sys.stdout):
-        if arguments.json:
-            print(json.dumps(found_seams, indent=2))  # noqa: T201
-        else:
-            tables.show_seams(found_seams, tables.console(sys.stdout))
+    _show(found_seams, tables.show_seams, as_json=arguments.json)
     return FINE
 
 
@@ -203,25 +207,19 @@ def _overlay(arguments: argparse.Namespace) -> int:
         names = overlay.bundled()
         if not names:
             raise ConfigError("vllm-omni, whose deploy YAMLs this would list, is not installed")
-        with tables.reader_may_leave(sys.stdout):
-            print("\n".join(names))  # noqa: T201
+        _print("\n".join(names))
         return FINE
     if arguments.base is None:
         arguments.parser.error("name a bundled deploy YAML or a file, or use --list")
     output = None if arguments.output in (None, "-") else Path(arguments.output)
     text = overlay.build(overlay.find(arguments.base), arguments.set, PATCHES, output=output)
     if output is None:
-        with tables.reader_may_leave(sys.stdout):
-            print(text, end="")  # noqa: T201
+        _print(text.rstrip())
         return FINE
     if output.is_dir():
         raise refusal("--output", found=f"{str(output)!r}, a folder", allowed="a file")
-    try:
-        overlay.write(text, output, force=arguments.force)
-    except FileExistsError:
-        raise ConfigError(f"{output} is there already; --force overwrites it") from None
-    except OSError as error:
-        allowed = "a file in a folder that is there and can be written"
-        raise refusal("--output", found=f"{str(output)!r} ({error.strerror})", allowed=allowed) from None
+    if output.exists() and not arguments.force:
+        raise ConfigError(f"{output} is there already; --force overwrites it")
+    output.write_text(text, encoding="utf-8")
     print(f"wrote {output}; start the server with --deploy-config {output}", file=sys.stderr)  # noqa: T201
     return FINE

@@ -6,13 +6,13 @@ write them into scripts. What is healthy gives nothing above ``info``.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from omni_fastpath import config, entrypoint
-from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.tools.servers import Server
 from omni_fastpath.variables import HANDOFF, MASTER, NAMESPACE, master_off
@@ -23,6 +23,8 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 HERE = "installation"
+PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
+"""Whose versions a state file has."""
 IDLE_REQUESTS = 20
 """What upstream's counter must have reached before an idle patch is called idle."""
 
@@ -37,7 +39,7 @@ class Facts:
         report: What ``status`` shows (``omni_fastpath.tools.status``), without findings.
         asked: The patches whose release matters here.
         servers: The live ones of this user.
-        hooks: The hook plugins as this shell finds them (``HookManager.told``); None where nobody loaded them.
+        hooks: The hook plugins as this shell finds them (``HookManager.told``); None where they were not loaded.
     """
 
     patches: Sequence[Patch]
@@ -53,36 +55,25 @@ class Finding:
     """One thing that is not as it should be, or that is to be known.
 
     Attributes:
-        id: The rule's, which never changes its meaning.
         severity: How much it weighs.
         subject: What it is about: ``installation`` or ``server PID``.
         what: The finding in a sentence.
         do: What to do about it.
         evidence: What was seen, by name.
-        threshold: From what on it is a finding.
+        id: The rule's, which never changes its meaning; ``judge`` sets it.
+        threshold: From what on it is a finding; ``judge`` sets it.
     """
-
-    id: str
-    severity: Severity
-    subject: str
-    what: str
-    do: str
-    evidence: Mapping[str, Any]
-    threshold: str
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What a rule has found; id and threshold are the rule's."""
 
     severity: Severity
     subject: str
     what: str
     do: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+    threshold: str = ""
 
 
-_Look = Callable[[Facts], Iterator[_Found]]
+_Look = Callable[[Facts], Iterator[Finding]]
 RULES: dict[str, tuple[str, _Look]] = {}
 """Each rule's id, with its threshold and the function that yields what it finds."""
 
@@ -98,7 +89,7 @@ def _rule(name: str, *, threshold: str) -> Callable[[_Look], _Look]:
 def judge(facts: Facts) -> list[Finding]:
     """All findings, the heaviest first, else in the order of the rules."""
     found = [
-        Finding(name, each.severity, each.subject, each.what, each.do, each.evidence, threshold)
+        dataclasses.replace(each, id=name, threshold=threshold)
         for name, (threshold, look) in RULES.items()
         for each in look(facts)
     ]
@@ -109,82 +100,65 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 @_rule("upstream-missing", threshold="vllm-omni is not installed in this environment")
-def upstream_missing(facts: Facts) -> Iterator[_Found]:
+def upstream_missing(facts: Facts) -> Iterator[Finding]:
     """There is nothing here to patch: another environment runs the server."""
     if facts.report["installation"]["vllm_omni"] is None:
-        yield _Found(
-            "error" if facts.asked else "info",
-            HERE,
-            "vllm-omni is not installed in this environment",
-            "Install omni-fastpath into the environment that your server runs in, and ask there.",
-        )
+        what = "vllm-omni is not installed in this environment"
+        do = "Install omni-fastpath into the environment that your server runs in, and ask there."
+        yield Finding("error" if facts.asked else "info", HERE, what, do)
 
 
 @_rule("patch-unsupported", threshold="the installed release has no row in the patch's declaration")
-def patch_unsupported(facts: Facts) -> Iterator[_Found]:
+def patch_unsupported(facts: Facts) -> Iterator[Finding]:
     """A patch whose behaviour on the installed release nobody has read: stock runs."""
+    do = (
+        "`omni-fastpath status --verify` says what still fits. Install one of the tested releases, or a newer "
+        "omni-fastpath; until then upstream's own code runs."
+    )
     for name, patch in facts.report["installation"]["patches"].items():
-        if facts.report["installation"]["vllm_omni"] is not None and not patch["release_tested"]:
-            yield _Found(
-                "error" if name in facts.asked else "info",
-                HERE,
-                f"{name}: {patch['release_problem']}",
-                "`omni-fastpath status --verify` says what still fits. Install one of the tested releases, or a newer "
-                "omni-fastpath; until then upstream's own code runs.",
-                {"patch": name, "tested": list(patch["tested"])},
-            )
+        if facts.report["installation"]["vllm_omni"] is not None and patch["release_problem"]:
+            severity: Severity = "error" if name in facts.asked else "info"
+            evidence = {"patch": name, "tested": list(patch["tested"])}
+            yield Finding(severity, HERE, f"{name}: {patch['release_problem']}", do, evidence)
 
 
 @_rule("seam-moved", threshold="a function is not as the patch's row for this release says (looked at with --verify)")
-def seam_moved(facts: Facts) -> Iterator[_Found]:
+def seam_moved(facts: Facts) -> Iterator[Finding]:
     """The release is known, and what is installed differs from it: a vendor's change, or a mixed installation."""
-    for name, problems in (facts.report["verify"] or {}).items():
-        known = facts.report["installation"]["patches"].get(name, {}).get("release_problem")
-        if moved := [each for each in problems if each != known]:
-            yield _Found(
-                "error",
-                HERE,
-                f"{name}: {'; '.join(moved)}",
-                "vllm and vllm-omni must be as released. Install them again; if they are a vendor's build, or another "
-                "plugin wraps the function, switch the patch off.",
-                {"patch": name, "seams": moved},
-            )
+    do = (
+        "vllm and vllm-omni must be as released. Install them again; if they are a vendor's build, or another "
+        "plugin wraps the function, switch the patch off."
+    )
+    for name, moved in (facts.report["verify"] or {}).items():
+        if moved and not facts.report["installation"]["patches"][name]["release_problem"]:
+            yield Finding("error", HERE, f"{name}: {'; '.join(moved)}", do, {"patch": name, "seams": moved})
 
 
 @_rule("entry-point-missing", threshold="no entry point `omni_fastpath` in vLLM's plugin groups")
-def entry_point_missing(facts: Facts) -> Iterator[_Found]:
+def entry_point_missing(facts: Facts) -> Iterator[Finding]:
     """The package can be imported and is not installed, so that vLLM never loads it."""
     if not facts.report["installation"]["entry_points"]:
-        yield _Found(
-            "error",
-            HERE,
-            "no entry point of omni-fastpath is visible in this environment: vllm never loads it",
-            "Install the package (`pip install omni-fastpath`) into the environment that runs the server.",
-            {"groups": list(entrypoint.GROUPS)},
-        )
+        what = "no entry point of omni-fastpath is visible in this environment: vllm never loads it"
+        do = "Install the package (`pip install omni-fastpath`) into the environment that runs the server."
+        yield Finding("error", HERE, what, do, {"groups": list(entrypoint.GROUPS)})
 
 
 @_rule("plugins-leave-us-out", threshold=f"{entrypoint.ALLOW_LIST} is set and has no `{entrypoint.ENTRY_POINT}`")
-def plugins_leave_us_out(facts: Facts) -> Iterator[_Found]:
+def plugins_leave_us_out(facts: Facts) -> Iterator[Finding]:
     """An allow-list without our name: every server under it runs as upstream made it, which may be what is wanted."""
-    asking = {each.subject for each in facts.servers if each.asks(facts.patches)}
+    do = f"Unset {entrypoint.ALLOW_LIST}, or add {entrypoint.ENTRY_POINT} to it, unless stock is what you want there."
     for subject, environ in _shell_and_servers(facts):
-        if entrypoint.is_left_out(environ.get(entrypoint.ALLOW_LIST)):
-            is_wanted = subject in asking or (subject == HERE and not master_off(environ))
+        allowed = environ.get(entrypoint.ALLOW_LIST)
+        if entrypoint.is_left_out(allowed):
+            is_asked = subject == HERE or bool(config.said(environ, facts.patches))
+            severity: Severity = "error" if is_asked and not master_off(environ) else "info"
             where = "vllm never loads omni-fastpath" if subject == HERE else "it was started so, and runs as stock"
-            yield _Found(
-                "error" if is_wanted else "info",
-                subject,
-                f"{entrypoint.ALLOW_LIST} is an allow-list without {entrypoint.ENTRY_POINT}: {where}",
-                f"Unset {entrypoint.ALLOW_LIST}, or add {entrypoint.ENTRY_POINT} to it."
-                if is_wanted
-                else "Nothing: nobody asked anything of us there.",
-                {entrypoint.ALLOW_LIST: environ.get(entrypoint.ALLOW_LIST)},
-            )
+            what = f"{entrypoint.ALLOW_LIST} is an allow-list without {entrypoint.ENTRY_POINT}: {where}"
+            yield Finding(severity, subject, what, do, {entrypoint.ALLOW_LIST: allowed})
 
 
 @_rule("variable-unknown", threshold=f"a name in or beside the namespace {NAMESPACE} that means nothing")
-def variable_unknown(facts: Facts) -> Iterator[_Found]:
+def variable_unknown(facts: Facts) -> Iterator[Finding]:
     """A variable that looks like one of ours and is none: misspelt, or of another version."""
     known = config.variables(facts.patches)
     for subject, environ in _shell_and_servers(facts):
@@ -194,36 +168,33 @@ def variable_unknown(facts: Facts) -> Iterator[_Found]:
         for name in sorted(each for each in environ if each in ours or _is_beside(each)):
             meant = config.nearest(name, known) or MASTER
             consequence = "refuses to start with it" if name.startswith(NAMESPACE) else "ignores it"
-            yield _Found(
-                "warning",
-                subject,
-                f"the variable {name} means nothing; did you mean {meant!r}? A server with something on {consequence}",
-                f"Rename it to {meant}, or unset it.",
-                {"variable": name, "nearest": meant},
-            )
+            hint = f"did you mean {meant!r}? A server with something on {consequence}"
+            what = f"the variable {name} means nothing; {hint}"
+            evidence = {"variable": name, "nearest": meant}
+            yield Finding("warning", subject, what, f"Rename it to {meant}, or unset it.", evidence)
 
 
 @_rule("configuration-refused", threshold="a server started here and now would refuse to start")
-def configuration_refused(facts: Facts) -> Iterator[_Found]:
+def configuration_refused(facts: Facts) -> Iterator[Finding]:
     """Variables, or the deploy YAML that was asked about, that a server refuses."""
     if (error := facts.report["configuration_error"]) is not None:
-        yield _Found("error", HERE, f"the server would refuse to start: {error}", "Correct what it names.")
+        yield Finding("error", HERE, f"the server would refuse to start: {error}", "Correct what it names.")
 
 
-@_rule("hook-plugin-unusable", threshold="one hook plugin that cannot be loaded, registered or called")
-def hook_plugin_unusable(facts: Facts) -> Iterator[_Found]:
-    """A plugin of ours that never ran, as this shell finds it or as a server said."""
-    yield from _hooks(
-        facts, "unusable", "cannot run and is left out", "Correct or uninstall the package that brings it."
+@_rule("hook-plugin-off", threshold="one hook plugin that cannot be loaded, registered or called, or that raised")
+def hook_plugin_off(facts: Facts) -> Iterator[Finding]:
+    """A plugin of ours that is not called, as this shell finds it or as a server said."""
+    do = "Correct or uninstall the package that brings it; a server's log has the traceback of an exception. Restart."
+    told = [(HERE, facts.hooks or {})]
+    told += [(server.subject, each.get("hooks") or {}) for server in facts.servers for each in server.snapshots]
+    plugins = (
+        (subject, name, f"the hook plugin {name} {what}: {why}")
+        for subject, hooks in told
+        for key, what in (("unusable", "cannot run"), ("switched_off", "was switched off"))
+        for name, why in hooks.get(key, {}).items()
     )
-
-
-@_rule("hook-plugin-switched-off", threshold="one exception of a hook plugin")
-def hook_plugin_switched_off(facts: Facts) -> Iterator[_Found]:
-    """A plugin that ran in a server, raised, and was switched off."""
-    yield from _hooks(
-        facts, "switched_off", "was switched off", "The server's log has the traceback. Restart after correcting it."
-    )
+    for subject, name, what in dict.fromkeys(plugins):
+        yield Finding("warning", subject, what, do, {"plugin": name})
 
 
 # ---- Live servers ----
@@ -232,8 +203,9 @@ def hook_plugin_switched_off(facts: Facts) -> Iterator[_Found]:
 @_rule(
     "patch-not-serving", threshold=f"one process in which a patch is {State.UNSUPPORTED.value} or {State.FAILED.value}"
 )
-def patch_not_serving(facts: Facts) -> Iterator[_Found]:
+def patch_not_serving(facts: Facts) -> Iterator[Finding]:
     """A patch that was asked for in a live server and does not serve there."""
+    do = "The reason says why; the server's log has the traceback of an exception. Upstream's own code runs."
     for server in facts.servers:
         seen: dict[tuple[str, str, str], list[str]] = {}
         for snapshot in server.snapshots:
@@ -242,109 +214,64 @@ def patch_not_serving(facts: Facts) -> Iterator[_Found]:
                     process = f"{snapshot['pid']} ({snapshot['role']})"
                     seen.setdefault((name, record["state"], record["reason"]), []).append(process)
         for (name, state, reason), where in seen.items():
-            yield _Found(
-                "error",
-                server.subject,
-                f"{name} is {state} in process {', '.join(where)}: {reason}",
-                "The reason says why; the server's log has the traceback of an exception. Upstream's own code runs.",
-                {"patch": name, "state": state, "processes": where},
-            )
+            what = f"{name} is {state} in process {', '.join(where)}: {reason}"
+            yield Finding("error", server.subject, what, do, {"patch": name, "state": state, "processes": where})
 
 
 @_rule("versions-mixed", threshold="two versions of omni-fastpath, vllm-omni or vllm in one server's tree")
-def versions_mixed(facts: Facts) -> Iterator[_Found]:
+def versions_mixed(facts: Facts) -> Iterator[Finding]:
     """Processes of one server that do not run the same packages: one was exchanged under it."""
+    do = "Restart the server: a package was exchanged while it ran, or its stages have another environment."
     for server in facts.servers:
-        for package in ("omni_fastpath", "vllm_omni", "vllm"):
+        for package in PACKAGES:
             found = sorted({str(each[package]) for each in server.snapshots})
             if len(found) > 1:
-                yield _Found(
-                    "error",
-                    server.subject,
-                    f"its processes run different versions of {package.replace('_', '-')}: {', '.join(found)}",
-                    "Restart the server: a package was exchanged while it ran, or its stages have another environment.",
-                    {"package": package, "versions": found},
-                )
+                what = f"its processes run different versions of {package.replace('_', '-')}: {', '.join(found)}"
+                yield Finding("error", server.subject, what, do, {"package": package, "versions": found})
 
 
-@_rule("yaml-changed", threshold="one value or switch of a deploy YAML that a running server does not have")
-def yaml_changed(facts: Facts) -> Iterator[_Found]:
-    """A server's deploy YAML says something else than it did when the server read it."""
+@_rule("yaml-changed", threshold="a server's deploy YAML was written after the server began")
+def yaml_changed(facts: Facts) -> Iterator[Finding]:
+    """What the file says now is not what the server read, and is what the next start reads."""
     for server in facts.servers:
-        if server.own is None or not server.arguments or server.deploy_yaml is None:
-            continue
-        if server.own["omni_fastpath"] != facts.report["installation"]["omni_fastpath"]:
-            continue  # its keys and defaults may be others than ours
-        resolved, refusal = server.resolved(facts.patches)
-        differences = [refusal] if refusal else list(_differences(server.own, resolved, facts.patches))
-        if differences:
-            yield _Found(
-                "warning",
-                server.subject,
-                "its deploy YAML has changed since it was read" + (": a restart would be refused" if refusal else ""),
-                "Restart the server for the file to take effect, or put the file back.",
-                {"file": str(server.deploy_yaml), "differences": differences},
-            )
-
-
-def _differences(own: Mapping[str, Any], resolved: Resolved | None, patches: Sequence[Patch]) -> Iterator[str]:
-    declared = {patch.name for patch in patches}
-    for name, record in own["patches"].items() if resolved is not None else ():
-        assert resolved is not None
-        origins = record["origin"] + resolved.origins.get(name, "")
-        if name not in declared or NAMESPACE in origins or not origins:
-            continue  # a variable may have been set in the process, where it cannot be seen from here
-        on = record["state"] != State.OFF.value
-        if on != (name in resolved.enabled):
-            yield f"{name} is {'on' if on else 'off'} in the server and {'off' if on else 'on'} in the file"
-        elif on:
-            now = resolved.enabled[name].model_dump(mode="json")
-            for key in sorted(now.keys() & record["options"].keys()):
-                if record["options"][key] != now[key]:
-                    yield f"{name}.{key} is {record['options'][key]} in the server and {now[key]} in the file"
+        if server.edited_yaml is not None:
+            what = "its deploy YAML was written after it started"
+            do = "`omni-fastpath status --deploy-config FILE` says what the file comes to now. Restart for it to count."
+            yield Finding("warning", server.subject, what, do, {"file": server.edited_yaml})
 
 
 @_rule(
     "patch-idle",
     threshold=f"the patch's first counter is 0 in the server's tree, and upstream's {IDLE_REQUESTS} or more",
 )
-def patch_idle(facts: Facts) -> Iterator[_Found]:
+def patch_idle(facts: Facts) -> Iterator[Finding]:
     """A patch that is applied and never takes effect, though upstream does what it should take effect on."""
     for server in facts.servers:
         for patch in facts.patches:
             records = [each["patches"][patch.name] for each in server.snapshots if patch.name in each["patches"]]
             first = patch.counters[0]
-            reached = server.scrape.totals.get(first.moves_with, 0.0) if server.scrape is not None else 0.0
+            reached = server.metrics.get(first.moves_with, 0.0)
             is_applied = any(record["state"] == State.APPLIED.value for record in records)
-            if (
-                is_applied
-                and reached >= IDLE_REQUESTS
-                and not any(each["counters"].get(first.name) for each in records)
-            ):
-                yield _Found(
-                    "warning",
-                    server.subject,
-                    f"{patch.name} is applied and idle: {first.name} is 0 in all of its processes",
+            is_idle = not any(each["counters"].get(first.name) for each in records)
+            if is_applied and is_idle and reached >= IDLE_REQUESTS:
+                what = f"{patch.name} is applied and idle: {first.name} is 0 in all of its processes"
+                do = (
                     "The server is not used in the way that the patch is for (`omni-fastpath explain "
-                    f"{patch.name}`), or something goes past it. Please report it.",
-                    {"patch": patch.name, first.name: 0, first.moves_with: reached},
+                    f"{patch.name}`), or something goes past it. Please report it."
                 )
+                evidence = {"patch": patch.name, first.name: 0, first.moves_with: reached}
+                yield Finding("warning", server.subject, what, do, evidence)
 
 
 @_rule("metrics-without-us", threshold="a server in which something is on answers /metrics without a series of ours")
-def metrics_without_us(facts: Facts) -> Iterator[_Found]:
+def metrics_without_us(facts: Facts) -> Iterator[Finding]:
     """A scrape shows upstream's series and none of ours."""
+    do = "Look into its log for `the metrics cannot be exported`. The patches work without."
     for server in facts.servers:
-        if server.scrape is None or server.scrape.problem or not server.is_on:
-            continue
-        if not any(name.startswith("omni_fastpath_") for name in server.scrape.totals):
-            yield _Found(
-                "warning",
-                server.subject,
-                "its /metrics has no series of omni-fastpath",
-                "Look into its log for `the metrics cannot be exported`. The patches work without.",
-                {"series": len(server.scrape.totals)},
-            )
+        is_shown = any(name.startswith("omni_fastpath_") for name in server.metrics)
+        if server.metrics and server.is_on and not is_shown:
+            what = "its /metrics has no series of omni-fastpath"
+            yield Finding("warning", server.subject, what, do, {"series": len(server.metrics)})
 
 
 # ---- What several rules need ----
@@ -360,13 +287,3 @@ def _is_beside(name: str) -> bool:
     if name.startswith(NAMESPACE) or name == HANDOFF:
         return False
     return re.sub(r"[^A-Z0-9]", "", name.upper()).startswith(("OMNIFASTPATH", "VLLMOMNIFASTPATH"))
-
-
-def _hooks(facts: Facts, key: str, what: str, do: str) -> Iterator[_Found]:
-    told: list[tuple[str, Mapping[str, Any]]] = [(HERE, facts.hooks)] if facts.hooks is not None else []
-    told += [
-        (server.subject, each["hooks"]) for server in facts.servers for each in server.snapshots if each.get("hooks")
-    ]
-    seen = dict.fromkeys((subject, name, why) for subject, hooks in told for name, why in hooks[key].items())
-    for subject, name, why in seen:
-        yield _Found("warning", subject, f"the hook plugin {name} {what}: {why}", do, {"plugin": name})

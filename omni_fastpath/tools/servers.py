@@ -1,8 +1,7 @@
 """The live servers of this user: what each was started with, what its state files and its ``/metrics`` say.
 
-A server without a state file is invisible by design where nothing was asked of us, and cannot say anything where its
-``VLLM_PLUGINS`` leaves us out; its command line shows that it is there. Its environment and arguments are those that it
-was started with. They are judged here and never shown.
+A server without a state file has nothing of ours to say: nothing was asked for there, or its ``VLLM_PLUGINS`` leaves
+us out; its command line shows that it is there. Environments and command lines are judged here and never shown.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from typing import Any
 import psutil
 
 from omni_fastpath import process_role, statefile
-from omni_fastpath.config import ConfigError, Resolved
-from omni_fastpath.declare import Patch, State
-from omni_fastpath.deploy_yaml import resolve_file
+from omni_fastpath.declare import State
 
 SCRAPE_S = 10.0
 """How long ``/metrics`` may take, seconds: as long as Prometheus waits for it by default."""
@@ -28,15 +25,6 @@ SCRAPE_S = 10.0
 _PROGRAMS = ("vllm", "vllm-omni")
 _MODULES = ("/cli/main.py", ".entrypoints.cli.main")
 """Of vLLM's command line and vLLM-Omni's, as a file and as ``python -m`` names them."""
-_HERE = ("", "0.0.0.0", "::", "[::]", "localhost")  # noqa: S104 - what a server listens on, nothing is opened
-
-
-@dataclass(frozen=True)
-class Scrape:
-    """What a server's ``/metrics`` said: each series' name with the sum of its samples, or why there is nothing."""
-
-    totals: Mapping[str, float] = field(default_factory=dict)
-    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,19 +35,17 @@ class Server:
         pid: Its first process.
         command: Its arguments, the program first; empty where they cannot be read.
         environ: What it was started with; None where it cannot be read.
-        cwd: Where its relative paths begin; None where that is not known.
         snapshots: The state files of its tree.
-        scrape: What its ``/metrics`` said; None where nobody asked.
-        is_elsewhere: Whether it sees other processes or files than we do, so that its paths are not ours.
+        edited_yaml: Its deploy YAML, where that was written after the server began.
+        metrics: Each series of its ``/metrics`` with the sum of its samples; empty where nothing answered.
     """
 
     pid: int
     command: tuple[str, ...] = ()
     environ: Mapping[str, str] | None = None
-    cwd: Path | None = None
     snapshots: tuple[Mapping[str, Any], ...] = ()
-    scrape: Scrape | None = None
-    is_elsewhere: bool = False
+    edited_yaml: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def subject(self) -> str:
@@ -67,58 +53,16 @@ class Server:
         return f"server {self.pid}"
 
     @property
-    def own(self) -> Mapping[str, Any] | None:
-        """The state file of its first process."""
-        return next((each for each in self.snapshots if each["pid"] == self.pid), None)
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """From ``serve`` on; empty where they are not known, or it is another program."""
-        return self.command[self.command.index("serve") :] if "serve" in self.command else ()
-
-    @property
     def is_on(self) -> bool:
         """Whether any patch is on in any of its processes."""
         return any(record["state"] != State.OFF.value for each in self.snapshots for record in each["patches"].values())
 
-    @property
-    def deploy_yaml(self) -> Path | None:
-        """Its deploy YAML, by its arguments, else by what it read; None where its files are not ours."""
-        if self.is_elsewhere:
-            return None
-        said = process_role.value(self.arguments, "--deploy-config")
-        if said is None and self.own is not None and self.own["source"] != "environment":
-            said = self.own["source"]
-        if said is None:
-            return None
-        path = Path(said) if self.cwd is None else self.cwd / said
-        try:
-            return path if path.is_file() else None
-        except OSError:  # it is where this user may not look
-            return None
-
-    def resolved(self, patches: Sequence[Patch]) -> tuple[Resolved | None, str]:
-        """What its variables and its deploy YAML come to now, or why a start would be refused."""
-        if self.environ is None:
-            return None, ""
-        try:
-            with _variables(self.environ):  # OmegaConf resolves ``${oc.env:NAME}`` in a YAML
-                return resolve_file(self.deploy_yaml, self.environ, patches), ""
-        except ConfigError as refused:
-            return None, str(refused)
-        except OSError:  # a file of the chain is where this user may not look
-            return None, ""
-
-    def asks(self, patches: Sequence[Patch]) -> bool:
-        """Whether its variables or its deploy YAML switch something on, or would be refused."""
-        resolved, refusal = self.resolved(patches)
-        return bool(refusal) or (resolved is not None and resolved.asked)
-
     def shown(self) -> dict[str, Any]:
         """What ``status`` shows of it: ``pid``, and ``model`` and ``port`` as its arguments name them."""
-        first = next(iter(self.arguments[1:]), "-")
-        model = process_role.value(self.arguments, "--model") if first.startswith("-") else first
-        return {"pid": self.pid, "model": shown_model(model), "port": process_role.port(self.arguments)}
+        arguments = self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
+        first = next(iter(arguments), "-")
+        model = process_role.value(arguments, "--model") if first.startswith("-") else first
+        return {"pid": self.pid, "model": shown_model(model), "port": process_role.port(arguments)}
 
 
 def shown_model(model: str | None) -> str | None:
@@ -132,88 +76,32 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
     Args:
         scrape: Ask each server whose port its state file names for its ``/metrics``.
     """
-    looks = {process.pid: _read(process.pid, psutil.Process.environ) for process in by_command_line()}
-    snapshots = _snapshots([None, *looks.values()])
-    above = {pid: _ancestors(pid) for pid in {*looks, *snapshots}}
-    roots = [pid for pid, ancestors in above.items() if ancestors.isdisjoint(above)]
+    started = by_command_line()
+    snapshots = _snapshots([None, *(_facts(pid).get("environ") for pid in started)])
+    above = {pid: _ancestors(pid) for pid in {*started, *snapshots}}
     found = []
-    for root in sorted(roots):
+    for root in sorted(pid for pid, ancestors in above.items() if ancestors.isdisjoint(above)):
         own = tuple(snapshots[pid] for pid in sorted(snapshots) if pid == root or root in above[pid])
-        command = tuple(_read(root, psutil.Process.cmdline) or ())
-        cwd = _read(root, psutil.Process.cwd)
+        facts = _facts(root)
+        command = tuple(facts.get("cmdline") or ())
         found.append(
             Server(
                 pid=root,
                 command=command,
-                environ=_read(root, psutil.Process.environ) or None,  # a process that names itself writes over it
-                cwd=None if cwd is None else Path(cwd),
+                environ=facts.get("environ") or None,  # a process that names itself writes over it
                 snapshots=own,
-                scrape=_scrape(command, own) if scrape and own else None,
-                is_elsewhere=_is_elsewhere(root),
+                edited_yaml=_edited_yaml(root, facts.get("create_time"), own),
+                metrics=_metrics(command, own) if scrape else {},
             )
         )
     return found
 
 
-def _snapshots(environs: Iterable[Mapping[str, str] | None]) -> dict[int, Mapping[str, Any]]:
-    """The state files of live processes by pid, in the runtime folders of this shell (None) and of these servers."""
-    folders: dict[Path, None] = {}
-    for environ in environs:
-        with contextlib.suppress(OSError):  # a folder that is not this user's alone is not believed
-            folders[statefile.folder(environ)] = None
-    found: dict[int, Mapping[str, Any]] = {}
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            found |= {each["pid"]: each for each in statefile.read_live(folder)}
-    return found
-
-
-def _is_elsewhere(pid: int) -> bool:
-    """Whether a process sees other process ids than this one, or other files: its paths need not mean anything here."""
-    try:
-        return any(
-            Path(f"/proc/{pid}/ns/{kind}").stat().st_ino != Path(f"/proc/self/ns/{kind}").stat().st_ino
-            for kind in ("pid", "mnt")
-        )
-    except OSError:
-        return False
-
-
-def _read(pid: int, what: Any) -> Any:
-    """An attribute of a process, by psutil's method; None where it cannot be read."""
-    try:
-        return what(psutil.Process(pid))
-    except (psutil.Error, OSError):
-        return None
-
-
-@contextlib.contextmanager
-def _variables(environ: Mapping[str, str]) -> Iterator[None]:
-    """This process with another one's environment. Only for a command, which has no other thread to see it."""
-    own = dict(os.environ)
-    try:
-        os.environ.clear()
-        os.environ.update(environ)
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(own)
-
-
-def _ancestors(pid: int) -> set[int]:
-    return {each.pid for each in _read(pid, psutil.Process.parents) or ()}
-
-
-# ---- By command line ----
-
-
-def by_command_line() -> list[psutil.Process]:
-    """The processes of this user that look like ``vllm serve ... --omni``; ``info`` has their ``cmdline``."""
-    processes = {process.pid: process for process in psutil.process_iter(["cmdline", "uids"])}
-    commands = {pid: each.info["cmdline"] for pid, each in processes.items() if _is_server(each.info["cmdline"] or [])}
-    others = set(_wrappers_and_forks(commands))
-    mine = (processes[pid] for pid in commands if pid not in others and processes[pid].info["uids"] is not None)
-    return [process for process in mine if process.info["uids"].real == os.getuid()]
+def by_command_line() -> list[int]:
+    """The processes of this user that look like ``vllm serve ... --omni``, and forks of them."""
+    processes = [each.info | {"pid": each.pid} for each in psutil.process_iter(["cmdline", "uids"])]
+    mine = (each for each in processes if each["uids"] is not None and each["uids"].real == os.getuid())
+    return [each["pid"] for each in mine if _is_server(each["cmdline"] or [])]
 
 
 def _is_server(command: Sequence[str]) -> bool:
@@ -230,25 +118,49 @@ def _is_server(command: Sequence[str]) -> bool:
     return Path(program).name in _PROGRAMS or program.endswith(_MODULES)
 
 
-def _wrappers_and_forks(commands: Mapping[int, Sequence[str]]) -> Iterator[int]:
-    """What only looks like a server: ``timeout 60 vllm serve ...`` above one, and the forked children of one."""
-    for pid, command in commands.items():
-        yield from (pid if command == commands[above] else above for above in _ancestors(pid) if above in commands)
+def _snapshots(environs: Iterable[Mapping[str, str] | None]) -> dict[int, Mapping[str, Any]]:
+    """The state files of live processes by pid, in the runtime folders of this shell (None) and of these servers."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for environ in environs:
+        with contextlib.suppress(OSError):  # a folder that is not this user's alone is not believed
+            found |= {each["pid"]: each for each in statefile.read_live(statefile.folder(environ))}
+    return found
 
 
-# ---- /metrics ----
+def _facts(pid: int) -> dict[str, Any]:
+    """Command line, environment and start of a process; None for what may not be read, empty where it has ended."""
+    try:
+        return psutil.Process(pid).as_dict(["cmdline", "environ", "create_time"])
+    except (psutil.Error, OSError):
+        return {}
 
 
-def _scrape(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]]) -> Scrape:
+def _ancestors(pid: int) -> set[int]:
+    try:
+        return {each.pid for each in psutil.Process(pid).parents()}
+    except psutil.Error:
+        return set()
+
+
+def _edited_yaml(pid: int, began: float | None, snapshots: Sequence[Mapping[str, Any]]) -> str | None:
+    source = next((each["source"] for each in snapshots if each["pid"] == pid), None)
+    if source is None or began is None:
+        return None
+    try:
+        return source if Path(f"/proc/{pid}/cwd", source).stat().st_mtime > began else None
+    except OSError:  # no YAML was read, or it is where this user may not look
+        return None
+
+
+def _metrics(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Of the port that a state file names: another program may have the one of the command line."""
     port = next((each["port"] for each in snapshots if each.get("port")), None)
-    if port is None:
-        return Scrape(problem="its state file names no port")
-    host = process_role.value(command, "--host") or ""
-    return scrape(f"http://{'127.0.0.1' if host in _HERE else host}:{port}/metrics")
+    host = (process_role.value(command, "--host") or "localhost").strip("[]")
+    return scrape(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics") if port else {}
 
 
-def scrape(url: str) -> Scrape:
-    """Ask for the metrics there, past any proxy."""
+def scrape(url: str) -> dict[str, float]:
+    """Ask for the metrics there, past any proxy: each series with the sum of its samples; empty without an answer."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only when asked for
 
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -259,6 +171,6 @@ def scrape(url: str) -> Scrape:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    except Exception as error:  # nothing listens, it is another protocol (HTTPException), or no metrics
-        return Scrape(problem=f"/metrics does not answer: {error}")
-    return Scrape(totals)
+    except Exception:  # nothing listens, it is another protocol (HTTPException), or no metrics
+        return {}
+    return totals

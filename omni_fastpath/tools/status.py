@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import overlay, servers, upgrade
 from omni_fastpath.tools.findings import Facts, judge
 
-SCHEMA = 4
+SCHEMA = 5
 """Of the report; a key is only ever added under the same number."""
 
 
@@ -31,19 +32,15 @@ def status_report(
     *,
     deploy_config: str | None = None,
     verify: bool = False,
+    deep: bool = False,
 ) -> dict[str, Any]:
-    """Everything that ``status`` shows, as plain data with stable keys."""
-    facts = look(environ, patches, deploy_config=deploy_config, verify=verify)
+    """Everything that ``status`` shows, as plain data with stable keys. Arguments as of ``look``."""
+    facts = look(environ, patches, deploy_config=deploy_config, verify=verify, deep=deep)
     return {**facts.report, "findings": [dataclasses.asdict(finding) for finding in judge(facts)]}
 
 
 def look(
-    environ: Mapping[str, str],
-    patches: Sequence[Patch],
-    *,
-    deploy_config: str | None = None,
-    verify: bool = False,
-    deep: bool = False,
+    environ: Mapping[str, str], patches: Sequence[Patch], *, deploy_config: str | None, verify: bool, deep: bool
 ) -> Facts:
     """Everything that is judged.
 
@@ -65,12 +62,11 @@ def look(
     live = servers.live_servers(scrape=deep)
     report: dict[str, Any] = {
         "schema": SCHEMA,
-        "installation": _installation(environ, by_environment, patches),
-        "processes": [_with_engagement(each, patches) for server in live for each in server.snapshots],
+        "installation": _installation(environ, patches),
+        "processes": [_process(each, server.pid, patches) for server in live for each in server.snapshots],
         "servers_without_state": [server.shown() for server in live if not server.snapshots],
         "resolved": json.loads(resolved.to_json()) if resolved else None,
         "verify": _verify(patches) if verify else None,
-        "compared": _compared(patches) if verify else None,
         "configuration_error": error,
     }
     asked = resolved.enabled if resolved else _asked_by(by_environment, patches)
@@ -97,47 +93,40 @@ def _hooks() -> Mapping[str, Any]:
     return manager.told()
 
 
-def _installation(environ: Mapping[str, str], found: Resolved | None, patches: Sequence[Patch]) -> dict[str, Any]:
+def _installation(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[str, Any]:
     allowed, known = environ.get(entrypoint.ALLOW_LIST), config.variables(patches)
     releases = {"vllm_omni": vllm_omni_release(), "vllm": vllm_release()}
     return {
         "omni_fastpath": __version__,
         **{name: None if release is None else release._asdict() for name, release in releases.items()},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "entry_points": entrypoint.visible_groups(),
         "vllm_plugins": allowed,
         "excluded_by_vllm_plugins": entrypoint.is_left_out(allowed),
         "upstreams_excluded_by_vllm_plugins": entrypoint.upstreams_left_out(allowed),
         # What a name of nobody's holds may be a secret: OMNI_FASTPATH_HF_TOKEN.
         "environment": {name: environ[name] if name in known else None for name in config.said(environ, patches)},
-        "unknown_variables": list(found.unknown) if found else [],
-        "state_folder": _state_folder(),
+        "state_folder": str(statefile.folder()),
         "patches": {patch.name: _declared(patch) for patch in patches},
     }
 
 
-def _state_folder() -> str | None:
-    try:
-        return str(statefile.folder())
-    except OSError:
-        return None
-
-
 def _declared(patch: Patch) -> dict[str, Any]:
-    problem, row = install.release_problem(patch), install.row_here(patch)
+    row = install.row_here(patch)
     return {
         "summary": patch.summary,
         "default_on": patch.default_on,
         "requires": list(patch.requires),
         "tested": list(patch.releases),
-        "release_tested": problem is None,
-        "release_problem": problem,
+        "release_problem": install.release_problem(patch),
         "release_state": install.state_here(patch).value,
         "release_words": "" if row is None else row.remarks,
     }
 
 
-def _with_engagement(snapshot: Mapping[str, Any], patches: Sequence[Patch]) -> dict[str, Any]:
-    """The snapshot of a process, each patch with ``took_effect``: its first counter and whether it is idle."""
+def _process(snapshot: Mapping[str, Any], server: int, patches: Sequence[Patch]) -> dict[str, Any]:
+    """The snapshot of a process with ``server``, its first process, and ``took_effect``: each patch's first counter."""
     first = {patch.name: patch.counters[0].name for patch in patches if patch.counters}
     records = {}
     for name, record in snapshot["patches"].items():
@@ -145,21 +134,19 @@ def _with_engagement(snapshot: Mapping[str, Any], patches: Sequence[Patch]) -> d
         took_effect = {"counter": first.get(name), "count": count}
         idle = record["state"] == State.APPLIED.value and count == 0
         records[name] = {**record, "took_effect": took_effect, "idle": idle}
-    return {**snapshot, "patches": records}
+    return {**snapshot, "server": server, "patches": records}
 
 
 def _verify(patches: Sequence[Patch]) -> dict[str, list[str]]:
+    """What does not fit, by patch; on a release that a patch does not know, beside the nearest that it does."""
+    found = vllm_omni_release()
     # vllm logs to standard output while it is imported; that belongs to our table or JSON.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            return install.verify_all(patches)
+            problems = install.verify_all(patches)
         except Exception as error:  # whatever an import of vllm may raise
             return {patch.name: [f"vllm and vllm-omni cannot be imported: {error!r}"] for patch in patches}
-
-
-def _compared(patches: Sequence[Patch]) -> list[dict[str, Any]]:
-    """For each patch that does not know the installed release: its seams there."""
-    found = vllm_omni_release()
-    with contextlib.redirect_stdout(sys.stderr):
-        unknown = [patch for patch in patches if found is not None and install.row_here(patch) is None]
-        return [upgrade.compare(patch, found.version) for patch in unknown if found is not None]
+        for patch in patches:
+            if found is not None and install.row_here(patch) is None:
+                problems[patch.name] += upgrade.told(upgrade.compare(patch, found.version))
+    return problems

@@ -87,14 +87,12 @@ def _show_installation(installation: Mapping[str, Any], to: Console) -> None:
         told = f"{found['distribution']} {found['version']}" if found else "not installed"
         table.add_row(name.replace("_", "-"), told)
     table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
-    excluded = " (excludes omni_fastpath)" if installation["excluded_by_vllm_plugins"] else ""
-    if upstreams := installation["upstreams_excluded_by_vllm_plugins"]:
-        excluded += f" (excludes {', '.join(upstreams)})"
-    plugins = installation["vllm_plugins"]
+    plugins, upstreams = installation["vllm_plugins"], installation["upstreams_excluded_by_vllm_plugins"]
+    excluded = f" (excludes {', '.join(upstreams)})" if upstreams else ""
     table.add_row("VLLM_PLUGINS", "not set: every plugin loads" if plugins is None else f"{plugins!r}{excluded}")
     for name, text in installation["environment"].items():
         table.add_row(name, "(not a variable of ours)" if text is None else repr(text))
-    table.add_row("state files", installation["state_folder"] or "no trustworthy folder")
+    table.add_row("state files", installation["state_folder"])
     _print(table, to)
 
     table = _table("Patches", "patch", "default", "this release", "summary")
@@ -105,7 +103,7 @@ def _show_installation(installation: Mapping[str, Any], to: Console) -> None:
 
 
 def _on_this_release(patch: Mapping[str, Any]) -> str:
-    if not patch["release_tested"]:
+    if patch["release_problem"]:
         return "not tested"
     state = patch["release_state"]
     return "; ".join(filter(None, ("tested" if state == State.APPLIED.value else state, patch["release_words"])))
@@ -118,14 +116,6 @@ def _show_verify(report: Mapping[str, Any], to: Console) -> None:
         for line in problems or ["as declared" if state == State.APPLIED.value else f"{state}: it has none here"]:
             table.add_row(name, line)
     _print(table, to)
-    for patch in report["compared"]:
-        seams = patch["seams"]
-        fitting = f"{sum(not seam['changes'] for seam in seams)} of {len(seams)} seams are as on {patch['beside']}"
-        table = _table(f"{patch['patch']}: {fitting}", "seam", "missing or changed")
-        for seam in seams:
-            if seam["changes"]:
-                table.add_row(seam["seam"], "; ".join(seam["changes"]))
-        _print(table, to)
 
 
 def _show_resolved(resolved: Mapping[str, Any], to: Console) -> None:
@@ -163,7 +153,7 @@ def _show_processes(processes: Sequence[Mapping[str, Any]], to: Console) -> None
 
 
 def _took_effect(record: Mapping[str, Any]) -> str:
-    counter, count = record["took_effect"]["counter"], record["took_effect"]["count"]
+    counter, count = record["took_effect"].values()
     return "-" if count is None or record["state"] != State.APPLIED.value else f"{count} {counter}"
 
 

