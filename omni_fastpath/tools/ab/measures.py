@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from omni_fastpath.config import unknown
@@ -117,41 +116,22 @@ def read(result: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-@dataclass(frozen=True)
-class Lack:
-    """Measures that some starts have and others have not.
+def lacks(starts: Sequence[AStart], arms: tuple[str, str]) -> tuple[list[str], bool]:
+    """What upstream always writes and some starts have no value of: an arm that answers without audio.
 
-    Attributes:
-        names: Of the measures.
-        without: How many starts of each arm have none of them.
-        starts: How many each arm has.
+    Returns:
+        A sentence for each such measure, and whether any is lacking in a larger share of the second arm's starts.
     """
-
-    names: tuple[str, ...]
-    without: tuple[int, int]
-    starts: tuple[int, int]
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether a larger share of the second arm's starts is without."""
-        (a, b), (all_a, all_b) = self.without, self.starts
-        return b * all_a > a * all_b
-
-    def told(self, arms: tuple[str, str]) -> str:
-        """In words."""
-        (a, b), (all_a, all_b) = self.without, self.starts
-        return f"{a} of {all_a} starts of {arms[0]} and {b} of {all_b} of {arms[1]} have no {', '.join(self.names)}"
-
-
-def lacks(starts: Sequence[AStart], arms: tuple[str, str]) -> list[Lack]:
-    """What upstream always writes and some starts have no value of, by how many: an arm that answers without audio."""
-    of = [[start for start in starts if start.arm == arm] for arm in arms]
-    found: dict[tuple[int, int], list[str]] = {}
-    for key in dict.fromkeys(key for start in starts for key in start.measured if _is_none_at_zero(key)):
-        a, b = (sum(key not in start.measured for start in each) for each in of)
-        if a or b:
-            found.setdefault((a, b), []).append(key)
-    return [Lack(tuple(keys), without, (len(of[0]), len(of[1]))) for without, keys in found.items()]
+    a, b = ([start.measured for start in starts if start.arm == arm] for arm in arms)
+    sentences, worse = [], False
+    for key in dict.fromkeys(key for found in (*a, *b) for key in found if _is_none_at_zero(key)):
+        without_a, without_b = (sum(key not in found for found in each) for each in (a, b))
+        if without_a or without_b:
+            sentences.append(
+                f"{without_a} of {len(a)} starts of {arms[0]} and {without_b} of {len(b)} of {arms[1]} have no {key}"
+            )
+            worse = worse or without_b * len(a) > without_a * len(b)
+    return sentences, worse
 
 
 def table(starts: Sequence[AStart], *, primary: str | None = None, judged: Sequence[str] = ()) -> list[Measure]:

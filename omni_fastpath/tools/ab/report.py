@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,17 +56,13 @@ class Report:
         }
 
     @property
-    def lacks(self) -> list[measures.Lack]:
-        """The measures that some starts have no value of."""
-        return measures.lacks(self.series.starts, self.series.arms)
-
-    @property
     def exit_code(self) -> int:
         """0: no measure is worse and the answers are alike. 1: one is, or they are not. 3, 130: failed, interrupted."""
         if not self.series.is_whole:
             return ENDED_BY_SIGNAL if self.series.ended == INTERRUPTED else FAILED
         a, b = map(statistics.fmean, self.failures.values())
-        worse = b > a or any(lack.is_worse for lack in self.lacks) or bool(self.named("worse"))
+        _, lost = measures.lacks(self.series.starts, self.series.arms)
+        worse = b > a or lost or bool(self.named("worse"))
         return DIFFERENT if worse or self.answers["differences"] else FINE
 
 
@@ -115,7 +111,8 @@ def alarms(report: Report) -> list[str]:
     if any(failed.values()):
         counts = ", ".join(f"{count} in {arm}" for arm, count in failed.items())
         found.append(f"Requests failed under the client's load: {counts}")
-    return [*found, *(lack.told(series.arms) for lack in report.lacks), *series.alarms]
+    lacking, _ = measures.lacks(series.starts, series.arms)
+    return [*found, *lacking, *series.alarms]
 
 
 def notes(report: Report) -> list[str]:
@@ -128,16 +125,6 @@ def notes(report: Report) -> list[str]:
     if not all(report.table[0].values.values()):
         return ["There is no verdict: one arm has no start that was measured to its end.", *said]
     return [*rows.summary(report.table), *said]
-
-
-def _states(report: Report) -> Iterator[str]:
-    """What the last start of each arm said it was: its patches, by process and state, with the counters that moved."""
-    for arm in report.series.arms:
-        said = [start.states for start in report.series.starts if start.arm == arm and start.states]
-        for process in said[-1] if said else ():
-            for patch, record in process["patches"].items():
-                moved = ", ".join(f"{count} {name}" for name, count in record["counters"].items() if count)
-                yield f"{arm}, {process['process']}: {patch} {record['state']} {record['reason'] or moved}".rstrip()
 
 
 # ---- As data, on the terminal, as Markdown ----
@@ -195,7 +182,6 @@ def markdown(report: Report) -> str:
     if report.series.starts:
         first = report.series.starts[0]
         lines += _folded("Commands", ["```", shlex.join(first.serve), shlex.join(first.bench), "```"])
-    lines += _folded("What each server said it was", [f"- {_cell(line)}" for line in _states(report)])
     return "\n".join(lines) + "\n"
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request
 from omni_fastpath.tools.ab.commands import option
@@ -25,6 +25,10 @@ _ENDPOINT_OF: Mapping[str, str] = {
     "openai-audio-speech": _SPEECH,
 }
 """Where upstream's backends send, unless ``--endpoint`` says otherwise."""
+_MADE: Mapping[str, Callable[[str], Request]] = {
+    _CHAT: lambda prompt: chat_request(prompt, max_tokens=MAX_TOKENS, seed=SEED),
+    _SPEECH: lambda prompt: speech_request(prompt, seed=SEED),
+}
 
 _SENTENCES = (
     "Describe the way from a lake to the sea.",
@@ -36,10 +40,6 @@ _SENTENCES = (
     "Why is the evening sky red?",
     "Explain how a sailing boat goes against the wind.",
 )
-
-
-_OURS = ("stream", "prompt", "text", "abort_after")
-"""What the functions that make requests take under these names is no field of a body."""
 
 
 def digest(requests: Sequence[Request]) -> str:
@@ -59,31 +59,17 @@ def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:
         count: How many.
     """
     endpoint = option(bench, "--endpoint") or _ENDPOINT_OF.get(option(bench, "--backend") or "")
-    body, why = _extra_body(bench)
-    model = body.pop("model", None) or option(bench, "--served-model-name") or option(bench, "--model")
     if count == 0:
         return [], "no requests were asked for"
-    if why:
-        return [], why
-    prompts = [
-        f"{_SENTENCES[place % len(_SENTENCES)]}{' Again.' * (place // len(_SENTENCES))}" for place in range(count)
-    ]
-    if endpoint == _CHAT:
-        given = {"modalities": ("text", "audio"), "max_tokens": MAX_TOKENS, "seed": SEED, **body}
-        return [chat_request(prompt, model=model, **given) for prompt in prompts], ""
-    if endpoint == _SPEECH:
-        return [speech_request(prompt, model=model, **{"seed": SEED, **body}) for prompt in prompts], ""
-    return [], f"there are no fixed requests for {endpoint or 'this client'}"
-
-
-def _extra_body(bench: Sequence[str]) -> tuple[dict[str, Any], str]:
-    text = option(bench, "--extra-body")
-    if text is None:
-        return {}, ""
+    if endpoint not in _MADE:
+        return [], f"there are no fixed requests for {endpoint or 'this client'}"
     try:
-        body = json.loads(text)
+        body = json.loads(option(bench, "--extra-body") or "{}")
     except ValueError:
         body = None
-    # What chat_request and speech_request say themselves is not the client's to say.
-    kept = {key: value for key, value in body.items() if key not in _OURS} if isinstance(body, dict) else {}
-    return kept, "" if isinstance(body, dict) else "the client's --extra-body is no JSON object"
+    if not isinstance(body, dict):
+        return [], "the client's --extra-body is no JSON object"
+    model = option(bench, "--served-model-name") or option(bench, "--model")
+    own = {**({"model": model} if model else {}), **body, "stream": True}
+    made = [_MADE[endpoint](f"{place + 1}. {_SENTENCES[place % len(_SENTENCES)]}") for place in range(count)]
+    return [replace(request, body={**request.body, **own}) for request in made], ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from omni_fastpath.tools.ab import verdict
@@ -50,7 +50,7 @@ class Row:
         Not of the means: one cold start would say of them what neither the medians beside it nor the verdict say.
         """
         first, second = self.values.values()
-        return _finite(verdict.ratio(first, second)) if self.is_whole else None
+        return verdict.ratio(first, second) if self.is_whole else None
 
     @property
     def is_whole(self) -> bool:
@@ -96,17 +96,12 @@ def by_arm(row: Row) -> list[str]:
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    known = _known(values)
+    known = [value for value in values if not math.isnan(value)]
     if not known:
         return shown(None, digits)
     least, half, most = (shown(each, digits) for each in (min(known), statistics.median(known), max(known)))
     of_some = f", {len(known)} of {len(values)} starts" if len(known) < len(values) else ""
     return f"{half if len(known) == 1 else f'{half} ({least} to {most})'}{of_some}"
-
-
-def _known(values: Sequence[float]) -> list[float]:
-    """The values of those starts that have one."""
-    return [value for value in values if not math.isnan(value)]
 
 
 def titled(measure: Measure) -> str:
@@ -145,27 +140,11 @@ def plain(table: Sequence[Row]) -> list[dict[str, Any]]:
             "unit": row.measure.unit,
             "better": row.measure.better,
             "primary": row.measure.primary,
-            "values": {arm: [_finite(value) for value in values] for arm, values in row.values.items()},
+            "values": {
+                arm: [None if math.isnan(value) else value for value in values] for arm, values in row.values.items()
+            },
             "ratio": row.ratio,
-            "verdict": _plain(row.verdict),
+            "verdict": None if row.verdict is None else asdict(row.verdict),
         }
         for row in table
     ]
-
-
-def _plain(found: Verdict | None) -> dict[str, object] | None:
-    """A verdict as plain data; what is no finite number is None."""
-    if found is None:
-        return None
-
-    return {
-        "word": found.word,
-        "ratio": _finite(found.ratio),
-        "interval": [_finite(each) for each in found.interval],
-        "p": found.p,
-        "threshold": found.threshold,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -125,17 +125,6 @@ def _folder() -> str:
 
 def told(found: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """What a report shows of them: each process with state, reason and counters of each patch."""
-    return [
-        {
-            "process": snapshot.process_name,
-            "role": snapshot.role.value,
-            "stage": snapshot.stage,
-            "replica": snapshot.replica,
-            "source": snapshot.source,
-            "patches": {
-                name: {"state": record.state.value, "reason": record.reason, "counters": record.counters}
-                for name, record in snapshot.patches.items()
-            },
-        }
-        for snapshot in found
-    ]
+    shown = dict.fromkeys(("process_name", "role", "stage", "replica", "source"), True)
+    patches = {"__all__": {"state", "reason", "counters"}}
+    return [snapshot.model_dump(mode="json", include={**shown, "patches": patches}) for snapshot in found]

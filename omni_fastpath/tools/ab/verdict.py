@@ -69,14 +69,14 @@ class Verdict:
         word: ``better`` or ``worse`` (B against A), ``the same`` (no difference was found: the interval says how large
             a one may have been missed), or ``too few starts``, with which no difference could have been found.
         ratio: As ``ratio`` says it.
-        interval: The ratios that the test does not reject; zero to infinity with too few starts.
+        interval: The ratios that the test does not reject; None with too few starts, or where a value is zero.
         p: Two-sided and exact.
         threshold: What ``p`` had to be at most.
     """
 
     word: Word
-    ratio: float
-    interval: tuple[float, float]
+    ratio: float | None
+    interval: tuple[float, float] | None
     p: float
     threshold: float
 
@@ -84,8 +84,7 @@ class Verdict:
         """As tables show it: the word, and what it rests on."""
         if self.word == "too few starts":
             return self.word
-        low, high = self.interval
-        ratios = f"{low:.2f} to {high:.2f}, " if math.isfinite(high) else ""
+        ratios = "{:.2f} to {:.2f}, ".format(*self.interval) if self.interval is not None else ""
         return f"{self.word} ({ratios}p {self.p:.3f} of {self.threshold:.3f})"
 
 
@@ -170,9 +169,9 @@ def _holm(p: Mapping[str, float]) -> dict[str, float]:
     return thresholds
 
 
-def ratio(a: Sequence[float], b: Sequence[float]) -> float:
-    """Median of all B / A, which lies within the interval; NaN where a value of A is zero."""
-    return math.nan if 0 in a else quantile((each / base for each in b for base in a), 0.5)
+def ratio(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Median of all B / A, which lies within the interval; None where a value of A is zero."""
+    return None if 0 in a else quantile((each / base for each in b for base in a), 0.5)
 
 
 def _verdict(
@@ -188,13 +187,13 @@ def _verdict(
     return Verdict(word, ratio(a, b), interval(a, b, threshold), found, threshold)
 
 
-def interval(a: Sequence[float], b: Sequence[float], threshold: float) -> tuple[float, float]:
+def interval(a: Sequence[float], b: Sequence[float], threshold: float) -> tuple[float, float] | None:
     """All ratios r for which the test does not tell ``b`` from ``a`` times r; values are positive or zero.
 
     They end at two of the ratios of pairs, with as many of these beyond each end as U may have.
     """
     if min(*a, *b) <= 0 or least_p(len(a), len(b)) > threshold:
-        return 0.0, math.inf
+        return None
     ratios = sorted(each / base for each in b for base in a)
     beyond = _greatest_u(len(a), len(b), threshold)
     return ratios[beyond], ratios[-1 - beyond]

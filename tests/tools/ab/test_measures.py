@@ -81,15 +81,16 @@ def test_what_only_some_starts_have_is_told() -> None:
     """By how many starts are without; it is worse where these are a larger share of the second arm's."""
     has, has_not = {"median_ttft_ms": 1.0, "median_audio_ttfp_ms": 1.0, "mean_other_ms": 1.0}, {"median_ttft_ms": 1.0}
 
-    def lacks(a: list[dict[str, float]], b: list[dict[str, float]]) -> list[measures.Lack]:
+    def lacks(a: list[dict[str, float]], b: list[dict[str, float]]) -> tuple[list[str], bool]:
         starts = [Start(arm=arm, measured=each) for arm, of in (("A", a), ("B", b)) for each in of]
         return measures.lacks(starts, ("A", "B"))
 
-    assert lacks([has], [has]) == lacks([has_not], [has_not]) == []
-    [one] = lacks([has, has], [has, has_not])
-    assert (one.names, one.without, one.is_worse) == (("median_audio_ttfp_ms",), (0, 1), True)
-    assert [each.is_worse for each in (*lacks([has_not], [has]), *lacks([has, has_not], [has, has_not]))] == [False] * 2
-    assert [each.is_worse for each in lacks([has, has_not], [])] == [False]
+    assert lacks([has], [has]) == lacks([has_not], [has_not]) == ([], False)
+    told = "0 of 2 starts of A and 1 of 2 of B have no median_audio_ttfp_ms"
+    assert lacks([has, has], [has, has_not]) == ([told], True)
+    assert not lacks([has_not], [has])[1]
+    assert not lacks([has, has_not], [has, has_not])[1]
+    assert not lacks([has, has_not], [])[1]
 
 
 def _starts(**measured: float) -> list[Start]:
