@@ -40,8 +40,6 @@ if "stubborn" in behaviour:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 words = "one two three" if "moody" not in behaviour else f"one two {os.getpid()}"
-if "longer" in behaviour and master == "1":
-    words = "one two three four five six seven eight nine ten eleven twelve"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -42,18 +42,7 @@ def test_options_are_read_as_vllm_reads_them() -> None:
 
 def test_the_clients_headers() -> None:
     """All values of the last ``--header``, split at their first ``=``, as upstream's client splits them."""
-    words = [
-        "bench",
-        "--header",
-        "old=1",
-        "--model",
-        "m",
-        "--header",
-        "Authorization=Bearer a=b",
-        "x = 1",
-        "--seed",
-        "2",
-    ]
+    words = shlex.split("bench --header old=1 --model m --header 'Authorization=Bearer a=b' 'x = 1' --seed 2")
     assert commands.headers(words) == {"Authorization": "Bearer a=b", "x": "1"}
     assert commands.headers([*words, "--header=y=2", "z=3"]) == {"y": "2"}
     assert commands.headers(["bench", "X=1", "--model", "m"]) == {}
@@ -70,34 +59,19 @@ def test_a_file_of_options_is_read_too(tmp_path: Path) -> None:
 
 SECRETS = [
     "--api-key SECRET SECRET",
-    "--api-key=SECRET",
-    "--api_key SECRET",
-    "--auth-token SECRET",
-    "--token=SECRET",
-    "--hf-token SECRET",
-    "--password SECRET --passwd=SECRET --pw SECRET",
-    "--secret-access-key SECRET",
-    "--credentials SECRET",
+    "--api_key=SECRET",
     "--header Authorization=Bearer\\ SECRET x-api-key=SECRET",
     "--header=Cookie=SECRET",
     "-H 'Authorization: Bearer SECRET'",
     "-pSECRET",
-    "-u me:SECRET",
     '--extra-body \'{"key": "SECRET"}\'',
     "--base-url https://me:SECRET@host/v1",
-    "--base-url=https://me:SECRET@host/v1",
     "--endpoint https://host/v1?token=SECRET",
     "--model https://me:SECRET@host/m",
-    "--metadata token=SECRET",
-    "HF_TOKEN=SECRET",
     "env HF_TOKEN=SECRET AWS_ACCESS_KEY=SECRET",
     "bash -c 'export HF_TOKEN=SECRET; vllm serve m'",
-    "--env HF_TOKEN=SECRET",
     "--a=HF_TOKEN=SECRET",
-    "--proxy http://me:SECRET@proxy:80",
-    "https://me:SECRET@host/",
     "SECRET",
-    "--trust-remote-code SECRET",
     "--omni SECRET",
     "serve me:SECRET@host/m",
 ]
@@ -131,23 +105,19 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
     ("arguments", "said"),
     [
         ([], "found 0 bare `--`"),
-        (["--", "SERVE"], "found 1 bare `--`"),
         (["--starts", "3", "--", "SERVE", "--", "BENCH"], "--starts: found 3; allowed: an even number"),
-        (["--starts", "0", "--", "SERVE", "--", "BENCH"], "--starts: found 0"),
         (["--a", "OMNI_FASTPATH", "--", "SERVE", "--", "BENCH"], "--a: found 'OMNI_FASTPATH'; allowed: NAME=VALUE"),
         (
             ["--b", "OMNI_FASTPATH_DRIAN=1", "--", "SERVE", "--", "BENCH"],
             "OMNI_FASTPATH_DRIAN: found an unknown",
         ),
         (["--", PYTHON, "--", "BENCH"], "serve command: found no {port}"),
-        (["--", "SERVE", "--", PYTHON, "{result}"], "bench command: found no {port}"),
         (["--", "SERVE", "--", PYTHON, "{port}"], "bench command: found no {result}"),
         (
             ["--", PYTHON, "{prot}", "--", "BENCH"],
             "unknown placeholder {prot}; allowed: {port}, {host}, {url}; did you mean",
         ),
         (["--", PYTHON, "{port}", "--host", "10.0.0.5", "--", "BENCH"], "serve command: found --host 10.0.0.5"),
-        (["--", PYTHON, "{port}", "--host=::1", "--", "BENCH"], "found --host ::1; allowed: a server at http://127."),
         (["--", PYTHON, "{port}", "--ssl-certfile", "c", "--", "BENCH"], "serve command: found --ssl-certfile"),
         (["--", PYTHON, "{port}", "--uds=/s", "--", "BENCH"], "serve command: found --uds"),
         (["--", "no-such-program", "{port}", "--", "BENCH"], "serve command: found 'no-such-program'"),
@@ -181,17 +151,12 @@ def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"--port: found {port}, which is in use" in capsys.readouterr().err
 
 
-def test_the_help_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """An example, the placeholders and every exit code; the command stands in the list of commands."""
+def test_the_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of both forms."""
     for arguments in (["ab", "--help"], ["ab", "compare", "--help"]):
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit):
             cli.main(arguments)
-        assert ended.value.code == 0
-        said = capsys.readouterr().out
-        assert "130 interrupted" in said
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    assert "  ab " in capsys.readouterr().out
+        assert "130 interrupted" in capsys.readouterr().out
 
 
 # ---- The fixed requests ----

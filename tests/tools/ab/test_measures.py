@@ -13,12 +13,10 @@ RESULT = {
     "duration": 4.0,
     "completed": 8,
     "failed": 1,
-    "total_audio_duration_s": 12.0,
     "request_throughput": 2.0,
     "request_goodput": None,
     "audio_throughput": 3.0,
     "image_throughput": 0.0,
-    "max_concurrent_requests": 4,
     "median_ttft_ms": 100.0,
     "p50_ttft_ms": 100.0,
     "p99.9_ttft_ms": 180.0,
@@ -28,12 +26,8 @@ RESULT = {
     "median_audio_duration_s": 2.0,
     "audio_continuity_ok_rate": 1.0,
     "percentiles_video_rtf": [[50.0, 0.4], [99.0, 0.6]],
-    "stage_durations_p99": {"queue_wait_ms": 3.0, "decode": 1.0},
-    "duplex_stream_ttft_ms": {"mean": 7.0, "count": 3},
-    "ttfts": [0.1],
     "mean_peak_memory_mb": 900.0,
     "p90_e2el_ms": float("nan"),
-    "errors": [""],
 }
 
 

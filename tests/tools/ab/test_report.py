@@ -24,7 +24,7 @@ ANSWER = {
 }
 
 
-def _series(starts: int = 6, factor: float = 2.0, ended: str = "", failed: int = 0) -> Series:
+def _series(starts: int = 6, factor: float = 2.0, ended: str = "", failed: int = 0, answer: str = "abc") -> Series:
     found = []
     for place in range(2 * starts):
         arm = "ABBA"[place % 4]
@@ -38,7 +38,7 @@ def _series(starts: int = 6, factor: float = 2.0, ended: str = "", failed: int =
                     "p97_ttft_ms": 200.0 + place,
                     "request_throughput": 2.0,
                 },
-                answers=[ANSWER],
+                answers=[{**ANSWER, "text": answer if arm == "B" else "abc"}],
                 failed=failed if arm == "B" else 0,
                 serve=["vllm", "serve", "<model>"],
                 variables={"X": "a|b" if arm == "A" else "<b>"},
@@ -68,11 +68,12 @@ def test_markdown_has_what_was_named_and_folds_the_rest() -> None:
         (_series(factor=1.0), 0),
         (_series(factor=0.5), 0),
         (_series(factor=1.0, failed=2), 1),
+        (_series(factor=1.0, answer="abd"), 1),
         (_series(ended="it fell"), 3),
     ],
 )
 def test_exit_codes(series: Series, code: int) -> None:
-    """Worse is 1, the same and better are 0; so are more failed requests; 3 is a series that failed."""
+    """Worse, more failed requests and other answers are 1; the same and better are 0; a series that failed is 3."""
     assert report.judge(series).exit_code == code
 
 

@@ -77,14 +77,8 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     assert found["answers"]["how"] == "bytes"
     assert found["answers"]["why"] == "the 2 starts of A were identical to each other"
     assert found["answers"]["comparisons"] == 24
-    names = {path.name for path in Path("out").iterdir()}
-    assert {"ab.json", "ab.md", "starts", "results", "logs"} == names
-    assert [path.name for path in sorted(Path("out/starts").iterdir())] == [
-        "01-A.json",
-        "02-B.json",
-        "03-B.json",
-        "04-A.json",
-    ]
+    assert {path.name for path in Path("out").iterdir()} == {"ab.json", "ab.md", "starts", "results", "logs"}
+    assert sorted(path.stem for path in Path("out/starts").iterdir()) == ["01-A", "02-B", "03-B", "04-A"]
     shown = capsys.readouterr()
     assert "A: OMNI_FASTPATH=0" in shown.out
     assert "B: OMNI_FASTPATH=1" in shown.out
@@ -120,15 +114,6 @@ def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
     assert again["rows"] == found["rows"]
     assert cli.main(["ab", "compare", "--out", "turned", "--arms", "B,A", *starts]) == 0
     assert "median_audio_ttfp (first audio)" in _report("turned")["better"]
-
-
-def test_other_answers_are_exit_code_1(serve: Command, bench: Command) -> None:
-    """By bytes, because A is identical with itself; by lengths where it is not."""
-    assert _ab(serve("longer"), bench("same"), *OFF_ON) == 1
-    found = _report()
-    assert found["answers"]["how"] == "bytes"
-    assert len(found["answers"]["differences"]) >= 16
-    assert "DID NOT ANSWER ALIKE" in Path("out/ab.md").read_text()
 
 
 # ---- What goes wrong ----
@@ -238,11 +223,9 @@ def test_an_interrupt_leaves_no_process_and_a_report(
         f"os.execv(sys.executable, [sys.executable, {str(tmp_path / 'client.py')!r}, *sys.argv[1:3], *hang])\n"
     )
     bench()
-    command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out", "--answers", "0"]
-    command += ["--stop-timeout", "60" if again else "1", "--", *serve("stubborn"), "--"]
-    command += [sys.executable, str(choose), "{port}", "{result}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+    client = [sys.executable, str(choose), "{port}", "{result}"]
+    options = ["--answers", "0", "--stop-timeout", "60" if again else "1"]
+    with _started(serve("stubborn"), client, *options) as running:
         # Stopping a server that ignores SIGTERM takes --stop-timeout; with 60 s, one start is enough.
         place = "01" if again else "03"
         if again:
@@ -267,10 +250,7 @@ def test_an_interrupt_is_heard_everywhere(
     serve: Command, bench: Command, tmp_path: Path, behaviour: str, marker: str
 ) -> None:
     """While a server starts, and while a request waits for its answer in the client's event loop."""
-    command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out"]
-    command += ["--", *serve(behaviour), "--", *bench()]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+    with _started(serve(behaviour), bench()) as running:
         _wait_for(tmp_path / marker)
         running.send_signal(signal.SIGTERM)
         _, said = running.communicate(timeout=60)
@@ -281,10 +261,7 @@ def test_an_interrupt_is_heard_everywhere(
 
 def test_an_interrupt_that_ended_who_reads_too(serve: Command, bench: Command, tmp_path: Path) -> None:
     """Ctrl-C under ``2>&1 | tee log`` ends ``tee`` too: the report is written, and the exit code is an interrupt's."""
-    command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out", "--answers", "0"]
-    command += ["--", *serve(), "--", *bench("hangs")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+    with _started(serve(), bench("hangs"), stderr=subprocess.STDOUT, stdout=subprocess.PIPE) as running:
         _wait_for(tmp_path / "out" / "results" / "01-A.json.started")
         assert running.stdout is not None
         running.stdout.close()
@@ -292,6 +269,20 @@ def test_an_interrupt_that_ended_who_reads_too(serve: Command, bench: Command, t
         assert running.wait(timeout=60) == 130
     assert _of(tmp_path) == []
     assert _report()["ended"] == "interrupted"
+
+
+def _started(
+    serve: list[str], bench: list[str], *options: str, stderr: int = subprocess.PIPE, stdout: int | None = None
+) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out", *options]
+    return subprocess.Popen(
+        [*command, "--", *serve, "--", *bench],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+    )
 
 
 def _wait_for(path: Path) -> None:
