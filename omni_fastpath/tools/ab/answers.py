@@ -8,7 +8,7 @@ after its end; lengths differ between the arms by no more than they do between s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omni_fastpath.tools.ab.capture import answers_differ
@@ -18,7 +18,10 @@ Answers = Sequence[Answer]
 """What the requests of a start were answered, as `Capture.answer` says it, in the order of the requests."""
 
 _MUST_HOLD = ("status", "error", "error_code", "finished", "order")
-_LENGTHS = ("text", "audio_bytes")
+_LENGTHS: Mapping[str, Callable[[Answer], int]] = {
+    "text": lambda answer: len(answer["text"]),
+    "audio_bytes": lambda answer: int(answer["audio_bytes"]),
+}
 _LONGEST_LINE = 300
 
 
@@ -126,45 +129,26 @@ def judged_line(judged: Mapping[str, Any]) -> str:
 def _loosely(a: Sequence[Answers], b: Sequence[Answers], arms: tuple[str, str]) -> tuple[list[str], list[str]]:
     """Where *b* differs from what must hold even where bits do not: differences, and notes that are none."""
     differences, notes = [], []
-    for index in range(min(map(len, (*a, *b)))):
-        mine, others = [start[index] for start in a], [start[index] for start in b]
+    requests = list(enumerate(zip(zip(*a, strict=False), zip(*b, strict=False), strict=False)))
+    for index, (mine, others) in requests:
         for key in _MUST_HOLD:
-            known = {_word(answer.get(key)) for answer in mine}
-            new = sorted({_word(answer.get(key)) for answer in others} - known)
-            if new:
-                said = f"{' or '.join(sorted(known))} in {arms[0]}, {' or '.join(new)} in {arms[1]}"
+            known, new = ({json.dumps(answer.get(key)) for answer in answers} for answers in (mine, others))
+            if new - known:
+                said = f"{' or '.join(sorted(known))} in {arms[0]}, {' or '.join(sorted(new - known))} in {arms[1]}"
                 differences.append(f"request {index}: {key}: {said}"[:_LONGEST_LINE])
-    for key in _LENGTHS:
+    for key, length in _LENGTHS.items():
         lengths = [
-            ([_length(start[index], key) for start in a], [_length(start[index], key) for start in b])
-            for index in range(min(map(len, (*a, *b))))
+            (index, sorted(map(length, mine)), sorted(map(length, others))) for index, (mine, others) in requests
         ]
-        widest = max(_ratio(max(mine), min(mine)) for mine, _ in lengths)
-        apart = [
-            (index, mine, others)
-            for index, (mine, others) in enumerate(lengths)
-            if min(others) > max(mine) * widest or max(others) < min(mine) / widest
-        ]
+        widest = max(max(1, mine[-1]) / max(1, mine[0]) for _, mine, _ in lengths)
         lines = [
-            f"request {index}: length of {key}: {min(mine)} to {max(mine)} in {arms[0]}, "
-            f"{min(others)} to {max(others)} in {arms[1]}"
-            for index, mine, others in apart
+            f"request {index}: length of {key}: {mine[0]} to {mine[-1]} in {arms[0]}, "
+            f"{others[0]} to {others[-1]} in {arms[1]}"
+            for index, mine, others in lengths
+            if others[0] > mine[-1] * widest or others[-1] < mine[0] / widest
         ]
         if len(a) > 1:
             differences += lines
         elif lines:
             notes.append(f"{len(lines)} lengths of {key} differ, and one start has no spread to judge by: {lines[0]}")
     return differences, notes
-
-
-def _word(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def _length(answer: Answer, key: str) -> int:
-    value = answer[key]
-    return value if isinstance(value, int) else len(value)
-
-
-def _ratio(most: int, least: int) -> float:
-    return most / least if least else float("inf") if most else 1.0

@@ -185,6 +185,13 @@ class Capture:
         """Whether the request was answered to its end without an error."""
         return self.status == 200 and self.error is None and not self.aborted
 
+    def fail(self, error: Any) -> None:
+        """Note an error as upstream words it: a mapping with message and code, or a text."""
+        if isinstance(error, Mapping):
+            self.error_code = error.get("code")
+            error = error.get("message", error)
+        self.error = str(error)
+
     def answer(self) -> dict[str, Any]:
         """What two servers must agree on, as plain JSON data; nothing in it depends on time."""
         chunks = [] if self._events_are_cuts else self.audio_events
@@ -277,20 +284,18 @@ def _choice_events(choice: Mapping[str, Any], data: Mapping[str, Any], at_s: flo
 class Client:
     """Sends requests to one server and records the answers; an async context manager."""
 
-    def __init__(
-        self, base_url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, base_url: str, *, headers: Mapping[str, str] | None = None) -> None:
         self._base_url = base_url.rstrip("/")
         self._headers = dict(headers or {})
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._started = 0
 
     async def __aenter__(self) -> Client:  # noqa: PYI034 - Self came with 3.11
         # One connection per request, as a benchmark's clients have: no waiting for a pool.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=self._timeout, headers=self._headers, read_bufsize=1 << 20
+            connector=connector, timeout=timeout, headers=self._headers, read_bufsize=1 << 20
         )
         return self
 
@@ -323,9 +328,7 @@ class Client:
         """Record *event*; True when the request asked to stop here."""
         capture.events.append(event)
         if event.kind == "error":
-            error = event.content["error"]
-            message, code = (error.get("message"), error.get("code")) if isinstance(error, Mapping) else (error, None)
-            capture.error, capture.error_code = str(message), code
+            capture.fail(event.content["error"])
         limit = capture.request.abort_after
         capture.aborted = limit is not None and len(capture.events) >= limit
         return capture.aborted
@@ -363,9 +366,8 @@ class Client:
             data = json.loads(text)
         except ValueError:
             data = text
-        error = data.get("error", data) if isinstance(data, Mapping) else data
-        capture.error = str(error.get("message", error) if isinstance(error, Mapping) else error)
-        capture.error_code = error.get("code") if isinstance(error, Mapping) else response.status
+        capture.error_code = response.status
+        capture.fail(data.get("error", data) if isinstance(data, Mapping) else data)
 
     async def run_closed_loop(self, requests: Sequence[Request], max_concurrency: int) -> list[Capture]:
         """Keep *max_concurrency* requests in flight, started in the given order, until all are answered.

@@ -34,10 +34,9 @@ Two settings of a server, started in turn, measured alike, and what can be said 
          --endpoint /v1/chat/completions --percentile-metrics ttft,tpot,itl,e2el,audio_ttfp,audio_rtf \\
          --save-result --result-filename {result}
 
-Both commands are your own and run without a shell. Starts come as A B B A. Each server is proved to be its arm by the
-state files of its own processes, loaded by your client, and sent fixed requests (a fixed seed; chat is greedy), whose
-answers are compared: byte by byte on a simulated device, or where the starts of A are identical to each other;
-elsewhere errors, ends and lengths, and the report says which it was.
+Both commands are your own and run without a shell. Each server is proved to be its arm by the state files of its own
+processes, loaded by your client, and sent fixed requests whose answers are compared: byte by byte on a simulated device
+or where the starts of A are identical to each other, elsewhere by errors, ends and lengths.
 
 A verdict is an exact rank test over starts. One measure is named beforehand (--primary), nine others share the
 correction for their number (--judge); everything else is shown without a verdict.
@@ -130,14 +129,10 @@ def _compare_parser() -> argparse.ArgumentParser:
 def _judged(options: argparse.Namespace) -> list[str]:
     """The keys that were named for a verdict, checked as far as their names tell."""
     judged = [key.strip() for key in (options.judge or "").split(",") if key.strip()]
-    for place, named in (("--primary", [options.primary] if options.primary else []), ("--judge", judged)):
-        for key in named:
-            if measures.known(key) is None:
-                raise refusal(
-                    place,
-                    found=f"{key}, whose direction is not known",
-                    allowed="a key of the client's JSON such as median_ttft_ms, p99_e2el_ms, request_throughput",
-                )
+    for place, key in [("--primary", options.primary), *(("--judge", key) for key in judged)]:
+        if key and measures.known(key) is None:
+            allowed = "a key of the client's JSON such as median_ttft_ms, p99_e2el_ms, request_throughput"
+            raise refusal(place, found=f"{key}, whose direction is not known", allowed=allowed)
     return judged
 
 

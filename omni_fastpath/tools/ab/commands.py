@@ -19,6 +19,11 @@ PORT, RESULT, URL, HOST = "port", "result", "url", "host"
 _PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """A word in braces and nothing else: JSON has quotes there, a shell a ``$`` before it, and Jinja a second brace."""
 
+_WHERE = {
+    PORT: "{port} where the port stands, for example --port {port}, or {url}, which has it",
+    RESULT: "{result} where the client writes its JSON, for example --save-result --result-filename {result}",
+}
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _REACHED = (f"{{{HOST}}}", "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
@@ -94,17 +99,10 @@ def command(place: str, words: Sequence[str], needed: Iterable[str], known: Iter
             )
     for name in needed:
         if name not in present and not (name == PORT and URL in present):
-            raise refusal(place, found=f"no {{{name}}}", allowed=_why(name))
+            raise refusal(place, found=f"no {{{name}}}", allowed=_WHERE[name])
     if shutil.which(words[0]) is None:
         raise refusal(place, found=f"{words[0]!r}, which cannot be run", allowed="a program on PATH, or a path to one")
     return tuple(words)
-
-
-def _why(name: str) -> str:
-    return {
-        PORT: "{port} where the port stands, for example --port {port}, or {url}, which has it",
-        RESULT: "{result} where the client writes its JSON, for example --save-result --result-filename {result}",
-    }[name]
 
 
 def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:

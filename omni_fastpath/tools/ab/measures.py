@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from omni_fastpath.config import unknown
+from omni_fastpath.tools.ab.files import Start
 from omni_fastpath.tools.ab.verdict import Better, Measure
 
 OTHERS = 9
@@ -71,18 +72,6 @@ _OF_AUDIO = ("audio_continuity_ok_rate", "audio_underrun_s")
 """Of these upstream writes what is best where there was no audio at all: nothing was late."""
 
 
-class AStart(Protocol):
-    """What a measure reads."""
-
-    @property
-    def arm(self) -> str:
-        """Its arm."""
-
-    @property
-    def measured(self) -> Mapping[str, float]:
-        """Its numbers by key."""
-
-
 def known(key: str) -> tuple[str, str, Better] | None:
     """Group, unit and direction of a key; None where it is no measure."""
     if key in _RATES:
@@ -116,7 +105,7 @@ def read(result: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def lacks(starts: Sequence[AStart], arms: tuple[str, str]) -> tuple[list[str], bool]:
+def lacks(starts: Sequence[Start], arms: tuple[str, str]) -> tuple[list[str], bool]:
     """What upstream always writes and some starts have no value of: an arm that answers without audio.
 
     Returns:
@@ -134,7 +123,7 @@ def lacks(starts: Sequence[AStart], arms: tuple[str, str]) -> tuple[list[str], b
     return sentences, worse
 
 
-def table(starts: Sequence[AStart], *, primary: str | None = None, judged: Sequence[str] = ()) -> list[Measure]:
+def table(starts: Sequence[Start], *, primary: str | None = None, judged: Sequence[str] = ()) -> list[Measure]:
     """The rows of these starts: what any of them measured and is not zero in all, in groups.
 
     Args:

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.verdict import Measure, Verdict
@@ -24,9 +24,6 @@ class AStart(Protocol):
     @property
     def arm(self) -> str:
         """Its arm's name, one of the table's arms."""
-
-
-S = TypeVar("S", bound=AStart)
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Row:
         return all(values and not any(map(math.isnan, values)) for values in self.values.values())
 
 
-def rows(measures: Sequence[Measure], starts: Sequence[S], arms: tuple[str, str] = ARMS) -> list[Row]:
+def rows(measures: Sequence[Measure], starts: Sequence[AStart], arms: tuple[str, str] = ARMS) -> list[Row]:
     """The table of the starts, with its verdicts: the second arm against the first."""
     table = []
     for measure in measures:
