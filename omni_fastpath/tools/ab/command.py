@@ -106,7 +106,6 @@ def _ab_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--starts", type=int, default=STARTS, metavar="N", help=f"of each arm, an even number (default {STARTS})"
     )
-    parser.add_argument("--port", type=int, metavar="PORT", help="of every server (default: a free one for each)")
     what = f"fixed requests whose answers are compared, of the client's kind (default {requests.COUNT}; 0: none)"
     parser.add_argument("--answers", type=int, default=requests.COUNT, metavar="N", help=what)
     for name, default, what in (
@@ -184,7 +183,6 @@ def _plan(options: argparse.Namespace, given: Sequence[Sequence[str]]) -> series
         bench=bench,
         requests=sent,
         no_requests=none,
-        port=commands.port(options.port),
         primary=options.primary,
         judged=_judged(options),
         ready_timeout_s=commands.positive("--ready-timeout", options.ready_timeout),

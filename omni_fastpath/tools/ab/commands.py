@@ -183,32 +183,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def is_free(port: int) -> bool:
-    """Whether nothing listens on this port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: ended connections do not count
-        try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - never listens
-        except (OSError, OverflowError):
-            return False
-    return True
-
-
-def port(number: int | None) -> int | None:
-    """The port that was asked for; None: a free one for each start.
-
-    Raises:
-        ConfigError: It is no port, or something listens there.
-    """
-    if number is None:
-        return None
-    if not 0 < number < 65536:
-        raise refusal("--port", found=str(number), allowed="1 to 65535, or no --port: a free one for each start")
-    if not is_free(number):
-        raise refusal("--port", found=f"{number}, which is in use", allowed="a free one, or no --port: one is found")
-    return number
-
-
 def output_folder(path: Path) -> Path:
     """The folder for what is written, made.
 

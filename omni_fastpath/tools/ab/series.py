@@ -48,7 +48,6 @@ class Plan:
         requests: The fixed requests.
         no_requests: In words why there are none.
         out: Folder of starts, results and logs.
-        port: Of every server; None: a free one for each.
         primary: Key of the primary measure; None: the first that is known.
         judged: Keys of the others; empty: the first that are known.
         ready_timeout_s: How long a server may take to be ready.
@@ -63,7 +62,6 @@ class Plan:
     requests: Sequence[Request]
     no_requests: str
     out: Path
-    port: int | None = None
     primary: str | None = None
     judged: Sequence[str] = ()
     ready_timeout_s: float = serving.READY_TIMEOUT_S
@@ -128,9 +126,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
     """One start, from the server's start to its stop; it is kept once it is measured, before the server is stopped."""
     title = f"{place}/{2 * plan.starts} {arm.name}"
     environ = environment(arm)
-    port = plan.port or commands.free_port()
-    if not commands.is_free(port):
-        raise MeasureError(f"port {port} is in use")
+    port = commands.free_port()
     named = f"{place:02}-{arm.name}"
     result = plan.out / "results" / f"{named}.json"
     values = {

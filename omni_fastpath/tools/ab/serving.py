@@ -1,7 +1,7 @@
 """Start a server of the user's, know when that very one is ready, and leave nothing of it behind.
 
 It gets a process group of its own. It counts as ready when health is answered while its first process lives; its port
-was free before. Stopping asks its first process, waits for the whole tree, and kills what is left.
+was free a moment before. Stopping asks its first process, waits for the whole tree, and kills what is left.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import sys
 from pathlib import Path
 
@@ -122,7 +121,6 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
         (["--", PYTHON, "{port}", "--uds=/s", "--", "BENCH"], "serve command: found --uds"),
         (["--", "no-such-program", "{port}", "--", "BENCH"], "serve command: found 'no-such-program'"),
         (["--", "SERVE", "--", PYTHON, "bench", "serve", "{port}", "{result}"], "found no --save-result"),
-        (["--port", "0", "--", "SERVE", "--", "BENCH"], "--port: found 0"),
         (["--primary", "duration", "--", "SERVE", "--", "BENCH"], "--primary: found duration, whose direction"),
         (["--answers", "-1", "--", "SERVE", "--", "BENCH"], "--answers: found -1"),
         (["--ready-timeout", "0", "--", "SERVE", "--", "BENCH"], "--ready-timeout: found 0"),
@@ -138,17 +136,6 @@ def test_usage_errors_name_the_key(arguments: list[str], said: str, capsys: pyte
     assert said in captured.err
     assert captured.err.startswith("omni-fastpath: ")
     assert [path.name for path in Path.cwd().iterdir()] == ["runtime"]
-
-
-def test_a_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is started."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        code = cli.main(["ab", "--port", port, "--", PYTHON, "{port}", "--", PYTHON, "{port}", "{result}"])
-    assert code == 2
-    assert f"--port: found {port}, which is in use" in capsys.readouterr().err
 
 
 def test_the_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

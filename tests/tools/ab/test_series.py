@@ -119,29 +119,34 @@ def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
 # ---- What goes wrong ----
 
 
-def test_a_server_that_dies_is_told_with_its_log(
-    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("server", "client", "options", "told", "order"),
+    [
+        ("dies", "", [], ["ended with status 1 before it was ready", "no memory left on this device"], []),
+        ("lies", "", OFF_ON, ["not what B says:", "budgeted_drain is failed (a seam moved), wanted applied"], ["A"]),
+        ("", "fails", [], ["no such dataset"], []),
+        ("", "hangs", ["--bench-timeout", "1"], ["did not end in 1 s"], []),
+        ("falls", "hangs", [], ["the server ended with status 5"], []),
+        ("", "", ["--primary", "median_tpot_ms"], ["median_tpot_ms, which was not measured"], ["A"]),
+    ],
+)
+def test_what_ends_a_series_is_told(
+    serve: Command,
+    bench: Command,
+    capsys: pytest.CaptureFixture[str],
+    server: str,
+    client: str,
+    options: list[str],
+    told: list[str],
+    order: list[str],
 ) -> None:
-    """Exit code 3; the report is there, marked as incomplete."""
-    assert _ab(serve("dies"), bench()) == 3
-    said = capsys.readouterr().err
-    assert "ended with status 1 before it was ready" in said
-    assert "no memory left on this device" in said
-    found = _report()
-    assert found["complete"] is False
-    assert found["ended"] == "start 1: the server ended with status 1 before it was ready"
-    assert "INCOMPLETE: 0 of 4 starts" in Path("out/ab.md").read_text()
-
-
-def test_an_arm_that_is_not_what_it_says_ends_the_series(
-    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The start before it stays in the report; the message names process, patch, state and reason."""
-    assert _ab(serve("lies"), bench(), *OFF_ON) == 3
+    """With the end of its log, which the report leaves out; exit code 3, and the starts before it are reported."""
+    assert _ab(serve(server), bench(client), *options) == 3
     said = " ".join(capsys.readouterr().err.split())
-    assert "this server is not what B says:" in said
-    assert "budgeted_drain is failed (a seam moved), wanted applied" in said
-    assert _report()["order"] == ["A"]
+    assert [each for each in told if each not in said] == []
+    found = _report()
+    assert (found["complete"], found["order"]) == (False, order)
+    assert "the end of" not in found["ended"]
 
 
 def test_a_server_without_a_state_file_is_no_arm(
@@ -155,32 +160,6 @@ def test_a_server_without_a_state_file_is_no_arm(
     said = " ".join(capsys.readouterr().err.split())
     assert "no state file of a server process" in said
     assert "VLLM_PLUGINS=other leaves omni-fastpath out" in said
-
-
-@pytest.mark.parametrize(("behaviour", "said"), [("fails", "no such dataset"), ("hangs", "did not end in 1 s")])
-def test_a_client_that_fails_is_told(
-    serve: Command, bench: Command, behaviour: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the end of its output; the server is stopped."""
-    assert _ab(serve(), bench(behaviour), "--bench-timeout", "1") == 3
-    assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_server_that_ends_under_its_load_is_told_at_once(
-    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The client, which would wait for ever, is stopped."""
-    assert _ab(serve("falls"), bench("hangs")) == 3
-    assert "the server ended with status 5" in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_measure_that_is_not_there_is_told_after_the_first_start(
-    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And not after the last one."""
-    assert _ab(serve(), bench(), "--primary", "median_tpot_ms") == 3
-    assert "median_tpot_ms, which was not measured" in " ".join(capsys.readouterr().err.split())
-    assert len(_report()["order"]) == 1
 
 
 def test_what_nobody_thought_of_ends_a_series_with_its_report(
