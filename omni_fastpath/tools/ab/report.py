@@ -18,7 +18,7 @@ from omni_fastpath.tools.ab.files import Series
 from omni_fastpath.tools.ab.rows import Row
 from omni_fastpath.tools.ab.table import print_table
 
-SCHEMA = 2
+SCHEMA = 3
 """Of the JSON report; a key is only ever added under the same number."""
 
 FINE, DIFFERENT, FAILED, ENDED_BY_SIGNAL = 0, 1, 3, 130

@@ -61,7 +61,7 @@ def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:
     endpoint = option(bench, "--endpoint") or _ENDPOINT_OF.get(option(bench, "--backend") or "")
     if count == 0:
         return [], "no requests were asked for"
-    if endpoint not in _MADE:
+    if endpoint is None or endpoint not in _MADE:
         return [], f"there are no fixed requests for {endpoint or 'this client'}"
     try:
         body = json.loads(option(bench, "--extra-body") or "{}")
