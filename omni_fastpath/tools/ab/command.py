@@ -164,10 +164,9 @@ def _ab(options: argparse.Namespace, given: Sequence[Sequence[str]]) -> int:
 def _plan(options: argparse.Namespace, given: Sequence[Sequence[str]]) -> series.Plan:
     if len(given) != 2:
         raise refusal("command line", found=f"{len(given)} bare `--`", allowed=f"two:\n  {USAGE.splitlines()[0]}")
-    known = [commands.PORT, commands.HOST, commands.URL]
-    serve = commands.command("serve command", given[0], [commands.PORT], known)
+    serve = commands.command("serve command", given[0], [commands.PORT])
     commands.reachable(serve)
-    bench = commands.command("bench command", given[1], [commands.PORT, commands.RESULT], [*known, commands.RESULT])
+    bench = commands.command("bench command", given[1], [commands.PORT, commands.RESULT])
     commands.saves(bench)
     arms = Arm("A", commands.variables("--a", options.a)), Arm("B", commands.variables("--b", options.b))
     for arm in arms:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from omni_fastpath.config import nearest, refusal, shown
+from omni_fastpath.config import refusal, shown, unknown
 
 SEPARATOR = "--"
 PORT, RESULT, URL, HOST = "port", "result", "url", "host"
@@ -73,32 +73,26 @@ def starts(count: int) -> int:
     return count
 
 
-def command(place: str, words: Sequence[str], needed: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+def command(place: str, words: Sequence[str], needed: Iterable[str]) -> tuple[str, ...]:
     """A command with its placeholders, checked.
 
     Args:
         place: How a message names it.
         words: The command; no shell sees it.
         needed: Placeholders that must be in it.
-        known: Those that may be in it.
 
     Raises:
-        ConfigError: It is empty or cannot be found, lacks a placeholder, or has one that nobody knows.
+        ConfigError: It is empty or cannot be found, lacks a placeholder, or has one that is not known.
     """
     if not words:
         raise refusal(place, found="nothing", allowed="a command")
-    braced = [f"{{{name}}}" for name in known]
-    present = [match[1] for word in words for match in _PLACEHOLDER.finditer(word)]
-    for name in present:
-        if name not in known:
-            raise refusal(
-                place,
-                found=f"an unknown placeholder {{{name}}}",
-                allowed=", ".join(braced),
-                nearest=nearest(f"{{{name}}}", braced),
-            )
+    known = [f"{{{name}}}" for name in (PORT, HOST, URL, RESULT)]
+    present = [match[0] for word in words for match in _PLACEHOLDER.finditer(word)]
+    for placeholder in present:
+        if placeholder not in known:
+            raise unknown(place, placeholder, known, found=f"an unknown placeholder {placeholder}")
     for name in needed:
-        if name not in present and not (name == PORT and URL in present):
+        if f"{{{name}}}" not in present and not (name == PORT and f"{{{URL}}}" in present):
             raise refusal(place, found=f"no {{{name}}}", allowed=_WHERE[name])
     if shutil.which(words[0]) is None:
         raise refusal(place, found=f"{words[0]!r}, which cannot be run", allowed="a program on PATH, or a path to one")
