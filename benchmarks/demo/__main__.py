@@ -87,15 +87,14 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     phases = Phases(console, len(arms) * _PHASES_A_START + 2)
     for line in plan("The demo", "python -m benchmarks.demo", names, _MINUTES_A_START):
         console.print(line, highlight=False)
-    with phases.running():
-        starts, answers = _measure(arms, load, output, phases)
-        with phases.phase("report"):
-            parity = compare(list(zip(names, answers, strict=True)))
-            table = rows.rows(measures(load), starts)
-            told = report.describe(load, names, command, phases.elapsed_s)
-            data = report.plain(starts, table, parity, told)
-            (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-            report.draw(starts, load, told, output / "demo.png")
+    starts, answers = _measure(arms, load, output, phases)
+    with phases.phase("report"):
+        parity = compare(list(zip(names, answers, strict=True)))
+        table = rows.rows(measures(load), starts)
+        told = report.describe(load, names, command, phases.elapsed_s)
+        data = report.plain(starts, table, parity, told)
+        (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        report.draw(starts, load, told, output / "demo.png")
     for line in report.heading(told):
         console.print(line, highlight=False)
     print_table(console, report.COLUMNS, table, rows.by_arm)

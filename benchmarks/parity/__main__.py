@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         console.print(line, highlight=False)
     asked = requests(options.requests)
     answers: list[tuple[str, Answers]] = []
-    with phases.running(), work_folder("parity-") as work:
+    with work_folder("parity-") as work:
         with phases.phase("model folder"):
             model = write_model(work)
         for place, arm in enumerate(arms, 1):

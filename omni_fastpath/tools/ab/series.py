@@ -84,11 +84,10 @@ def run(plan: Plan, phases: Phases, interrupts: Interrupts) -> tuple[Series, Exc
     found: list[Start] = []
     ended: Exception | Interrupted | None = None
     try:
-        with phases.running():
-            for place, arm in enumerate(plan.order, 1):
-                _start(plan, arm, place, phases, interrupts, found)
-                # A named measure that the first start does not have is refused now, and not after hours.
-                measures.table(found, primary=plan.primary, judged=plan.judged)
+        for place, arm in enumerate(plan.order, 1):
+            _start(plan, arm, place, phases, interrupts, found)
+            # A named measure that the first start does not have is refused now, and not after hours.
+            measures.table(found, primary=plan.primary, judged=plan.judged)
     except (Exception, Interrupted) as error:  # whatever it was, what was measured until then is worth its report
         ended = error
     known = {key for start in found for key in start.measured}
