@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("omni_simulated_device")
@@ -19,7 +16,6 @@ from omni_fastpath.tools.ab import rows, verdict
 from omni_fastpath.tools.ab.answers import compare, parity_line
 
 LOAD = Load(streams=2, waves=2, paced=3, alone=1)
-ORDER = ["stock", "fastpath", "fastpath", "stock"]
 
 
 def _samples(count: int, ttfp: float) -> list[Sample]:
@@ -77,24 +73,6 @@ def test_a_row_shows_the_median_and_how_far_starts_lie_apart() -> None:
     assert len(rows.by_arm(row)) == len(report.COLUMNS)
     [row, *_] = rows.rows(measures(LOAD), _starts(1))
     assert rows.by_arm(row)[1:] == ["200", "100", "0.50", "too few starts"]
-
-
-def test_the_report_says_what_is_simulated_and_how_to_run_it_again(tmp_path: Path) -> None:
-    """Command, commit, machine, load; the numbers are JSON, and the picture is one."""
-    starts = _starts(2)
-    told = report.describe(LOAD, ORDER, "python -m benchmarks.demo --starts 2", 60.0)
-    table = rows.rows(measures(LOAD), starts)
-    parity = compare([(start.arm, []) for start in starts])
-    data = json.loads(json.dumps(report.plain(starts, table, parity, told)))
-    assert data["about"]["command"] == "python -m benchmarks.demo --starts 2"
-    assert len(data["rows"]) == len(table)
-    assert len(data["starts"][0]["waves"]) == 4
-    said = "\n".join(report.heading(told))
-    assert said.startswith("Simulated: the stage engines")
-    assert "python -m benchmarks.demo --starts 2" in said
-    assert "commit" in said
-    report.draw(starts, LOAD, told, tmp_path / "demo.png")
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_answers_are_compared_with_the_first_start() -> None:

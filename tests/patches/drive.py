@@ -106,14 +106,11 @@ def queued_replica(stage: Any, *waiting: Any, replica_id: int = 0, clock: Iterat
     return made
 
 
-def stages(replicas: int, visible: tuple[bool, ...] = (True, False, True)) -> list[Any]:
-    """Thinker, talker and code2wav with so many replicas each; which of them the user gets."""
+def stages(replicas: int) -> list[Any]:
+    """Thinker, talker and code2wav with so many replicas each."""
     from benchmarks.rigs.inprocess import QWEN3_OMNI
 
-    return [
-        dataclasses.replace(stage, replicas=replicas, final_output=seen)
-        for stage, seen in zip(QWEN3_OMNI, visible, strict=True)
-    ]
+    return [dataclasses.replace(stage, replicas=replicas) for stage in QWEN3_OMNI]
 
 
 def run(pipeline: Any, *later: Callable[[Any], None]) -> list[Any]:

@@ -6,7 +6,6 @@ the first of its pipeline, so that nobody feeds it; the next stage is who puts i
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import json
@@ -25,26 +24,13 @@ PATIENCE_S = 30.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 
 
-def _chunk(payload: Any) -> Any:
-    from vllm_omni.data_entry_keys import CodesStruct, OmniPayloadStruct
-
-    return None if payload is None else OmniPayloadStruct(codes=CodesStruct(audio=payload["codes"]["audio"]))
-
-
 def send_codes(transfer_manager: Any, multimodal_output: Any, request: Any, is_finished: bool = False) -> Any:
     """An input processor that sends what was queued, keeping nothing."""
-    return _chunk(multimodal_output)
+    from vllm_omni.data_entry_keys import CodesStruct, OmniPayloadStruct
 
-
-def send_codes_of_pooler(transfer_manager: Any, pooling_output: Any, request: Any, is_finished: bool = False) -> Any:
-    """The same on a release whose payload is the pooler's output."""
-    return _chunk(pooling_output)
-
-
-def _has_payload_fields() -> bool:
-    from vllm_omni.outputs import OmniModelRunnerOutput
-
-    return "inter_stage_outputs" in {each.name for each in dataclasses.fields(OmniModelRunnerOutput)}
+    if multimodal_output is None:
+        return None
+    return OmniPayloadStruct(codes=CodesStruct(audio=multimodal_output["codes"]["audio"]))
 
 
 def _known_model() -> str:
@@ -101,7 +87,6 @@ def stage_config(folder: Path) -> Any:
         device_config=DeviceConfig("cpu"),
     )
     config.cache_config.num_gpu_blocks = 4096
-    processor = send_codes if _has_payload_fields() else send_codes_of_pooler
     for name, value in {
         "stage_id": 0,
         "model_stage": "talker",
@@ -110,7 +95,7 @@ def stage_config(folder: Path) -> Any:
         "engine_output_type": "latent",
         # As a middle stage's: its connector is that of its incoming edge.
         "stage_connector_config": {"name": "SharedMemoryConnector", "extra": {"role": "receiver", "stage_id": 0}},
-        "custom_process_next_stage_input_func": f"{processor.__module__}.{processor.__qualname__}",
+        "custom_process_next_stage_input_func": f"{__name__}.send_codes",
         "use_v2_model_runner": False,
         "omni_kv_config": None,
         "final_output": False,
@@ -235,18 +220,15 @@ class SmallStage:
         payloads: list[Any] = [
             {"codes.audio": batch[row : row + 1], "sr": torch.tensor(24000)} for row in range(len(names))
         ]
-        sent = (
-            {"inter_stage_outputs": payloads, "multimodal_outputs": payloads, "pooler_output": None}
-            if _has_payload_fields()
-            else {"pooler_output": payloads}
-        )
+        sent = {"inter_stage_outputs": payloads, "multimodal_outputs": payloads} if names else {}
         made = OmniModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: row for row, name in enumerate(names)},
             sampled_token_ids=[[7] for _ in names],
             logprobs=None,
             prompt_logprobs_dict={},
-            **(sent if names else {"pooler_output": None}),
+            pooler_output=None,
+            **sent,
         )
         for batch_of_client in self.scheduler.update_from_output(scheduled, made).values():
             for output in batch_of_client.outputs:

@@ -5,26 +5,18 @@ The real orchestrator, stage pools, output processors and client; both arms in o
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.patches.drive import switched_on
+
 pytestmark = pytest.mark.upstream
 
 Script = Callable[[Any], None]
-
-
-def _run(script: Script, **pipeline: Any) -> tuple[list[Any], Any]:
-    from benchmarks.rigs.inprocess import Pipeline
-
-    with Pipeline(**pipeline) as running:
-        script(running)
-        running.settle()
-        found = running.messages()
-    assert running.crash is None
-    return found, running
 
 
 @pytest.fixture(params=[False, True], ids=["poll", "event-driven"])
@@ -34,24 +26,20 @@ def event_driven(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def both(event_driven: bool) -> Iterator[Callable[..., tuple[list[Any], list[Any]]]]:
-    """Run a script on stock, then with the default set on; the second arm asserts that it was on."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process
-    from omni_fastpath.install import apply, uninstall
+def both(event_driven: bool) -> Callable[[Script], None]:
+    """Run a script on stock, then with the default set on, whose counters must say that it was."""
+    from benchmarks.rigs.inprocess import Pipeline
     from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
 
-    def run(script: Script, **pipeline: Any) -> tuple[list[Any], list[Any]]:
-        stock, _ = _run(script, event_driven=event_driven, **pipeline)
-        apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
-        fast, _ = _run(script, event_driven=event_driven, **pipeline)
+    def run(script: Script) -> None:
+        for arm in (contextlib.nullcontext(), switched_on()):
+            with arm, Pipeline(event_driven=event_driven) as running:
+                script(running)
+                running.settle()
+            assert running.crash is None
         assert LEDGER.named("budgeted_drain").counters["items"] > 0
-        return stock, fast
 
-    yield run
-    for patch in reversed(PATCHES):
-        uninstall(patch)
+    return run
 
 
 def three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:

@@ -113,20 +113,6 @@ def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
     assert _passes(recorder, 2) == [(8, "items"), (2, "empty")]
 
 
-@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
-def test_idle_loop_sleeps(recorder: Any, event_driven: bool) -> None:
-    """Without work the loop wakes about twice a second; counted, not timed."""
-    from benchmarks.rigs.inprocess import Pipeline
-    from omni_fastpath.ledger import LEDGER
-
-    with Pipeline(event_driven=event_driven) as pipeline:
-        pipeline.settle()
-        counters = LEDGER.named("budgeted_drain").counters
-        before = counters["wakeups"]
-        time.sleep(1.0)
-        assert counters["wakeups"] - before <= 10
-
-
 def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: Any) -> None:
     """An exception from upstream's processing is not swallowed: the orchestrator's thread ends with it."""
     from benchmarks.rigs.inprocess import Pipeline, batch, silent

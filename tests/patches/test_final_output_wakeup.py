@@ -11,6 +11,7 @@ from typing import Any
 
 import janus
 import pytest
+import uvloop
 
 from tests.patches.drive import only
 
@@ -62,20 +63,14 @@ def _counters() -> dict[str, int]:
     return LEDGER.named("final_output_wakeup").counters
 
 
-def _loops() -> list[Callable[[], asyncio.AbstractEventLoop]]:
-    import uvloop
-
-    return [asyncio.new_event_loop, uvloop.new_event_loop]
-
-
 each_drain = pytest.mark.parametrize("drain", ["try_get_output_async", "get_output_blocking_async"])
 """Upstream's in poll mode and in event-driven mode, which wait alike under the patch."""
 
 
 @each_drain
-@pytest.mark.parametrize("which", [0, 1], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_message_from_another_thread_wakes_the_waiter(
-    drain: str, which: int, monkeypatch: pytest.MonkeyPatch
+    drain: str, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty look waits on the caller's own event loop, without a thread, and returns the message that is put."""
     from omni_fastpath.patches.final_output_wakeup import wrappers
@@ -95,7 +90,7 @@ def test_a_message_from_another_thread_wakes_the_waiter(
 
     producer = threading.Thread(target=produce)
     producer.start()
-    loop = _loops()[which]()
+    loop = new_loop()
     try:
         assert loop.run_until_complete(consume()) == "audio"
     finally:
@@ -199,9 +194,6 @@ async def test_nothing_is_lost_or_reordered_under_load(drain: str) -> None:
             found.append(message)
     producer.join()
     assert found == list(range(total))
-
-
-# ---- The event-driven drain ----
 
 
 def test_taking_the_patch_off_gives_the_queue_back() -> None:

@@ -279,14 +279,3 @@ async def test_a_server_is_paced_from_upstreams_freeze_on(monkeypatch: pytest.Mo
             make_due()
             await asyncio.sleep(0.05)
             assert entry.counters == {"quiet": 1, "late": 0}
-
-
-def test_duplex_sessions_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session is live like a request; before a front end is known any number may be."""
-    wrappers = importlib.import_module(WRAPPERS)
-    two = SimpleNamespace(request_states={"a": 1}, sessions={"b": 2})
-    one = SimpleNamespace(request_states={"c": 1})
-    monkeypatch.setattr(wrappers, "_front_ends", [two, one])
-    assert wrappers.live() == 3
-    monkeypatch.setattr(wrappers, "_front_ends", [])
-    assert wrappers.live() > 10_000

@@ -12,31 +12,19 @@ from typing import Any
 
 import pytest
 
+from tests.patches.drive import only
 from tests.patches.lean_processing_script import KINDS, Play, Setting, everything
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
-TOO = {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_LEAN_PROCESSING": "1"}
-ALONE = {"OMNI_FASTPATH_LEAN_PROCESSING": "1"}
-
 
 @contextmanager
-def switched_on(environment: dict[str, str] = ALONE) -> Iterator[dict[str, int]]:
-    """Installed meanwhile; its counters."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process, State
-    from omni_fastpath.install import apply, uninstall
+def switched_on(*others: str) -> Iterator[dict[str, int]]:
+    """Installed meanwhile, with these patches beside it; its counters."""
     from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
 
-    apply(config.resolve([], environment, PATCHES), Process.SERVER)
-    entry = LEDGER.named("lean_processing")
-    assert entry.state is State.APPLIED, entry.reason
-    try:
-        yield entry.counters
-    finally:
-        for patch in reversed(PATCHES):
-            uninstall(patch)
+    with only(*others, "lean_processing"):
+        yield LEDGER.named("lean_processing").counters
 
 
 Both = Callable[[Setting], dict[str, int]]
@@ -106,7 +94,7 @@ def test_real_loops_say_what_stock_says(monkeypatch: pytest.MonkeyPatch) -> None
 
     @contextmanager
     def on() -> Iterator[None]:
-        with switched_on(TOO) as counters:
+        with switched_on("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup") as counters:
             yield
             counted.append(counters["not_built"])
 

@@ -75,17 +75,6 @@ def _on_wire(folder: Path, script: Callable[[Wire], Any], kind: type | None = No
     return asyncio.run(run())
 
 
-def read(folder: Path, count: int) -> None:
-    """A client's reader at work on a real socket, for whoever looks at what it calls."""
-
-    async def script(wire: Wire) -> None:
-        wire.send(*(_raw(random.Random(number), number) for number in range(count)))
-        for number in range(count):
-            assert (await wire.client.get_output_async()).engine_index == number
-
-    _on_wire(folder, script)
-
-
 def _both(folder: Path, script: Callable[[Wire], Any], kind: type | None = None) -> tuple[Any, Any, dict[str, int]]:
     stock = _on_wire(folder, script, kind)
     with switched_on() as counters:
@@ -198,30 +187,6 @@ def test_others_get_their_turn(tmp_path: Path) -> None:
 
     with switched_on():
         assert _on_wire(tmp_path, script) >= count / 65
-
-
-def test_utility_calls_are_answered(tmp_path: Path) -> None:
-    """Results and failures reach whoever called, between raw outputs, and are none themselves."""
-    from vllm.v1.engine import UtilityOutput
-    from vllm.v1.serial_utils import UtilityResult
-    from vllm_omni.engine import OmniEngineCoreOutputs
-
-    async def script(wire: Wire) -> Any:
-        calls = {number: asyncio.get_running_loop().create_future() for number in (1, 2, 3)}
-        wire.client.utility_results.update(calls)
-        raw = [_raw(random.Random(5), number) for number in range(3)]
-        for number, before in enumerate(raw, 1):
-            failed = number == 2
-            answer = UtilityOutput(number, "no such method" if failed else None, UtilityResult([number, "x"]))
-            wire.send(before, OmniEngineCoreOutputs(utility_output=answer))
-        found = [_plain(await wire.client.get_output_async()) for _ in raw]
-        answers = await asyncio.gather(*calls.values(), return_exceptions=True)
-        assert wire.client.outputs_queue.empty()
-        return found, [repr(each) for each in answers]
-
-    stock, ours, _ = _both(tmp_path, script)
-    assert ours == stock
-    assert ours[1] == ["[1, 'x']", "Exception('no such method')", "[3, 'x']"]
 
 
 @pytest.mark.parametrize("last", ["dead", "garbage"])

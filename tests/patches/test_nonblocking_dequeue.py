@@ -72,10 +72,6 @@ def _good(self: Any) -> Any:
     return item
 
 
-async def _coroutine(self: Any) -> Any:
-    return None
-
-
 def _raises_on_empty(self: Any) -> Any:
     return self.outputs_queue.get_nowait()
 
@@ -84,19 +80,12 @@ def _returns_exceptions(self: Any) -> Any:
     return None if self.outputs_queue.empty() else self.outputs_queue.get_nowait()
 
 
-def _last_first(self: Any) -> Any:
-    queue = self.outputs_queue
-    return None if queue.empty() else queue._queue.pop()
-
-
 @pytest.mark.parametrize(
     ("method", "difference"),
     [
         (_good, None),
-        (_coroutine, "coroutine"),
         (_raises_on_empty, "QueueEmpty"),
         (_returns_exceptions, "_TrialError"),
-        (_last_first, "'second', 'first'"),
     ],
 )
 def test_upstreams_own_is_judged_by_what_it_does(installed: None, method: Any, difference: str | None) -> None:

@@ -79,34 +79,18 @@ def filled(event_driven: bool, replicas: int = 2) -> Any:
 
 
 @every_release
-def test_as_many_as_were_routed(event_driven: bool, others: tuple[str, ...]) -> None:
-    """Each raw output of each replica is counted once, in both of upstream's loops and under the drain."""
-    with observed(*others):
-        run(filled(event_driven))
-        found = counts("residence_seconds")
-        entry = LEDGER.named("queue_metrics")
-    expected = {THINKER: 5, TALKER: 4, CODE2WAV: 3}
-    assert found == {(str(stage), str(at)): count for stage, count in expected.items() for at in range(2)}
-    assert entry.counters["observed"] == 24
-
-
-@every_release
-def test_first_audio_is_counted_once(event_driven: bool, others: tuple[str, ...]) -> None:
-    """Not what has a sample rate and no audio, and nothing after the first."""
-    with observed(*others):
-        run(filled(event_driven))
-        assert counts("first_audio_residence_seconds") == {("2", "0"): 1, ("2", "1"): 1}
-        # The rig's requests are not detokenized.
-        assert counts("first_text_residence_seconds") == {("0", "0"): 0, ("0", "1"): 0}
-
-
-@every_release
-def test_nothing_that_is_sent_differs(event_driven: bool, others: tuple[str, ...]) -> None:
-    """The same messages with the patch and without it."""
+def test_what_is_routed_is_counted_and_sent_as_without_the_patch(event_driven: bool, others: tuple[str, ...]) -> None:
+    """Each raw output once, in both of upstream's loops and under the drain; first audio once; no message differs."""
     with only(*others):
         expected = sequences(run(filled(event_driven)))
     with observed(*others):
         assert sequences(run(filled(event_driven))) == expected
+        routed = {THINKER: 5, TALKER: 4, CODE2WAV: 3}
+        assert counts("residence_seconds") == {(str(n), str(at)): routed[n] for n in routed for at in range(2)}
+        assert LEDGER.named("queue_metrics").counters["observed"] == 24
+        assert counts("first_audio_residence_seconds") == {("2", "0"): 1, ("2", "1"): 1}
+        # The rig's requests are not detokenized.
+        assert counts("first_text_residence_seconds") == {("0", "0"): 0, ("0", "1"): 0}
 
 
 @every_release
@@ -245,9 +229,7 @@ def test_what_was_not_processed_is_not_counted(script: Script) -> None:
         pytest.param(_Object(), True, id="in this process"),
         pytest.param(Client(b"ipc:///tmp/x"), True, id="ipc"),
         pytest.param(Client(b"tcp://127.0.0.1:5555\0"), True, id="loopback"),
-        pytest.param(Client(b"tcp://[::1]:5555"), True, id="loopback, IPv6"),
         pytest.param(Client(b"tcp://10.0.0.1:5555"), False, id="a network"),
-        pytest.param(_Object(resources=_Object(output_socket=object())), False, id="closed"),
         pytest.param(Client(b"tcp://10.0.0.1:5555", engine_manager=None), False, id="attached"),
         pytest.param(Client(b"tcp://10.0.0.1:5555", engine_manager=object()), True, id="spawned here"),
     ],
@@ -257,22 +239,6 @@ def test_whose_clock_is_ours(client: Any, expected: bool) -> None:
     from omni_fastpath.patches.queue_metrics.account import is_on_this_host
 
     assert is_on_this_host(client) is expected
-
-
-def test_a_slot_is_timed_by_who_stood_in_it_last(script: Script) -> None:
-    """Another host's replica is counted and not timed, nor one of an empty slot; the next one in it may be."""
-    clients = script.orchestrator.stage_pools[2].clients
-    for client, timed in (
-        (None, 0),
-        (Client(b"tcp://10.0.0.1:5555"), 0),
-        (None, 0),
-        (Client(b"ipc:///tmp/x"), 1),
-        (None, 2),
-    ):
-        clients[0] = client
-        script.one(2)
-        assert script.seen(2)[0] == timed
-    assert script.account.raw_outputs == 5
 
 
 # ---- Delays of a process ----

@@ -52,21 +52,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return found
 
 
-def _is_free(run: dict[str, Any]) -> bool:
-    """Whether nobody was held; with async scheduling each stream waits one step for its last token."""
-    return all(count <= 1 for stage in run["left_out"] for count in stage.values())
-
-
 @pytest.mark.parametrize("part", ["thinker", "pipeline"])
 def test_the_comparison_is_fair(results: Results, part: str) -> None:
-    """Tokens vary, and other batches alone change none on this processor: what differs below is the hold's doing."""
-    free, shifted = results[part]["free"], results[part]["shifted"]
-    assert _is_free(free)
-    assert _is_free(shifted)
+    """In the run that the others are compared with, tokens vary and no stream is held."""
+    free = results[part]["free"]
+    # With async scheduling each stream waits one step for its last token.
+    assert all(count <= 1 for stage in free["left_out"] for count in stage.values())
     for tokens in (tokens for stage in free["tokens"] for tokens in stage.values()):
         assert len(set(tokens)) > len(tokens) / 2
     assert all(free["values"].values())
-    assert shifted["differences"] == []
 
 
 def test_held_streams_of_the_thinker(results: Results) -> None:
@@ -74,7 +68,6 @@ def test_held_streams_of_the_thinker(results: Results) -> None:
     run = results["thinker"]["held"]
     assert run["left_out"][0].keys() == run["tokens"][0].keys()
     assert all(count >= 5 for count in run["left_out"][0].values()), run["left_out"]
-    assert all(run["pieces"][0][stream] >= 3 for stream in ("long", "longer")), run["pieces"]
     assert run["left_out_of_prompt"][0].keys() == {"long", "longer"}
     assert run["differences"] == []
 
@@ -95,12 +88,11 @@ def test_held_streams_of_the_pipeline(results: Results) -> None:
     assert run["differences"] == []
 
 
-@pytest.mark.parametrize(("part", "slow"), [("patched thinker", ["first"]), ("patched pipeline", ["two", "one"])])
-def test_streams_that_the_patch_holds(results: Results, part: str, slow: list[str]) -> None:
+def test_streams_that_the_patch_holds(results: Results) -> None:
     """`save_queue_cap` holds each stage's stream whose sends are slow; everything comes out as without the patch."""
-    run = results[part]["slow"]
+    run = results["pipeline"]["patched"]
     assert run["counters"]["holds"] >= 10
     assert run["counters"]["expired_holds"] == 0
-    for stage, name in enumerate(slow):
+    for stage, name in enumerate(("two", "one")):
         assert run["left_out"][stage][name] >= 20, run["left_out"]
     assert run["differences"] == []

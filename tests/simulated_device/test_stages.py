@@ -68,15 +68,6 @@ def test_text_is_the_same_for_other_ids_and_spans() -> None:
     assert 20 <= len(first) <= 60
 
 
-def test_text_after_preemption_is_repeated() -> None:
-    """A request that starts over gives the same token at the same position."""
-    stage = stages.build(vllm_config("thinker"), SETTINGS)
-    state = request([5, 6, 7])
-    first = run(stage, state, EOS)
-    state.computed = 0
-    assert run(stage, state, EOS) == first
-
-
 def talk(rows: list[Any], req_id: str = "a") -> list[list[int]]:
     """Frames that the talker publishes when the thinker's rows reach it one chunk a step."""
     stage = stages.build(vllm_config("talker"), SETTINGS)
