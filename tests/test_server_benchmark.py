@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("omni_simulated_device")
 
 from benchmarks.rigs import playback
-from benchmarks.server import figures, report, threads
+from benchmarks.server import figures, threads
 from benchmarks.server.load import Load
-from benchmarks.server.measure import Host, Start, kept_time
+from benchmarks.server.measure import kept_time
 from omni_fastpath.tools.ab.capture import Capture, Event, chat_request
 
 
@@ -128,28 +128,3 @@ def test_lengths_vary_evenly_and_alike_for_every_arm() -> None:
     assert (stages["qwen3_tts"]["min_frames"], stages["qwen3_tts"]["max_frames"]) == (50, 150)
     with pytest.raises(ValueError, match="vary: found 1, allowed: 0 to less than 1"):
         Load(vary=1)
-
-
-def test_a_table_of_any_load(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a load has no figure of is no row; a row of which a start has none gets no verdict; answers are compared."""
-    load = Load((4, 16))
-
-    def start(factor: float) -> Start:
-        level = dict.fromkeys(figures.FIGURES[:3], 10 * factor) | {figures.FIRST_TTFP: math.nan, figures.E2E: factor}
-        engines = {"stage0": {"late_p50_ms": 0.1, "late_p99_ms": 7.0}}
-        return {"figures": {"4": level, "16": level}, "engines": engines, "answers": {"4": ["a", "b"], "16": ["c"]}}
-
-    found = {"stock": [start(1 + n / 10) for n in range(6)], "only-x": [start(2 + n / 10) for n in range(6)]}
-    report.show(found, load, Host(release="0.22.0"))
-    said = capsys.readouterr().out
-    assert "on light engines, vLLM-Omni 0.22.0: qwen3_omni" in said
-    assert "first wave" not in said
-    assert "throughput at 16" in said
-    assert "7.00 ms (99 of 100): more than 1 ms" in said
-    assert "all starts alike, byte by byte, in 33 comparisons" in said
-    other = {**start(1), "answers": {"4": ["a", "x"], "16": ["c"]}}
-    assert "NOT ANSWER ALIKE: only-x against stock: 1 of 2 at 4, the first is request 1" in report.alike(
-        {"stock": [start(1)], "only-x": [other]}
-    )
-    assert report.pairs(["stock", "event", "fastpath"]) == [("stock", "fastpath"), ("event", "fastpath")]
-    assert report.pairs(["stock", "stock-nolog"]) == [("stock", "stock-nolog")]

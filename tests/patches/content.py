@@ -48,8 +48,7 @@ def message(found: Any) -> tuple[Any, ...]:
     """One message; the request-level ``finished`` is left out, because it stands on whichever stage ends last."""
     kind = type(found).__name__
     if kind == "ErrorMessage":
-        said = (getattr(found, name, None) for name in ("status_code", "error_type"))  # 0.22 has neither
-        return (kind, found.error, *said, found.fatal)
+        return (kind, found.error, found.status_code, found.error_type, found.fatal)
     if kind == "StageMetricsMessage":
         return (kind, found.replica_id, metrics(found.metrics))
     output = found.engine_outputs

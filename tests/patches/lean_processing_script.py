@@ -32,7 +32,6 @@ class Setting:
         async_chunk: As the deploy YAML's key.
         detokenizer: ``none``, ``fast`` or ``slow``; with one there are texts, stop strings and log probabilities.
         statistics: Whether upstream makes iteration statistics.
-        sessions: Whether some requests are sessions that end segment by segment.
     """
 
     seed: int
@@ -40,7 +39,6 @@ class Setting:
     async_chunk: bool = True
     detokenizer: str = "none"
     statistics: bool = True
-    sessions: bool = False
 
 
 class Statistics:
@@ -101,9 +99,6 @@ class Play:
         model = SimpleNamespace(max_model_len=1_000_000, model_stage="", async_chunk=setting.async_chunk)
         for pool in self.pipeline.pools:
             pool._stage_vllm_config = SimpleNamespace(model_config=model)
-            for client in pool.clients:  # what a session's segments are forwarded by
-                client.requires_multimodal_data = False
-                client.process_engine_inputs = lambda *_args, **_kwargs: [{"prompt_token_ids": [1, 2, 3]}]
         self.statistics = Statistics()
         if setting.statistics:
             self.orchestrator._stat_logger = self.statistics
@@ -111,10 +106,9 @@ class Play:
             shared = tokenizer()
             for pool in self.pipeline.pools:
                 pool.output_processor.tokenizer = shared
-        self.sessions: set[str] = set()
         self.held: list[Any] = []
 
-    def add(self, name: str, *, session: bool = False) -> Any:
+    def add(self, name: str) -> None:
         """A request, submitted to every stage."""
         from vllm import sampling_params
 
@@ -130,10 +124,7 @@ class Play:
             return made(**values)
 
         with mock.patch.object(inprocess, "SamplingParams", params):
-            state = self.pipeline.add_request(name, sampling_params.RequestOutputKind[kind], resumable=session)
-        if session:
-            self.sessions.add(name)
-        return state
+            self.pipeline.add_request(name, sampling_params.RequestOutputKind[kind])
 
     async def step(self, stage_id: int, *entries: Any) -> list[Any]:
         """One raw output through processing and routing, as both of upstream's loops do it."""
@@ -161,7 +152,7 @@ class Play:
         live: dict[str, list[int]] = {}
         for n in range(6):
             name = f"request-{n}"
-            self.add(name, session=self.setting.sessions and rng.random() < 0.5)
+            self.add(name)
             live[name] = [rng.randrange(3, 40) for _ in range(3)]
         styles = {name: rng.choice(STYLES) for name in live}
         while live:
@@ -192,8 +183,6 @@ class Play:
         finish = rng.choice([FinishReason.STOP, FinishReason.LENGTH]) if last else None
         fields: dict[str, Any] = {}
         tokens = [rng.randrange(10) for _ in range(rng.choice([0, 1, 1, 1, 3]))]
-        if name in self.sessions and not last and rng.random() < 0.15:
-            finish, fields["is_segment_finished"] = FinishReason.STOP, True
         if self.setting.detokenizer != "none" and tokens:
             fields["new_logprobs"] = _log_probabilities(tokens)
         payload = _payload(rng, style if stage_id == 1 else "audio" if stage_id == 2 else "none")

@@ -46,19 +46,6 @@ def test_upstreams_readers_are_not_there(on: None) -> None:
         assert len(running.messages()) == 1
 
 
-def test_queues_are_upstreams_again_after_shutdown(on: None) -> None:
-    """The notifiers are taken off the clients' queues when the loop ends, and no loop counts as running."""
-    from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
-
-    with pipeline() as running:
-        running.settle()
-        queues = [r.outputs_queue for replicas in running.replicas for r in replicas]
-        assert all("put_nowait" in vars(queue) for queue in queues)
-        assert len(DrainLoop.running) == 1
-    assert not any("put_nowait" in vars(queue) for queue in queues)
-    assert not DrainLoop.running
-
-
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 def test_client_that_is_replaced_by_one_to_be_polled(on: None, event_driven: bool) -> None:
     """Another client in a replica's slot, one without a queue, is polled from then on; nothing breaks."""

@@ -352,26 +352,13 @@ def test_every_chunk_processor_of_upstreams_is_known() -> None:
 # ---- Trouble ----
 
 
-def test_stage_that_cannot_be_judged_runs_as_stock(
-    configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error while judging is reported, and the stage's outputs stay as they are."""
-    from benchmarks.save_queue.rig import Rig
-    from omni_fastpath.patches.forward_gate import wrappers
-
-    monkeypatch.setattr(wrappers, "verdict", lambda _: 1 // 0)
-    with Rig(configs[TALKER]) as rig:
-        assert gate.state is State.FAILED
-        assert "ZeroDivisionError" in gate.reason
-        rig.add("a", tokens=3)
-        assert any(output.multimodal_output for output in by_request(play(rig))["a"])
-
-
-@pytest.mark.parametrize("function", ["partition_flat_payload", "_kept_in_step", "_needs_payload", "_gate_output"])
+@pytest.mark.parametrize(
+    "function", ["verdict", "partition_flat_payload", "_kept_in_step", "_needs_payload", "_gate_output"]
+)
 def test_error_while_gating_stops_the_gate_and_not_the_stage(
     function: str, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step's outputs still leave, whole, and so do all later ones; the state says why."""
+    """In judging the stage or in a step: all outputs still leave, whole, and the state says why."""
     from benchmarks.save_queue.rig import Rig
     from omni_fastpath.patches.forward_gate import wrappers
 

@@ -68,13 +68,6 @@ def test_texts_and_stop_strings_are_stocks(both: Both, kind: str, seed: int, det
     both(Setting(seed, kind, detokenizer=detokenizer))
 
 
-@pytest.mark.parametrize("seed", range(200, 204))
-@pytest.mark.parametrize("async_chunk", [True, False])
-def test_sessions_are_stocks(both: Both, seed: int, async_chunk: bool) -> None:
-    """Sessions, which end segment by segment, beside requests that do not."""
-    both(Setting(seed, "mixed", async_chunk, sessions=True))
-
-
 @pytest.mark.parametrize("seed", range(300, 302))
 def test_without_statistics_it_is_stocks(both: Both, seed: int) -> None:
     """As with ``--disable-log-stats``."""

@@ -18,15 +18,9 @@ def test_named_stage_wins_over_star() -> None:
     ("raw", "parts"),
     [
         ('{"sede": 1}', ["sede", "did you mean 'seed'", "allowed: seed, stages"]),
-        ('{"seed": true}', ["seed", "True", "an integer"]),
-        ('{"stages": {"thinkr": {}}}', ["stages.thinkr", "did you mean 'thinker'", "code2wav"]),
         ('{"stages": {"thinker": {"base_m": 1}}}', ["stages.thinker.base_m", "did you mean 'base_ms'", "per_req_us"]),
-        ('{"stages": {"thinker": {"base_ms": "1"}}}', ["stages.thinker.base_ms", "'1'", "a number"]),
         ('{"stages": {"thinker": {"base_ms": -1}}}', ["stages.thinker.base_ms", "-1", "zero or more"]),
-        ('{"stages": {"talker": {"min_frames": 1.5}}}', ["stages.talker.min_frames", "1.5", "an integer"]),
         ('{"stages": {"talker": {"min_frames": 500}}}', ["stages.talker.min_frames", "500", "max_frames"]),
-        ('{"stages": []}', ["stages", "[]", "a JSON object"]),
-        ('{"stages"', ["OMNI_SIMULATED_DEVICE_CONFIG", "not valid JSON"]),
         ("no-such-file.json", ["OMNI_SIMULATED_DEVICE_CONFIG", "no-such-file.json", "readable file"]),
     ],
 )
