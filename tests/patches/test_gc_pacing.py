@@ -94,24 +94,6 @@ def old_garbage() -> None:
 # ---- When ----
 
 
-def test_python_makes_no_full_collection_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What makes stock Python do it, many objects that live on, does not under the patch; young ones are collected."""
-
-    def grow() -> int:
-        gc.collect()
-        before = gc.get_stats()[2]["collections"]
-        kept: list[Any] = []
-        for _ in range(400_000):
-            kept.append([kept])
-        return int(gc.get_stats()[2]["collections"] - before)
-
-    assert grow() > 0
-    with paced(monkeypatch):
-        young = gc.get_stats()[0]["collections"]
-        assert grow() == 0
-        assert gc.get_stats()[0]["collections"] > young + 100
-
-
 def test_one_that_is_due_is_made_while_few_are_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to ``few``, and not before Python would want one; what it frees is freed."""
     with paced(monkeypatch, few=3) as pacing:
