@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -127,6 +128,23 @@ async def test_a_dead_orchestrator_is_noticed(drain: str, monkeypatch: pytest.Mo
         else:
             engine.output_queue.sync_q.put_nowait(message)
             assert await getattr(engine, drain)() == message
+
+
+@each_drain
+async def test_another_queue_than_januss_is_left_to_upstream(drain: str) -> None:
+    """An engine whose queue is no janus queue (upstream's own tests have such) is answered by upstream alone."""
+    engine, _ = _engine()
+    sync = queue.Queue[str]()
+    engine.output_queue = SimpleNamespace(sync_q=sync)
+    try:
+        sync.put("ready")
+        assert await getattr(engine, drain)() == "ready"
+        given = {"timeout": 0.3} if "blocking" in drain else {}
+        assert await getattr(engine, drain)(**given) is None
+    finally:
+        if engine._output_drain_executor is not None:
+            engine._output_drain_executor.shutdown()
+    assert _counters() == {"woken": 0, "liveness_checks": 0, "turns": 0}
 
 
 async def test_a_message_between_the_look_and_the_arming_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
