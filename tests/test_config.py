@@ -75,6 +75,7 @@ def refused(*overlays: Any, environ: Mapping[str, str] | None = None, gone: Mapp
 DEFAULT_SET: dict[str, Any] = {"pipe": {}, "pump": {}}
 
 
+PUMPING: dict[str, Any] = {"pipe": {}, "pump": {"items": 3, "floor": 0.2}}
 OFF: tuple[Any, ...] = (False, None, {})
 
 
@@ -82,28 +83,18 @@ OFF: tuple[Any, ...] = (False, None, {})
     ("overlays", "expected"),
     [
         ((), {}),
-        ((ABSENT,), {}),
         ((True, ABSENT), DEFAULT_SET),
-        *[((inherited, off), {}) for inherited in (ABSENT, True, {"pipe": True}, False) for off in OFF],
-        ((True,), DEFAULT_SET),
-        *[((off, True), DEFAULT_SET) for off in (ABSENT, *OFF)],
+        *[((True, off), {}) for off in OFF],
         (({"valve": {"items": 3}}, True), {"valve": {"items": 3}}),
-        *[((off, {"pipe": True}), {"pipe": {}}) for off in (ABSENT, *OFF)],
-        (
-            ({"pipe": True, "pump": {"items": 3}}, {"pump": {"floor": 0.2}}),
-            {"pipe": {}, "pump": {"items": 3, "floor": 0.2}},
-        ),
-        (({"pipe": True}, {"valve": True}), {"pipe": {}, "valve": {}}),
+        *[((off, True), DEFAULT_SET) for off in (ABSENT, *OFF)],
+        *[((off, {"pipe": True}), {"pipe": {}}) for off in OFF],
+        (({"pipe": True, "pump": {"items": 3}}, {"pump": {"floor": 0.2}}), PUMPING),
         ((True, {"valve": True}), {**DEFAULT_SET, "valve": {}}),
         ((True, {"pump": False}), {"pipe": {}}),
-        ((True, {"pump": {"items": 3}}), {"pipe": {}, "pump": {"items": 3}}),
-        (({"valve": {"items": 3}}, {"valve": False}), {}),
-        (({"valve": False}, {"valve": {"items": 3}}), {"valve": {"items": 3}}),
         (({"valve": {}},), {"valve": {}}),
         (({"valve": {"items": 3}}, {"valve": False}, {"valve": True}), {"valve": {"items": 3}}),
         (({"valve": {"items": 3}}, False, {"valve": True}), {"valve": {}}),
         (({"valve": False}, True), {}),
-        (({"on_unsupported": "fail"},), {}),
     ],
 )
 def test_blocks_merge_by_the_table(overlays: tuple[Any, ...], expected: dict[str, Any]) -> None:
@@ -114,7 +105,6 @@ def test_blocks_merge_by_the_table(overlays: tuple[Any, ...], expected: dict[str
 @pytest.mark.parametrize(
     ("overlays", "environ", "expected"),
     [
-        (({"on_unsupported": "fail"},), {}, "fail"),
         (({"on_unsupported": "fail"}, True), {}, "fail"),
         (({"on_unsupported": "fail"}, {"on_unsupported": "warn"}), {}, "warn"),
         (({"on_unsupported": "fail"}, False, True), {}, "warn"),
@@ -130,20 +120,13 @@ def test_on_unsupported_merges_like_a_key(overlays: tuple[Any, ...], environ: di
     ("overlays", "environ", "expected"),
     [
         ((), {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
-        ((False,), {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
         (({"valve": True},), {"OMNI_FASTPATH": "1"}, {"valve": {}}),
         (({"pump": False, "pipe": False},), {"OMNI_FASTPATH": "1"}, DEFAULT_SET),
-        (({"pipe": True, "pump": {"items": 3}}, {"pipe": False, "pump": False}), {"OMNI_FASTPATH": "1"},
-         {"pipe": {}, "pump": {"items": 3}}),
-        ((), {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_VALVE": "1"}, {**DEFAULT_SET, "valve": {}}),
         ((), {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_PUMP": "0"}, {"pipe": {}}),
-        ((True,), {"OMNI_FASTPATH": "0"}, {}),
-        ((), {"OMNI_FASTPATH": "0", "OMNI_FASTPATH_VALVE": "1"}, {}),
-        ((), {"OMNI_FASTPATH_VALVE": "1"}, {"valve": {}}),
+        ((True,), {"OMNI_FASTPATH": "0", "OMNI_FASTPATH_VALVE": "1"}, {}),
         (({"valve": {"items": 3}}, {"valve": False}), {"OMNI_FASTPATH_VALVE": "on"}, {"valve": {"items": 3}}),
         ((), {"OMNI_FASTPATH_VALVE__ITEMS": "3"}, {}),
         (({"valve": {"items": 3}},), {"OMNI_FASTPATH_VALVE__ITEMS": "4"}, {"valve": {"items": 4}}),
-        (({"valve": {"items": 3}},), {"OMNI_FASTPATH_VALVE__FLOOR": "0.2"}, {"valve": {"items": 3, "floor": 0.2}}),
     ],
 )  # fmt: skip
 def test_environment_wins_over_the_blocks(
@@ -165,17 +148,10 @@ def test_master_off_validates_nothing() -> None:
     ("overlays", "environ", "origin", "reason"),
     [
         ((), {}, "", "not asked for"),
-        ((False,), {}, "", "fastpath in file0.yaml is false"),
         ((None,), {}, "", "fastpath in file0.yaml is null"),
         ((True,), {}, "", "not in the default set (fastpath: true in file0.yaml)"),
-        ((), {"OMNI_FASTPATH": "1"}, "", "not in the default set (OMNI_FASTPATH=1)"),
         (({"pipe": True},), {}, "", "not listed under fastpath in file0.yaml"),
-        (
-            ({"valve": True}, {"valve": False}),
-            {},
-            "fastpath.valve in file1.yaml",
-            "fastpath.valve in file1.yaml is false",
-        ),
+        ((True, {"valve": False}), {}, "fastpath.valve in file1.yaml", "fastpath.valve in file1.yaml is false"),
         (({"valve": True},), {"OMNI_FASTPATH_VALVE": "0"}, "OMNI_FASTPATH_VALVE=0", "OMNI_FASTPATH_VALVE=0"),
         (({"pump": True},), {"OMNI_FASTPATH_VALVE": "1"}, "OMNI_FASTPATH_VALVE=1", None),
         (({"valve": True},), {}, "fastpath.valve in file0.yaml", None),
@@ -193,15 +169,7 @@ def test_origin_and_reason_say_who_switched(
 # Requirements
 
 
-@pytest.mark.parametrize(
-    ("overlays", "environ"),
-    [
-        (({"pump": True},), {}),
-        (({"pipe": True, "pump": True}, {"pipe": False}), {}),
-        ((True, {"pipe": False}), {}),
-        ((), {"OMNI_FASTPATH_PUMP": "1"}),
-    ],
-)
+@pytest.mark.parametrize(("overlays", "environ"), [((True, {"pipe": False}), {}), ((), {"OMNI_FASTPATH_PUMP": "1"})])
 def test_contradictions_are_refused(overlays: tuple[Any, ...], environ: dict[str, str]) -> None:
     """A patch that is on without its requirement, which the environment did not switch off, names both keys."""
     message = refused(*overlays, environ=environ)
@@ -209,20 +177,10 @@ def test_contradictions_are_refused(overlays: tuple[Any, ...], environ: dict[str
         assert part in message
 
 
-@pytest.mark.parametrize(
-    ("overlays", "environ", "on"),
-    [
-        ((True,), {"OMNI_FASTPATH_PIPE": "0"}, []),
-        ((), {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH_PUMP": "1"}, []),
-        (({"pump": True},), {"OMNI_FASTPATH_PIPE": "1"}, ["pipe", "pump"]),
-        (({"pump": True},), {"OMNI_FASTPATH_PUMP": "0"}, []),
-    ],
-)
-def test_the_environment_settles_requirements(
-    overlays: tuple[Any, ...], environ: dict[str, str], on: list[str]
-) -> None:
-    """A requirement off by environment takes its dependants along; one on by environment makes a block whole."""
-    assert list(resolve(chain(*overlays), environ, MADE_UP).enabled) == on
+def test_the_environment_settles_requirements() -> None:
+    """A requirement on by environment makes a block whole; one that is off takes its dependants along."""
+    assert list(outcome({"pump": True}, environ={"OMNI_FASTPATH_PIPE": "1"})) == ["pipe", "pump"]
+    assert outcome(environ={"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH_PUMP": "1"}) == {}
 
 
 def test_a_chain_of_requirements_goes_off_together() -> None:
@@ -250,24 +208,18 @@ def test_partial_waits_for_the_yaml() -> None:
     ("block", "parts"),
     [
         (3, ["fastpath in file0.yaml", "found 3", "true, false or a mapping"]),
-        (["pump"], ["found ['pump']"]),
         ({"pomp": True}, ["fastpath.pomp in file0.yaml", "pipe, pump, valve, on_unsupported", "did you mean 'pump'?"]),
         ({"PUMP": True}, ["fastpath.PUMP", "did you mean 'pump'?"]),
         ({"on_unsupported": "fial"}, ["on_unsupported in", "found 'fial'", "warn or fail", "did you mean 'fail'?"]),
         ({"valve": 3}, ["fastpath.valve in file0.yaml", "found 3", "true, false or a mapping of items, floor"]),
         ({"pipe": {"items": 1}}, ["fastpath.pipe.items", "allowed: no keys"]),
-        ({"pipe": 1}, ["fastpath.pipe", "allowed: true or false"]),
         ({"valve": {"item": 3}}, ["fastpath.valve.item in file0.yaml", "'item'", "did you mean 'items'?"]),
         ({"valve": {None: 3}}, ["fastpath.valve.None", "an unknown key None"]),
         ({"valve": {"items": 0}}, ["valve.items in file0.yaml", "found 0", "an integer at least 1 and at most 64"]),
-        ({"valve": {"items": True}}, ["fastpath.valve.items", "found True", "an integer"]),
-        ({"valve": {"items": 3.0}}, ["found 3.0"]),
         ({"valve": {"items": "3"}}, ["found '3'"]),
-        ({"valve": {"floor": True}}, ["fastpath.valve.floor", "found True", "a number above 0 and below 0.5"]),
         ({"valve": {"floor": float("inf")}}, ["fastpath.valve.floor", "found inf"]),
         ({"valve": {"eager": 1}}, ["fastpath.valve.eager", "found 1", "true or false"]),
         ({"valve": {"order": "far"}}, ["fastpath.valve.order", "found 'far'", "'near_first' or 'far_first'"]),
-        ({"valve": {"tasks": 0}}, ["fastpath.valve.tasks", "an integer at least 1 or null"]),
         ({"valve": {"size": "lots"}}, ["found 'lots'", "a size such as 256MiB at least 2 or null"]),
         ({"valve": {"items": "x" * 500}}, ["found 'xxx", "..."]),
     ],
@@ -294,17 +246,8 @@ def test_a_refusal_names_every_wrong_key() -> None:
     ]
 
 
-def test_values_of_every_kind_arrive() -> None:
-    """Strict validation still takes a null, a size with a unit, and an integer for a number."""
-    enabled = resolve(chain({"valve": {"tasks": None, "size": "1KiB"}}), {}, MADE_UP).enabled["valve"]
-    assert isinstance(enabled, PumpOptions)
-    assert (enabled.tasks, enabled.size) == (None, 1024)
-
-
 @pytest.mark.parametrize(
-    "value",
-    [{(1, 2): 3}, {"x": {1: {(2,): 3}}}, 16**5000, Path("a"), b"a", "\ud800"],
-    ids=["tuple key", "inner tuple key", "huge", "path", "bytes", "surrogate"],
+    "value", [{"x": {1: {(2,): 3}}}, 16**5000, Path("a"), "\ud800"], ids=["tuple key", "huge", "path", "surrogate"]
 )
 def test_values_that_no_process_could_be_told_are_refused(value: object) -> None:
     """A value that JSON cannot carry to the stages is refused by its key and is no error of ours."""
@@ -341,7 +284,7 @@ def test_boolean_words(words: str, on: bool) -> None:
         assert master_off({"OMNI_FASTPATH": word}) is not on
 
 
-@pytest.mark.parametrize("word", ["", " ", "2", "y", "enable", "none", "null", "-1", "0.0"])
+@pytest.mark.parametrize("word", ["", "2", "enable"])
 @pytest.mark.parametrize("name", ["OMNI_FASTPATH", "OMNI_FASTPATH_PIPE"])
 def test_other_words_are_refused(name: str, word: str) -> None:
     """Anything else is refused by the variable's name, an empty value too; it is not taken for off."""
@@ -354,11 +297,9 @@ def test_other_words_are_refused(name: str, word: str) -> None:
         ("items", " 3 ", 3),
         ("floor", "1e-3", 0.001),
         ("eager", "off", False),
-        ("eager", "YES", True),
         ("order", "far_first", "far_first"),
         ("tasks", "null", None),
         ("size", "256MiB", 256 * 2**20),
-        ("size", "256", 256),
     ],
 )
 def test_values_are_read_by_their_type(key: str, text: str, value: Any) -> None:
@@ -374,8 +315,6 @@ def test_values_are_read_by_their_type(key: str, text: str, value: Any) -> None:
     ("key", "text", "allowed"),
     [
         ("items", "65", "an integer at least 1 and at most 64"),
-        ("items", "true", "an integer"),
-        ("items", "", "an integer"),
         ("items", "1_", "an integer"),
         ("items", "9" * 5000, "an integer"),
         ("items", "[" * 100_000, "an integer"),
@@ -395,10 +334,8 @@ def test_wrong_values_are_refused(key: str, text: str, allowed: str) -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("OMNI_FASTPATH_PUMPP", "OMNI_FASTPATH_PUMP"),
         ("OMNI_FASTPATH_pump", "OMNI_FASTPATH_PUMP"),
         ("OMNI_FASTPATH_PUMP_ITEMS", "OMNI_FASTPATH_PUMP__ITEMS"),
-        ("OMNI_FASTPATH_PUMP__items", "OMNI_FASTPATH_PUMP__ITEMS"),
         ("OMNI_FASTPATHS", "OMNI_FASTPATH"),
         ("OMNI_FASTPATH_PORTS", None),
     ],
@@ -415,16 +352,7 @@ def test_an_unknown_variable_refuses_beside_what_is_on(name: str, nearest: str |
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "SERVICE_HOST",
-        "SERVICE_PORT",
-        "SERVICE_PORT_HTTP",
-        "PORT",
-        "PORT_8091_TCP",
-        "PORT_8091_TCP_ADDR",
-        "PUMP_SERVICE_HOST",
-    ],
+    "name", ["SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_8091_TCP_ADDR", "PUMP_SERVICE_HOST"]
 )
 def test_variables_of_a_service_are_ignored(name: str) -> None:
     """What Kubernetes makes of a Service named ``omni-fastpath`` or alike is neither known nor unknown."""
@@ -433,25 +361,13 @@ def test_variables_of_a_service_are_ignored(name: str) -> None:
     assert outcome(environ={**environ, "OMNI_FASTPATH": "1"}) == DEFAULT_SET
 
 
-def test_known_names_win() -> None:
-    """An option whose variable has the form of a Service's is ours."""
-
-    class Ported(Options):
-        port: int = 1
-
-    patches = (made_up("tap", options=Ported),)
-    environ = {"OMNI_FASTPATH_TAP": "1", "OMNI_FASTPATH_TAP__PORT": "7"}
-    assert resolve([], environ, patches).enabled["tap"] == Ported(port=7)
-    assert config.said(environ, patches) == sorted(environ)
-
-
 def test_names_outside_the_namespace_are_not_ours() -> None:
     """Other variables, the handoff among them, are not looked at."""
     environ = {"_OMNI_FASTPATH_HANDOFF": "x", "OMNI_SIMULATED_DEVICE": "x", "VLLM_PLUGINS": "x", "FASTPATH": "x"}
     assert resolve([], environ, MADE_UP) == resolve([], {}, MADE_UP)
 
 
-@pytest.mark.parametrize("text", ["", "1", "fial"])
+@pytest.mark.parametrize("text", ["", "fial"])
 def test_other_on_unsupported_words_are_refused(text: str) -> None:
     """Anything but ``warn`` and ``fail``, whatever their case, is refused."""
     assert resolve([], {"OMNI_FASTPATH_ON_UNSUPPORTED": "FAIL"}, MADE_UP).on_unsupported == "fail"
@@ -515,10 +431,3 @@ def test_a_shipped_patch_takes_its_defaults_by_file_and_by_variable(patch: Patch
 def test_the_shipped_default_set_stands_alone() -> None:
     """``fastpath: true`` is never a contradiction, and switches on exactly what the declarations say."""
     assert set(resolve(chain(True), {}, PATCHES).enabled) == {patch.name for patch in PATCHES if patch.default_on}
-
-
-def test_no_shipped_variable_reads_two_ways() -> None:
-    """Each switch and value has one variable in the namespace."""
-    known = config.variables(PATCHES)
-    assert all(name.startswith("OMNI_FASTPATH") for name in known)
-    assert len(set(known)) == len(known) == 2 + sum(1 + len(patch.options.model_fields) for patch in PATCHES)
