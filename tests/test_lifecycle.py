@@ -202,7 +202,7 @@ def test_all_patches_together_and_off_again() -> None:
     take_off()
     assert_holds(None, own)
     assert changed(everything, slots()) == []
-    assert {entry.state for entry in LEDGER} == {State.OFF}
+    assert {entry.state for entry in LEDGER} <= {State.OFF, State.SUPERSEDED}  # 0.32 does one of them itself
 
 
 @isolated("warm")
