@@ -142,12 +142,17 @@ def _ancestors(pid: int) -> set[int]:
         return set()
 
 
+_UNSURE_S = 2.0
+"""When a process began is known to about a second; a server reads its YAML later than this after it began."""
+
+
 def _edited_yaml(pid: int, began: float | None, snapshots: Sequence[Mapping[str, Any]]) -> str | None:
     source = next((each["source"] for each in snapshots if each["pid"] == pid), None)
     if source is None or began is None:
         return None
     try:
-        return source if Path(f"/proc/{pid}/cwd", source).stat().st_mtime > began else None
+        written = Path(f"/proc/{pid}/cwd", source).stat().st_mtime
+        return source if written > began + _UNSURE_S else None
     except OSError:  # no YAML was read, or it is where this user may not look
         return None
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def test_a_server_is_read_from_its_own_folder_and_variables(folder: Path, tmp_pa
         assert server.environ is not None
         assert server.environ["OMNI_FASTPATH_FLUTE"] == "1"
         assert (server.edited_yaml, server.metrics) == (None, {})
-        yaml.write_text("fastpath: false")
+        later = time.time() + 60
+        os.utime(yaml, (later, later))
         assert seen(pid).edited_yaml == "deploy.yaml"
     assert pid not in {each.pid for each in live_servers()}
 
