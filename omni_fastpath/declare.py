@@ -338,11 +338,6 @@ class Patch:
             return None
         return next((row for row in self.rows if found in map(Version, row.releases)), None)
 
-    def state_on(self, release: str | None) -> State:
-        """What its row promises on an installed release."""
-        row = self.row_on(release)
-        return State.UNSUPPORTED if row is None else row.state
-
     @property
     def wrappers(self) -> str:
         """The module with the functions that the seams name; it is imported on install."""

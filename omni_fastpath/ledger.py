@@ -103,14 +103,13 @@ class Ledger:
         """Call ``listener(name, state, reason)`` after every change; an exception that it raises is logged."""
         self._listeners.append(listener)
 
-    def set(self, patch: Patch, state: State, cause: str, *, said: bool = False) -> None:
+    def set(self, patch: Patch, state: State, cause: str) -> None:
         """Set a patch's state; a real change is logged in one line.
 
         Args:
             patch: Its declaration.
             state: The state from now on.
             cause: Why, in words.
-            said: The log has one line for several patches already; then this one is for debugging.
         """
         entry = self.entry(patch)
         with self._lock:
@@ -119,7 +118,7 @@ class Ledger:
             entry.state, entry.cause = state, cause
             reason = entry.reason
         level = logging.WARNING if state.is_trouble else logging.INFO
-        level = logging.DEBUG if said or state is State.OFF else level
+        level = logging.DEBUG if state is State.OFF else level
         logger.log(level, "omni-fastpath: %s %s: %s", patch.name, state.value, reason)
         for listener in list(self._listeners):
             try:
@@ -144,12 +143,6 @@ class Ledger:
                 }
                 for name, entry in self._entries.items()
             }
-
-    def clear(self) -> None:
-        """Forget everything; for tests."""
-        with self._lock:
-            self._entries.clear()
-            self._listeners.clear()
 
 
 LEDGER = Ledger()

@@ -247,13 +247,12 @@ class Startup:
 
 def _inherited() -> Resolved | None:
     """What an ancestor of this process handed over; None where the variable is from another process."""
-    import psutil  # noqa: PLC0415 - something was asked for
-
+    from omni_fastpath import processid  # noqa: PLC0415 - something was asked for
     from omni_fastpath.config import Resolved  # noqa: PLC0415
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
     handed = json.loads(os.environ[HANDOFF])
-    if handed["parent"] not in {each.pid for each in psutil.Process().parents()}:
+    if handed["parent"] not in processid.ancestors(os.getpid()):
         logger.debug("omni-fastpath: %s is from process %s, no ancestor of this one", HANDOFF, handed["parent"])
         return None
     return Resolved.from_json(handed["resolved"], PATCHES)

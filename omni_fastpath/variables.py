@@ -12,7 +12,7 @@ MASTER = NAMESPACE
 ON_UNSUPPORTED = f"{NAMESPACE}_ON_UNSUPPORTED"
 
 HANDOFF = "_OMNI_FASTPATH_HANDOFF"
-"""The variable that carries a parent's configuration to its stages (``handoff``); outside the ``OMNI_FASTPATH``
+"""The variable that carries a parent's configuration to its stages (``startup``); outside the ``OMNI_FASTPATH``
 namespace, in which it would be an unknown name."""
 
 TRUE_WORDS = ("1", "true", "on", "yes")

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from omni_fastpath import config, entrypoint
+from omni_fastpath import config
 from omni_fastpath.declare import Patch, State
+from omni_fastpath.tools import entrypoint
 from omni_fastpath.tools.servers import Server
 from omni_fastpath.variables import HANDOFF, MASTER, NAMESPACE, master_off
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import process_role, statefile
+from omni_fastpath import process_role, processid, statefile
 from omni_fastpath.declare import State
 
 SCRAPE_S = 10.0
@@ -78,7 +78,7 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
     """
     started = by_command_line()
     snapshots = _snapshots([None, *(_facts(pid).get("environ") for pid in started)])
-    above = {pid: _ancestors(pid) for pid in {*started, *snapshots}}
+    above = {pid: set(processid.ancestors(pid)) for pid in {*started, *snapshots}}
     found = []
     for root in sorted(pid for pid, ancestors in above.items() if ancestors.isdisjoint(above)):
         own = tuple(snapshots[pid] for pid in sorted(snapshots) if pid == root or root in above[pid])
@@ -133,13 +133,6 @@ def _facts(pid: int) -> dict[str, Any]:
         return psutil.Process(pid).as_dict(["cmdline", "environ", "create_time"])
     except (psutil.Error, OSError):
         return {}
-
-
-def _ancestors(pid: int) -> set[int]:
-    try:
-        return {each.pid for each in psutil.Process(pid).parents()}
-    except psutil.Error:
-        return set()
 
 
 _UNSURE_S = 2.0

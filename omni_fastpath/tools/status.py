@@ -13,13 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omni_fastpath import __version__, config, entrypoint, install, statefile
+from omni_fastpath import __version__, config, install, statefile
 from omni_fastpath.config import ConfigError, Resolved
 from omni_fastpath.declare import Patch, State
 from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.ledger import logger
 from omni_fastpath.releases import vllm_omni_release, vllm_release
-from omni_fastpath.tools import overlay, servers, upgrade
+from omni_fastpath.tools import entrypoint, overlay, servers, upgrade
 from omni_fastpath.tools.findings import Facts, judge
 
 SCHEMA = 5

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import __version__, config, entrypoint, install, statefile
+from omni_fastpath import __version__, config, install, statefile
 from omni_fastpath.declare import Call, Fit, Row, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
-from omni_fastpath.tools import cli, overlay, servers, status
+from omni_fastpath.tools import cli, entrypoint, overlay, servers, status
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = PATCHES[0]
@@ -343,8 +343,8 @@ def test_a_reader_that_leaves_changes_nothing(command: list[str], reads: int) ->
     """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = (
-        "import importlib.metadata, sys; from omni_fastpath import entrypoint, install\n"
-        "from omni_fastpath.tools import cli, servers, status\n"
+        "import importlib.metadata, sys; from omni_fastpath import install\n"
+        "from omni_fastpath.tools import cli, entrypoint, servers, status\n"
         "entrypoint.entry_points = lambda **_: (importlib.metadata.EntryPoint('omni_fastpath', 'omni_fastpath', ''),)\n"
         "from omni_fastpath.releases import Release\n"
         "found = Release('vllm-omni', '0.30.0')\n"

@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_fastpath import entrypoint, statefile
+from omni_fastpath import statefile
 from omni_fastpath.config import ConfigError
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
+from omni_fastpath.tools import entrypoint
 from omni_fastpath.tools.ab.arm import Arm, WrongArmError
 from omni_fastpath.tools.ab.commands import setting
 from omni_fastpath.tools.ab.serving import Child
