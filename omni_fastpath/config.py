@@ -87,10 +87,7 @@ def unknown(
 
 def shown(value: object) -> str:
     """The ``repr`` of a value, cut where it would flood a log line."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python writes
-        return f"a value of type {type(value).__name__} that cannot be shown"
+    text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
@@ -108,11 +105,6 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
 # Values
 
 
-def to_json(value: Mapping[str, Any]) -> str:
-    """JSON that every reader takes: bytes of a path or variable that are no text become question marks."""
-    return json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace").decode()
-
-
 def parse(options: type[Options], key: str, text: str) -> Any:
     """The value that the text of a variable stands for: a boolean word, JSON, or the text itself."""
     text = text.strip()
@@ -121,7 +113,7 @@ def parse(options: type[Options], key: str, text: str) -> Any:
         return text if on is None else on
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
 
 
@@ -140,16 +132,8 @@ def allowed(options: type[Options], key: str) -> str:
     return f"{words} {limits}".strip() + (" or null" if NoneType in types else "")
 
 
-def _takes(options: type[Options], key: str, value: object) -> bool:
-    try:
-        # By way of JSON, which carries the values to the stages; strict Python would want a byte size ready-made.
-        options.model_validate_json(json.dumps({key: value}, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):  # pydantic's error is a ValueError
-        return False
-    return True
-
-
 def _built(options: type[Options], values: Mapping[str, Any]) -> Options:
+    # By way of JSON, which carries the values to the stages; strict Python would want a byte size ready-made.
     return options.model_validate_json(json.dumps(values))
 
 
@@ -330,24 +314,23 @@ class _Layers:
         options, before = self._declared[name].options, self.asked[name]
         if key not in options.model_fields:
             self.problems.append(unknown(place, key, options.model_fields, gone=options.gone.get(key)))
-        elif _takes(options, key, value):
-            self._change(name, values={**before.values, key: value}, places={**before.places, key: place})
-        else:
+            return
+        try:
+            _built(options, {key: value})
+        except (TypeError, ValueError):  # pydantic's error is a ValueError
             self._refuse(place, value, allowed(options, key))
+        else:
+            self._change(name, values={**before.values, key: value}, places={**before.places, key: place})
 
     def _refuse(self, place: str, value: object, takes: str, near: str | None = None) -> None:
         self.problems.append(refusal(place, found=shown(value), allowed=takes, nearest=near))
 
-    def settle_requirements(self, *, partial: bool) -> frozenset[str]:
-        """Switch off what lacks a requirement, and give its names; refuse it where nothing excuses the lack."""
-        lacking = set()
+    def settle_requirements(self, *, partial: bool) -> None:
+        """Switch off what lacks a requirement; refuse it where nothing excuses the lack."""
         for name, patch in self._declared.items():
-            if not self.asked[name].on:
-                continue
             missing = next((each for each in patch.requires if not self.asked[each].on), None)
-            if missing is None:
+            if missing is None or not self.asked[name].on:
                 continue
-            lacking.add(name)
             cause = self.asked[missing]
             if missing in self.off_by_env:
                 self.off_by_env.add(name)
@@ -355,7 +338,6 @@ class _Layers:
                 self.problems.append(self._contradiction(patch, missing))
             reason = f"requires {missing}, which is off: {cause.reason}"
             self._change(name, on=False, origin=cause.origin, reason=reason)
-        return frozenset(lacking)
 
     def _contradiction(self, patch: Patch, missing: str) -> ConfigError:
         remedy = f"switch {missing} on ({KEY}.{missing}: true or {self._declared[missing].env}=1) or {patch.name} off"
@@ -385,7 +367,6 @@ class Resolved:
     Attributes:
         enabled: The patches that are on, in the order of their declarations, with their values.
         off: Every other patch with the reason.
-        lacking: Those of them that were asked for, and are off because a patch that they require is.
         origins: What switched a patch on or off; empty for a patch that nothing mentions.
         on_unsupported: What an unsupported or failed patch does to the start of the server.
         source: The deploy YAML; None when there is none.
@@ -398,7 +379,6 @@ class Resolved:
     on_unsupported: OnUnsupported = "warn"
     source: str | None = None
     unknown: tuple[str, ...] = ()
-    lacking: frozenset[str] = frozenset()
 
     @property
     def asked(self) -> bool:
@@ -408,7 +388,7 @@ class Resolved:
     def to_json(self) -> str:
         """This as text, for ``from_json`` in a process with the same declarations."""
         enabled = {name: options.model_dump(mode="json") for name, options in self.enabled.items()}
-        return to_json({**vars(self), "enabled": enabled, "lacking": sorted(self.lacking)})
+        return json.dumps({**vars(self), "enabled": enabled})
 
     @classmethod
     def from_json(cls, text: str, patches: Sequence[Patch]) -> Resolved:
@@ -421,8 +401,7 @@ class Resolved:
         try:
             wire = json.loads(text)
             enabled = {name: _built(declared[name], given) for name, given in wire.pop("enabled").items()}
-            lacking, unknown_names = frozenset(wire.pop("lacking")), tuple(wire.pop("unknown"))
-            return cls(**wire, enabled=enabled, lacking=lacking, unknown=unknown_names)
+            return cls(**{**wire, "enabled": enabled, "unknown": tuple(wire["unknown"])})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"found no resolved configuration of this version: {error!r}") from None
 
@@ -456,7 +435,7 @@ def resolve(
     for block in blocks:
         layers.add_block(block)
     layers.add_environment(environ)
-    lacking = layers.settle_requirements(partial=partial)
+    layers.settle_requirements(partial=partial)
     stages = len(frozenset[int]().union(*(block.stages for block in blocks)))
     enabled = {name: layers.options(name, stages) for name, asked in layers.asked.items() if asked.on}
     unknown_variables = tuple(_unknown_variables(environ, patches, gone))
@@ -466,7 +445,6 @@ def resolve(
     return Resolved(
         enabled=enabled,
         off={name: asked.reason for name, asked in layers.asked.items() if not asked.on},
-        lacking=lacking,
         origins={name: asked.origin for name, asked in layers.asked.items()},
         on_unsupported=layers.on_unsupported,
         source=source,

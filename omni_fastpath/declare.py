@@ -148,18 +148,15 @@ class Pin(Function):
 
 @dataclass(frozen=True)
 class Add(Seam):
-    """A new attribute that upstream's class does not have; a working one of upstream's supersedes it.
+    """A new attribute; a class that has one of that name, by inheritance too, is not as declared.
 
     Attributes:
         function: Name in the patch's wrappers module of what is added.
-        probe: Name in the wrappers module of a function that is given the owner when upstream already has the
-            attribute; it returns None when upstream's behaves as ours would, else the difference in words.
     """
 
     use = "add"
 
     function: str = field(kw_only=True)
-    probe: str = field(kw_only=True)
 
 
 AnySeam = Wrap | Replace | Add | Call | Pin
@@ -268,7 +265,7 @@ class Options(BaseModel):
         gone: Keys that earlier versions took, each with its successor or why it went, in words for the refusal.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     gone: ClassVar[Mapping[str, str]] = {}
 

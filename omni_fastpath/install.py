@@ -7,6 +7,7 @@ with a patch is in the ledger as its state.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Sequence
@@ -17,8 +18,9 @@ from typing import Any
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Replace, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER, logger, warn_once
+from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import MARK, SeamMovedError, Slot, SlotTakenError, verify
+from omni_fastpath.seams import MARK, SeamMovedError, Slot, verify
 
 _UPSTREAM = frozenset({"vllm", "vllm_omni"})
 
@@ -28,17 +30,11 @@ class RefusedError(RuntimeError):
 
 
 @dataclass
-class _Written:
-    slot: Slot
-    raw: Any
-    ours: Any
-
-
-@dataclass
 class _Installation:
-    patch: Patch
+    """One patch's: each slot that was written with what stood there and what was written, and what to call at last."""
+
+    written: list[tuple[Slot, Any, Any]] = field(default_factory=list)
     taken_off: Callable[[], None] | None = None
-    written: list[_Written] = field(default_factory=list)
 
 
 _lock = threading.RLock()
@@ -84,27 +80,22 @@ def verify_patch(patch: Patch) -> list[str]:
     """
     if problem := release_problem(patch):
         return [problem]
-    problems = list[str]()
-    for seam in seams_here(patch):
-        try:
-            verify(seam)
-        except SeamMovedError as error:
-            problems.append(str(error))
-        except Exception as error:  # upstream's module may raise anything while it is imported
-            problems.append(f"{seam.path}: looking at it failed: {error!r}")
-    if not problems and seams_here(patch):
-        try:
-            import_wrappers(patch)
-        except SeamMovedError as error:
-            problems.append(str(error))
-        except Exception as error:  # of ours, or of an upstream module that is imported
-            problems.append(f"its wrappers cannot be imported: {error!r}")
-    return problems
+    seams = seams_here(patch)
+    problems = [_problem(f"{seam.path}: looking at it failed", functools.partial(verify, seam)) for seam in seams]
+    if seams and not any(problems):
+        problems = [_problem("its wrappers cannot be imported", functools.partial(import_wrappers, patch))]
+    return [problem for problem in problems if problem is not None]
 
 
-def verify_all(patches: Sequence[Patch] | None = None) -> dict[str, list[str]]:
-    """``verify_patch`` for every patch, for ``omni-fastpath status --verify``."""
-    return {patch.name: verify_patch(patch) for patch in (_patches() if patches is None else patches)}
+def _problem(what: str, look: Callable[[], object]) -> str | None:
+    """What a look at upstream raised, in words; None when it raised nothing."""
+    try:
+        look()
+    except SeamMovedError as error:
+        return str(error)
+    except Exception as error:  # upstream's module may raise anything while it is imported
+        return f"{what}: {error!r}"
+    return None
 
 
 def import_wrappers(patch: Patch) -> ModuleType:
@@ -125,7 +116,7 @@ def import_wrappers(patch: Patch) -> ModuleType:
 # ---- A configuration takes effect ----
 
 
-def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None = None) -> None:
+def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES) -> None:
     """Install the patches that are on and are not installed yet.
 
     An installed patch stays as it is; where ``resolved`` says otherwise, a warning says so.
@@ -134,16 +125,15 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] | None 
         RefusedError: A patch that was asked for is unsupported or failed, and ``on_unsupported`` is ``fail``. What this
             call has installed is taken off again, as it is after any other exception.
     """
-    known = _patches() if patches is None else patches
     with _lock:
         before = set(_installed)
         try:
-            for patch in known:
+            for patch in patches:
                 _apply_one(resolved, patch, process)
             if resolved.on_unsupported == "fail":
-                _refuse_trouble(resolved, process, known)
+                _refuse_trouble(resolved, process, patches)
         except BaseException:
-            for patch in reversed(known):
+            for patch in reversed(patches):
                 if patch.name not in before:
                     uninstall(patch)
             raise
@@ -154,12 +144,9 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process) -> None:
     if is_installed(patch.name):
         _warn_of_difference(patch, entry.options, options)
         return
-    entry.options, entry.origin = options, resolved.origins.get(patch.name, "")
+    entry.options, entry.origin = options or patch.options(), resolved.origins.get(patch.name, "")
     if options is None:
-        cause = resolved.off.get(patch.name, "not asked for")
-        LEDGER.set(patch, State.OFF, cause)
-        if patch.name in resolved.lacking:  # it was asked for; off alone would only be a line at debug level
-            logger.warning("omni-fastpath: %s stays off: it %s", patch.name, cause)
+        LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
     elif process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
         LEDGER.set(patch, State.NOT_APPLICABLE, f"its slots are used in the {where} process; this is a {process.value}")
@@ -181,14 +168,7 @@ def _lacking(patch: Patch) -> str | None:
     """A patch that this one requires and that does not serve; None too where this one has nothing to do."""
     if not isinstance(row_here(patch), Fit):
         return None
-    return next(
-        (
-            name
-            for name in patch.requires
-            if not is_installed(name) and not LEDGER.named(name).state.satisfies_requirement
-        ),
-        None,
-    )
+    return next((name for name in patch.requires if not LEDGER.named(name).state.satisfies_requirement), None)
 
 
 def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patch]) -> None:
@@ -234,28 +214,25 @@ def install(patch: Patch, process: Process | None = None) -> State:
             return LEDGER.entry(patch).state
         row = row_here(patch)
         if row is None:
-            return _set(patch, State.UNSUPPORTED, str(release_problem(patch)))
+            return LEDGER.set(patch, State.UNSUPPORTED, str(release_problem(patch)))
         if not isinstance(row, Fit):
-            return _set(patch, row.state, row.remarks)
+            return LEDGER.set(patch, row.state, row.remarks)
         try:
             slots = [verify(seam) for seam in row.seams_in(process)]
             wrappers = import_wrappers(patch)
         except SeamMovedError as error:
-            return _set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
+            return LEDGER.set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
         except Exception as error:
             logger.exception("omni-fastpath: verifying %s failed", patch.name)
-            return _set(patch, State.FAILED, f"verifying it failed: {error!r}")
+            return LEDGER.set(patch, State.FAILED, f"verifying it failed: {error!r}")
         return _install_verified(patch, row, slots, wrappers)
 
 
 def _install_verified(patch: Patch, row: Fit, slots: Sequence[Slot], wrappers: ModuleType) -> State:
-    installation = _Installation(patch)
+    installation = _Installation()
     try:
         installation.taken_off = _named(wrappers, patch.taken_off)
         figures = _named(wrappers, patch.figures)
-        for slot in slots:
-            if isinstance(slot.seam, Add) and hasattr(slot.owner, slot.name):
-                return _compare_with_upstreams(patch, slot, _named(wrappers, slot.seam.probe))
         for slot in slots:
             match slot.seam:
                 case Wrap(wrapper=name) | Replace(wrapper=name):
@@ -265,25 +242,17 @@ def _install_verified(patch: Patch, row: Fit, slots: Sequence[Slot], wrappers: M
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
         _put_back(installation)
-        return _set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
+        return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
     entry, count = LEDGER.entry(patch), len(installation.written)
     left_out = row.without_api_server if len(slots) < len(row.seams) else ""
     entry.remarks, entry.figures = "; ".join(filter(None, (row.remarks, left_out))), figures
-    return _set(patch, State.APPLIED, "1 slot holds ours" if count == 1 else f"{count} slots hold ours")
+    return LEDGER.set(patch, State.APPLIED, "1 slot holds ours" if count == 1 else f"{count} slots hold ours")
 
 
 def _named(wrappers: ModuleType, name: str | None) -> Any:
     """The function that the declaration names in the wrappers module; None where it names none."""
     return None if name is None else getattr(wrappers, name)
-
-
-def _compare_with_upstreams(patch: Patch, slot: Slot, probe: Callable[[Any], str | None]) -> State:
-    """Upstream has what the patch would add: it is used if it does what ours does, and never overwritten."""
-    difference = probe(slot.owner)
-    if difference is None:
-        return _set(patch, State.SUPERSEDED, f"upstream has {slot.seam.path}, and it behaves as ours would")
-    return _set(patch, State.UNSUPPORTED, f"upstream has a {slot.seam.path} of its own that differs: {difference}")
 
 
 def uninstall(patch: Patch) -> None:
@@ -295,35 +264,30 @@ def uninstall(patch: Patch) -> None:
         installation = _installed.get(patch.name)
         if installation is None:
             return
-        for written in installation.written:
-            if not written.slot.holds(written.ours):
-                path, found = written.slot.seam.path, written.slot.raw()
+        for slot, _, ours in installation.written:
+            if not slot.holds(ours):
+                path, found = slot.seam.path, slot.raw()
                 logger.error("omni-fastpath: %s stays: %s was written after us, found %r", patch.name, path, found)
                 return
         _put_back(installation)
         del _installed[patch.name]
         LEDGER.entry(patch).figures = None
-        _set(patch, State.OFF, "taken off")
+        LEDGER.set(patch, State.OFF, "taken off")
 
 
 def _put_back(installation: _Installation) -> None:
-    for written in reversed(installation.written):
-        try:
-            written.slot.restore(written.raw, ours=written.ours)
-        except SlotTakenError:
-            logger.exception("omni-fastpath: %s: a slot could not be put back", installation.patch.name)
-    installation.written.clear()
+    for slot, raw, _ in reversed(installation.written):
+        slot.write(raw)
     if installation.taken_off is not None:
         installation.taken_off()
 
 
-def _write(written: list[_Written], slot: Slot, ours: Any) -> None:
+def _write(written: list[tuple[Slot, Any, Any]], slot: Slot, ours: Any) -> None:
     raw = slot.raw()
     slot.write(ours)
+    written.append((slot, raw, ours))
     if not slot.holds(ours):
-        slot.restore(raw, ours=slot.raw())
         raise RuntimeError(f"{slot.seam.path} does not hold what was just written into it")
-    written.append(_Written(slot, raw, ours))
 
 
 def _around(raw: Any, wrapper: Callable[..., Any], patch: Patch) -> Any:
@@ -333,14 +297,3 @@ def _around(raw: Any, wrapper: Callable[..., Any], patch: Patch) -> Any:
     ours = FunctionWrapper(raw, wrapper)
     setattr(ours, MARK, patch.name)
     return ours
-
-
-def _set(patch: Patch, state: State, reason: str) -> State:
-    LEDGER.set(patch, state, reason)
-    return state
-
-
-def _patches() -> Sequence[Patch]:
-    from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - the machinery is importable without the patches
-
-    return PATCHES

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_fastpath.declare import Options, Patch, State
+from omni_fastpath.declare import Patch, State
 
 logger = logging.getLogger("vllm.omni_fastpath")
 """A child of vLLM's logger, so that our lines stand among the server's in its format."""
@@ -29,15 +29,15 @@ def warn_once(message: str) -> None:
 
 @dataclass
 class Entry:
-    """One patch in this process.
+    """One patch in this process, which its wrappers see too: its values, its counters, its state.
 
     Attributes:
         patch: Its declaration.
         state: Its state here.
         cause: Why it has this state.
         origin: What switched it on or off; empty for a patch that nothing mentions.
-        options: The values in force; None before any were.
-        counters: Its engagement counters by name.
+        options: The values in force, an instance of the declaration's model.
+        counters: Its engagement counters by name; written by the thread that does the work.
         remarks: What its declaration says about this release; part of the reason while it is applied.
         figures: Gives what its metrics show now, while it is installed; None for a patch without any.
     """
@@ -46,14 +46,23 @@ class Entry:
     state: State = State.OFF
     cause: str = "not asked for"
     origin: str = ""
-    options: Options | None = None
-    counters: dict[str, int] = field(default_factory=dict)
+    options: Any = field(init=False)
+    counters: dict[str, int] = field(init=False)
     remarks: str = ""
     figures: Callable[[], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        for counter in self.patch.counters:
-            self.counters.setdefault(counter.name, 0)
+        self.options = self.patch.options()
+        self.counters = dict.fromkeys((counter.name for counter in self.patch.counters), 0)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error of ours was reported: then upstream works alone."""
+        return self.state is State.FAILED
+
+    def report(self, state: State, reason: str) -> None:
+        """Set the patch's state for this process; for its wrappers."""
+        LEDGER.set(self.patch, state, reason)
 
     @property
     def reason(self) -> str:
@@ -103,8 +112,8 @@ class Ledger:
         """Call ``listener(name, state, reason)`` after every change; an exception that it raises is logged."""
         self._listeners.append(listener)
 
-    def set(self, patch: Patch, state: State, cause: str) -> None:
-        """Set a patch's state; a real change is logged in one line.
+    def set(self, patch: Patch, state: State, cause: str) -> State:
+        """Set a patch's state, and return it; a real change is logged in one line.
 
         Args:
             patch: Its declaration.
@@ -114,7 +123,7 @@ class Ledger:
         entry = self.entry(patch)
         with self._lock:
             if (entry.state, entry.cause) == (state, cause):
-                return
+                return state
             entry.state, entry.cause = state, cause
             reason = entry.reason
         level = logging.WARNING if state.is_trouble else logging.INFO
@@ -125,6 +134,7 @@ class Ledger:
                 listener(patch.name, state, reason)
             except Exception:
                 logger.exception("omni-fastpath: a listener for patch states failed")
+        return state
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Every patch as plain data, for the state file and the metrics."""
@@ -137,7 +147,7 @@ class Ledger:
                     "state": entry.state.value,
                     "reason": entry.reason,
                     "origin": entry.origin,
-                    "options": entry.options.model_dump() if entry.options is not None else {},
+                    "options": entry.options.model_dump(),
                     "counters": dict(entry.counters),
                     **({"figures": figures[name]} if figures.get(name) else {}),
                 }
@@ -149,32 +159,6 @@ LEDGER = Ledger()
 """This process's ledger."""
 
 
-@dataclass(frozen=True)
-class PatchRuntime:
-    """What a patch's wrappers see of the machinery: their values, their counters and their state."""
-
-    entry: Entry
-
-    @property
-    def options(self) -> Any:
-        """The values in force: an instance of the declaration's options model."""
-        return self.entry.options if self.entry.options is not None else self.entry.patch.options()
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """The engagement counters; written by the thread that does the work."""
-        return self.entry.counters
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether an error of ours was reported: then upstream works alone."""
-        return self.entry.state is State.FAILED
-
-    def report(self, state: State, reason: str) -> None:
-        """Set the patch's state for this process."""
-        LEDGER.set(self.entry.patch, state, reason)
-
-
-def runtime(name: str) -> PatchRuntime:
-    """The runtime of a declared patch, for its wrappers."""
-    return PatchRuntime(LEDGER.named(name))
+def runtime(name: str) -> Entry:
+    """The entry of a declared patch, for its wrappers."""
+    return LEDGER.named(name)

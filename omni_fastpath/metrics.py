@@ -11,12 +11,13 @@ import itertools
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omni_fastpath import processid, statefile
 from omni_fastpath.declare import Metric, Patch, Process, State
-from omni_fastpath.ledger import LEDGER, Ledger, logger
+from omni_fastpath.ledger import LEDGER, Ledger, warn_once
 from omni_fastpath.seams import MARK, is_ours
 
 _API_WORKER = re.compile(r"ApiServer_\d+$")
@@ -42,7 +43,6 @@ class Collector:
         self._ledger = ledger
         self._role = process.value
         self._own = _where(process.value, multiprocessing.current_process().name, None, None)
-        self._complained = False
 
     def collect(self) -> Iterable[Any]:
         """The metric families; of this process alone when the state files cannot be read."""
@@ -51,27 +51,17 @@ class Collector:
             try:
                 processes += list(_elsewhere())
             except Exception as error:
-                self._complain("the state files cannot be read, /metrics shows this process alone", error)
-            declared = self._declared()
+                warn_once(f"the state files cannot be read, /metrics shows this process alone: {error}")
+            declared = {entry.patch.name: entry.patch for entry in self._ledger}
             figures = _figure_families(processes, declared)
             return [*_families(processes, declared), *(family for family in figures if family.samples)]
         except Exception as error:
-            self._complain("/metrics goes without the patches", error)
+            warn_once(f"/metrics goes without the patches: {error}")
             return []
 
     def describe(self) -> list[Any]:
         """Nothing to check for duplicates at registration."""
         return []
-
-    def _declared(self) -> dict[str, Patch]:
-        from omni_fastpath.patches import PATCHES  # noqa: PLC0415 - other processes may have patches that we have not
-
-        return {patch.name: patch for patch in (*PATCHES, *(entry.patch for entry in self._ledger))}
-
-    def _complain(self, what: str, error: Exception) -> None:
-        if not self._complained:
-            self._complained = True
-            logger.warning("omni-fastpath: %s: %s", what, error)
 
 
 def export(process: Process) -> None:
@@ -128,6 +118,7 @@ def _elsewhere() -> Iterator[tuple[_Where, dict[str, Any]]]:
 
 
 _Processes = Iterable[tuple[_Where, Mapping[str, Any]]]
+_Labels = tuple[str, ...]
 
 
 def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]:
@@ -137,24 +128,22 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
-    states: dict[tuple[str, ...], float] = {}
-    counts: dict[tuple[str, ...], float] = {}
-    greatest: dict[tuple[str, ...], float] = {}
+    states, counts, greatest = Counter[_Labels](), Counter[_Labels](), Counter[_Labels]()
     for where, snapshot in processes:
         for name, record in snapshot["patches"].items():
             labels = (name, *where)
             for state in State:
-                _merge(states, (*labels, state.value), float(state.value == record["state"]), max)
+                states[(*labels, state.value)] |= state.value == record["state"]
             patch = declared.get(name)
             if patch is not None and Process(snapshot["role"]) not in patch.processes:
                 continue
             maxima = {each.name for each in patch.counters if each.is_maximum} if patch is not None else set()
             for event, count in record["counters"].items():
                 if event in maxima:
-                    _merge(greatest, (*labels, event), float(count), max)
+                    greatest[(*labels, event)] = max(greatest[(*labels, event)], count)
                 else:
-                    _merge(counts, (*labels, event), float(count), float.__add__)
-    families: list[tuple[Any, dict[tuple[str, ...], float]]] = [
+                    counts[(*labels, event)] += count
+    families: list[tuple[Any, Counter[_Labels]]] = [
         (GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=[*_LABELS, "state"]), states),
         (CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=[*_LABELS, "event"]), counts),
         (GaugeMetricFamily("omni_fastpath_greatest", "Greatest values seen", labels=[*_LABELS, "value"]), greatest),
@@ -165,17 +154,11 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
     return [family for family, _ in families]
 
 
-def _merge(
-    into: dict[tuple[str, ...], float], labels: tuple[str, ...], value: float, both: Callable[[float, float], float]
-) -> None:
-    into[labels] = both(into[labels], value) if labels in into else value
-
-
 def _figure_families(processes: _Processes, declared: Mapping[str, Patch]) -> Iterator[Any]:
     """The families of the patches' metrics; samples with the same labels are added."""
     for name, patch in declared.items():
         for metric in patch.metrics:
-            found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+            found: dict[_Labels, list[Mapping[str, Any]]] = {}
             for where, snapshot in processes:
                 for sample in snapshot["patches"].get(name, {}).get("figures", {}).get(metric.name, ()):
                     of_sample = {**dict(zip(_OF_PROCESS, where, strict=True)), **sample["labels"]}
@@ -184,7 +167,7 @@ def _figure_families(processes: _Processes, declared: Mapping[str, Patch]) -> It
             yield _figure_family(metric, found)
 
 
-def _figure_family(metric: Metric, found: Mapping[tuple[str, ...], list[Mapping[str, Any]]]) -> Any:
+def _figure_family(metric: Metric, found: Mapping[_Labels, list[Mapping[str, Any]]]) -> Any:
     from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily  # noqa: PLC0415
     from prometheus_client.utils import floatToGoString  # noqa: PLC0415
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from omni_fastpath import __version__, process_role, statefile
 from omni_fastpath.declare import Process, State
-from omni_fastpath.ledger import LEDGER, logger
+from omni_fastpath.ledger import LEDGER, warn_once
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 
 REFRESH_S = 2.0
@@ -79,13 +79,12 @@ class Publisher:
         self._path: Path | None = None
         self._refreshing = False
         self._ended = threading.Event()
-        self._complained = False
 
     def start(self) -> None:
         """Write the file now and keep it true; remove it at exit."""
-        self.write()
         LEDGER.listen(lambda *_: self.write())
         atexit.register(self._remove)
+        self.write()
 
     def update(self, source: str | None) -> None:
         """The configuration was read again, perhaps from elsewhere."""
@@ -106,7 +105,7 @@ class Publisher:
             with self._lock:
                 self._write(now)
         except Exception as error:
-            self._complain("the state file cannot be written, status will not show this", error)
+            warn_once(f"the state file cannot be written, status will not show this: {error}")
         self._keep_fresh()
 
     def _write(self, now: dict[str, Any]) -> None:
@@ -123,16 +122,8 @@ class Publisher:
         with self._lock:
             if self._refreshing or all(entry.state is State.OFF for entry in LEDGER):
                 return
-            try:
-                threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
-                self._refreshing = True
-            except RuntimeError as error:  # a limit of processes, or the interpreter ends
-                self._complain("status will show old counters of this process", error)
-
-    def _complain(self, what: str, error: Exception) -> None:
-        if not self._complained:
-            self._complained = True
-            logger.warning("omni-fastpath: %s: %s", what, error)
+            threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
+            self._refreshing = True
 
     def _refresh(self) -> None:
         while not self._ended.wait(REFRESH_S):

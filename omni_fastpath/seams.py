@@ -6,11 +6,11 @@ writes back makes every subclass's call the owner's, and a function taken out of
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import inspect
 import io
+import itertools
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,11 +30,7 @@ class SeamMovedError(Exception):
     """A slot does not look as its declaration says; the message names the slot, what was found and expected."""
 
 
-class SlotTakenError(Exception):
-    """A slot holds another package's object on top of ours, so that ours cannot be taken off."""
-
-
-class SourceError(Exception):
+class SourceError(SeamMovedError):
     """The source of a function cannot be read; the message names the function and the reason."""
 
 
@@ -60,21 +56,11 @@ class Slot:
         return self.raw() is value
 
     def write(self, value: Any) -> None:
-        """Put ``value`` into the slot."""
-        setattr(self.owner, self.name, value)
-
-    def restore(self, raw: Any, *, ours: Any) -> None:
-        """Put back the saved raw slot.
-
-        Raises:
-            SlotTakenError: Somebody wrote the slot after us; taking ours off would take theirs off too.
-        """
-        if not self.holds(ours):
-            raise SlotTakenError(f"{self.seam.path} was written by someone else after us: found {self.raw()!r}")
-        if raw is _ABSENT:
+        """Put a value into the slot; what ``raw`` gave restores it exactly."""
+        if value is _ABSENT:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, raw)
+            setattr(self.owner, self.name, value)
 
 
 def find(seam: Seam) -> Slot:
@@ -103,15 +89,22 @@ def verify(seam: Seam) -> Slot:
         SeamMovedError: It does not; the message says what was found and what was expected.
     """
     slot = find(seam)
-    if isinstance(seam, Function):
-        for difference in differences(seam, slot):
-            raise SeamMovedError(f"{seam.path}: {difference}")
+    for difference in differences(seam, slot):
+        raise SeamMovedError(f"{seam.path}: {difference}")
     return slot
 
 
-def differences(seam: Function, slot: Slot) -> Iterator[str]:
-    """Each way in which what stands in the slot is not as declared."""
+def differences(seam: Seam, slot: Slot) -> Iterator[str]:
+    """Each way in which what stands in the slot is not as declared.
+
+    Raises:
+        SourceError: As ``fingerprint``.
+    """
     raw = slot.raw()
+    if not isinstance(seam, Function):
+        if hasattr(slot.owner, slot.name):
+            yield f"{slot.owner!r} has one of its own"
+        return
     if raw is _ABSENT:
         yield f"{slot.owner!r} itself has no {slot.name!r}"
         return
@@ -125,14 +118,8 @@ def differences(seam: Function, slot: Slot) -> Iterator[str]:
         yield f"its parameters are {parameters}, expected {seam.parameters}"
     if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
         yield f"holds somebody else's wrapper {raw!r}, which the patch would go past"
-    if seam.fingerprints:
-        try:
-            body = fingerprint(function)
-        except SourceError as error:
-            yield str(error)
-        else:
-            if body not in seam.fingerprints:
-                yield f"its body moved: fingerprint {body}, expected {seam.fingerprints}"
+    if seam.fingerprints and (body := fingerprint(function)) not in seam.fingerprints:
+        yield f"its body moved: fingerprint {body}, expected {seam.fingerprints}"
 
 
 def function_in(raw: Any) -> Any:
@@ -173,10 +160,7 @@ def is_ours(raw: Any) -> bool:
 
 _LAYOUT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER})
 # One name for each, whatever blanks stand for it: the depth of a block is meaning, its width is not.
-_STRUCTURE = {tokenize.NEWLINE: "NEWLINE\n", tokenize.INDENT: "INDENT\n", tokenize.DEDENT: "DEDENT\n"}
-
-_Place = tuple[int, int]
-"""A row of a source, from one, and a column in characters."""
+_INDENTATION = {tokenize.INDENT: "INDENT\n", tokenize.DEDENT: "DEDENT\n"}
 
 
 def fingerprint(function: Any) -> str:
@@ -200,52 +184,33 @@ def fingerprint(function: Any) -> str:
 
 def _meaning(source: str) -> Iterator[str]:
     """The tokens of a source without layout and docstrings."""
-    docstrings = list(_docstrings(source))
-    skip_end = False
-    for start, end, kind, text in _tokens(source):
-        if any(first <= start and end <= last for first, last in docstrings):
-            skip_end = True
+    line: list[str] = []
+    defines = begins = False  # whether the last line was the head of a definition; whether its body begins
+    for kind, text in _tokens(source):
+        if kind in _INDENTATION:
+            begins = defines and kind == tokenize.INDENT
+            yield _INDENTATION[kind]
+        elif kind == tokenize.NEWLINE:
+            if not (begins and all(each.endswith(('"', "'")) for each in line)):
+                yield from (*line, "NEWLINE\n")
+            defines, begins = line[0] in ("def", "class") or line[:2] == ["async", "def"], False
+            line = []
         elif kind not in _LAYOUT:
-            # What ends the statement that was the docstring goes with it.
-            if not (skip_end and (kind == tokenize.NEWLINE or text == ";")):
-                yield _STRUCTURE.get(kind, text)
-            skip_end = False
+            line.append(text)
 
 
-def _docstrings(source: str) -> Iterator[tuple[_Place, _Place]]:
-    """Where each docstring begins and ends."""
-    lines = source.split("\n")
-
-    def place(row: int | None, column: int | None) -> _Place:
-        assert row is not None, "an expression of parsed source has a place"
-        return row, len(lines[row - 1].encode()[:column].decode())  # ast counts bytes, the tokenizer characters
-
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            first = node.body[0]
-            if isinstance(first, ast.Expr) and ast.get_docstring(node, clean=False) is not None:
-                string = first.value
-                yield place(string.lineno, string.col_offset), place(string.end_lineno, string.end_col_offset)
-
-
-def _tokens(source: str) -> Iterator[tuple[_Place, _Place, int, str]]:
-    """The tokens, an f-string as one, as Python below 3.12 has it: begin, end, type, text."""
-    lines = source.split("\n")
-    depth, begin = 0, (0, 0)
+def _tokens(source: str) -> Iterator[tuple[int, str]]:
+    """The tokens with their types, an f-string as one, as Python below 3.12 has it."""
+    rows = [0, *itertools.accumulate(len(row) for row in io.StringIO(source))]
+    depth = begin = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         kind = tokenize.tok_name[token.type]
         if kind == "FSTRING_START":
-            depth, begin = depth + 1, begin if depth else token.start
+            begin = begin if depth else rows[token.start[0] - 1] + token.start[1]
+            depth += 1
         elif kind == "FSTRING_END":
             depth -= 1
             if not depth:
-                yield begin, token.end, tokenize.STRING, _between(lines, begin, token.end)
+                yield tokenize.STRING, source[begin : rows[token.end[0] - 1] + token.end[1]]
         elif not depth:
-            yield token.start, token.end, token.type, token.string
-
-
-def _between(lines: list[str], begin: _Place, end: _Place) -> str:
-    (first, left), (last, right) = begin, end
-    if first == last:
-        return lines[first - 1][left:right]
-    return "\n".join((lines[first - 1][left:], *lines[first : last - 1], lines[last - 1][:right]))
+            yield token.type, token.string

@@ -7,6 +7,7 @@ of another process namespace is neither shown nor deleted.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
@@ -20,7 +21,6 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_fastpath import processid
-from omni_fastpath.config import to_json
 from omni_fastpath.declare import Process, State
 
 SCHEMA = 2
@@ -116,7 +116,7 @@ def write(snapshot: Mapping[str, Any]) -> Path:
     temporary = file.with_suffix(".tmp")
     created = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(created, "w", encoding="utf-8") as opened:
-        opened.write(to_json({**snapshot, **own}))
+        json.dump({**snapshot, **own}, opened, default=str)
     temporary.replace(file)
     return file
 

@@ -127,7 +127,7 @@ def named(patch: Patch, fit: Fit) -> dict[str, str]:
         if isinstance(seam, (Wrap, Replace)):
             found[seam.wrapper] = seam.path
         elif isinstance(seam, Add):
-            found |= {seam.function: seam.path, seam.probe: seam.path}
+            found |= {seam.function: seam.path}
     return found
 
 

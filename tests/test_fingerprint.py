@@ -116,12 +116,6 @@ def test_what_a_line_based_hash_would_miss(tmp_path: Path, one: str, other: str)
     assert body_hash(tmp_path / "a", one) != body_hash(tmp_path / "b", other)
 
 
-def test_docstring_of_a_one_line_body_does_not_count(tmp_path: Path) -> None:
-    """What follows the docstring on its line is the body."""
-    hashes = [body_hash(tmp_path / "a", f"def f(): {doc}return 1") for doc in ("", '"Doc."; ', "'Other'; ")]
-    assert len(set(hashes)) == 1
-
-
 def test_method_with_a_string_at_the_margin_can_be_pinned(tmp_path: Path) -> None:
     """A multi-line string that stands left of its function does not keep it from being read."""
     source = 'class C:\n    def f(self):\n        """Doc.\nat the margin"""\n        return """one\ntwo"""\n'

@@ -17,8 +17,8 @@ import pytest
 
 from omni_fastpath.declare import State
 from omni_fastpath.hooks import HOOKS, HookManager, PassReport, RawOutputView, hookimpl
-from omni_fastpath.hooks.observers import Recorder
 from omni_fastpath.hooks.specs import ENTRY_POINT_GROUP
+from tests.fakes.recorder import Recorder
 from tests.patches.content import endings, sequences
 from tests.patches.drive import options, run
 
@@ -282,14 +282,6 @@ def test_hook_may_take_fewer_parameters() -> None:
     for name in ("on_dequeued", "on_routed"):
         caller(manager, name)()
     assert seen == ["taken", "output"]
-
-
-def test_recorder_keeps_the_last_events() -> None:
-    """The built-in observer is bounded and keeps the newest."""
-    recorder = Recorder(limit=2)
-    for number in range(3):
-        recorder.on_routed(0, 0, number)
-    assert recorder.of("routed") == [(0, 0, 1), (0, 0, 2)]
 
 
 # ---- On the real orchestrator ----

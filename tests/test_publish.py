@@ -173,30 +173,6 @@ def test_a_process_in_which_all_is_off_has_no_thread(monkeypatch: pytest.MonkeyP
     assert started == ["omni-fastpath-state"]
 
 
-def test_a_thread_that_cannot_start_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At a limit of processes the file is written all the same, and the next write tries again."""
-    monkeypatch.setattr(publish.Publisher, "_keep_fresh", KEEP_FRESH)
-
-    def limit(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    publisher = Publisher(Process.STAGE, None)
-    LEDGER.set(DRUM, State.APPLIED, "yes")
-    monkeypatch.setattr(threading.Thread, "start", limit)
-    publisher.write()
-    publisher.write()
-    assert [record.getMessage() for record in caplog.records if "can't start" in record.getMessage()] == [
-        "omni-fastpath: status will show old counters of this process: can't start new thread"
-    ]
-    assert on_disk()["patches"]["drum"]["state"] == "applied"
-    started: list[str] = []
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
-    publisher.write()
-    assert started == ["omni-fastpath-state"]
-
-
 def test_a_forked_child_leaves_its_parents_file_alone() -> None:
     """A state that changes in a fork without exec moves no file of the parent's and waits for none of its locks."""
     publisher = Publisher(Process.SERVER, None)

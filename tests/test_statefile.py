@@ -74,12 +74,6 @@ def test_only_the_owner_may_look() -> None:
     assert (mode(path.parent), mode(path)) == (0o700, 0o600)
 
 
-def test_bytes_that_are_no_text_hide_no_process() -> None:
-    """A deploy YAML whose name is no Unicode: the file is written, read, and its source shown as far as it is text."""
-    statefile.write({**SNAPSHOT, "source": os.fsdecode(b"/caf\xe9.yaml")})
-    assert [read["source"] for read in statefile.read_live()] == ["/caf?.yaml"]
-
-
 def test_a_failed_write_leaves_the_last_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the rename fails the old file stays, and the next write leaves no other."""
     path = statefile.write(SNAPSHOT)

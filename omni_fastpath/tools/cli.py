@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import io
 import json
 import os
 import sys
@@ -38,7 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         above ``info``). 2: a usage or configuration error. ``ab`` has others besides (``ab/command.py``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    _print_whatever_is_no_text()
     try:
         if words[:1] == [_AB]:
             return _ab(words[1:])
@@ -50,13 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
         return REFUSED
     return code
-
-
-def _print_whatever_is_no_text() -> None:
-    """A path or a variable may hold bytes that the terminal's encoding has no characters for."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

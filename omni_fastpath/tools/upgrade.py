@@ -12,7 +12,7 @@ from typing import Any
 from packaging.version import Version
 
 from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Seam
-from omni_fastpath.seams import SeamMovedError, SourceError, descriptor, differences, find, fingerprint, function_in
+from omni_fastpath.seams import SeamMovedError, descriptor, differences, find, fingerprint, function_in
 
 
 def nearest(patch: Patch, release: str) -> tuple[str, Fit]:
@@ -52,14 +52,13 @@ def look(seam: AnySeam) -> dict[str, Any]:
     try:
         slot = find(seam)
         if not isinstance(seam, Function):
-            changes = ["upstream has one of its own"] if hasattr(slot.owner, slot.name) else []
-            return {**found, "place": _place(seam, slot.owner), "changes": changes}
-        if slot.present:
+            found |= {"place": _place(seam, slot.owner)}
+        elif slot.present:
             function = function_in(slot.raw())
             found |= {"place": _place(seam, function), "parameters": list(inspect.signature(function).parameters)}
             found |= {"descriptor": descriptor(slot.raw()), "fingerprint": fingerprint(function)}
         return {**found, "changes": list(differences(seam, slot))}
-    except (SeamMovedError, SourceError) as error:
+    except SeamMovedError as error:
         return {**found, "changes": [str(error).removeprefix(f"{seam.path}: ")]}
     except Exception as error:  # whatever importing upstream's module raises
         return {**found, "changes": [f"looking at it failed: {error!r}"]}

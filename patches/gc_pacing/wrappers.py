@@ -50,13 +50,9 @@ class Pacing:
 
     def look_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look now and every second, while it is this process's; an exception of ours is the end."""
-        if self not in _running:
-            return
-        try:
-            self.look()
-        except Exception as error:
-            _step_aside("deciding about a collection failed", error)
-        loop.call_later(LOOK_S, self.look_on, loop)
+        if self in _running:
+            _guard("deciding about a collection failed", self.look)
+            loop.call_later(LOOK_S, self.look_on, loop)
 
     def look(self) -> None:
         """Collect if it is time."""
@@ -99,33 +95,35 @@ def live() -> int:
 def wrapped_freeze_gc_heap(wrapped: Callable[[], None], _instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's, at the end of an API server's start, on its event loop; then it is paced."""
     wrapped(*args, **kwargs)
-    try:
-        taken_off()
-        setting = operators_setting(PYTHONS_OWN)
-        if setting is not None:
-            _runtime.report(State.NOT_APPLICABLE, f"{setting}: what the operator sets counts")
-            return
-        loop = asyncio.get_running_loop()
-        _running.append(Pacing())
-        loop.call_later(LOOK_S, _running[0].look_on, loop)
-    except Exception as error:
-        _step_aside("beginning failed", error)
+    _guard("beginning failed", _begin)
+
+
+def _begin() -> None:
+    taken_off()
+    setting = operators_setting(PYTHONS_OWN)
+    if setting is not None:
+        _runtime.report(State.NOT_APPLICABLE, f"{setting}: what the operator sets counts")
+        return
+    loop = asyncio.get_running_loop()
+    _running.append(Pacing())
+    loop.call_later(LOOK_S, _running[0].look_on, loop)
 
 
 def wrapped_log_summary_and_cleanup(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's, at each request's end: from the first on its front end is known."""
     wrapped(*args, **kwargs)
     if _running:
-        try:
-            _front_ends.add(instance)
-        except Exception as error:
-            _step_aside("a front end cannot be kept", error)
+        _guard("a front end cannot be kept", _front_ends.add, instance)
 
 
-def _step_aside(what: str, error: Exception) -> None:
-    taken_off()
-    logger.error("omni-fastpath: gc_pacing: %s", what, exc_info=error)
-    _runtime.report(State.FAILED, f"{what}: {error!r}; Python collects as ever")
+def _guard(what: str, step: Callable[..., None], *args: Any) -> None:
+    """Take a step; an exception of ours is logged as ``what`` and gives Python its thresholds back."""
+    try:
+        step(*args)
+    except Exception as error:
+        taken_off()
+        logger.exception("omni-fastpath: gc_pacing: %s", what)
+        _runtime.report(State.FAILED, f"{what}: {error!r}; Python collects as ever")
 
 
 def taken_off() -> None:

@@ -15,9 +15,8 @@ Scope:
 Fragility:
     Relies on ``outputs_queue`` being an ``asyncio.Queue`` whose items are batches or exceptions, on
     ``_ensure_output_queue_task`` and on ``_format_exception``; the body of ``get_output_async`` is pinned because
-    ours must stay its twin. If the class has a ``get_output_nowait`` of its own it is tried on a stand-in: one that
-    behaves as above supersedes ours, any other makes the patch unsupported. The stand-in has what upstream's methods
-    read of a client: ``outputs_queue``, ``resources.engine_dead`` and ``resources.output_queue_task``.
+    ours must stay its twin. Where another package has given the class a ``get_output_nowait`` of its own the patch is
+    unsupported: one of an RL framework raises when the queue is empty.
 Upstream thread:
     vllm PR #46331 (open in September 2026), vllm-omni issue #4561.
 Remove when:
@@ -31,12 +30,7 @@ from omni_fastpath.declare import Add, Call, Counter, Fit, Patch, Pin, Process
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
 SEAMS = (
-    Add(
-        CORE_CLIENT,
-        "AsyncMPClient.get_output_nowait",
-        function="get_output_nowait",
-        probe="difference_of_upstreams_own",
-    ),
+    Add(CORE_CLIENT, "AsyncMPClient.get_output_nowait", function="get_output_nowait"),
     Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
     Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
     Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),

@@ -39,7 +39,14 @@ from __future__ import annotations
 
 from omni_fastpath.declare import AnySeam, Counter, Fit, Metric, Patch, Process, Wrap
 
-from .bounds import DELAY_S, RESIDENCE_S
+RESIDENCE_S = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0),
+)
+"""Buckets, seconds: from a raw output that is routed at once to one behind all others of an overloaded server."""
+
+DELAY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Buckets of an event loop's lag and of a collection's pause, seconds."""
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 SAVING = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"

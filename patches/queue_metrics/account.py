@@ -10,7 +10,7 @@ from typing import Any
 
 from omni_fastpath.figures import Distribution
 
-from .bounds import RESIDENCE_S
+from . import RESIDENCE_S
 
 _FIRSTS = {"audio": "_audio_frames_by_request", "text": "_non_empty_first_output_timestamps_by_request"}
 """Upstream's records in a pool: a request is in one from its first audio, or text, until the stage ends it."""
@@ -56,6 +56,7 @@ class Dispatch:
         constructed_s: When its stage made it, by that host's monotonic clock.
         had_first: Upstream's record of the requests that had a first audio, or text, of that stage.
         before: How many requests that record had before the processing.
+        has_first: Whether the processing added one.
     """
 
     replica: Replica
@@ -63,6 +64,7 @@ class Dispatch:
     constructed_s: float
     had_first: Mapping[str, Any]
     before: int
+    has_first: bool = False
 
 
 class Account:
@@ -83,9 +85,8 @@ class Account:
         """A raw output's processing begins; takes what upstream's method takes."""
         self._due = None  # what is routed while this one is processed belongs to it
         pool = self._pools()[stage_id]
-        replica = self._replica(stage_id, replica_id)
-        if replica_id < len(pool.clients):
-            replica.look_at(pool, pool.clients[replica_id])
+        client = pool.clients[replica_id] if replica_id < len(pool.clients) else None
+        replica = self._replica(stage_id, replica_id, pool, client)
         had_first = getattr(pool, _FIRSTS[replica.gives]) if replica.gives in _FIRSTS else {}
         return Dispatch(replica, stage_id, raw_outputs.timestamp, had_first, len(had_first))
 
@@ -99,39 +100,37 @@ class Account:
         Takes what upstream's method takes.
         """
         dispatch, self._due = self._due, None
-        return dispatch if dispatch is not None and dispatch.stage_id == stage_id else None
+        if dispatch is None or dispatch.stage_id != stage_id:
+            return None
+        dispatch.has_first = len(dispatch.had_first) > dispatch.before  # routing forgets a request that ends
+        return dispatch
 
-    def routed(self, dispatch: Dispatch, new: int) -> None:
-        """A raw output was routed that had the first audio or text of so many requests."""
+    def routed(self, dispatch: Dispatch) -> None:
+        """A raw output was routed."""
         self.raw_outputs += 1
         if dispatch.replica.is_on_this_host:
             residence_s = monotonic() - dispatch.constructed_s
             dispatch.replica.residence.observe(residence_s)
-            if new > 0:
+            if dispatch.has_first:
                 dispatch.replica.firsts.observe(residence_s)
 
-    def look(self) -> None:
-        """See who stands in the slots, so that what is shown of a replica begins at nothing."""
+    def depths(self) -> Iterator[tuple[int, int, int]]:
+        """Stage, replica, and how many raw outputs wait in its client's queue now; what is shown of it begins here."""
         for stage_id, pool in enumerate(self._pools()):
             for replica_id, client in enumerate(list(pool.clients)):
                 if hasattr(client, "outputs_queue"):  # a diffusion stage's outputs have no time of construction
-                    self._replica(stage_id, replica_id).look_at(pool, client)
-
-    def depths(self) -> Iterator[tuple[int, int, int]]:
-        """Stage, replica, and how many raw outputs wait in its client's queue now."""
-        for stage_id, pool in enumerate(self._pools()):
-            for replica_id, client in enumerate(list(pool.clients)):
-                try:
+                    self._replica(stage_id, replica_id, pool, client)
                     yield stage_id, replica_id, client.outputs_queue.qsize()
-                except (AttributeError, NotImplementedError, RuntimeError, ValueError):  # as upstream's own monitor
-                    continue
 
     def _pools(self) -> Any:
         return getattr(self._orchestrator(), "stage_pools", ())
 
-    def _replica(self, stage_id: int, replica_id: int) -> Replica:
-        found = self.replicas.get((stage_id, replica_id))
-        return found if found is not None else self.replicas.setdefault((stage_id, replica_id), Replica())
+    def _replica(self, stage_id: int, replica_id: int, pool: Any, client: Any) -> Replica:
+        replica = self.replicas.get((stage_id, replica_id)) or self.replicas.setdefault(
+            (stage_id, replica_id), Replica()
+        )
+        replica.look_at(pool, client)
+        return replica
 
 
 def is_on_this_host(client: Any) -> bool:

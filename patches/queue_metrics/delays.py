@@ -12,7 +12,7 @@ from time import monotonic, perf_counter_ns
 
 from omni_fastpath.figures import Distribution
 
-from .bounds import DELAY_S
+from . import DELAY_S
 
 EVERY_S = 0.25
 _OLDEST = 2
@@ -29,8 +29,10 @@ class Lag:
         seen: How late its timer was, seconds.
     """
 
+    metric = "event_loop_lag_seconds"
+
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.name = name
+        self.labels = {"loop": name}
         self.seen = Distribution(DELAY_S)
         self._is_stopped = False
         self._wait(loop)
@@ -49,32 +51,24 @@ class Lag:
 
 
 class Pauses:
-    """Measures how long collections of the oldest generation take, between ``start`` and ``stop``.
+    """Measures how long collections of the oldest generation take, until it is stopped.
 
     Attributes:
         seen: How long they took, seconds.
     """
 
+    metric = "gc_pause_seconds"
+
     def __init__(self) -> None:
+        self.labels = dict[str, str]()
         self.seen = Distribution(DELAY_S)
         self._began_ns = 0
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether Python calls it."""
-        return self in gc.callbacks
-
-    def start(self) -> None:
-        """Measure from now on; a second call changes nothing."""
-        if not self.is_watching:
-            gc.callbacks.append(self)
+        gc.callbacks.append(self)
 
     def stop(self) -> None:
-        """Measure no more, and forget what was seen."""
-        if self.is_watching:
+        """Measure no more; a second call changes nothing."""
+        if self in gc.callbacks:
             gc.callbacks.remove(self)
-        self.seen = Distribution(DELAY_S)
-        self._began_ns = 0
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         """Called by ``gc`` before and after a collection of any generation; one runs at a time in a process."""
@@ -82,6 +76,5 @@ class Pauses:
             return
         if phase == "start":
             self._began_ns = perf_counter_ns()
-        elif self._began_ns:  # else it began before ``start``
+        elif self._began_ns:  # else it began before this was made
             self.seen.observe((perf_counter_ns() - self._began_ns) / 1e9)
-            self._began_ns = 0

@@ -110,7 +110,7 @@ MAKE = Wrap(MODULE, "Loop.make", ("cls", "size"), wrapper="passes", descriptor="
 CHECK = Wrap(MODULE, "Loop.check", ("value",), wrapper="passes", descriptor="staticmethod")
 LISTEN = Wrap(MODULE, "listen", ("port", "backlog"), wrapper="passes")
 EVENTS = Call(MODULE, "Loop.events", ("self",))
-ADDED = Add(MODULE, "Loop.added", function="added", probe="difference")
+ADDED = Add(MODULE, "Loop.added", function="added")
 MOVED = Wrap(MODULE, "Loop.gone", ("self",), wrapper="passes")
 
 

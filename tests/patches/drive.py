@@ -74,9 +74,9 @@ def only(*names: str) -> Iterator[None]:
 
 @contextmanager
 def recording() -> Iterator[Any]:
-    """A built-in recorder, registered meanwhile."""
+    """A recorder, registered meanwhile."""
     from omni_fastpath.hooks import HOOKS
-    from omni_fastpath.hooks.observers import Recorder
+    from tests.fakes.recorder import Recorder
 
     recorder = Recorder()
     HOOKS.register(recorder)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
 
 @pytest.fixture
 def recorder() -> Iterator[Any]:
-    """A built-in recorder, registered for the test."""
+    """A recorder, registered for the test."""
     with recording() as plugin:
         yield plugin
 

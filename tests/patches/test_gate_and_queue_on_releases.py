@@ -47,7 +47,7 @@ def patched(*names: str, **values: Any) -> Iterator[dict[str, Any]]:
             uninstall(patch)
         for entry in found.values():
             assert entry.state is not State.APPLIED, entry.reason
-            entry.options = None
+            entry.options = entry.patch.options()
 
 
 def played(config: Any, device: str = "cuda") -> SmallStage:

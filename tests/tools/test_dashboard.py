@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import Any
 
 import pytest
 
 from omni_fastpath.patches import PATCHES
-from tests.dashboard import DASHBOARD, families_in, panels, queries
+from tests.dashboard import DASHBOARD, families_in, queries
 
 OWN = {
     *(metric.name for patch in PATCHES for metric in patch.metrics),
@@ -22,40 +21,10 @@ GAUGES = {metric.name for patch in PATCHES for metric in patch.metrics if metric
 VARIABLES = {"job", "instance", "model_name", "__rate_interval"}
 
 
-def _dashboard() -> Any:
-    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
-
-
-def test_what_stands_there_does_not_overlap() -> None:
-    """Each panel has an id and a place of its own on Grafana's 24 columns."""
-    every = _dashboard()["panels"]
-    assert len({panel["id"] for panel in every}) == len(every)
-    cells = [
-        (x, y)
-        for panel in every
-        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) == 23
-
-
-def test_every_panel_says_what_it_shows() -> None:
-    """A title, a description and a unit; queries with letters and legends, from the data source that is chosen."""
-    chosen = {"type": "prometheus", "uid": "${datasource}"}
-    for panel in panels():
-        assert panel["title"]
-        assert panel["description"].endswith(".")
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        assert panel["datasource"] == chosen
-        letters = [target["refId"] for target in panel["targets"]]
-        assert letters == [chr(ord("A") + place) for place in range(len(letters))]
-        assert all(target["legendFormat"] and target["datasource"] == chosen for target in panel["targets"])
-
-
 def test_variables_are_there_and_used() -> None:
     """Data source, job, instance and model are chosen above; a query uses no other, and each of ours two of them."""
-    named = {variable["name"] for variable in _dashboard()["templating"]["list"]}
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    named = {variable["name"] for variable in dashboard["templating"]["list"]}
     assert named == {"datasource", *VARIABLES} - {"__rate_interval"}
     for query in queries():
         assert set(re.findall(r"\$\{?(\w+)", query)) <= VARIABLES

@@ -12,10 +12,11 @@ import yaml
 from pydantic import Field
 
 from omni_fastpath.config import ConfigError, resolve
-from omni_fastpath.declare import Options, Patch, Process
+from omni_fastpath.declare import Options
 from omni_fastpath.deploy_yaml import read_blocks
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import overlay
+from tests.fakes.upstream import patch
 
 
 class PumpOptions(Options):
@@ -25,23 +26,10 @@ class PumpOptions(Options):
     eager: bool = True
 
 
-def made_up(name: str, **extra: Any) -> Patch:
-    """A declaration that no process installs."""
-    return Patch(
-        name=name,
-        summary="",
-        processes=frozenset({Process.SERVER}),
-        rows=(),
-        docs="",
-        counters=(),
-        **extra,
-    )
-
-
 MADE_UP = (
-    made_up("pipe"),
-    made_up("pump", options=PumpOptions, requires=("pipe",)),
-    made_up("valve", default_on=False),
+    patch("pipe"),
+    patch("pump", options=PumpOptions, requires=("pipe",)),
+    patch("valve", default_on=False),
 )
 
 
@@ -95,13 +83,9 @@ def test_the_written_file_resolves(base: Path, tmp_path: Path) -> None:
     [
         ("pump", "patch.key=value"),
         ("pmup.items=3", "did you mean 'pump'"),
-        ("pump.item=3", "did you mean 'items'"),
         ("pump.items=0", r"fastpath\.pump\.items .*found 0.*at least 1"),
-        ("pump.items=x", r"found 'x'"),
-        ("pump=maybe", "found 'maybe'"),
         ("pipe=0", r"fastpath\.pump .*requires fastpath\.pipe"),
         ("on_unsupported=fial", "did you mean 'fail'"),
-        ("on_unsuported=fail", "did you mean 'on_unsupported'"),
     ],
 )
 def test_what_the_server_would_refuse_is_not_written(base: Path, assignment: str, message: str) -> None:

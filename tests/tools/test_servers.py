@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from omni_fastpath import statefile
@@ -63,18 +61,19 @@ def test_a_stage_belongs_to_the_server_above_it(monkeypatch: pytest.MonkeyPatch)
     assert [server.pid for server in live_servers()] == [os.getpid()]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
-def test_what_another_user_wrote_is_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a state file that another user owns nor one in a folder that another user owns."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    with fake_server(environ={"XDG_RUNTIME_DIR": str(folder)}, said=snapshot(0)) as pid:
-        assert pid in {each["pid"] for each in status_report({}, PATCHES)["processes"]}
-        [file] = (folder / "omni-fastpath").glob("*.json")
-        os.chown(file, 65534, -1)
-        assert pid not in {each["pid"] for each in status_report({}, PATCHES)["processes"]}
-        os.chown(file, 0, -1)
-        os.chown(folder / "omni-fastpath", 65534, -1)
-        assert pid not in {each["pid"] for each in status_report({}, PATCHES)["processes"]}
+def test_a_folder_that_is_not_believed_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one server's folder is another user's, what the others' folders say is shown."""
+    ours = {**snapshot(0), "pid": os.getpid()}
+
+    def read_live(at: Path) -> list[dict[str, Any]]:
+        if at == statefile.folder({}):
+            raise statefile.UnsafeFolderError("another user's")
+        return [ours]
+
+    monkeypatch.setattr(servers, "by_command_line", lambda: [1])
+    monkeypatch.setattr(servers, "_facts", lambda _pid: {"environ": {}})
+    monkeypatch.setattr(statefile, "read_live", read_live)
+    assert [each.snapshots for each in live_servers()][-1] == (ours,)
 
 
 @pytest.mark.parametrize(
@@ -101,22 +100,6 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
     assert "SECRET" not in out
 
 
-def test_what_runs_a_server_or_measures_one_is_no_other(folder: Path) -> None:
-    """Neither ``timeout 60 vllm serve ...`` nor ``vllm bench serve --omni``."""
-    environ = {"XDG_RUNTIME_DIR": str(folder)}
-    with fake_server(environ=environ, command=("vllm", "bench", "serve", "--omni", "--model", "m")) as client:
-        assert client not in {server.pid for server in live_servers()}
-    timeout = shutil.which("timeout")
-    assert timeout is not None
-    line = ["python3", "-c", "input()", "vllm", "serve", "m", "--omni"]
-    with psutil.Popen([timeout, "60", *line], stdin=-1, stdout=-1) as wrapper:
-        while not wrapper.children():
-            pass
-        found = {server.pid for server in live_servers()}
-        assert wrapper.pid not in found
-        wrapper.communicate(b"\n")
-
-
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -125,6 +108,8 @@ def test_what_runs_a_server_or_measures_one_is_no_other(folder: Path) -> None:
         ("python -m vllm_omni.entrypoints.cli.main serve M --omni", True),
         ("python /src/vllm_omni/entrypoints/cli/main.py serve M --omni", True),
         ("/opt/venv/bin/python /opt/venv/bin/vllm serve M", False),
+        ("timeout 60 python3 /opt/venv/bin/vllm serve M --omni", False),
+        ("/opt/venv/bin/python /opt/venv/bin/vllm bench serve --omni --model M", False),
         ("docker run --gpus all vllm/vllm-omni vllm serve M --omni", False),
         ("tmux new -d vllm serve M --omni", False),
         ("python /opt/venv/bin/omni-fastpath ab --set x -- vllm serve M --omni", False),
@@ -170,11 +155,7 @@ def test_only_a_port_that_the_state_file_knows_is_asked(folder: Path, monkeypatc
     """Not one that the command line names: another program may have it. The host is the command line's."""
     monkeypatch.setattr(servers, "scrape", lambda url: {url: 1.0})
     environ = {"XDG_RUNTIME_DIR": str(folder)}
-    for port, host, expected in (
-        (None, "::", {}),
-        (8091, "::", {"http://[::]:8091/metrics": 1.0}),
-        (8091, "10.0.0.1", {"http://10.0.0.1:8091/metrics": 1.0}),
-    ):
+    for port, expected in ((None, {}), (8091, {"http://[::]:8091/metrics": 1.0})):
         said = {**snapshot(0), "port": port}
-        with fake_server("--port", "1", "--host", host, environ=environ, said=said) as pid:
+        with fake_server("--port", "1", "--host", "::", environ=environ, said=said) as pid:
             assert seen(pid, scrape=True).metrics == expected

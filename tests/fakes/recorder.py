@@ -1,22 +1,21 @@
-"""Built-in observers: ready-made plugins for those who look into a running orchestrator."""
+"""A hook plugin that records what it is told."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
-from omni_fastpath.hooks.specs import PassReport, hookimpl
+from omni_fastpath.hooks import PassReport, hookimpl
 
 
 class Recorder:
-    """Keeps the last ``limit`` events in order, as plain tuples; for tests, benchmarks and a debugger's prompt.
+    """The events of its hooks in order, as plain tuples.
 
     ``("dequeued", stage, replica, raw)``, ``("pass", report)``, ``("routed", stage, replica, output)``,
     ``("state", patch, state, reason)``.
     """
 
-    def __init__(self, limit: int = 100_000) -> None:
-        self.events: deque[tuple[Any, ...]] = deque(maxlen=limit)
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
 
     @hookimpl
     def on_dequeued(self, stage_id: int, replica_id: int, raw_outputs: Any) -> None:
