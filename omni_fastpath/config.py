@@ -201,15 +201,13 @@ class _Asked:
         on: Whether it is on.
         origin: What said so; empty where nothing mentions it.
         reason: Why it is off.
-        values: Its values that are not the defaults.
-        places: Where each of them stands.
+        values: Its values that are not the defaults, each with where it stands.
     """
 
     on: bool = False
     origin: str = ""
     reason: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
 
 class _Layers:
@@ -311,7 +309,7 @@ class _Layers:
             self._refuse(place, value, " or ".join(_WORDS), nearest(value, _WORDS))
 
     def _set_value(self, name: str, key: Any, value: object, place: str) -> None:
-        options, before = self._declared[name].options, self.asked[name]
+        options = self._declared[name].options
         if key not in options.model_fields:
             self.problems.append(unknown(place, key, options.model_fields, gone=options.gone.get(key)))
             return
@@ -320,7 +318,7 @@ class _Layers:
         except (TypeError, ValueError):  # pydantic's error is a ValueError
             self._refuse(place, value, allowed(options, key))
         else:
-            self._change(name, values={**before.values, key: value}, places={**before.places, key: place})
+            self._change(name, values={**self.asked[name].values, key: (value, place)})
 
     def _refuse(self, place: str, value: object, takes: str, near: str | None = None) -> None:
         self.problems.append(refusal(place, found=shown(value), allowed=takes, nearest=near))
@@ -348,12 +346,12 @@ class _Layers:
 
     def options(self, name: str, stages: int) -> Options:
         """The values of a patch: its defaults, the files', the environment's. ``stages`` is 0 if not known."""
-        asked = self.asked[name]
-        options = _built(self._declared[name].options, asked.values)
+        values = self.asked[name].values
+        options = _built(self._declared[name].options, {key: value for key, (value, _) in values.items()})
         broken = options.broken_rule(stages)
         if broken is not None:
             key, rule = broken
-            self._refuse(asked.places.get(key, f"{KEY}.{name}.{key}"), getattr(options, key), rule)
+            self._refuse(values[key][1] if key in values else f"{KEY}.{name}.{key}", getattr(options, key), rule)
         return options
 
 
@@ -392,18 +390,11 @@ class Resolved:
 
     @classmethod
     def from_json(cls, text: str, patches: Sequence[Patch]) -> Resolved:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            ConfigError: The text is something else, or names a patch or a value that is not declared here.
-        """
+        """Read what ``to_json`` wrote; any error where the text is something else, or of other declarations."""
         declared = {patch.name: patch.options for patch in patches}
-        try:
-            wire = json.loads(text)
-            enabled = {name: _built(declared[name], given) for name, given in wire.pop("enabled").items()}
-            return cls(**{**wire, "enabled": enabled, "unknown": tuple(wire["unknown"])})
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"found no resolved configuration of this version: {error!r}") from None
+        wire = json.loads(text)
+        enabled = {name: _built(declared[name], given) for name, given in wire["enabled"].items()}
+        return cls(**{**wire, "enabled": enabled, "unknown": tuple(wire["unknown"])})
 
 
 def resolve(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,24 +90,6 @@ def test_what_the_server_would_refuse_is_not_written(base: Path, assignment: str
     """An unknown patch or key, a wrong value and a contradiction are refused as the server would."""
     with pytest.raises(ConfigError, match=message):
         overlay.build(base, [assignment], MADE_UP)
-
-
-def test_bundled_yamls_are_found_without_an_import(tmp_path: Path) -> None:
-    """The folder of vllm_omni is found while its code, which would fail here, is not run."""
-    package = tmp_path / "vllm_omni"
-    (package / "deploy").mkdir(parents=True)
-    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    (package / "deploy" / "some_model.yaml").write_text("stages: []\n")
-    script = "from omni_fastpath.tools import overlay; print(list(overlay.bundled()), overlay.find('some_model').name)"
-    root = Path(__file__).resolve().parents[2]
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env={"PYTHONPATH": f"{tmp_path}:{root}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout == "['some_model'] some_model.yaml\n"
 
 
 def test_a_file_comes_before_a_bundled_name(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from omni_fastpath import statefile
-from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import cli, servers
 from omni_fastpath.tools.servers import Server, live_servers, scrape
-from omni_fastpath.tools.status import status_report
 from tests.tools.made import fake_server, snapshot
 
 
@@ -87,16 +85,15 @@ def test_a_folder_that_is_not_believed_hides_no_other(monkeypatch: pytest.Monkey
     ],
 )
 def test_nothing_but_model_and_port_of_a_command_line_is_told(
-    folder: Path, arguments: list[str], model: str | None, port: int | None, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], model: str | None, port: int | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Of a server without a state file; what else stands there, a key or a token, is in no output of ``status``."""
-    environ = {"XDG_RUNTIME_DIR": str(folder), "HF_TOKEN": "SECRET"}
-    with fake_server(environ=environ, command=("vllm", *arguments)) as pid:
-        [found] = [each for each in status_report({}, PATCHES)["servers_without_state"] if each["pid"] == pid]
-        cli.main(["status"])
-        out = capsys.readouterr().out
-    assert found == {"pid": pid, "model": model, "port": port}
-    assert str(pid) in out
+    server = Server(7007, ("python3", "vllm", *arguments), {"HF_TOKEN": "SECRET"})
+    assert server.shown() == {"pid": 7007, "model": model, "port": port}
+    monkeypatch.setattr(servers, "live_servers", lambda **_: [server])
+    cli.main(["status"])
+    out = capsys.readouterr().out
+    assert "7007" in out
     assert "SECRET" not in out
 
 
