@@ -285,9 +285,10 @@ def _put_back(installation: _Installation) -> None:
 def _write(written: list[tuple[Slot, Any, Any]], slot: Slot, ours: Any) -> None:
     raw = slot.raw()
     slot.write(ours)
-    written.append((slot, raw, ours))
     if not slot.holds(ours):
+        slot.write(raw)
         raise RuntimeError(f"{slot.seam.path} does not hold what was just written into it")
+    written.append((slot, raw, ours))
 
 
 def _around(raw: Any, wrapper: Callable[..., Any], patch: Patch) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from omni_fastpath import __version__
-from omni_fastpath.config import ConfigError, refusal, unknown
+from omni_fastpath.config import ConfigError, unknown
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
@@ -207,8 +207,6 @@ def _overlay(arguments: argparse.Namespace) -> int:
     if output is None:
         _print(text.rstrip())
         return FINE
-    if output.is_dir():
-        raise refusal("--output", found=f"{str(output)!r}, a folder", allowed="a file")
     if output.exists() and not arguments.force:
         raise ConfigError(f"{output} is there already; --force overwrites it")
     output.write_text(text, encoding="utf-8")

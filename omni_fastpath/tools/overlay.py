@@ -31,8 +31,6 @@ def find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path.resolve()
-    if path.is_dir():
-        raise refusal("deploy YAML", found=f"{name_or_path}, a folder", allowed="a file, or a bundled one's name")
     known = bundled()
     name = name_or_path.removesuffix(".yaml")
     if name in known:
