@@ -11,7 +11,4 @@ one after the other while the loop sleeps, and the clock runs from the first put
 each of all. ``ends wait``: each raw output of the last stage ends a request of which text waits at the first.
 
 The fast path runs twice a round: the difference between the two is noise.
-
-``benchmarks.dispatch.latency``: how long an output waits on its way at low load. ``benchmarks.dispatch.backlog``: first
-audio behind other stages' backlog.
 """

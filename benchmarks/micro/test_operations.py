@@ -120,27 +120,3 @@ def test_wakeup_of_the_front_end(benchmark: Any) -> None:
     there.sync_q.put_nowait(-1)
     thread.join()
     events.close()
-
-
-def _wrapped(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> Any:
-    return wrapped(*args, **kwargs)
-
-
-class _Upstream:
-    def call(self) -> None:
-        """Nothing."""
-
-
-def test_call_of_a_slot_that_is_on(benchmark: Any) -> None:
-    """A method with a wrapper of ours in its slot."""
-    from wrapt import FunctionWrapper
-
-    class On(_Upstream):
-        call = FunctionWrapper(_Upstream.call, _wrapped)
-
-    benchmark(On().call)
-
-
-def test_call_of_a_slot_that_is_off(benchmark: Any) -> None:
-    """The same method when the patch is off: upstream's own object."""
-    benchmark(_Upstream().call)

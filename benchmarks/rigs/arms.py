@@ -7,9 +7,7 @@ from omni_fastpath.tools.ab.arm import Arm
 STOCK = Arm("stock")
 EVENT = Arm("stock, event-driven", event_driven=True)
 FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})
-ONE_ITEM = Arm("fastpath, max_items 1", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS": "1"})
-
 IN_TURN = Arm("fastpath, stage_order", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER": "stage_order"})
 LEAN_PROCESSING = Arm("lean_processing", {"OMNI_FASTPATH_LEAN_PROCESSING": "1"})
 
-ARMS = {arm.name: arm for arm in (STOCK, EVENT, FASTPATH, ONE_ITEM, IN_TURN, LEAN_PROCESSING)}
+ARMS = {arm.name: arm for arm in (STOCK, EVENT, FASTPATH, IN_TURN, LEAN_PROCESSING)}

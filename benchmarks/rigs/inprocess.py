@@ -20,13 +20,14 @@ import torch
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.engine.core_client import AsyncMPClient
-from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs, OmniEngineCoreRequest
+from vllm_omni.engine import OmniEngineCoreOutput, OmniEngineCoreOutputs
 from vllm_omni.engine.messages import ShutdownRequestMessage
 from vllm_omni.engine.orchestrator import Orchestrator, OrchestratorRequestState
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
 
 from benchmarks.rigs import upstream
+from benchmarks.rigs.engine_requests import engine_request
 
 SAMPLE_RATE = 24000
 
@@ -158,19 +159,7 @@ class Pipeline:
         self.orchestrator.request_states[request_id] = state
         for stage_id, pool in enumerate(self.pools):
             state.stage_submit_ts[stage_id] = time.time()
-            request = OmniEngineCoreRequest(
-                request_id=request_id,
-                prompt_token_ids=[1, 2, 3],
-                mm_features=None,
-                sampling_params=params[stage_id],
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-                external_req_id=request_id,
-                resumable=resumable,
-            )
+            request = engine_request(request_id, [1, 2, 3], params[stage_id], resumable=resumable)
             pool.output_processor.add_request(request, None)
             pool._request_bindings[request_id] = replicas[stage_id] if replicas else 0
         return state

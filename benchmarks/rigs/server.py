@@ -41,7 +41,6 @@ OFFLINE: Mapping[str, str] = {
 DEFAULT_ENVIRONMENT: Mapping[str, str] = {**OFFLINE, "OMNI_SIMULATED_DEVICE": "1"}
 
 _LIGHT_ENGINES = "omni_simulated_device.light.host"
-_STAGE = "StageEngineCoreProc"
 _STAGE_NAME = re.compile(r"stage(\d+)_replica(\d+)")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 _OF_A_RIG = re.compile(r"(shm_)?(fl|sq-|ss-)\d")
@@ -80,7 +79,7 @@ def vllm_command() -> list[str]:
 def role(process: psutil.Process) -> str:
     """``api``, ``stage<i>_replica<j>``, ``engines`` (all light ones) or ``helper`` (resource trackers).
 
-    From what the process calls itself. The stages of 0.22 do not say which they are: each is ``stage``.
+    From what the process calls itself.
     """
     try:
         title = " ".join(process.cmdline()) or process.name()
@@ -89,8 +88,6 @@ def role(process: psutil.Process) -> str:
     match = _STAGE_NAME.search(title)
     if match:
         return f"stage{match[1]}_replica{match[2]}"
-    if _STAGE in title:
-        return "stage"
     if _LIGHT_ENGINES in title:
         return "engines"
     return "helper" if "multiprocessing" in title else "api"

@@ -5,11 +5,10 @@ The rigs are written in the names of 0.30. Another release is first on ``PYTHONP
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
-from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 from vllm_omni.engine import orchestrator as _orchestrator
 
@@ -24,36 +23,13 @@ except ImportError:  # up to 0.30 the orchestrator writes into janus' own asynch
     OutputQueueSink = None
 
 __all__ = [
-    "PAYLOAD",
     "OmniEngineBase",
-    "add_client",
     "drain_in_mode",
-    "event_driven_modes",
     "give_output",
     "output_writer",
 ]
 
-PAYLOAD = "multimodal_output"
-"""The field of an entry in which tensors come to the client."""
-
 _MODE_VARIABLE = "VLLM_OMNI_EVENT_DRIVEN_ORCH"
-
-
-def event_driven_modes() -> tuple[bool, ...]:
-    """The orchestrator's modes: the poll loop and the event-driven one."""
-    return (False, True)
-
-
-def add_client(pool: Any, address: str, client: Any, *, replica_id: int | None = None) -> int:
-    """Register a replica with a stage pool at run time; the result is its slot."""
-    found: int = pool.add_client(address, client, replica_id=replica_id)
-    return found
-
-
-# ---- The two modes ----
-
-
-# ---- The way to the front end ----
 
 
 def output_writer(queue: Any) -> Any:
@@ -84,21 +60,7 @@ def drain_in_mode(front_end: Any, *, event_driven: bool) -> None:
     start = front_end._final_output_handler
 
     def _final_output_handler() -> None:
-        with _environment({_MODE_VARIABLE: "1" if event_driven else "0"}):
+        with mock.patch.dict(os.environ, {_MODE_VARIABLE: "1" if event_driven else "0"}):
             start()
 
     front_end._final_output_handler = _final_output_handler
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

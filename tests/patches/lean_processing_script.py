@@ -177,8 +177,6 @@ class Play:
         from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, FinishReason
         from vllm_omni.engine import OmniEngineCoreOutput
 
-        from benchmarks.rigs.upstream import PAYLOAD
-
         rng = self.rng
         finish = rng.choice([FinishReason.STOP, FinishReason.LENGTH]) if last else None
         fields: dict[str, Any] = {}
@@ -187,7 +185,7 @@ class Play:
             fields["new_logprobs"] = _log_probabilities(tokens)
         payload = _payload(rng, style if stage_id == 1 else "audio" if stage_id == 2 else "none")
         if payload is not None:
-            fields[PAYLOAD] = payload
+            fields["multimodal_output"] = payload
         if rng.random() < 0.05:
             fields["kv_transfer_params"] = {"block": rng.randrange(100)}
         known = OmniEngineCoreOutput.__struct_fields__

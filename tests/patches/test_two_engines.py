@@ -20,12 +20,9 @@ MODES = [(False, False), (True, True), (False, True)]
 
 
 def pipeline(event_driven: bool) -> Any:
-    """Three stages with two replicas each, and the requests; skips where this release has no such mode."""
-    from benchmarks.rigs import upstream
+    """Three stages with two replicas each, and the requests."""
     from benchmarks.rigs.inprocess import Pipeline
 
-    if event_driven not in upstream.event_driven_modes():
-        pytest.skip("this release has no event-driven orchestrator")
     found = Pipeline(stages(2), event_driven=event_driven)
     for number, name in enumerate(STEPS):
         found.add_request(name, replicas=[number % 2] * 3)
