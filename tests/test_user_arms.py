@@ -1,4 +1,4 @@
-"""What the demo and the parity run stand on: arms as a user has them, waves, and requests; no server is started."""
+"""What the demo and the parity run stand on: arms as a user has them, and requests; no server is started."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ pytest.importorskip("omni_simulated_device")
 from benchmarks.parity.__main__ import DEPLOY, REPLICAS, STAGES, main, requests
 from benchmarks.rigs import server_arms as serving
 from benchmarks.rigs import user_arms, whole_server
-from benchmarks.rigs.samples import Sample, in_wave, times
 from benchmarks.rigs.side_by_side import plan
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot
 from omni_fastpath.tools.ab.arm import WrongArmError
 
-
-def _sample(order: int, ttfp: float, *, error: str | None = None) -> Sample:
-    return Sample(order, ttft=ttfp / 2, ttfp=ttfp, e2e=4 * ttfp, error=error, digest=str(order), audio_bytes=10)
-
-
-# ---- Requests and waves ----
+# ---- Requests ----
 
 
 def test_every_start_gets_the_same_requests_of_every_kind() -> None:
@@ -32,18 +26,6 @@ def test_every_start_gets_the_same_requests_of_every_kind() -> None:
     assert asked == requests(24)
     kinds = {(tuple(each.body["modalities"]), bool(each.body.get("stream"))) for each in asked}
     assert len(kinds) == 6
-
-
-def test_waves_are_blocks_in_start_order() -> None:
-    """Captures may come in any order; a wave goes by when a request was started."""
-    samples = [_sample(place, 0.1) for place in (5, 0, 3, 1, 4, 2)]
-    assert [sample.order for sample in in_wave(samples, "first", 2)] == [0, 1]
-    assert [sample.order for sample in in_wave(samples, "later", 2)] == [2, 3, 4, 5]
-
-
-def test_failed_requests_have_no_times() -> None:
-    """The time of an error is not a latency."""
-    assert times([_sample(0, 0.1), _sample(1, 0.2, error="503")], "ttfp") == [0.1]
 
 
 # ---- The proof of an arm ----

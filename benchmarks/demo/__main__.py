@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 import benchmarks.demo
 from benchmarks.demo import report
-from benchmarks.demo.load import DEPLOYS, QUICK, Load
+from benchmarks.demo.load import REPLICAS, STREAMS, loads
 from benchmarks.demo.measure import Start, measures, run_start
-from benchmarks.rigs.side_by_side import (
-    guarded,
-    plan,
-    positive,
-    work_folder,
-    write_model,
-)
+from benchmarks.rigs.side_by_side import guarded, plan, positive, work_folder
 from benchmarks.rigs.user_arms import ARMS
+from benchmarks.rigs.whole_server import model_folder
+from benchmarks.server.load import Load
 from omni_fastpath.tools.ab import rows, verdict
 from omni_fastpath.tools.ab.about import commit
 from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
@@ -58,10 +53,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--streams", type=positive, metavar="N", help=f"in the waves (default {Load.streams})")
-    parser.add_argument(
-        "--replicas", type=int, choices=tuple(DEPLOYS), metavar="N", help=f"of each stage (default {Load.replicas})"
-    )
+    parser.add_argument("--streams", type=positive, metavar="N", help=f"in the waves (default {STREAMS})")
+    parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=REPLICAS, help="of each stage (default 4)")
     parser.add_argument(
         "--starts",
         type=positive,
@@ -77,9 +70,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     commit()  # of the code that runs, whatever is committed meanwhile
-    load = QUICK if options.quick else Load()
-    said = {"streams": options.streams, "replicas": options.replicas}
-    load = dataclasses.replace(load, **{name: value for name, value in said.items() if value is not None})
+    streams = options.streams or (4 if options.quick else STREAMS)
+    asked = loads(streams, options.replicas, quick=options.quick)
     arms = [arm for _, arm in turns(ARMS, options.starts or (1 if options.quick else verdict.STARTS))]
     names = [arm.name for arm in arms]
     output = options.output.resolve()
@@ -87,14 +79,14 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     phases = Phases(console, len(arms) * _PHASES_A_START + 2)
     for line in plan("The demo", "python -m benchmarks.demo", names, _MINUTES_A_START):
         console.print(line, highlight=False)
-    starts, answers = _measure(arms, load, output, phases)
+    starts, answers = _measure(arms, asked, output, phases)
     with phases.phase("report"):
         parity = compare(list(zip(names, answers, strict=True)))
-        table = rows.rows(measures(load), starts)
-        told = report.describe(load, names, command, phases.elapsed_s)
+        table = rows.rows(measures(asked), starts)
+        told = report.describe(asked, names, command, phases.elapsed_s)
         data = report.plain(starts, table, parity, told)
         (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        report.draw(starts, load, told, output / "demo.png")
+        report.draw(starts, asked, told, output / "demo.png")
     for line in report.heading(told):
         console.print(line, highlight=False)
     print_table(console, report.COLUMNS, table, rows.by_arm)
@@ -107,15 +99,17 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     return 1 if parity["differences"] else 0
 
 
-def _measure(arms: Sequence[Arm], load: Load, output: Path, phases: Phases) -> tuple[list[Start], list[Answers]]:
+def _measure(
+    arms: Sequence[Arm], asked: Mapping[str, Load], output: Path, phases: Phases
+) -> tuple[list[Start], list[Answers]]:
     starts, answers = [], []
     with work_folder("demo-") as work:
         with phases.phase("model folder"):
-            model = write_model(work)
+            model = model_folder("qwen3_omni")
         for place, arm in enumerate(arms, 1):
             title = f"{place}/{len(arms)} {arm.name}"
             log = output / "demo-logs" / f"{place}-{arm.name}.log"
-            start, answered = run_start(title, arm, load, model=model, work=work, log=log, phases=phases)
+            start, answered = run_start(title, arm, asked, model=model, work=work, log=log, phases=phases)
             starts.append(start)
             answers.append(answered)
     return starts, answers

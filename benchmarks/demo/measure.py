@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.demo.load import Load
+from benchmarks.demo.load import STAGES
 from benchmarks.rigs import user_arms, whole_server
-from benchmarks.rigs.samples import Sample, Wave, in_wave, sample, times
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.side_by_side import served, succeeded
-from benchmarks.server.measure import kept_time
+from benchmarks.rigs.side_by_side import served
+from benchmarks.rigs.whole_server import FEWEST, checked
+from benchmarks.server import figures as known
+from benchmarks.server.load import Load
+from benchmarks.server.measure import kept_time, run_level
 from omni_fastpath.tools.ab.answers import Answers
 from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.capture import Capture, run_closed_loop, run_open_loop
+from omni_fastpath.tools.ab.capture import Capture, run_closed_loop
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.quantiles import quantile
 from omni_fastpath.tools.ab.verdict import Measure
 
 ROLES = frozenset({"api"})
 """Who must have a state file: light engines hold nothing that could be patched."""
+
+TTFP_P90 = "TTFP p90, ms"
+
+_FELT = (known.FIRST_TEXT, known.E2E, known.GAP, known.DRY)
+ROWS: Mapping[str, Sequence[str]] = {
+    "alone": (known.TTFP, known.FIRST_TEXT, known.E2E),
+    "waves": (
+        *(known.FIRST_TTFP, known.LATER_TTFP, known.LATER_TTFP_P99),
+        *(*_FELT, known.THROUGHPUT, known.PROCESS_A_SECOND),
+    ),
+    "paced": (known.TTFP, TTFP_P90, *_FELT),
+}
+"""Every row of the table, in its order: figures by load."""
+
+PRIMARY = ("waves", known.LATER_TTFP_P99)
+JUDGED = frozenset({known.TTFP, TTFP_P90, known.LATER_TTFP, known.E2E, known.THROUGHPUT})
 
 
 @dataclass(frozen=True)
@@ -30,11 +51,8 @@ class Start:
 
     Attributes:
         arm: ``stock`` or ``fastpath``.
-        alone: Requests one after another.
-        waves: Of the closed loop.
-        paced: Of the open loop.
-        throughput: Requests a second of the closed loop.
-        cpu_ms: Processor time of the API process a request of the closed loop, milliseconds.
+        figures: By load and name.
+        requests: The times of each request, by load.
         start_s: How long the server took to be ready.
         engines: How well the light engines kept time, by engine: one that was late measured itself.
         proof: What the server's state files said after the load.
@@ -42,11 +60,8 @@ class Start:
     """
 
     arm: str
-    alone: Sequence[Sample]
-    waves: Sequence[Sample]
-    paced: Sequence[Sample]
-    throughput: float
-    cpu_ms: float
+    figures: Mapping[str, Mapping[str, float]]
+    requests: Mapping[str, Sequence[Mapping[str, Any]]]
     start_s: float
     engines: Mapping[str, Mapping[str, float]]
     proof: user_arms.Proof
@@ -54,7 +69,7 @@ class Start:
 
 
 def run_start(
-    title: str, arm: Arm, load: Load, *, model: Path, work: Path, log: Path, phases: Phases
+    title: str, arm: Arm, loads: Mapping[str, Load], *, model: Path, work: Path, log: Path, phases: Phases
 ) -> tuple[Start, Answers]:
     """Start the arm's server, prove that it is that arm, load it, prove it again, and stop it, whatever happens.
 
@@ -70,83 +85,56 @@ def run_start(
 
     temporary = work / "tmp"
     temporary.mkdir(mode=0o700, exist_ok=True)
-    environment = user_arms.environment(arm, load.device, temporary)
+    environment = user_arms.environment(arm, json.dumps({"stages": STAGES}), temporary)
     environment[omni_simulated_device.ENABLE_VARIABLE] = "light"
-    deploy = user_arms.deploy_config(arm, whole_server.deploy(load.deploy), work)
+    deploy = user_arms.deploy_config(arm, whole_server.deploy(loads["waves"].deploy), work)
     server = Server(model, deploy, environment=environment, log_path=log)
+    figures: dict[str, dict[str, float]] = {}
+    captures: dict[str, Sequence[Capture]] = {}
     with served(server, title, "API server and light engines", phases):
-        with phases.phase(f"{title}: proof of the arm, warm-up, {load.alone} requests alone"):
+        with phases.phase(f"{title}: proof of the arm, warm-up"):
             before = user_arms.prove(server, arm, ROLES)
-            warm = succeeded("warm-up", run_closed_loop(server.url, load.requests("warm", 8), 8))
-            alone = succeeded("alone", run_closed_loop(server.url, load.requests("alone", load.alone)))
-        count = load.streams * load.waves
-        with phases.phase(f"{title}: {count} requests, {load.streams} at a time"):
-            used = server.cpu_seconds()["api"]
-            waves = succeeded("waves", run_closed_loop(server.url, load.requests("waves", count), load.streams))
-            used = server.cpu_seconds()["api"] - used
-        with phases.phase(f"{title}: {load.paced} requests, {load.rate:g} a second"):
-            paced = succeeded("paced", run_open_loop(server.url, load.requests("paced", load.paced), load.rate))
+            checked(run_closed_loop(server.url, loads["waves"].asked("warming up", FEWEST), FEWEST))
+        for name, load in loads.items():
+            [level] = load.levels
+            with phases.phase(f"{title}: {name}, {load.count(level)} requests"):
+                first_wave = load.first_wave(level) if name == "waves" else 0
+                found, captures[name] = run_level(server, load, level, first_wave)
+                figures[name] = {figure: value for figure, value in found.items() if not math.isnan(value)}
         with phases.phase(f"{title}: proof of the arm after the load"):
             time.sleep(user_arms.STATE_FILES_SETTLE_S)
             proof = user_arms.prove(server, arm, ROLES)
-            sent = len(warm) + len(alone) + len(waves) + len(paced)
+            sent = FEWEST + sum(map(len, captures.values()))
             moved = user_arms.check_engaged(before, proof, sent) if arm.on else {}
     assert server.start_s is not None
-    start = Start(
-        arm=arm.name,
-        alone=_samples(alone),
-        waves=_samples(waves),
-        paced=_samples(paced),
-        throughput=len(waves) / _lasted_s(waves),
-        cpu_ms=1000 * used / len(waves),
-        start_s=server.start_s,
-        engines=kept_time(server.log_text()),
-        proof=proof,
-        moved=moved,
-    )
-    return start, [each.answer() for each in (*alone, *waves, *paced)]
+    requests = {name: known.by_request(each) for name, each in captures.items()}
+    first_audio_s = [each["first_audio_s"] for each in requests["paced"]]
+    figures["paced"][TTFP_P90] = 1000 * quantile([each for each in first_audio_s if each is not None], 0.9)
+    start = Start(arm.name, figures, requests, server.start_s, kept_time(server.log_text()), proof, moved)
+    return start, [each.answer() for name in loads for each in captures[name]]
 
 
-def _samples(captures: Sequence[Capture]) -> list[Sample]:
-    return [sample(capture) for capture in captures]
-
-
-def _lasted_s(captures: Sequence[Capture]) -> float:
-    return max(each.started_at_s + each.e2e_s for each in captures) - min(each.started_at_s for each in captures)
-
-
-# ---- The rows ----
-
-
-def measures(load: Load) -> list[Measure]:
+def measures(loads: Mapping[str, Load]) -> list[Measure]:
     """Every row of the table, in its order."""
-    alone, paced = "one stream alone", f"the same arrivals for both, {load.rate:g} requests a second (open loop)"
-    waves = f"{load.streams} streams, {load.waves} waves (closed loop)"
-
-    def wave(start: Start, which: Wave, share: float) -> float:
-        return _ms(in_wave(start.waves, which, load.streams), "ttfp", share)
-
-    return [
-        Measure(alone, "TTFP p50", "ms", "lower", lambda start: _ms(start.alone, "ttfp", 0.5), judged=True),
-        Measure(alone, "first text p50", "ms", "lower", lambda start: _ms(start.alone, "ttft", 0.5)),
-        Measure(alone, "end to end p50", "ms", "lower", lambda start: _ms(start.alone, "e2e", 0.5), judged=True),
-        Measure(waves, "TTFP first wave p50", "ms", "lower", lambda start: wave(start, "first", 0.5)),
-        Measure(waves, "TTFP later waves p50", "ms", "lower", lambda start: wave(start, "later", 0.5), judged=True),
-        Measure(waves, "TTFP later waves p99", "ms", "lower", lambda start: wave(start, "later", 0.99), primary=True),
-        Measure(waves, "first text p50", "ms", "lower", lambda start: _ms(start.waves, "ttft", 0.5)),
-        Measure(waves, "end to end p50", "ms", "lower", lambda start: _ms(start.waves, "e2e", 0.5), judged=True),
-        Measure(waves, "largest gap p50", "ms", "lower", lambda start: _ms(start.waves, "gap", 0.5)),
-        Measure(waves, "audio ran dry p99", "ms", "lower", lambda start: _ms(start.waves, "dry", 0.99)),
-        Measure(waves, "throughput", "req/s", "higher", lambda start: start.throughput, 1, judged=True),
-        Measure(waves, "API process, CPU a request", "ms", "lower", lambda start: start.cpu_ms),
-        Measure(paced, "TTFP p50", "ms", "lower", lambda start: _ms(start.paced, "ttfp", 0.5), judged=True),
-        Measure(paced, "TTFP p90", "ms", "lower", lambda start: _ms(start.paced, "ttfp", 0.9), judged=True),
-        Measure(paced, "first text p50", "ms", "lower", lambda start: _ms(start.paced, "ttft", 0.5)),
-        Measure(paced, "end to end p50", "ms", "lower", lambda start: _ms(start.paced, "e2e", 0.5), judged=True),
-        Measure(paced, "largest gap p50", "ms", "lower", lambda start: _ms(start.paced, "gap", 0.5)),
-        Measure(paced, "audio ran dry p99", "ms", "lower", lambda start: _ms(start.paced, "dry", 0.99)),
-    ]
+    [streams], [rate] = loads["waves"].levels, loads["paced"].levels
+    groups = {
+        "alone": "one stream alone",
+        "waves": f"{streams:g} streams, {loads['waves'].waves} waves (closed loop)",
+        "paced": f"the same arrivals for both, {rate:g} requests a second (open loop)",
+    }
+    return [_measure(groups[load], load, figure) for load, figures in ROWS.items() for figure in figures]
 
 
-def _ms(samples: Sequence[Sample], name: str, share: float) -> float:
-    return 1000 * quantile(times(samples, name), share)
+def _measure(group: str, load: str, figure: str) -> Measure:
+    name, _, unit = figure.partition(", ")
+    higher = figure == known.THROUGHPUT
+    return Measure(
+        group,
+        name,
+        unit,
+        "higher" if higher else "lower",
+        lambda start: start.figures[load].get(figure, math.nan),
+        digits=int(higher),
+        judged=figure in JUDGED,
+        primary=(load, figure) == PRIMARY,
+    )

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo.load import Load
+from benchmarks.demo.load import SILENT, STAGES
 from benchmarks.demo.measure import Start
+from benchmarks.server.load import Load
 from omni_fastpath.tools.ab import rows
 from omni_fastpath.tools.ab.about import about
 from omni_fastpath.tools.ab.rows import ARMS, Row
@@ -30,13 +31,15 @@ CLOSED_LOOP = (
 )
 
 
-def describe(load: Load, starts: Sequence[str], command: str, elapsed_s: float) -> dict[str, Any]:
+def describe(loads: Mapping[str, Load], starts: Sequence[str], command: str, elapsed_s: float) -> dict[str, Any]:
     """What was asked of which software on which machine."""
     return {
         **about(),
         "command": command,
         "what": WHAT_IS_REAL,
-        "load": load.as_json(),
+        "loads": {name: {**asdict(load), "deploy": load.deploy} for name, load in loads.items()},
+        "lengths": loads["waves"].lengths,
+        "stages": STAGES,
         "order": list(starts),
         "minutes": elapsed_s / 60,
     }
@@ -44,13 +47,13 @@ def describe(load: Load, starts: Sequence[str], command: str, elapsed_s: float) 
 
 def heading(told: Mapping[str, Any]) -> list[str]:
     """That in lines of text."""
-    load, machine = told["load"], told["machine"]
-    steps = ", ".join(f"{stage} {step:g} ms" for stage, step in load["step_ms"].items())
+    load, machine = told["loads"]["waves"], told["machine"]
+    steps = ", ".join(f"{stage} {settings['base_ms']:g} ms" for stage, settings in told["stages"].items())
     versions = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
-    least, most = load["tokens"]
+    least, most = told["lengths"]
     asked = (
         f"Qwen3-Omni, {load['replicas']} replicas a stage ({load['deploy']}), poll loop; steps: {steps}; "
-        f"{load['silent']} outputs without audio before each one with; {least} to {most} text tokens an answer"
+        f"{SILENT} outputs without audio before each one with; {least} to {most} text tokens an answer"
     )
     return [
         told["what"],
@@ -74,7 +77,7 @@ def plain(
 ) -> dict[str, Any]:
     """Everything that the table and the picture rest on, as plain data."""
     return {
-        "schema": 3,
+        "schema": 4,
         "about": told,
         "parity": parity,
         "summary": rows.summary(table),
@@ -83,7 +86,7 @@ def plain(
     }
 
 
-def draw(starts: Sequence[Start], load: Load, told: Mapping[str, Any], path: Path) -> None:
+def draw(starts: Sequence[Start], loads: Mapping[str, Load], told: Mapping[str, Any], path: Path) -> None:
     """TTFP of each request, in start order: one panel a loop, thin lines the starts, a thick one their median."""
     import matplotlib as mpl
 
@@ -92,17 +95,18 @@ def draw(starts: Sequence[Start], load: Load, told: Mapping[str, Any], path: Pat
 
     figure = Figure(figsize=(12, 5.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    titles = (f"{load.streams} at a time (dotted: waves)", f"{load.rate:g} a second, the same arrivals for both arms")
+    [streams], [rate] = loads["waves"].levels, loads["paced"].levels
+    titles = (f"{streams:g} at a time (dotted: waves)", f"{rate:g} a second, the same arrivals for both arms")
     for axes, title, name in zip(panels, titles, ("waves", "paced"), strict=True):
         for arm in ARMS:
-            lines = [_ttfp(getattr(start, name)) for start in starts if start.arm == arm]
+            lines = [_ttfp(start.requests[name]) for start in starts if start.arm == arm]
             for line in lines:
                 axes.plot(line, color=COLOURS[arm], linewidth=0.6, alpha=0.35)
             middle = [statistics.median(each) for each in zip(*lines, strict=True)]
             axes.plot(middle, color=COLOURS[arm], linewidth=2, label=f"{arm}, median of {len(lines)} starts")
         axes.set(title=title, xlabel="request, in start order")
         axes.grid(alpha=0.3)
-    for edge in range(load.streams, load.streams * load.waves, load.streams):
+    for edge in range(int(streams), loads["waves"].count(streams), int(streams)):
         panels[0].axvline(edge - 0.5, color="#888", linewidth=0.8, linestyle=":")
     panels[0].set(ylabel="time to first audio packet (TTFP), ms")
     panels[0].set_ylim(bottom=0)  # of both, once both are drawn: it ends their scaling
@@ -111,6 +115,6 @@ def draw(starts: Sequence[Start], load: Load, told: Mapping[str, Any], path: Pat
     figure.savefig(path, dpi=120)
 
 
-def _ttfp(samples: Sequence[Any]) -> list[float]:
-    ordered = sorted(samples, key=lambda sample: sample.order)
-    return [1000 * sample.ttfp if sample.ttfp is not None else float("nan") for sample in ordered]
+def _ttfp(requests: Sequence[Mapping[str, Any]]) -> list[float]:
+    times_s = (each["first_audio_s"] for each in requests)
+    return [float("nan") if time_s is None else 1000 * time_s for time_s in times_s]

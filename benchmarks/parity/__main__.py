@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.rigs import server_arms, user_arms, whole_server
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.side_by_side import guarded, plan, positive, served, work_folder, write_model
+from benchmarks.rigs.side_by_side import guarded, plan, positive, served, work_folder
 from omni_fastpath.tools.ab.about import about, commit
 from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
 from omni_fastpath.tools.ab.arm import Arm
@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     answers: list[tuple[str, Answers]] = []
     with work_folder("parity-") as work:
         with phases.phase("model folder"):
-            model = write_model(work)
+            model = whole_server.model_folder("qwen3_omni")
         for place, arm in enumerate(arms, 1):
             log = output / "parity-logs" / f"{place}-{arm.name}.log"
             title = f"{place}/{len(arms)} {arm.name}"

@@ -18,9 +18,9 @@ from rich.console import Console
 from benchmarks.rigs.server import Server, ServerError
 from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.arm import WrongArmError
-from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.errors import MeasureError
 from omni_fastpath.tools.ab.phases import Phases
+from omni_fastpath.tools.ab.serving import tail
 
 _PIPED_WIDTH = 200
 _LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37
@@ -99,14 +99,6 @@ def work_folder(prefix: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def write_model(folder: Path) -> Path:
-    """Qwen3-Omni's model folder in *folder*, by a process of its own, which takes the memory of its imports with it."""
-    model = folder / "model"
-    command = [sys.executable, "-m", "omni_simulated_device.models", "qwen3_omni", str(model)]
-    subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
-    return model
-
-
 @contextlib.contextmanager
 def served(server: Server, title: str, processes: str, phases: Phases) -> Iterator[Server]:
     """The server from its start to its stop, whatever happens.
@@ -126,28 +118,8 @@ def served(server: Server, title: str, processes: str, phases: Phases) -> Iterat
         yield server
     except Exception as error:
         if not server.alive() and server.start_s is not None:
-            raise MeasureError(f"{error}\nthe server ended; the end of its log:\n{tail(server.log_path)}") from error
+            raise MeasureError(f"{error}\nthe server ended{tail(server.log_path)}") from error
         raise
     finally:
         with phases.phase(f"{title}: stopping"):
             server.stop()
-
-
-def succeeded(what: str, captures: Sequence[Capture]) -> Sequence[Capture]:
-    """The captures, if all requests were answered to their end.
-
-    Raises:
-        MeasureError: One was not.
-    """
-    bad = [capture for capture in captures if not capture.succeeded]
-    if bad:
-        raise MeasureError(f"{what}: {len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
-    return captures
-
-
-def tail(log: Path, lines: int = 40) -> str:
-    """The end of a log."""
-    try:
-        return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-    except OSError as error:
-        return f"({error})"

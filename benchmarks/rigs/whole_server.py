@@ -17,6 +17,7 @@ from omni_fastpath.releases import installed_release
 from omni_fastpath.tools.ab import about, verdict
 from omni_fastpath.tools.ab.arm import Arm
 from omni_fastpath.tools.ab.capture import Capture
+from omni_fastpath.tools.ab.errors import MeasureError
 from omni_fastpath.tools.ab.turns import turns
 from omni_fastpath.tools.ab.verdict import Measure
 
@@ -92,11 +93,11 @@ def checked(captures: Sequence[Capture], *, audio: bool = False) -> Sequence[Cap
     """The captures, if every request was answered to its end, with audio where that is asked for.
 
     Raises:
-        RuntimeError: One was not.
+        MeasureError: One was not.
     """
     bad = [capture for capture in captures if not capture.succeeded or (audio and not capture.audio)]
     if bad:
-        raise RuntimeError(f"{len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
+        raise MeasureError(f"{len(bad)} of {len(captures)} requests failed, the first with {bad[0].error}")
     return captures
 
 

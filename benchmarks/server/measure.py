@@ -30,7 +30,7 @@ from benchmarks.server.figures import (
     figures,
 )
 from benchmarks.server.load import Load
-from omni_fastpath.tools.ab.capture import run_closed_loop
+from omni_fastpath.tools.ab.capture import Capture, run_closed_loop
 from omni_fastpath.tools.ab.verdict import Measure
 
 Start = Mapping[str, Any]
@@ -101,6 +101,20 @@ def gated_bytes(server: Server) -> float:
     return sum(count for record in records for name, count in record.counters.items() if name.endswith("_bytes"))
 
 
+def run_level(server: Server, load: Load, level: float, first_wave: int) -> tuple[dict[str, float], Sequence[Capture]]:
+    """One level of a load: its figures, with *first_wave* as `figures` has it, and what came back.
+
+    Raises:
+        MeasureError: A request failed.
+    """
+    pids = api_processes(server)
+    before, mine_s = threads.used(pids), time.process_time()
+    captures = checked(load.run(server.url, level), audio=True)
+    cpu_s, mine_s = threads.spent(pids, before, threads.used(pids)), time.process_time() - mine_s
+    found = figures(captures, first_wave, cpu_s, streamed=load.streamed)
+    return {**found, CLIENT_MS: 1000 * mine_s / len(captures)}, captures
+
+
 def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Start:
     """One start of the arm's server.
 
@@ -111,14 +125,9 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
     requests: dict[str, list[dict[str, float | None]]] = {}
     answers: dict[str, list[str]] = {}
     with serving(arm, load, model, log, host) as server:
-        pids = api_processes(server)
         for level in load.levels:
             gated = gated_bytes(server) if host.stages else 0.0
-            before, mine_s = threads.used(pids), time.process_time()
-            captures = checked(load.run(server.url, level), audio=True)
-            cpu_s, mine_s = threads.spent(pids, before, threads.used(pids)), time.process_time() - mine_s
-            found[f"{level:g}"] = figures(captures, load.first_wave(level), cpu_s, streamed=load.streamed)
-            found[f"{level:g}"][CLIENT_MS] = 1000 * mine_s / len(captures)
+            found[f"{level:g}"], captures = run_level(server, load, level, load.first_wave(level))
             if host.stages:
                 found[f"{level:g}"][GATED] = (gated_bytes(server) - gated) / 2**20
             requests[f"{level:g}"] = by_request(captures)

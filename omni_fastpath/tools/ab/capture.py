@@ -405,11 +405,6 @@ def run_closed_loop(
     return _run(base_url, headers, lambda client: client.run_closed_loop(requests, max_concurrency))
 
 
-def run_open_loop(base_url: str, requests: Sequence[Request], rate: float) -> list[Capture]:
-    """`Client.run_arrivals` at *rate* requests a second, evenly spaced, for code that is not asynchronous."""
-    return run_arrivals(base_url, requests, [index / rate for index in range(len(requests))])
-
-
 def run_arrivals(base_url: str, requests: Sequence[Request], starts_s: Sequence[float]) -> list[Capture]:
     """`Client.run_arrivals` for code that is not asynchronous."""
     return _run(base_url, None, lambda client: client.run_arrivals(requests, starts_s))
