@@ -7,21 +7,10 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.replay import figures, report
-from benchmarks.replay.load import (
-    CELLS,
-    CODE2WAV,
-    SERVER,
-    STAGES,
-    STEP_MS,
-    TALKER,
-    THINKER,
-    Load,
-    Schedule,
-)
+from benchmarks.replay.load import CELLS, CODE2WAV, SERVER, STAGES, STEP_MS, TALKER, THINKER, Load, Schedule
 from benchmarks.replay.measure import Inbox, Stamps, out_of_order
 from benchmarks.replay.subjects import ARMS
 
@@ -40,49 +29,29 @@ def schedule() -> Schedule:
 def test_the_schedule_is_the_same_again_and_another_for_another_seed(schedule: Schedule) -> None:
     """All arms of a round get the same raw outputs at the same times."""
     again, other = Schedule(LOAD), Schedule(dataclasses.replace(LOAD, seed=2))
-    assert again.order == schedule.order
-    assert again.requests == schedule.requests
+    assert again.order == schedule.order == sorted(schedule.order)
     assert list(again.entries(CODE2WAV, 1)) == list(schedule.entries(CODE2WAV, 1))
     assert other.order != schedule.order
 
 
-def test_the_rate_is_what_was_asked_for_with_the_ratios_of_the_stages(schedule: Schedule) -> None:
+def test_the_rate_is_that_of_the_cell_with_the_ratios_of_the_stages(schedule: Schedule) -> None:
     """Counts of a Poisson process are within five deviations."""
+    assert CELLS["dear-0.95"].load(1000, 30, 1).rate == pytest.approx(950)
     for stage, step in enumerate(STEP_MS):
         expected = 800.0 * (1 / step) / sum(1 / each for each in STEP_MS) * 12.0
         found = sum(len(schedule.times[stage, replica]) for replica in range(2))
         fill = LOAD.lag_s(CODE2WAV) / 12.0
         assert expected * (1 - fill) - 5 * expected**0.5 < found < expected + 5 * expected**0.5
-    times = [due for due, _, _ in schedule.order]
-    assert times == sorted(times)
-    assert len(times) == sum(map(len, schedule.times.values()))
-
-
-def test_gaps_vary_as_exponential_ones_do(schedule: Schedule) -> None:
-    """The coefficient of variation is one."""
-    gaps = np.diff(schedule.times[CODE2WAV, 0])
-    assert 0.8 < gaps.std() / gaps.mean() < 1.2
-
-
-def test_the_load_is_stationary(schedule: Schedule) -> None:
-    """Every raw output has an entry for each slot, so that its cost is the same from the first to the last."""
-    for stage in STAGES:
-        for replica in range(2):
-            entries = list(schedule.entries(stage, replica))
-            assert len(entries) == len(schedule.times[stage, replica])
-            assert {len(raw) for raw in entries} == {SERVER.entries}
-    starts = np.array([each.start_ns for each in schedule.requests if each.wave == 1])
-    gaps = np.diff(np.sort(starts))
-    assert abs(gaps - LOAD.wave_s * 1e9 / 8).max() < 10  # the second wave is spread evenly over a period
 
 
 def test_each_request_has_its_outputs_in_order_and_ends_once_a_stage(schedule: Schedule) -> None:
-    """Positions count up from zero, and the finish reason stands on the last one only."""
+    """The load is stationary, with an entry for each slot; positions count up, and the last one alone ends."""
     for stage in STAGES:
         seen: dict[str, int] = {}
         ended: set[str] = set()
         for replica in range(2):
             for raw in schedule.entries(stage, replica):
+                assert len(raw) == SERVER.entries
                 for entry in raw:
                     assert entry.request_id not in ended
                     assert entry.position == seen.get(entry.request_id, 0)
@@ -91,13 +60,6 @@ def test_each_request_has_its_outputs_in_order_and_ends_once_a_stage(schedule: S
                         ended.add(entry.request_id)
         assert ended == set(seen) == {each.id for each in schedule.requests}
         assert [seen[each.id] for each in schedule.requests] == [each.total for each in schedule.steps[stage]]
-
-
-def test_cells_have_the_utilisation_that_their_names_say() -> None:
-    """The rate of a cell is its utilisation of the capacity."""
-    assert CELLS["dear-0.95"].load(1000, 30, 1).rate == pytest.approx(950)
-    assert CELLS["server-444"].load(1000, 30, 1).closed
-    assert CELLS["server-444"].replicas == 4
 
 
 # ---- The figures ----
@@ -116,19 +78,15 @@ def _ideal(schedule: Schedule, service_ns: int = 1000, wait_ns: int = 500) -> St
     return stamps
 
 
-def test_residence_is_from_sent_to_routed(schedule: Schedule) -> None:
-    """In the ideal run it is the same for all."""
-    found = figures.figures(_ideal(schedule), schedule)
+def test_residence_is_from_sent_to_routed_or_so_far(schedule: Schedule) -> None:
+    """The same for all in the ideal run; a run that was cut off must not look better for it."""
+    stamps = _ideal(schedule)
+    found = figures.figures(stamps, schedule)
     for name in ("thinker", "talker", "code2wav"):
         assert found["residence"][name]["p50"] == found["residence"][name]["max"] == pytest.approx(0.0015)
     assert found["first_audio"]["n"] == len(schedule.requests)
     assert found["first_audio"]["mean"] == pytest.approx(0.0015)
     assert found["unfinished_raw_outputs"] == 0
-
-
-def test_what_is_left_counts_with_its_residence_so_far(schedule: Schedule) -> None:
-    """A run that was cut off must not look better for it."""
-    stamps = _ideal(schedule)
     for each in (stamps.numbers, stamps.began, stamps.routed):
         del each[len(stamps.sent) // 2 :]
     found = figures.figures(stamps, schedule)
@@ -160,6 +118,16 @@ def test_entries_ahead_are_those_taken_between_arrival_and_dispatch(schedule: Sc
     assert [dispatches.ahead(number) for number in range(3)] == [2, 0, 1]
 
 
+def test_the_aa_interval_is_that_of_an_arm_against_its_repetition() -> None:
+    """Both ways round, over all rounds and pairs."""
+    found = (("stock-event", 0, 10), ("stock-event-2", 0, 8), ("stock-event", 1, 10), ("stock-event-2", 1, 10))
+    lines = [{"arm": arm, "round": number, "first_audio": {"p99": p99}} for arm, number, p99 in found]
+    assert report.aa_interval(lines, "first_audio.p99") == (0.8, 1.25)
+    assert report.aa_interval(lines[:1], "first_audio.p99") is None
+    assert report.median(lines, "stock-event-2", "first_audio.p99") == 9
+    assert report.median(lines, "stock-event", "first_audio.p50") is None
+
+
 # ---- The check of content ----
 
 
@@ -171,17 +139,11 @@ def test_a_replica_that_is_not_first_in_first_out_is_found(schedule: Schedule) -
     assert len(list(out_of_order([other, second, first], schedule))) == 1
 
 
-def _message(stage: int, token_ids: list[int], *, finished: bool, last: bool = False) -> Any:
-    output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=token_ids)], finished=finished)
-    return SimpleNamespace(stage_id=stage, engine_outputs=output, finished=last)
-
-
 @pytest.mark.parametrize(
     ("tokens", "ends", "problem"),
     [
         ((0, 1), (False, True), None),
         ((0, 2), (False, True), "output 1 has the tokens"),
-        ((0, 0, 1), (False, False, True), "output 1 has the tokens"),
         ((0,), (True,), "not where it should end"),
     ],
 )
@@ -192,28 +154,12 @@ async def test_lost_doubled_and_early_outputs_are_found(
     stamps = Stamps(first_text=[-1], first_audio=[-1], final=[0])
     inbox = Inbox("one", 0, (2, 2, 0), SERVER, stamps)
     for token, end in zip(tokens, ends, strict=True):
-        await inbox.put(_message(THINKER, [token], finished=end, last=end))
+        output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=[token])], finished=end)
+        await inbox.put(SimpleNamespace(stage_id=THINKER, engine_outputs=output, finished=end))
     await asyncio.wait_for(inbox.read(), 10)
     assert (problem is None) == (not stamps.errors)
     assert problem is None or any(problem in each for each in stamps.errors)
     assert inbox.done
-
-
-# ---- The report ----
-
-
-def _line(arm: str, round_: int, p99: float) -> dict[str, Any]:
-    return {"arm": arm, "round": round_, "first_audio": {"p99": p99}}
-
-
-def test_the_aa_interval_is_that_of_an_arm_against_its_repetition() -> None:
-    """Both ways round, over all rounds and pairs."""
-    lines = [_line("stock-event", 0, 10), _line("stock-event-2", 0, 8), _line("stock-event", 1, 10)]
-    lines += [_line("stock-event-2", 1, 10), _line("fastpath", 0, 1)]
-    assert report.aa_interval(lines, "first_audio.p99") == (0.8, 1.25)
-    assert report.aa_interval(lines[:1], "first_audio.p99") is None
-    assert report.median(lines, "stock-event-2", "first_audio.p99") == 9
-    assert report.median(lines, "stock-event", "first_audio.p50") is None
 
 
 # ---- On the real upstream ----
@@ -225,11 +171,10 @@ def test_a_short_run_delivers_everything_in_order_and_the_arm_is_on() -> None:
     from benchmarks.rigs.driver import run_arm
 
     arguments = ("--cell", "server-0.4", "--seconds", "2", "--capacity", "250")
-    found = run_arm("benchmarks.replay", ARMS["fastpath-event"], *arguments)
+    found: dict[str, Any] = run_arm("benchmarks.replay", ARMS["fastpath-event"], *arguments)
     assert found["content_checked"]
     assert found["unfinished_requests"] == found["unfinished_raw_outputs"] == 0
     assert found["routed"] == found["sent"] > 100
     assert found["first_audio"]["n"] == found["requests"]
     assert found["counters"]["budgeted_drain"]["items"] >= found["routed"]
-    assert set(found["residence"]) == {"thinker", "talker", "code2wav"}
-    assert (THINKER, TALKER, CODE2WAV) == STAGES
+    assert found["residence"].keys() == {"thinker", "talker", "code2wav"}

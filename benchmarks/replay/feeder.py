@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.replay.load import (
     CODE2WAV,
+    SILENT,
     STAGES,
     TALKER,
     WARM_STEPS,
@@ -51,9 +52,14 @@ Key = tuple[int, int]
 
 
 class Encoder:
-    """Makes raw outputs of a mix and encodes them as an engine does."""
+    """Makes raw outputs of a mix and encodes them as an engine does.
 
-    def __init__(self, mix: Mix) -> None:
+    Args:
+        mix: Of the load.
+        gated: The talker sends no codes, as a stage with ``forward_gate``.
+    """
+
+    def __init__(self, mix: Mix, *, gated: bool) -> None:
         import torch
         from vllm.v1.engine import FinishReason
         from vllm.v1.serial_utils import MsgpackEncoder
@@ -65,7 +71,8 @@ class Encoder:
         self._stop = FinishReason.STOP
         self._rate = torch.tensor(SAMPLE_RATE)
         self._nothing = torch.zeros(0)
-        self._codes = torch.zeros(mix.frames, 16, dtype=torch.long)
+        codes = {"codes.audio": torch.zeros(mix.frames, 16, dtype=torch.long)}
+        self._talker: Mapping[str, Any] = {} if gated else {"multimodal_output": codes}
         self._audio: list[Any] = []
 
     def _samples(self, number: int) -> Any:
@@ -76,8 +83,8 @@ class Encoder:
             self._audio.append(torch.full((self._mix.samples,), float(len(self._audio))))
         return self._audio[number]
 
-    def raw(self, number: int, stage: int, entries: Sequence[Entry]) -> Any:
-        """One raw output.
+    def encode(self, number: int, stage: int, entries: Sequence[Entry]) -> Sequence[Any]:
+        """The frames of one raw output.
 
         Its number stands in the engine's index, which nothing here reads: a raw output may be dispatched in parts, so
         that counting dispatches would not tell which one it was.
@@ -86,27 +93,23 @@ class Encoder:
 
         found = batch(*(self._entry(stage, each) for each in entries))
         found.engine_index = number
-        return found
+        frames: Sequence[Any] = self._encoder.encode(found)
+        return frames
 
     def _entry(self, stage: int, entry: Entry) -> Any:
         from vllm_omni.engine import OmniEngineCoreOutput
 
         finish = self._stop if entry.finished else None
         if stage == CODE2WAV:
-            heard = audible(entry.position, entry.total, self._mix.silent)
-            samples = self._samples(entry.position // (self._mix.silent + 1)) if heard else self._nothing
+            heard = audible(entry.position, entry.total)
+            samples = self._samples(entry.position // (SILENT + 1)) if heard else self._nothing
             payload = {"multimodal_output": {"model_outputs": samples, "sr": self._rate}}
             return OmniEngineCoreOutput(entry.request_id, [], finish_reason=finish, **payload)
-        codes: dict[str, Any] = {"multimodal_output": {"codes.audio": self._codes}} if stage == TALKER else {}
+        codes = self._talker if stage == TALKER else {}
         return OmniEngineCoreOutput(entry.request_id, [entry.position], finish_reason=finish, **codes)
 
-    def encode(self, number: int, stage: int, entries: Sequence[Entry]) -> Sequence[Any]:
-        """The frames of one raw output."""
-        frames: Sequence[Any] = self._encoder.encode(self.raw(number, stage, entries))
-        return frames
 
-
-def feed(addresses: Mapping[Key, str], load: Load, shared: Any, link: Connection) -> None:
+def feed(addresses: Mapping[Key, str], load: Load, shared: Any, link: Connection, gated: bool) -> None:
     """The process: says ``ready``, warms up when told, runs when told the start, and answers with what it did."""
     import zmq
 
@@ -116,7 +119,7 @@ def feed(addresses: Mapping[Key, str], load: Load, shared: Any, link: Connection
         sockets[key] = socket = context.socket(zmq.PUSH)  # type: ignore[attr-defined]
         socket.setsockopt(zmq.SNDHWM, 0)  # type: ignore[attr-defined]
         socket.connect(address)
-    encoder, schedule = Encoder(load.mix), Schedule(load)
+    encoder, schedule = Encoder(load.mix, gated=gated), Schedule(load)
     sender = _Sender(schedule, encoder, sockets, shared)
     gc.collect()
     gc.freeze()

@@ -32,6 +32,12 @@ STEP_MS = (15.0, 12.0, 8.0)
 LAG_STEPS = (0.0, 2.0, 6.0)
 """How many steps of the stage before pass until a stage has its first: some chunks must be there first."""
 
+SILENT = 3
+"""Outputs of code2wav without audio before each one with: the N N N A of issue #4561."""
+
+THINKER_STEPS = 64
+"""Mean steps of a request on the thinker; the other stages' follow from their periods."""
+
 WARM_STEPS = 8
 """Raw outputs that each replica sends before the clock starts: imports, caches and the first call of everything."""
 
@@ -43,30 +49,24 @@ class Mix:
     Attributes:
         name: As tables show it.
         entries: Requests active on a replica, the same on each stage: the entries of a raw output.
-        silent: Outputs of code2wav without audio before each one with: the N N N A of issue #4561.
         samples: Audio samples in an audio output.
         frames: Codec frames in a talker's output, of 16 codes each.
-        thinker_steps: Mean steps of a request on the thinker; the other stages' follow from their periods.
+        nominal: Raw outputs a second of a calibration. They are sent as fast as they are taken, so that only their
+            number counts.
     """
 
     name: str
     entries: int
-    silent: int
     samples: int
     frames: int
-    thinker_steps: int
+    nominal: float
 
 
-SERVER = Mix("server", entries=4, silent=3, samples=1920, frames=1, thinker_steps=64)
+SERVER = Mix("server", entries=4, samples=1920, frames=1, nominal=2200.0)
 """As in a whole server's run: four requests a replica, 80 ms of audio a packet, one codec frame a step."""
 
-DEAR = Mix("dear", entries=32, silent=3, samples=9600, frames=8, thinker_steps=64)
+DEAR = Mix("dear", entries=32, samples=9600, frames=8, nominal=560.0)
 """1 ms of real processing and more: 32 requests a replica, 0.4 s of audio a packet, eight frames a step."""
-
-LONG = Mix("long", entries=4, silent=3, samples=1920, frames=1, thinker_steps=900)
-"""The server's with long answers: what an output costs by the length of its request so far."""
-
-MIXES = {mix.name: mix for mix in (SERVER, DEAR, LONG)}
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Load:
     @property
     def wave_s(self) -> float:
         """Duration of a request on each stage, which is the wave period."""
-        return self.mix.thinker_steps * self.period_s(THINKER)
+        return THINKER_STEPS * self.period_s(THINKER)
 
 
 class Request(NamedTuple):
@@ -155,14 +155,14 @@ class Entry(NamedTuple):
         return self.position == self.total - 1
 
 
-def audible(position: int, total: int, silent: int) -> bool:
+def audible(position: int, total: int) -> bool:
     """Whether this output of code2wav has audio: N N N A, and always the last."""
-    return position % (silent + 1) == silent or position == total - 1
+    return position % (SILENT + 1) == SILENT or position == total - 1
 
 
-def first_audible(total: int, silent: int) -> int:
+def first_audible(total: int) -> int:
     """Position of a request's first output with audio."""
-    return min(silent, total - 1)
+    return min(SILENT, total - 1)
 
 
 class Schedule:
@@ -296,13 +296,9 @@ CELLS = {
     cell.name: cell
     for mix in (SERVER, DEAR)
     for cell in (
-        Cell(mix, 1, 0.4),
-        Cell(mix, 2, 0.8),
-        Cell(mix, 2, 0.95),
-        Cell(mix, 2, 1.1),
-        Cell(mix, 4, None),
+        *(Cell(mix, 1, 0.4), Cell(mix, 2, 0.8), Cell(mix, 2, 0.95), Cell(mix, 2, 1.1)),
+        *(Cell(mix, replicas, None) for replicas in (1, 2, 4)),
     )
-} | {cell.name: cell for cell in [Cell(LONG, 4, None)]}
-
-NOMINAL = {"server": 2200.0, "dear": 560.0, "long": 2200.0}
-"""Raw outputs a second of a calibration's schedule. It is sent as fast as it is taken, so only the number counts."""
+}
+USUAL = tuple(name for name, cell in CELLS.items() if cell.utilisation is not None or cell.replicas == 4)
+"""The cells that run unless told otherwise; the other two of a mix are calibrations."""

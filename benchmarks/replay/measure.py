@@ -8,8 +8,7 @@ What a user waits for ends when the front end has handled a message: each reques
 and spends ``work_us`` of processor time on each, as making an event of the stream does, under the interpreter's lock.
 
 What is added is the same in all arms: two stamps a raw output (processing begins; routed), three a message (put for the
-front end; handed over; handled), with a look at its content, one an iteration of the orchestrator's event loop, and a
-timer on the front end's.
+front end; handed over; handled), with a look at its content, and a timer on the front end's event loop.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ LEAD_NS = 100_000_000
 """From the last word to the feeder to the clock's start."""
 
 WORK_US = 200.0
-"""What handling a message costs the front end, unless told otherwise (``--work-us``).
+"""What handling a message costs the front end.
 
 From a whole server on the simulated device, Qwen3-Omni, chat streams: processor time of the API server's main thread
 (``/proc/PID/task/PID/stat``) by the events that clients got, 350 and 380 µs an event of text (8 requests of 44, two
@@ -83,11 +82,8 @@ class Stamps:
         first_text: For each request, which handed message was its first text; -1 for none.
         first_audio: The same for audio.
         final: For each request, when its last message was handled; 0 for never.
-        stretches: Durations between two looks of the orchestrator's event loop at its sockets, nanoseconds.
-        cpu_ns: Processor time of the orchestrator's thread while the feeder fed, and until the end.
+        cpu_ns: Processor time of the orchestrator's thread.
         front_cpu_ns: The same of the front end's thread.
-        process_cpu_ns: The same of the whole process: with what the front end does in another thread, and ZMQ's.
-        waited_ns: How long the orchestrator's thread was ready to run and had no core: the machine's noise.
         errors: What was wrong with the content: at most a few.
         unfinished: Requests whose last message never came.
         cut: The run was cut off.
@@ -108,11 +104,8 @@ class Stamps:
     first_text: list[int] = field(default_factory=list)
     first_audio: list[int] = field(default_factory=list)
     final: list[int] = field(default_factory=list)
-    stretches: array[int] = field(default_factory=lambda: array("q"))
-    cpu_ns: tuple[int, int] = (0, 0)
-    front_cpu_ns: tuple[int, int] = (0, 0)
-    process_cpu_ns: tuple[int, int] = (0, 0)
-    waited_ns: int = 0
+    cpu_ns: int = 0
+    front_cpu_ns: int = 0
     errors: list[str] = field(default_factory=list)
     unfinished: int = 0
     cut: bool = False
@@ -121,7 +114,7 @@ class Stamps:
         """Drop what the warm-up left."""
         for each in (self.began, self.routed, self.numbers, self.put, self.handed, self.handled):
             del each[:]
-        del self.stretches[:], self.turns_late[:]
+        del self.turns_late[:]
 
 
 class Inbox:
@@ -133,19 +126,10 @@ class Inbox:
         counts: Raw outputs of each stage.
         mix: Of the load.
         stamps: Where to note.
-        work_ns: Processor time to spend on each message.
     """
 
-    __slots__ = (
-        *("_counts", "_mix", "_name", "_number", "_packets", "_positions", "_stamps"),
-        *("_waiting", "_work_ns", "done"),
-    )
-
-    def __init__(
-        self, name: str, number: int, counts: tuple[int, ...], mix: Mix, stamps: Stamps, work_ns: int = 0
-    ) -> None:
+    def __init__(self, name: str, number: int, counts: tuple[int, ...], mix: Mix, stamps: Stamps) -> None:
         self._name, self._number, self._counts, self._mix, self._stamps = name, number, counts, mix, stamps
-        self._work_ns = work_ns
         self._waiting: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         self._positions = [0, 0, 0]
         self._packets = 0
@@ -162,16 +146,13 @@ class Inbox:
         """Take the messages one by one until the last, as whoever serves the request."""
         while not self.done:
             number, message = await self._waiting.get()
-            self._work()
+            until_ns = time.thread_time_ns() + round(WORK_US * 1e3)
+            while time.thread_time_ns() < until_ns:
+                pass
             self._stamps.handled[number] = now_ns = time.monotonic_ns()
             self._check(number, message, now_ns)
         while not self._waiting.empty():  # what comes after the end is an error
             self._check(*self._waiting.get_nowait(), time.monotonic_ns())
-
-    def _work(self) -> None:
-        until_ns = time.thread_time_ns() + self._work_ns
-        while time.thread_time_ns() < until_ns:
-            pass
 
     def _check(self, number: int, message: Any, now_ns: int) -> None:
         stamps = self._stamps
@@ -194,7 +175,7 @@ class Inbox:
     def _check_audio(self, completion: Any, position: int, number: int) -> None:
         audio = completion.multimodal_output.get("audio")
         heard = audio is not None and audio.numel() > 0
-        if heard != audible(position, self._counts[CODE2WAV], self._mix.silent):
+        if heard != audible(position, self._counts[CODE2WAV]):
             self._wrong(f"code2wav's output {position} has{'' if heard else ' no'} audio")
         if not heard:
             return
@@ -219,13 +200,12 @@ class Inbox:
             self._stamps.errors.append(f"{self._name}: {what}")
 
 
-def run(arm: Arm, load: Load, work_us: float = WORK_US) -> tuple[Stamps, Schedule]:
+def run(arm: Arm, load: Load) -> tuple[Stamps, Schedule]:
     """Run one arm of one cell in this process.
 
     Args:
         arm: What is on.
         load: What is sent.
-        work_us: Processor time that the front end spends on each message, microseconds.
 
     Raises:
         AssertionError: Something was lost, doubled or put in another order, though the run was not cut off.
@@ -233,8 +213,8 @@ def run(arm: Arm, load: Load, work_us: float = WORK_US) -> tuple[Stamps, Schedul
     import uvloop
 
     schedule = Schedule(load)
-    with tempfile.TemporaryDirectory() as folder, _Feeder(Path(folder), load) as feeder:
-        stamps: Stamps = uvloop.run(_run(arm, schedule, feeder, work_us))
+    with tempfile.TemporaryDirectory() as folder, _Feeder(Path(folder), arm, load) as feeder:
+        stamps: Stamps = uvloop.run(_run(arm, schedule, feeder))
     assert not stamps.errors, (arm.name, stamps.errors)
     for problem in out_of_order(stamps.numbers, schedule):
         raise AssertionError(f"{arm.name}: {problem}")
@@ -248,7 +228,7 @@ def run(arm: Arm, load: Load, work_us: float = WORK_US) -> tuple[Stamps, Schedul
 class _Feeder:
     """The feeder process, started early because it imports as much as this one."""
 
-    def __init__(self, folder: Path, load: Load) -> None:
+    def __init__(self, folder: Path, arm: Arm, load: Load) -> None:
         context = multiprocessing.get_context("spawn")
         self.addresses = {
             (stage, replica): f"ipc://{folder / f'{stage}-{replica}'}"
@@ -257,7 +237,7 @@ class _Feeder:
         }
         self.shared = context.RawArray("q", 2)
         self._link, theirs = context.Pipe()
-        arguments = (self.addresses, load, self.shared, theirs)
+        arguments = (self.addresses, load, self.shared, theirs, "forward_gate" in arm.enabled)
         self._process = context.Process(target=feed, args=arguments, daemon=True)
 
     def __enter__(self) -> Self:
@@ -300,7 +280,7 @@ def out_of_order(numbers: Iterable[int], schedule: Schedule) -> Iterator[str]:
         latest[stage, replica] = number
 
 
-async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder, work_us: float) -> Stamps:
+async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder) -> Stamps:
     import zmq
     import zmq.asyncio
     from vllm.v1.serial_utils import MsgpackDecoder
@@ -312,7 +292,7 @@ async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder, work_us: float) ->
     stages = [Stage(each.final_output, each.modality, load.replicas) for each in QWEN3_OMNI]
     pipeline = Pipeline(stages, event_driven=arm.event_driven)
     stamps = Stamps()
-    inboxes = _register(pipeline, schedule, stamps, round(work_us * 1e3))
+    inboxes = _register(pipeline, schedule, stamps)
     _stamp(pipeline, stamps, feeder.shared, len(schedule.order))
     for (stage, replica), address in feeder.addresses.items():
         socket = zmq.asyncio.Context.instance().socket(zmq.PULL)  # type: ignore[attr-defined]
@@ -321,7 +301,6 @@ async def _run(arm: Arm, schedule: Schedule, feeder: _Feeder, work_us: float) ->
         pipeline.replicas[stage][replica].read_from(socket, MsgpackDecoder(OmniEngineCoreOutputs))
     drain = front_end(pipeline, inboxes, event_driven=arm.event_driven)
     with pipeline:
-        pipeline.do(lambda: _stamp_loop(asyncio.get_running_loop(), stamps))
         drain._final_output_handler()
         tasks = [asyncio.ensure_future(each.read()) for each in inboxes.values()]
         tasks.append(asyncio.ensure_future(_watch_turns(stamps)))
@@ -355,12 +334,7 @@ async def _measured(pipeline: Any, schedule: Schedule, stamps: Stamps, feeder: _
     pipeline.do(stamps.forget)
     feeder.shared[DISPATCHED] = 0
     clock = time.pthread_getcpuclockid(pipeline.thread.ident)
-    waited_ns = _waited_ns(pipeline.thread.native_id)
-
-    def spent_ns() -> tuple[int, int, int]:
-        return time.clock_gettime_ns(clock), time.thread_time_ns(), time.process_time_ns()
-
-    before = spent_ns()
+    cpu_ns, front_cpu_ns = time.clock_gettime_ns(clock), time.thread_time_ns()
     stamps.started_ns = time.monotonic_ns() + LEAD_NS
     feeder.say(stamps.started_ns)
     limit_s = load.seconds * CLOSED_LIMIT if load.closed else load.seconds + 30
@@ -370,7 +344,6 @@ async def _measured(pipeline: Any, schedule: Schedule, stamps: Stamps, feeder: _
         feeder.shared[STOP] = 1
         stamps.cut = True
     stamps.sent, stamps.late, stamps.fed_ns = await hearing
-    fed = spent_ns()
     messages, raw_outputs = schedule.messages, len(schedule.order)
 
     def all_done() -> bool:
@@ -383,24 +356,22 @@ async def _measured(pipeline: Any, schedule: Schedule, stamps: Stamps, feeder: _
     drained = await _until(all_done, DRAIN_S)
     stamps.cut |= not drained
     stamps.ended_ns = time.monotonic_ns() if stamps.cut else max(*stamps.handled, stamps.routed[-1])
-    stamps.cpu_ns, stamps.front_cpu_ns, stamps.process_cpu_ns = (
-        (by_fed - begin, end - begin) for begin, by_fed, end in zip(before, fed, spent_ns(), strict=True)
-    )
-    stamps.waited_ns = _waited_ns(pipeline.thread.native_id) - waited_ns
+    stamps.cpu_ns = time.clock_gettime_ns(clock) - cpu_ns
+    stamps.front_cpu_ns = time.thread_time_ns() - front_cpu_ns
 
 
-def _register(pipeline: Any, schedule: Schedule, stamps: Stamps, work_ns: int) -> dict[str, Inbox]:
+def _register(pipeline: Any, schedule: Schedule, stamps: Stamps) -> dict[str, Inbox]:
     """Register every request before the clock starts, so that no arm pays for it while it is measured."""
     load = schedule.load
     inboxes = {}
     for replica in range(load.replicas):
         for each in warm_ids(load, replica):
             pipeline.add_request(each, replicas=[replica] * len(STAGES))
-            inboxes[each] = Inbox(each, -1, (WARM_STEPS,) * len(STAGES), load.mix, stamps, work_ns)
+            inboxes[each] = Inbox(each, -1, (WARM_STEPS,) * len(STAGES), load.mix, stamps)
     for request in schedule.requests:
         pipeline.add_request(request.id, replicas=[request.replica] * len(STAGES))
         counts = tuple(schedule.steps[stage][request.number].total for stage in STAGES)
-        inboxes[request.id] = Inbox(request.id, request.number, counts, load.mix, stamps, work_ns)
+        inboxes[request.id] = Inbox(request.id, request.number, counts, load.mix, stamps)
     stamps.first_text = [-1] * len(schedule.requests)
     stamps.first_audio = [-1] * len(schedule.requests)
     stamps.final = [0] * len(schedule.requests)
@@ -444,30 +415,6 @@ def _stamp(pipeline: Any, stamps: Stamps, shared: Any, raw_outputs: int) -> None
     orchestrator._process_llm_stage_outputs = stamped_process
     orchestrator._finish_raw_terminal_requests = stamped_finish
     orchestrator.output_async_queue = StampedOutput()
-
-
-def _stamp_loop(loop: Any, stamps: Stamps) -> None:
-    """Note how long each iteration of the event loop keeps it from looking at its sockets."""
-    selector = loop._selector
-    select = selector.select
-    stretches, now = stamps.stretches, time.monotonic_ns
-    since = [now()]
-
-    def stamped_select(timeout: float | None = None) -> Any:
-        stretches.append(now() - since[0])
-        found = select(timeout)
-        since[0] = now()
-        return found
-
-    selector.select = stamped_select
-
-
-def _waited_ns(thread: int | None) -> int:
-    """How long a thread has been ready to run without a core; 0 where the kernel does not say."""
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
-    except OSError:
-        return 0
 
 
 async def _watch_turns(stamps: Stamps) -> None:

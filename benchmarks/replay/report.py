@@ -13,50 +13,36 @@ Lines = Sequence[dict[str, Any]]
 ROWS: tuple[tuple[str, str], ...] = (
     ("first audio residence p50, ms", "first_audio.p50"),
     ("first audio residence p99, ms", "first_audio.p99"),
-    ("  first wave p50, ms", "first_audio_first_wave.p50"),
-    ("  later waves p99, ms", "first_audio_later.p99"),
     ("first text residence p50, ms", "first_text.p50"),
     ("first text residence p99, ms", "first_text.p99"),
     ("first audio handled by the front end p50, ms", "user_first_audio.p50"),
     ("first audio handled by the front end p99, ms", "user_first_audio.p99"),
     ("first text handled by the front end p99, ms", "user_first_text.p99"),
-    ("put until handled p50, ms", "handled.p50"),
+    ("put until handed over p99, ms", "last_hop.p99"),
     ("put until handled p99, ms", "handled.p99"),
-    ("messages handled/s", "messages_handled_per_s"),
-    ("unhandled messages", "unhandled_messages"),
-    ("front end's event loop late p50, ms", "front_end_late.p50"),
     ("front end's event loop late p99, ms", "front_end_late.p99"),
-    ("front end's event loop late max, ms", "front_end_late.max"),
     ("thinker residence p99, ms", "residence.thinker.p99"),
     ("talker residence p99, ms", "residence.talker.p99"),
     ("code2wav residence p99, ms", "residence.code2wav.p99"),
     ("entries ahead of first audio, mean", "entries_ahead.mean"),
-    ("entries ahead of first audio, p99", "entries_ahead.p99"),
-    ("last hop p50, ms", "last_hop.p50"),
-    ("last hop p99, ms", "last_hop.p99"),
-    ("last hop of first audio p99, ms", "last_hop_first_audio.p99"),
-    ("E2E first wave p99, ms", "e2e_first_wave.p99"),
-    ("E2E later waves p50, ms", "e2e_later.p50"),
-    ("E2E later waves p99, ms", "e2e_later.p99"),
+    ("end to end, later waves, p50, ms", "e2e_later.p50"),
+    ("end to end, later waves, p99, ms", "e2e_later.p99"),
     ("throughput of later waves, req/s", "throughput_later_per_s"),
     ("raw outputs/s", "raw_outputs_per_s"),
     ("orchestrator CPU a raw output, us", "cpu_per_raw_us"),
     ("front end CPU a raw output, us", "front_cpu_per_raw_us"),
-    ("process CPU a raw output, us", "process_cpu_per_raw_us"),
+)
+"""Figures of which a ratio says something."""
+
+CONDITIONS: tuple[tuple[str, str], ...] = (
     ("own utilisation (orchestrator CPU)", "own_utilisation"),
     ("front end utilisation (CPU)", "front_utilisation"),
-    ("longest stretch without a yield, ms", "stretch.max"),
-    ("share of time ready without a core", "waited_share"),
     ("feeder late p99, ms", "feeder_late.p99"),
+    ("unhandled messages", "unhandled_messages"),
     ("unfinished raw outputs", "unfinished_raw_outputs"),
     ("unfinished requests", "unfinished_requests"),
 )
-
-_RATIOS = (
-    *("first_", "residence", "entries", "last_hop", "e2e", "throughput"),
-    *("raw_", "cpu_", "front_cpu_", "process_", "user_", "handled", "messages_", "front_end_"),
-)
-"""Figures of which a ratio says something."""
+"""What the run was like."""
 
 
 def value(line: dict[str, Any], path: str) -> float | None:
@@ -108,17 +94,15 @@ def show(cell: str, lines: Lines) -> None:
     for arm in arms:
         table.add_column(arm, justify="right")
     table.add_column("A/A", justify="right")
-    for title, path in ROWS:
+    for title, path in (*ROWS, *CONDITIONS):
         found = {arm: median(lines, arm, path) for arm in arms}
         if all(each is None for each in found.values()):
             continue
-        base = found.get(BASELINE)
-        ratios = base and path.startswith(_RATIOS)
+        base = found.get(BASELINE) if (title, path) in ROWS else None
         cells = [
-            _number(each) + (f" ({each / base:.2g})" if ratios and each is not None and base else "")
-            for each in found.values()
+            _number(each) + (f" ({each / base:.2g})" if each is not None and base else "") for each in found.values()
         ]
-        interval = aa_interval(lines, path) if path.startswith(_RATIOS) else None
+        interval = aa_interval(lines, path) if base else None
         table.add_row(title, *cells, f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "")
     console = Console(width=None if Console().is_terminal else 60 + 20 * len(arms))
     console.print(table)

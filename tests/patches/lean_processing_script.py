@@ -15,6 +15,7 @@ KINDS = ("DELTA", "CUMULATIVE", "FINAL_ONLY")
 
 _READERS = (
     "benchmarks.rigs.inprocess",
+    "benchmarks.rigs.engine_requests",
     "vllm.v1.metrics.stats",
     "vllm_omni.engine.orchestrator",
     "vllm_omni.engine.stage_pool",
@@ -86,7 +87,7 @@ class Play:
 
         self.setting, self.clock = setting, Clock()
         for module in _READERS:
-            name = "time" if module in _READERS[:2] else "_time"
+            name = "time" if module in _READERS[:3] else "_time"
             monkeypatch.setattr(f"{module}.{name}", self.clock)
         fast = setting.detokenizer != "slow"
         if hasattr(detokenizers, "USE_FAST_DETOKENIZER"):
