@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 
 pytest.importorskip("omni_simulated_device")
@@ -39,7 +38,7 @@ def test_the_device_configuration_is_one_the_device_accepts() -> None:
 
     settings = device_settings(json.dumps({"stages": STAGES}))
     for name, wanted in STAGES.items():
-        assert dataclasses.asdict(settings.stage(name)).items() >= wanted.items()
+        assert msgspec.structs.asdict(settings.stage(name)).items() >= wanted.items()
     assert all(whole_server.deploy(load.deploy).is_file() for load in loads().values())
 
 

@@ -15,21 +15,20 @@ def test_named_stage_wins_over_star() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "parts"),
+    ("raw", "message"),
     [
-        ('{"sede": 1}', ["sede", "did you mean 'seed'", "allowed: seed, stages"]),
-        ('{"stages": {"thinker": {"base_m": 1}}}', ["stages.thinker.base_m", "did you mean 'base_ms'", "per_req_us"]),
-        ('{"stages": {"thinker": {"base_ms": -1}}}', ["stages.thinker.base_ms", "-1", "zero or more"]),
-        ('{"stages": {"talker": {"min_frames": 500}}}', ["stages.talker.min_frames", "500", "max_frames"]),
-        ("no-such-file.json", ["OMNI_SIMULATED_DEVICE_CONFIG", "no-such-file.json", "readable file"]),
+        ('{"sede": 1}', "unknown field `sede`"),
+        ('{"stages": {"thinkr": {}}}', "'thinkr'"),
+        ('{"stages": {"thinker": {"base_m": 1}}}', "stages.thinker: .*unknown field `base_m`"),
+        ('{"stages": {"thinker": {"base_ms": -1}}}', "stages.thinker: Expected `float` >= 0.0 .*base_ms"),
+        ('{"stages": {"talker": {"min_frames": 500}}}', "stages.talker: min_frames: found 500 with max_frames"),
+        ("no-such-file.json", "OMNI_SIMULATED_DEVICE_CONFIG: found 'no-such-file.json'.*readable file"),
     ],
 )
-def test_mistakes_are_named(raw: str, parts: list[str]) -> None:
-    """An error names the key, what was found and what is allowed."""
-    with pytest.raises(config.ConfigError) as caught:
+def test_mistakes_are_named(raw: str, message: str) -> None:
+    """An error names the key and what is wrong with it."""
+    with pytest.raises(config.ConfigError, match=message):
         config.load(raw)
-    for part in parts:
-        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [None, "", "0", "yes"])

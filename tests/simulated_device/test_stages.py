@@ -15,16 +15,14 @@ from omni_simulated_device import stages  # noqa: E402
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
-SETTINGS = config.load(
-    '{"stages": {"*": {"hidden_size": 16, "min_frames": 3, "max_frames": 9, "samples_per_frame": 8}}}'
-)
+SETTINGS = config.load('{"stages": {"*": {"min_frames": 3, "max_frames": 9}}}')
 EOS, CODEC_EOS = 151645, 2150
 
 
 def vllm_config(stage: str) -> Any:
     """As much of a vLLM configuration as the stages read."""
     talker = SimpleNamespace(accept_hidden_layer=24, codec_eos_token_id=CODEC_EOS, num_code_groups=16)
-    thinker = SimpleNamespace(text_config=SimpleNamespace(hidden_size=2048))
+    thinker = SimpleNamespace(text_config=SimpleNamespace(hidden_size=16))
     hf_config = SimpleNamespace(im_end_token_id=EOS, talker_config=talker, thinker_config=thinker)
     return SimpleNamespace(model_config=SimpleNamespace(model_stage=stage, hf_config=hf_config, max_model_len=4096))
 
@@ -125,5 +123,5 @@ def test_audio_is_cut_anywhere_alike() -> None:
         return outputs["model_outputs"][0]
 
     whole = audio(frames)
-    assert whole.shape == (1, 6 * 8)
+    assert whole.shape == (1, 6 * content.SAMPLES_A_FRAME)
     assert torch.equal(whole, torch.cat([audio(frames[:2]), audio(frames[1:], left=1)], dim=1))

@@ -9,15 +9,20 @@ Qwen3-TTS, ``code2wav``) to its settings; ``*`` applies to every stage and the n
 not exist, or a value of the wrong kind, is refused: a benchmark must not run on a misspelt setting.
 """
 
-import dataclasses
-import difflib
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from omni_simulated_device import CONFIG_VARIABLE, ENABLE_VARIABLE
+
+KV_CACHE_MIB = 8192
+"""Pretended KV cache memory of a stage, MiB; only block accounting, nothing is allocated."""
+
+Cost = Annotated[float, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 def light_engines() -> bool:
@@ -34,52 +39,35 @@ class ConfigError(ValueError):
     """The configuration cannot be used; the message names the key, what was found and what is allowed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StageSettings:
+class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one stage's device costs and produces.
 
     One step takes ``base_ms`` + ``per_token_us`` x scheduled tokens + ``per_req_us`` x requests in the batch.
     """
 
-    base_ms: float = 10.0
+    base_ms: Cost = 10.0
     """Fixed cost of a step, milliseconds."""
-    per_token_us: float = 2.0
+    per_token_us: Cost = 2.0
     """Cost of each scheduled token, microseconds."""
-    per_req_us: float = 20.0
+    per_req_us: Cost = 20.0
     """Cost of each request in the batch, microseconds."""
-    min_tokens: int = 20
+    min_tokens: Count = 20
     """Thinker: fewest text tokens of a request, the end-of-sequence token included."""
-    max_tokens: int = 60
+    max_tokens: Count = 60
     """Thinker: most text tokens of a request that is not told to ignore the end of sequence."""
-    min_frames: int = 40
+    min_frames: Count = 40
     """Talkers: fewest codec frames of a request."""
-    max_frames: int = 120
+    max_frames: Count = 120
     """Talkers: most codec frames of a request (a Qwen3-Omni talker takes at least one step per text token)."""
-    hidden_size: int = 0
-    """Thinker: width of the hidden-state rows sent to the talker, elements of 2 bytes; 0: the model's own."""
-    samples_per_frame: int = 1920
-    """Code2wav: audio samples made of one codec frame (24 kHz / 12.5 Hz = 1920)."""
-    silent: int = 0
+    silent: Count = 0
     """Code2wav of light engines: outputs without audio, a step each, before each one with."""
-    kv_cache_mib: int = 8192
-    """Pretended KV cache memory, MiB; only block accounting, nothing is allocated."""
 
+    def __post_init__(self) -> None:
+        for low, high in (("min_tokens", "max_tokens"), ("min_frames", "max_frames")):
+            least, most = getattr(self, low), getattr(self, high)
+            if not 1 <= least <= most:
+                raise ValueError(f"{low}: found {least} with {high} {most}, allowed: 1 <= {low} <= {high}")
 
-@dataclasses.dataclass(frozen=True)
-class DeviceSettings:
-    """The whole configuration."""
-
-    seed: int = 0
-    """Changes every token, frame and sample; two servers with the same seed answer alike."""
-    stages: Mapping[str, StageSettings] = dataclasses.field(default_factory=dict)
-    """Settings per model stage, ``*`` already applied."""
-
-    def stage(self, name: str) -> StageSettings:
-        """Settings of the model stage *name*; the defaults when it is not configured."""
-        return self.stages.get(name, self.stages.get("*", DEFAULTS.get(name, StageSettings())))
-
-
-STAGE_NAMES = ("*", "thinker", "talker", "qwen3_tts", "code2wav")
 
 # Steps of about the length that the upstream recipes show on one H100, so that an unconfigured server behaves like one.
 DEFAULTS: Mapping[str, StageSettings] = {
@@ -90,70 +78,46 @@ DEFAULTS: Mapping[str, StageSettings] = {
 }
 
 
+class DeviceSettings(msgspec.Struct, frozen=True):
+    """The whole configuration.
+
+    Attributes:
+        seed: Changes every token, frame and sample; two servers with the same seed answer alike.
+        stages: Settings of every model stage, ``*`` already applied.
+    """
+
+    seed: int
+    stages: Mapping[str, StageSettings]
+
+    def stage(self, name: str) -> StageSettings:
+        """Settings of the model stage *name*."""
+        return self.stages[name]
+
+
+class _Given(msgspec.Struct, forbid_unknown_fields=True):
+    seed: int = 0
+    stages: dict[Literal["*", "thinker", "talker", "qwen3_tts", "code2wav"], dict[str, Any]] = {}
+
+
 def load(raw: str | None = None) -> DeviceSettings:
-    """Parse *raw*, or the environment variable when *raw* is None, into validated settings."""
-    if raw is None:
-        raw = os.environ.get(CONFIG_VARIABLE, "")
-    text = raw.strip()
-    if text and not text.startswith("{"):
-        try:
-            text = Path(text).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"{CONFIG_VARIABLE}: found {raw!r}, which is neither a JSON object nor a readable file ({error})"
-            ) from error
+    """Parse *raw*, or the environment variable when *raw* is None, into validated settings.
+
+    Raises:
+        ConfigError: It cannot be used.
+    """
+    text = (os.environ.get(CONFIG_VARIABLE, "") if raw is None else raw).strip()
+    where = CONFIG_VARIABLE
     try:
-        data = json.loads(text) if text else {}
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{CONFIG_VARIABLE}: not valid JSON: {error}") from error
-    return _device_settings(data)
-
-
-def _device_settings(data: object) -> DeviceSettings:
-    root = _mapping("", data)
-    _only(root, ("seed", "stages"), "")
-    seed = root.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed: found {seed!r}, allowed: an integer")
-    given = _mapping("stages", root.get("stages", {}))
-    _only(given, STAGE_NAMES, "stages.")
-    common = _mapping("stages.*", given.get("*", {}))
-    stages: dict[str, StageSettings] = {}
-    for name in STAGE_NAMES:
-        values = {**common, **_mapping(f"stages.{name}", given.get(name, {}))}
-        stages[name] = _stage_settings(f"stages.{name}", values, DEFAULTS.get(name, StageSettings()))
-    return DeviceSettings(seed=seed, stages=stages)
-
-
-def _stage_settings(path: str, values: Mapping[str, Any], base: StageSettings) -> StageSettings:
-    fields = {field.name: field for field in dataclasses.fields(StageSettings)}
-    _only(values, fields, f"{path}.")
-    for name, value in values.items():
-        wants_integer = fields[name].type in (int, "int")
-        kinds = (int,) if wants_integer else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or value < 0:
-            kind = "an integer" if wants_integer else "a number"
-            raise ConfigError(f"{path}.{name}: found {value!r}, allowed: {kind} that is zero or more")
-    settings = dataclasses.replace(base, **values)
-    for low, high in (("min_tokens", "max_tokens"), ("min_frames", "max_frames")):
-        least, most = getattr(settings, low), getattr(settings, high)
-        if not 1 <= least <= most:
-            raise ConfigError(f"{path}.{low}: found {least} with {high} {most}, allowed: 1 <= {low} <= {high}")
-    if settings.samples_per_frame < 1:
-        raise ConfigError(f"{path}.samples_per_frame: found 0, allowed: 1 or more")
-    return settings
-
-
-def _mapping(path: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path or CONFIG_VARIABLE}: found {value!r}, allowed: a JSON object")
-    return value
-
-
-def _only(values: Mapping[str, Any], allowed: Iterable[str], prefix: str) -> None:
-    names = list(allowed)
-    for key in values:
-        if key not in names:
-            near = difflib.get_close_matches(key, names, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ConfigError(f"{prefix}{key}: unknown key, found {key!r}{hint}, allowed: {', '.join(names)}")
+        if text and not text.startswith("{"):
+            text = Path(text).read_text(encoding="utf-8")
+        given = msgspec.json.decode(text or "{}", type=_Given)
+        stages = {}
+        for name, usual in DEFAULTS.items():
+            where = f"{CONFIG_VARIABLE}: stages.{name}"
+            said = {**given.stages.get("*", {}), **given.stages.get(name, {})}  # type: ignore[call-overload]
+            stages[name] = msgspec.convert({**msgspec.structs.asdict(usual), **said}, StageSettings)
+    except OSError as error:
+        raise ConfigError(f"{where}: found {text!r}, neither a JSON object nor a readable file ({error})") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return DeviceSettings(given.seed, stages)

@@ -16,12 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 KEY_BYTES = 8
+SAMPLES_A_FRAME = 1920
+"""24 kHz / 12.5 Hz."""
 CODEBOOK_SIZE = 2048
 POSITION_BYTES = 3  # 16 million positions, more than any context
 ROW_BYTES = KEY_BYTES + 2 * POSITION_BYTES
 _LETTERS = tuple(range(64, 90))  # 'a' to 'z' in the byte-level vocabulary that `models` writes
 _SPACE = 220
 _NOISE_SAMPLES = 1 << 16
+
+
+SPEECH_CONTENT = ("text", "task_type", "language", "speaker", "instruct", "ref_text")
+"""Of a speech request, what a listener would hear; the rest (limits, chunk sizes) must not change the voice."""
+
+
+def sampling_seed(seed: int | None, temperature: float) -> int | None:
+    """A request's own seed where it would matter: greedy decoding gives the same answer whatever the seed."""
+    return None if seed is None or not temperature else int(seed)
 
 
 def content_key(seed: int, *parts: object) -> bytes:
@@ -61,8 +72,8 @@ def _noise() -> npt.NDArray[np.float32]:
     return (generator.random(_NOISE_SAMPLES, dtype=np.float32) - np.float32(0.5)) * np.float32(0.4)
 
 
-def frame_samples(codes: Sequence[int], samples: int) -> npt.NDArray[np.float32]:
-    """Audio of one frame: *samples* values between -0.2 and 0.2 that follow from its *codes*."""
+def frame_samples(codes: Sequence[int], samples: int = SAMPLES_A_FRAME) -> npt.NDArray[np.float32]:
+    """Audio of one frame: values between -0.2 and 0.2 that follow from its *codes*."""
     digest = hashlib.blake2b(np.asarray(codes, dtype="<u2").tobytes(), digest_size=8).digest()
     start = int.from_bytes(digest[:4], "little") % _NOISE_SAMPLES
     table = _noise()

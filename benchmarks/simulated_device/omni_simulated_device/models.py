@@ -47,7 +47,7 @@ def write_qwen3_omni(folder: Path) -> None:
 
 def write_qwen3_omni_tiny(folder: Path) -> None:
     """Write a Qwen3-Omni model folder of a few million weights, with the vocabularies of the published model."""
-    _write_qwen3_omni(folder, _shrunk(_qwen3_omni_config()))
+    _write_qwen3_omni(folder, _qwen3_omni_tiny_config())
 
 
 def _write_qwen3_omni(folder: Path, config: Mapping[str, Any]) -> None:
@@ -127,78 +127,37 @@ def _write_tokenizer(
 
 
 def _qwen3_omni_config() -> dict[str, Any]:
-    ids = {
-        "audio_token_id": 151675,
-        "image_token_id": 151655,
-        "video_token_id": 151656,
-        "vision_start_token_id": 151652,
-        "audio_start_token_id": 151669,
-    }
-    text = {
-        "model_type": "qwen3_omni_moe_text",
-        "vocab_size": 152064,
-        "hidden_size": 2048,
-        "intermediate_size": 768,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [],
-        "max_position_embeddings": 65536,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000,
-        "rope_scaling": {**_ROPE, "mrope_section": [24, 20, 20], "mrope_interleaved": True},
-    }
-    talker_text = {
-        **text,
-        "model_type": "qwen3_omni_moe_talker_text",
-        "vocab_size": 3072,
-        "hidden_size": 1024,
-        "num_hidden_layers": 20,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 384,
-        "shared_expert_intermediate_size": 768,
-    }
+    """What differs from transformers' defaults; these are the published model's layer widths."""
+    rope = {**_ROPE, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
     return {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
         "model_type": "qwen3_omni_moe",
         "torch_dtype": "bfloat16",
-        "enable_audio_output": True,
-        "im_start_token_id": 151644,
-        "im_end_token_id": 151645,
-        "system_token_id": 8948,
-        "user_token_id": 872,
-        "assistant_token_id": 77091,
-        "tts_pad_token_id": 151671,
-        "tts_bos_token_id": 151672,
-        "tts_eos_token_id": 151673,
         "thinker_config": {
-            **ids,
-            "model_type": "qwen3_omni_moe_thinker",
+            "audio_token_id": 151675,
+            "vision_start_token_id": 151652,
+            "audio_start_token_id": 151669,
             "audio_end_token_id": 151670,
             "vision_end_token_id": 151653,
-            "user_token_id": 872,
             "position_id_per_seconds": 13,
-            "text_config": text,
+            "text_config": {
+                "vocab_size": 152064,
+                "intermediate_size": 768,
+                "num_hidden_layers": 48,
+                "num_attention_heads": 32,
+                "head_dim": 128,
+                "max_position_embeddings": 65536,
+                "rope_theta": 1000000,
+                "rope_scaling": rope,
+            },
             "audio_config": {
                 "d_model": 64,
                 "encoder_layers": 1,
                 "encoder_attention_heads": 2,
                 "encoder_ffn_dim": 128,
                 "output_dim": 2048,
-                "num_mel_bins": 128,
-                "n_window": 50,
                 "n_window_infer": 400,
-                "conv_chunksize": 500,
                 "downsample_hidden_size": 32,
-                "max_source_positions": 1500,
-                "activation_function": "gelu",
             },
             "vision_config": {
                 "depth": 1,
@@ -206,23 +165,14 @@ def _qwen3_omni_config() -> dict[str, Any]:
                 "num_heads": 2,
                 "intermediate_size": 128,
                 "out_hidden_size": 2048,
-                "in_channels": 3,
                 "image_size": 768,
-                "patch_size": 16,
-                "spatial_merge_size": 2,
-                "temporal_patch_size": 2,
-                "num_position_embeddings": 2304,
                 "deepstack_visual_indexes": [0],
-                "hidden_act": "gelu_pytorch_tanh",
-                "initializer_range": 0.02,
                 "apply_vit_abs_pos_embed": True,
             },
         },
         "talker_config": {
-            **ids,
-            "model_type": "qwen3_omni_moe_talker",
+            "audio_token_id": 151675,
             "accept_hidden_layer": 24,
-            "thinker_hidden_size": 2048,
             "num_code_groups": 16,
             "codec_pad_id": 2148,
             "codec_bos_id": 2149,
@@ -232,40 +182,25 @@ def _qwen3_omni_config() -> dict[str, Any]:
             "codec_think_eos_id": 2157,
             "position_id_per_seconds": 13,
             "speaker_id": {"chelsie": 2301, "ethan": 2302},
-            "text_config": talker_text,
-            "code_predictor_config": {
-                "model_type": "qwen3_omni_moe_talker_code_predictor",
-                "vocab_size": 2048,
-                "hidden_size": 1024,
-                "intermediate_size": 128,
-                "num_hidden_layers": 5,
-                "num_attention_heads": 16,
-                "num_key_value_heads": 8,
+            "text_config": {
+                "intermediate_size": 768,
                 "head_dim": 128,
-                "num_code_groups": 16,
-                "max_position_embeddings": 32768,
-                "rms_norm_eps": 1e-6,
-                "rope_theta": 1000000,
+                "norm_topk_prob": True,
+                "max_position_embeddings": 65536,
+                "rope_scaling": rope,
+                "shared_expert_intermediate_size": 768,
             },
+            "code_predictor_config": {"intermediate_size": 128, "num_code_groups": 16, "rope_theta": 1000000},
         },
-        "code2wav_config": {
-            "codebook_size": 2048,
-            "num_quantizers": 16,
-            "hidden_size": 1024,
-            "intermediate_size": 128,
-            "decoder_dim": 1536,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "sliding_window": 72,
-            "upsample_rates": [8, 5, 4, 3],
-            "upsampling_ratios": [2, 2],
-        },
+        "code2wav_config": {"intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2},
     }
 
 
-def _shrunk(config: dict[str, Any]) -> dict[str, Any]:
-    """Another Qwen3-Omni configuration with a few narrow layers; token ids and the number of codebooks stay."""
+def _qwen3_omni_tiny_config() -> dict[str, Any]:
+    """A few narrow layers; token ids and the number of codebooks are those of the large one."""
+    config = _qwen3_omni_config()
+    thinker, talker = config["thinker_config"], config["talker_config"]
+    width, talker_width = 128, 64
     attention = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
     layer = {
         **attention,
@@ -275,39 +210,18 @@ def _shrunk(config: dict[str, Any]) -> dict[str, Any]:
         "moe_intermediate_size": 64,
         "rope_scaling": {**_ROPE, "mrope_section": [12, 10, 10], "mrope_interleaved": True},
     }
-    thinker, talker, code2wav = (config[f"{name}_config"] for name in ("thinker", "talker", "code2wav"))
-    width, talker_width = 128, 64
-    return {
-        **config,
-        "thinker_config": {
-            **thinker,
-            "text_config": {**thinker["text_config"], **layer, "hidden_size": width, "num_hidden_layers": 3},
-            "audio_config": {**thinker["audio_config"], "output_dim": width},
-            "vision_config": {**thinker["vision_config"], "out_hidden_size": width},
-        },
-        "talker_config": {
-            **talker,
-            "accept_hidden_layer": 2,
-            "thinker_hidden_size": width,
-            "text_config": {
-                **talker["text_config"],
-                **layer,
-                "hidden_size": talker_width,
-                "num_hidden_layers": 2,
-                "shared_expert_intermediate_size": 64,
-            },
-            "code_predictor_config": {
-                **talker["code_predictor_config"],
-                **attention,
-                "hidden_size": talker_width,
-                "num_hidden_layers": 1,
-            },
-        },
-        "code2wav_config": {**code2wav, "hidden_size": 64, "num_hidden_layers": 1, "decoder_dim": 64},
-    }
+    thinker["text_config"] |= {**layer, "hidden_size": width, "num_hidden_layers": 3}
+    thinker["audio_config"]["output_dim"] = thinker["vision_config"]["out_hidden_size"] = width
+    talker |= {"accept_hidden_layer": 2, "thinker_hidden_size": width}
+    talker["text_config"] |= {**layer, "hidden_size": talker_width, "num_hidden_layers": 2}
+    talker["text_config"]["shared_expert_intermediate_size"] = 64
+    talker["code_predictor_config"] |= {**attention, "hidden_size": talker_width, "num_hidden_layers": 1}
+    config["code2wav_config"] |= {"hidden_size": 64, "num_hidden_layers": 1, "decoder_dim": 64}
+    return config
 
 
 def _qwen3_tts_config(ids: Mapping[str, int]) -> dict[str, Any]:
+    """What differs from the defaults of vLLM-Omni's configuration class."""
     sizes = {
         "hidden_size": 128,
         "head_dim": 64,
@@ -331,12 +245,7 @@ def _qwen3_tts_config(ids: Mapping[str, int]) -> dict[str, Any]:
         "tts_eos_token_id": ids["<tts_text_eod>"],
         "talker_config": {
             **sizes,
-            "model_type": "qwen3_tts_talker",
-            "vocab_size": 3072,
             "num_hidden_layers": 2,
-            "hidden_act": "silu",
-            "max_position_embeddings": 32768,
-            "rms_norm_eps": 1e-6,
             "rope_scaling": {**_ROPE, "mrope_section": [12, 10, 10]},
             "text_hidden_size": 128,
             "text_vocab_size": 512,
@@ -351,15 +260,9 @@ def _qwen3_tts_config(ids: Mapping[str, int]) -> dict[str, Any]:
             "spk_id": {"vivian": 3065, "ryan": 3061},
             "spk_is_dialect": {"vivian": False, "ryan": False},
             "codec_language_id": {"english": 2050, "chinese": 2055},
-            "code_predictor_config": {
-                **sizes,
-                "model_type": "qwen3_tts_talker_code_predictor",
-                "vocab_size": 2048,
-                "num_hidden_layers": 1,
-                "max_position_embeddings": 65536,
-            },
+            "code_predictor_config": {**sizes, "num_hidden_layers": 1, "max_position_embeddings": 65536},
         },
-        "speaker_encoder_config": {"enc_dim": 128, "sample_rate": 24000},
+        "speaker_encoder_config": {"enc_dim": 128},
     }
 
 

@@ -23,9 +23,6 @@ Outputs = dict[str, torch.Tensor | list[torch.Tensor]]
 """What a model puts out beside tokens in one step, flat: of a batched tensor each request has its rows, of a list its
 entry; a list of one is everybody's."""
 
-# Of a speech request, what a listener would hear; the rest (limits, chunk sizes) must not change the voice.
-_SPEECH_CONTENT = ("text", "task_type", "language", "speaker", "instruct", "ref_text")
-
 
 @dataclasses.dataclass
 class RequestState:
@@ -84,13 +81,6 @@ def build(vllm_config: Any, settings: DeviceSettings) -> Stage:
     return stages[name](vllm_config, settings)
 
 
-def _sampling_seed(params: Any) -> int | None:
-    """The request's own seed where it would matter: greedy decoding gives the same answer whatever the seed."""
-    if params is None or not params.temperature:
-        return None
-    return params.seed if params.seed is None else int(params.seed)
-
-
 class Thinker:
     """Qwen3-Omni stage 0: text, and per token one hidden-state row of two layers for the talker.
 
@@ -105,9 +95,7 @@ class Thinker:
         self._eos = int(hf_config.im_end_token_id)
         self._context = int(vllm_config.model_config.max_model_len)
         layer = int(hf_config.talker_config.accept_hidden_layer)
-        width = self._settings.hidden_size or int(hf_config.thinker_config.text_config.hidden_size)
-        if width < content.ROW_BYTES:
-            raise ValueError(f"stages.thinker.hidden_size: found {width}, allowed: {content.ROW_BYTES} or more")
+        width = int(hf_config.thinker_config.text_config.hidden_size)
         self._layers = ("hidden_states.layer_0", f"hidden_states.layer_{layer}", "hidden")
         self._width = width
         self._mark = torch.zeros(1, 1, width, dtype=torch.bfloat16)
@@ -116,7 +104,8 @@ class Thinker:
         """The request's key, after how many tokens it ends by itself (None: never), and how many it will have."""
         params = request.sampling_params
         if request.key is None:
-            request.key = content.content_key(self._seed, "text", request.prompt_token_ids, _sampling_seed(params))
+            seed = content.sampling_seed(params.seed, params.temperature)
+            request.key = content.content_key(self._seed, "text", request.prompt_token_ids, seed)
         room = self._context - len(request.prompt_token_ids)
         limit = min(room, params.max_tokens) if params.max_tokens is not None else room
         if params.ignore_eos:
@@ -193,10 +182,10 @@ class SpeechTalker(_Talker):
     def _key(self, request: RequestState) -> bytes:
         if request.key is None:
             fields = deserialize_additional_information(request.info)
-            spoken = [fields.get(name) for name in _SPEECH_CONTENT]
-            request.key = content.content_key(
-                self._seed, "speech", request.prompt_token_ids, spoken, _sampling_seed(request.sampling_params)
-            )
+            spoken = [fields.get(name) for name in content.SPEECH_CONTENT]
+            params = request.sampling_params
+            seed = content.sampling_seed(params.seed, params.temperature)
+            request.key = content.content_key(self._seed, "speech", request.prompt_token_ids, spoken, seed)
         return request.key
 
     def outputs(self, results: Sequence[StepResult]) -> Outputs:
@@ -238,11 +227,10 @@ class OmniTalker(_Talker):
 class Code2Wav:
     """Last stage: audio of the codec frames in this chunk, left context excluded."""
 
-    def __init__(self, vllm_config: Any, settings: DeviceSettings) -> None:
+    def __init__(self, vllm_config: Any, settings: DeviceSettings) -> None:  # noqa: ARG002 - the stages' own signature
         hf_config = vllm_config.model_config.hf_config
         talker = getattr(hf_config, "talker_config", hf_config)
         self._codebooks = int(getattr(talker, "num_code_groups", 16))
-        self._samples = settings.stage("code2wav").samples_per_frame
         self._rate = torch.tensor(24000, dtype=torch.int32)
 
     def step(self, request: RequestState, scheduled: int) -> StepResult:
@@ -257,7 +245,7 @@ class Code2Wav:
         meta = request.info.get("meta")
         skip = int(meta.get("left_context_size") or 0) if isinstance(meta, Mapping) else 0
         columns = codes[: frames * self._codebooks].reshape(self._codebooks, frames).T[skip:].tolist()
-        waves = [content.frame_samples(column, self._samples) for column in columns]
+        waves = [content.frame_samples(column) for column in columns]
         return StepResult([], np.concatenate(waves) if waves else np.zeros(0, dtype=np.float32))
 
     def outputs(self, results: Sequence[StepResult]) -> Outputs:

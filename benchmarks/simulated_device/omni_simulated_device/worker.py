@@ -235,7 +235,7 @@ class SimulatedARWorker(OmniWorkerMixin, WorkerBase):  # type: ignore[misc]
 
     def determine_available_memory(self) -> int:
         """Pretended KV cache memory, bytes."""
-        return int(self.model_runner.settings.kv_cache_mib) * 2**20
+        return config.KV_CACHE_MIB * 2**20
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Keep the block plan; there is no cache to allocate."""

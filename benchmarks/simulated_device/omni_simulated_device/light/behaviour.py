@@ -23,9 +23,6 @@ STOP, LENGTH, ABORT = 0, 1, 2
 
 SAMPLE_RATE = 24000
 
-# Of a speech request, what a listener would hear; `stages` has the same.
-_SPEECH_CONTENT = ("text", "task_type", "language", "speaker", "instruct", "ref_text")
-
 Arrival = Callable[[Stream], None]
 """Makes what a stage has sent be there in the next one."""
 
@@ -148,9 +145,7 @@ class _Behaviour:
 
 
 def _sampling_seed(request: Request) -> int | None:
-    """The request's own seed where it would matter, as `stages` has it."""
-    seed = request.params.get("seed")
-    return None if seed is None or not request.params.get("temperature", 1.0) else int(seed)
+    return content.sampling_seed(request.params.get("seed"), request.params.get("temperature", 1.0))
 
 
 class Thinker(_Behaviour):
@@ -255,7 +250,7 @@ class SpeechTalker(_Talker):
         request, stream = live.request, live.stream
         final = request.information.get("omni_final_stage_id")
         stream.final_stage = None if final is None else int(final)
-        spoken = [request.information.get(name) for name in _SPEECH_CONTENT]
+        spoken = [request.information.get(name) for name in content.SPEECH_CONTENT]
         stream.key = content.content_key(self.spec.seed, "speech", request.prompt, spoken, _sampling_seed(request))
 
     def ready(self, live: Live) -> bool:  # noqa: ARG002 - each stage's own question
@@ -285,10 +280,9 @@ class Code2Wav(_Behaviour):
             return Answer([], self._audio(np.zeros(0, np.float32)))
         live.silent = 0
         chunk = live.stream.chunks.popleft()
-        samples = self.spec.settings["samples_per_frame"]
         if not chunk.frames:
             return Answer([], None, STOP)
-        wave = np.concatenate([content.frame_samples(frame, samples) for frame in chunk.frames])
+        wave = np.concatenate([content.frame_samples(frame) for frame in chunk.frames])
         return Answer([], self._audio(wave), STOP if chunk.last else None)
 
     @staticmethod

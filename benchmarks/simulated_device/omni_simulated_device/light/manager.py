@@ -8,7 +8,6 @@ started with the first engine and ended with the last, or when this process is g
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import logging
@@ -246,7 +245,7 @@ def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
         left_context=int(extra.get("codec_left_context_frames", 25)) if omni else 0,
         client_gets_payload=gets_payload,
         seed=device.seed,
-        settings=dataclasses.asdict(settings),
+        settings=msgspec.structs.asdict(settings),
     )
 
 
@@ -268,8 +267,7 @@ def _ready(vllm_config: Any, index: int) -> Any:
     from vllm.v1.engine import EngineCoreReadyResponse
 
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    kv_bytes = config.load().stage(model.model_stage).kv_cache_mib * 2**20
-    tokens = kv_bytes // _KV_BYTES_PER_TOKEN
+    tokens = config.KV_CACHE_MIB * 2**20 // _KV_BYTES_PER_TOKEN
     scheduler, lora = vllm_config.scheduler_config, vllm_config.lora_config
     said = {
         "max_model_len": model.max_model_len,
