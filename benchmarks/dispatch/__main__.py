@@ -10,10 +10,10 @@ from typing import Any
 
 import benchmarks.dispatch
 from benchmarks.dispatch.outputs import request_output
-from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, IN_TURN, STOCK
+from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, FASTPATH_AGAIN, IN_TURN, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import switch_on
-from benchmarks.rigs.results import say, spread
+from benchmarks.rigs.results import say, show, spread
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
 from omni_fastpath.tools.ab.arm import Arm
@@ -23,7 +23,7 @@ EVERY = 16
 """One raw output in so many brings somebody something."""
 ROUNDS = 5
 
-SUBJECTS = (STOCK, EVENT, FASTPATH, IN_TURN, FASTPATH)
+SUBJECTS = (STOCK, EVENT, FASTPATH, IN_TURN, FASTPATH_AGAIN)
 
 
 @dataclass(frozen=True)
@@ -140,12 +140,9 @@ def main() -> None:
         say(found)
         return
     results = alternate("benchmarks.dispatch", SUBJECTS, options.rounds)
-    again = results[FASTPATH.name][1::2]
-    results[FASTPATH.name] = results[FASTPATH.name][::2]
-    print(f"\nDispatch, microseconds a raw output ({ITEMS} put on a stage, processing stubbed)")
-    print(f"{'arm':24}" + "".join(f"{name:>24}" for name in CASES))
-    for name, runs in (*results.items(), ("fastpath, again", again)):
-        print(f"{name:24}" + "".join(f"{spread([each[column] for each in runs]):>24}" for column in CASES))
+    title = f"Dispatch, microseconds a raw output ({ITEMS} put on a stage, processing stubbed)"
+    rows = ([name, *(spread([each[case] for each in runs]) for case in CASES)] for name, runs in results.items())
+    show(title, ("arm", *CASES), rows)
     print(about.line())
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 import benchmarks.forward_gate
 from benchmarks.forward_gate.component import TOKENS, measure
 from benchmarks.rigs import results
-from benchmarks.rigs.driver import alternate
+from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import check, switch_on
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
@@ -51,14 +47,12 @@ def show(title: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     Raises:
         AssertionError: The user would get something else, or a count differs.
     """
-    table = Table(title=title)
-    for column in ("figure", "stock", "fastpath", "stock / fastpath", "A/A"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+    rows = []
     for name, label in FIGURES.items():
         stock, fast, again = (statistics.median(each[name] for each in found[arm]) for arm in ARMS)
         ratio = f"{stock / fast:.1f}" if fast else "all of it"
-        table.add_row(label, f"{stock:.1f}", f"{fast:.1f}", ratio, f"{again / stock:.2f}" if stock else "")
-    Console(width=110).print(table)
+        rows.append([label, f"{stock:.1f}", f"{fast:.1f}", ratio, f"{again / stock:.2f}" if stock else ""])
+    results.show(title, ("figure", "stock", "fastpath", "stock / fastpath", "A/A"), rows)
     each = [(run["messages"], run["totals"]) for runs in found.values() for run in runs]
     assert all(one == each[0] for one in each), f"{title}: messages or counts differ between arms: {each}"
     print(f"messages and counts alike in all arms: {each[0][1]}\n")
@@ -66,13 +60,9 @@ def show(title: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
 
 def main() -> None:
     """Run one arm, or all and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=benchmarks.forward_gate.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--arm", choices=ARMS)
-    parser.add_argument("--in-flight", type=int, nargs="+", default=list(IN_FLIGHT))
-    parser.add_argument("--rounds", type=int, default=1, help="of all arms, forwards and backwards")
-    options = parser.parse_args()
+    arguments = parser(benchmarks.forward_gate.__doc__, 1, ARMS)
+    arguments.add_argument("--in-flight", type=int, nargs="+", default=list(IN_FLIGHT))
+    options = arguments.parse_args()
     if options.arm:
         run_arm(ARMS[options.arm], options.in_flight)
     counts = [str(count) for count in options.in_flight]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 import benchmarks.front_end
 from benchmarks.front_end.ended import ended
 from benchmarks.rigs import results
-from benchmarks.rigs.driver import alternate
+from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import switch_on
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
@@ -91,11 +90,9 @@ async def _end_together(requests: list[Any], loop_us: list[float]) -> float:
 
 def main() -> None:
     """Run one arm (``--arm``), or all and print the table."""
-    parser = argparse.ArgumentParser(description=benchmarks.front_end.__doc__)
-    parser.add_argument("--arm", choices=ARMS)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
-    options = parser.parse_args()
+    arguments = parser(benchmarks.front_end.__doc__, ROUNDS, ARMS)
+    arguments.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    options = arguments.parse_args()
     if options.arm:
         switch_on(ARMS[options.arm], Process.SERVER)
         results.say({str(tokens): measure(tokens) for tokens in options.tokens})
@@ -105,13 +102,18 @@ def main() -> None:
     for name, lines in found.items():
         for line in lines:
             results.save("front_end", {"arm": name, **line})
-    print(f"\nThe end of a request, median of {options.rounds} runs (least to most)")
+    figures = {
+        "loop_us": "event loop, µs CPU",
+        "process_us": "process, µs CPU",
+        "stall_ms": f"{TOGETHER} together, ms wall",
+    }
     for count in tokens:
-        print(f"\n{count} text tokens")
-        print(f"{'':14}{'event loop, µs CPU':>28}{'process, µs CPU':>28}{f'{TOGETHER} together, ms wall':>28}")
-        for name, lines in found.items():
-            cells = ([line[count][figure] for line in lines] for figure in ("loop_us", "process_us", "stall_ms"))
-            print(f"{name:14}" + "".join(f"{results.spread(cell):>28}" for cell in cells))
+        rows = (
+            [name, *(results.spread([line[count][figure] for line in lines]) for figure in figures)]
+            for name, lines in found.items()
+        )
+        title = f"The end of a request of {count} text tokens, median of {options.rounds} runs (least to most)"
+        results.show(title, ("arm", *figures.values()), rows)
     print(about.line())
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import benchmarks.processing
-from benchmarks.rigs.arms import ARMS, LEAN_PROCESSING, STOCK
+from benchmarks.rigs.arms import ARMS, LEAN_PROCESSING, STOCK, STOCK_AGAIN
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import check, switch_on
-from benchmarks.rigs.results import say, spread
+from benchmarks.rigs.results import say, show, spread
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
 from omni_fastpath.tools.ab.arm import Arm
@@ -24,7 +24,7 @@ AROUND = 40
 """Raw outputs on each side of a length."""
 ROUNDS = 3
 
-SUBJECTS = (STOCK, LEAN_PROCESSING, STOCK)
+SUBJECTS = (STOCK, LEAN_PROCESSING, STOCK_AGAIN)
 
 ENTRIES = ("thinker", "talker", "talker, codes", "code2wav")
 """The thinker gives a token that a user gets. Nothing receives what the talker gives: a token, and without
@@ -102,23 +102,17 @@ def main() -> None:
         say(_run(ARMS[options.arm]))
         return
     results = alternate("benchmarks.processing", SUBJECTS, options.rounds)
-    again = results[STOCK.name][1::2]
-    results[STOCK.name] = results[STOCK.name][::2]
-    print(f"\nProcessing, microseconds an entry ({REQUESTS} requests, statistics on), by steps of the request so far")
-    print(f"{'':34}" + "".join(f"{length:>22}" for length in LENGTHS) + f"{LENGTHS[-1]:>16}/{LENGTHS[0]}")
-    middle: dict[tuple[str, str, int], float] = {}
+    rows: list[list[str]] = []
     for entry in ENTRIES:
-        for name, runs in (*results.items(), ("stock, again", again)):
-            cells = ""
-            for length in LENGTHS:
-                values = [each[f"{entry}, {length}"] for each in runs]
-                middle[entry, name, length] = statistics.median(values)
-                cells += f"{spread(values):>22}"
-            growth = middle[entry, name, LENGTHS[-1]] / middle[entry, name, LENGTHS[0]]
-            print(f"{entry + ', ' + name:34}{cells}{growth:>19.2f}")
-    for entry in ENTRIES:
-        ratios = (middle[entry, STOCK.name, each] / middle[entry, LEAN_PROCESSING.name, each] for each in LENGTHS)
-        print(f"{entry + ', stock / lean_processing':34}" + "".join(f"{ratio:>22.2f}" for ratio in ratios))
+        middle: dict[str, list[float]] = {}
+        for name, runs in results.items():
+            values = [[each[f"{entry}, {length}"] for each in runs] for length in LENGTHS]
+            middle[name] = [statistics.median(each) for each in values]
+            rows.append([f"{entry}, {name}", *map(spread, values), f"{middle[name][-1] / middle[name][0]:.2f}"])
+        ratios = (one / ours for one, ours in zip(middle[STOCK.name], middle[LEAN_PROCESSING.name], strict=True))
+        rows += [[f"{entry}, stock / lean_processing", *(f"{ratio:.2f}" for ratio in ratios)], []]
+    title = f"Processing, microseconds an entry ({REQUESTS} requests, statistics on), by steps of the request so far"
+    show(title, ("", *map(str, LENGTHS), f"{LENGTHS[-1]} / {LENGTHS[0]}"), rows)
     print(about.line())
 
 

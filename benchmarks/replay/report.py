@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.replay.subjects import AA_PAIRS, BASELINE
+from benchmarks.replay.subjects import BASELINE
+from benchmarks.rigs import results
 
 Lines = Sequence[dict[str, Any]]
 
@@ -59,17 +60,6 @@ def median(lines: Lines, arm: str, path: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def aa_interval(lines: Lines, path: str) -> tuple[float, float] | None:
-    """Least and greatest ratio between an arm and its repetition, over the rounds, and their inverses."""
-    by_round = {(line["round"], line["arm"]): value(line, path) for line in lines}
-    ratios = []
-    for (number, arm), first in by_round.items():
-        second = by_round.get((number, AA_PAIRS.get(arm, "")))
-        if first and second:
-            ratios += [first / second, second / first]
-    return (min(ratios), max(ratios)) if ratios else None
-
-
 def _number(found: float | None) -> str:
     if found is None:
         return "-"
@@ -85,30 +75,17 @@ def brief(line: dict[str, Any]) -> str:
 
 def show(cell: str, lines: Lines) -> None:
     """Print the table of one cell."""
-    from rich.console import Console
-    from rich.table import Table
-
     arms = list(dict.fromkeys(line["arm"] for line in lines))
-    table = Table(title=f"{cell}: median of {len(lines) // len(arms)} round(s), in brackets against {BASELINE}")
-    table.add_column("")
-    for arm in arms:
-        table.add_column(arm, justify="right")
-    table.add_column("A/A", justify="right")
+    rows = []
     for title, path in (*ROWS, *CONDITIONS):
         found = {arm: median(lines, arm, path) for arm in arms}
-        if all(each is None for each in found.values()):
-            continue
         base = found.get(BASELINE) if (title, path) in ROWS else None
-        cells = [
-            _number(each) + (f" ({each / base:.2g})" if each is not None and base else "") for each in found.values()
-        ]
-        interval = aa_interval(lines, path) if base else None
-        table.add_row(title, *cells, f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "")
-    console = Console(width=None if Console().is_terminal else 60 + 20 * len(arms))
-    console.print(table)
-    cut = sorted({line["arm"] for line in lines if line["cut_off"]})
-    if cut:
-        console.print(
+        ratios = (f" ({each / base:.2g})" if each is not None and base else "" for each in found.values())
+        rows.append([title, *(_number(each) + ratio for each, ratio in zip(found.values(), ratios, strict=True))])
+    title = f"{cell}: median of {len(lines) // len(arms)} round(s), in brackets against {BASELINE}"
+    results.show(title, ("", *arms), rows)
+    if cut := sorted({line["arm"] for line in lines if line["cut_off"]}):
+        print(
             f"Cut off: {', '.join(cut)}. What was still queued counts with its residence so far, a lower bound; "
             "content is checked as far as it came."
         )

@@ -13,9 +13,6 @@ _ORDER = "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER"
 BASELINE = "stock-event"
 """Upstream's event-driven loop: what every ratio is against."""
 
-AA_PAIRS = {"stock-event": "stock-event-2", "fastpath": "fastpath-2"}
-"""An arm and its repetition: the interval of their ratio is what a difference must leave to mean something."""
-
 ARMS = {
     arm.name: arm
     for arm in (

@@ -6,8 +6,10 @@ from omni_fastpath.tools.ab.arm import Arm
 
 STOCK = Arm("stock")
 EVENT = Arm("stock, event-driven", event_driven=True)
+STOCK_AGAIN = Arm("stock again")
 FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})
+FASTPATH_AGAIN = Arm("fastpath again", FASTPATH.environment)
 IN_TURN = Arm("fastpath, stage_order", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER": "stage_order"})
 LEAN_PROCESSING = Arm("lean_processing", {"OMNI_FASTPATH_LEAN_PROCESSING": "1"})
 
-ARMS = {arm.name: arm for arm in (STOCK, EVENT, FASTPATH, IN_TURN, LEAN_PROCESSING)}
+ARMS = {arm.name: arm for arm in (STOCK, STOCK_AGAIN, EVENT, FASTPATH, FASTPATH_AGAIN, IN_TURN, LEAN_PROCESSING)}

@@ -6,7 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,10 +18,11 @@ from omni_fastpath.tools.ab.turns import turns
 AnArm = TypeVar("AnArm", bound=Arm)
 
 
-def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+def parser(description: str | None, rounds: int, arms: Iterable[str] = ARMS) -> argparse.ArgumentParser:
     """The options that every in-process benchmark has: ``--arm`` runs one arm here, else all run in turn."""
-    options = argparse.ArgumentParser(description=description)
-    options.add_argument("--arm", choices=ARMS)
+    formatter = argparse.RawDescriptionHelpFormatter
+    options = argparse.ArgumentParser(description=description, formatter_class=formatter)
+    options.add_argument("--arm", choices=list(arms))
     options.add_argument("--rounds", type=int, default=rounds)
     return options
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,19 @@ def save(name: str, found: Mapping[str, Any]) -> None:
     FOLDER.mkdir(exist_ok=True)
     with (FOLDER / f"{name}.jsonl").open("a", encoding="utf-8") as file:
         file.write(line(found) + "\n")
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table as wide as it must be, its first column to the left; an empty row is a line across."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row) if row else table.add_section()
+    Console(width=1000, soft_wrap=True).print(table)
 
 
 def spread(values: Sequence[float]) -> str:

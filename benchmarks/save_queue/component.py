@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.rigs import results
 from benchmarks.rigs.results import progress
 from benchmarks.save_queue.loads import Hang, Load
@@ -52,23 +49,19 @@ def idle(configs: Mapping[int, Path], streams: Sequence[int], runs: int, stages:
 
 
 def _show_idle(title: str, measured: Runs) -> None:
-    table = Table(title=title)
-    for column in ("", "chunks/s", "to stock", "first p50", "first p99", "largest gap p99", "cores", "holds", "copied"):
-        table.add_column(column, justify="right" if column else "left")
+    columns = ("", "chunks/s", "to stock", "first p50", "first p99", "largest gap p99", "cores", "holds", "copied")
     rates = {name: sum(run["chunks_per_s"] for run in runs) / len(runs) for name, runs in measured.items()}
     stock = (rates[STOCK.name] + rates[AGAIN.name]) / 2
+    rows = []
     for name, runs in measured.items():
         felt = [stream for run in runs for stream in run["streams"]]
-        table.add_row(
-            name,
-            f"{rates[name]:.0f}",
-            f"{rates[name] / stock:.3f}",
-            *(f"{quantile((each['first_s'] for each in felt), share) * 1e3:.0f} ms" for share in (0.5, 0.99)),
-            f"{quantile((each['gap_s'] for each in felt), 0.99) * 1e3:.0f} ms",
-            f"{sum(run['cores'] for run in runs) / len(runs):.2f}",
-            *(str(sum(run["counters"].get(key, 0) for run in runs)) for key in ("holds", "copied_tensors")),
-        )
-    Console(width=130).print(table)
+        cells = [name, f"{rates[name]:.0f}", f"{rates[name] / stock:.3f}"]
+        cells += [f"{quantile((each['first_s'] for each in felt), share) * 1e3:.0f} ms" for share in (0.5, 0.99)]
+        cells += [f"{quantile((each['gap_s'] for each in felt), 0.99) * 1e3:.0f} ms"]
+        cells += [f"{sum(run['cores'] for run in runs) / len(runs):.2f}"]
+        cells += [str(sum(run["counters"].get(key, 0) for run in runs)) for key in ("holds", "copied_tensors")]
+        rows.append(cells)
+    results.show(title, columns, rows)
 
 
 def hang(configs: Mapping[int, Path], how: str, seconds: float) -> None:
@@ -80,16 +73,14 @@ def hang(configs: Mapping[int, Path], how: str, seconds: float) -> None:
             progress(f"{how}: {subject.arm.name}")
             measured[subject.arm.name] = subject.call("hang", hang=load)
     results.save("save_queue", {"what": how, "load": load, "runs": measured})
-    table = Table(title=f"Thinker, one of {load.streams + 1} streams hangs ({how}) for {seconds:g} s: tokens a second")
-    for column in ("", "others, each", "the slowest", "the one", "in shared memory", "holds", "expired"):
-        table.add_column(column, justify="right" if column else "left")
+    rows = []
     for name, run in measured.items():
-        table.add_row(
-            name,
-            f"{sum(run['others']) / len(run['others']):.1f}",
-            f"{min(run['others']):.1f}",
-            f"{run['hung']:.1f}",
-            f"{run['bytes'] / 2**20:.1f} MiB",
-            *(str(run["counters"].get(key, "")) for key in ("holds", "expired_holds")),
-        )
-    Console(width=130).print(table)
+        others = run["others"]
+        cells = [name, *(f"{value:.1f}" for value in (sum(others) / len(others), min(others), run["hung"]))]
+        cells += [f"{run['bytes'] / 2**20:.1f} MiB"]
+        rows.append(cells + [str(run["counters"].get(key, "")) for key in ("holds", "expired_holds")])
+    results.show(
+        f"Thinker, one of {load.streams + 1} streams hangs ({how}) for {seconds:g} s: tokens a second",
+        ("", "others, each", "the slowest", "the one", "in shared memory", "holds", "expired"),
+        rows,
+    )

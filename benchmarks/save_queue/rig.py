@@ -335,18 +335,11 @@ class Rig:
 
 
 def _runner(vllm_config: Any, step_ms: float) -> Any:
-    """The simulated model runner; its settings come from an environment variable, which stays as it was."""
-    from omni_simulated_device import CONFIG_VARIABLE
+    """The simulated model runner, with steps of this length."""
+    from omni_simulated_device import config
     from omni_simulated_device.worker import SimulatedModelRunner
 
-    before = os.environ.get(CONFIG_VARIABLE)
-    os.environ[CONFIG_VARIABLE] = json.dumps({"stages": {"*": {"base_ms": step_ms}}})
-    try:
-        return SimulatedModelRunner(vllm_config)
-    finally:
-        del os.environ[CONFIG_VARIABLE]
-        if before is not None:
-            os.environ[CONFIG_VARIABLE] = before
+    return SimulatedModelRunner(vllm_config, config.load(json.dumps({"stages": {"*": {"base_ms": step_ms}}})))
 
 
 def _worker(vllm_config: Any) -> Any:

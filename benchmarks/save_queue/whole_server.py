@@ -15,9 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.rigs import results
 from benchmarks.rigs import server_arms as arms
 from benchmarks.rigs.results import progress
@@ -118,9 +115,7 @@ def _check_content(found: Mapping[str, Batches]) -> None:
 
 
 def _show(found: Mapping[str, Batches], stage: int) -> None:
-    table = Table(title=f"Whole server, {SLOW_MS:.0f} ms a send at stage {stage}: the others of {STREAMS} streams")
-    for column in ("slow", "", *(arm.name for arm in ARMS)):
-        table.add_column(column, justify="left" if not column else "right")
+    rows: list[list[str]] = []
     for count in found[STOCK.name]:
         for what, share in (("first_s", 0.5), ("first_s", 0.99), ("e2e_s", 0.99), ("gap_s", 0.99)):
             values = [
@@ -128,6 +123,7 @@ def _show(found: Mapping[str, Batches], stage: int) -> None:
                 for arm in ARMS
             ]
             label = {"first_s": "first audio", "e2e_s": "end to end", "gap_s": "largest gap"}[what]
-            table.add_row(str(count), f"{label} p{share * 100:.0f}", *(f"{value * 1e3:.0f} ms" for value in values))
-        table.add_section()
-    Console(width=100).print(table)
+            rows.append([str(count), f"{label} p{share * 100:.0f}", *(f"{value * 1e3:.0f} ms" for value in values)])
+        rows.append([])
+    title = f"Whole server, {SLOW_MS:.0f} ms a send at stage {stage}: the others of {STREAMS} streams"
+    results.show(title, ("slow", "", *(arm.name for arm in ARMS)), rows)

@@ -6,9 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.rigs import results
 from benchmarks.rigs.whole_server import judge, widest
 from benchmarks.server.figures import FIGURES
 from benchmarks.server.load import Load
@@ -29,23 +27,21 @@ def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 def show(found: Mapping[str, Sequence[Start]], load: Load, host: Host) -> None:
     """A row for each level and figure: medians, the widest ratio of an arm's starts; verdicts, given two arms."""
     starts = max(len(each) for each in found.values())
-    table = Table(
-        title=f"Whole server on {host}: {load}; {starts} starts an arm: median; "
-        "A/A: widest ratio of two starts of one arm"
-    )
-    for column in ("rate" if load.loop == "open" else "streams", "figure", *found, "A/A"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+    rows: list[list[str]] = []
     for level in load.levels:
-        shown = [name for name in FIGURES if any(_values(each, level, name) for each in found.values())]
-        for name in shown:
+        for name in FIGURES:
             values = [_values(each, level, name) for each in found.values()]
-            medians = [f"{statistics.median(each):.1f}" if each else "-" for each in values]
-            apart = f"{widest(values):.2f}" if starts > 1 else ""
-            table.add_row(f"{level:g}", name, *medians, apart, end_section=name == shown[-1])
-    console = Console(width=max(120, 50 + 16 * len(found)))
-    console.print(table)
+            if any(values):
+                medians = [f"{statistics.median(each):.1f}" if each else "-" for each in values]
+                rows.append([name, f"{level:g}", *medians, f"{widest(values):.2f}" if starts > 1 else ""])
+        rows.append([])
+    results.show(
+        f"Whole server on {host}: {load}; {starts} starts an arm: median; A/A: widest ratio of two starts of one arm",
+        ("figure", "rate" if load.loop == "open" else "streams", *found, "A/A"),
+        rows,
+    )
     if pairs(list(found)):
-        _show_verdicts(console, found, load)
+        _show_verdicts(found, load)
     print(alike(found), kept(found), about.line(), sep="\n")
 
 
@@ -58,25 +54,21 @@ def _read(level: float, name: str, start: Start) -> float:
     return float(start["figures"][f"{level:g}"].get(name, math.nan))
 
 
-def _show_verdicts(console: Console, found: Mapping[str, Sequence[Start]], load: Load) -> None:
+def _show_verdicts(found: Mapping[str, Sequence[Start]], load: Load) -> None:
     rows = judged(load)
     compared = pairs(list(found))
     figures = {arm: [start["figures"] for start in each] for arm, each in found.items()}
-    starts = min(len(each) for each in found.values())
-    table = Table(title="Ratios of medians, and verdicts")
-    table.add_column("row")
-    verdicts = []
-    for a, b in compared:
-        table.add_column(f"{b} / {a}")
-        verdicts.append(judge(figures[a], figures[b], rows))
+    verdicts = [judge(figures[a], figures[b], rows) for a, b in compared]
+    table = []
     for (level, name), row in rows.items():
-        cells = []
+        cells = [row.title]
         for (a, b), said in zip(compared, verdicts, strict=True):
             one, other = (_values(found[arm], float(level), name) for arm in (a, b))
             ratio = statistics.median(other) / statistics.median(one) if one and other else math.nan
             cells.append(f"{ratio:.2f} {said[row.title]}" if row.title in said else "-")
-        table.add_row(row.title, *cells)
-    console.print(table)
+        table.append(cells)
+    results.show("Ratios of medians, and verdicts", ("row", *(f"{b} / {a}" for a, b in compared)), table)
+    starts = min(len(each) for each in found.values())
     print(verdict.legend(next(iter(rows.values())), len(rows) - 1, starts))
 
 

@@ -71,8 +71,8 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
 
     samples_tokens = True
 
-    def __init__(self, vllm_config: Any) -> None:
-        settings = config.load()
+    def __init__(self, vllm_config: Any, settings: config.DeviceSettings | None = None) -> None:
+        settings = settings or config.load()
         stage = vllm_config.model_config.model_stage
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
