@@ -14,6 +14,7 @@ pytest.importorskip("omni_simulated_device")
 
 from benchmarks.rigs import playback
 from benchmarks.server import figures, threads
+from benchmarks.server.figures import Figure
 from benchmarks.server.load import Load
 from benchmarks.server.measure import kept_time
 from omni_fastpath.tools.ab.capture import Capture, Event, chat_request
@@ -59,19 +60,19 @@ def test_figures_tell_the_first_wave_from_later_ones() -> None:
     ]
     cpu_s = {threads.FRONT_END: 0.4, threads.ORCHESTRATOR: 0.2, threads.SOCKETS: 0.0, threads.OTHERS: 0.2}
     found = figures.figures(captures, 2, cpu_s)
-    others = {figures.TTFP, figures.TTFP_P99, figures.GATED, figures.CLIENT_MS}
-    assert set(found) == set(figures.FIGURES) - others
-    assert found[figures.FIRST_TTFP] == pytest.approx(100)
-    assert found[figures.LATER_TTFP] == pytest.approx(350)
-    assert found[figures.THROUGHPUT] == pytest.approx(4 / 6.0)
-    assert found[figures.GAP_P99] == pytest.approx(500, rel=0.01)
-    assert found[figures.FRONT_MS] == pytest.approx(100)
-    assert found[figures.PROCESS_A_SECOND] == pytest.approx(1000 * 0.8 / 8)
+    others = {Figure.TTFP, Figure.TTFP_P99, Figure.GATED, Figure.CLIENT_MS}
+    assert set(found) == set(Figure) - others
+    assert found[Figure.FIRST_TTFP] == pytest.approx(100)
+    assert found[Figure.LATER_TTFP] == pytest.approx(350)
+    assert found[Figure.THROUGHPUT] == pytest.approx(4 / 6.0)
+    assert found[Figure.GAP_P99] == pytest.approx(500, rel=0.01)
+    assert found[Figure.FRONT_MS] == pytest.approx(100)
+    assert found[Figure.PROCESS_A_SECOND] == pytest.approx(1000 * 0.8 / 8)
     assert not any(math.isnan(value) for value in found.values())
-    assert figures.figures(captures, 0, cpu_s)[figures.TTFP] == pytest.approx(200)
+    assert figures.figures(captures, 0, cpu_s)[Figure.TTFP] == pytest.approx(200)
     whole = figures.figures(captures, 2, cpu_s, streamed=False)
-    assert not {figures.FIRST_TTFP, figures.LATER_TTFP, figures.GAP} & whole.keys()
-    assert whole[figures.E2E] == pytest.approx(700)
+    assert not {Figure.FIRST_TTFP, Figure.LATER_TTFP, Figure.GAP} & whole.keys()
+    assert whole[Figure.E2E] == pytest.approx(700)
 
 
 def test_threads_are_told_apart() -> None:

@@ -15,7 +15,7 @@ from benchmarks.rigs import user_arms, whole_server
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import served
 from benchmarks.rigs.whole_server import FEWEST, checked
-from benchmarks.server import figures as known
+from benchmarks.server.figures import Figure, by_request
 from benchmarks.server.load import Load
 from benchmarks.server.measure import kept_time, run_level
 from omni_fastpath.tools.ab.answers import Answers
@@ -30,19 +30,19 @@ ROLES = frozenset({"api"})
 
 TTFP_P90 = "TTFP p90, ms"
 
-_FELT = (known.FIRST_TEXT, known.E2E, known.GAP, known.DRY)
+_FELT = (Figure.FIRST_TEXT, Figure.E2E, Figure.GAP, Figure.DRY)
 ROWS: Mapping[str, Sequence[str]] = {
-    "alone": (known.TTFP, known.FIRST_TEXT, known.E2E),
+    "alone": (Figure.TTFP, Figure.FIRST_TEXT, Figure.E2E),
     "waves": (
-        *(known.FIRST_TTFP, known.LATER_TTFP, known.LATER_TTFP_P99),
-        *(*_FELT, known.THROUGHPUT, known.PROCESS_A_SECOND),
+        *(Figure.FIRST_TTFP, Figure.LATER_TTFP, Figure.LATER_TTFP_P99),
+        *(*_FELT, Figure.THROUGHPUT, Figure.PROCESS_A_SECOND),
     ),
-    "paced": (known.TTFP, TTFP_P90, *_FELT),
+    "paced": (Figure.TTFP, TTFP_P90, *_FELT),
 }
 """Every row of the table, in its order: figures by load."""
 
-PRIMARY = ("waves", known.LATER_TTFP_P99)
-JUDGED = frozenset({known.TTFP, TTFP_P90, known.LATER_TTFP, known.E2E, known.THROUGHPUT})
+PRIMARY = ("waves", Figure.LATER_TTFP_P99)
+JUDGED = frozenset({Figure.TTFP, TTFP_P90, Figure.LATER_TTFP, Figure.E2E, Figure.THROUGHPUT})
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def run_start(
             sent = FEWEST + sum(map(len, captures.values()))
             moved = user_arms.check_engaged(before, proof, sent) if arm.on else {}
     assert server.start_s is not None
-    requests = {name: known.by_request(each) for name, each in captures.items()}
+    requests = {name: by_request(each) for name, each in captures.items()}
     first_audio_s = [each["first_audio_s"] for each in requests["paced"]]
     figures["paced"][TTFP_P90] = 1000 * quantile([each for each in first_audio_s if each is not None], 0.9)
     start = Start(arm.name, figures, requests, server.start_s, kept_time(server.log_text()), proof, moved)
@@ -127,7 +127,7 @@ def measures(loads: Mapping[str, Load]) -> list[Measure]:
 
 def _measure(group: str, load: str, figure: str) -> Measure:
     name, _, unit = figure.partition(", ")
-    higher = figure == known.THROUGHPUT
+    higher = figure == Figure.THROUGHPUT
     return Measure(
         group,
         name,

@@ -4,58 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 from benchmarks.rigs.playback import ran_dry_s, seconds_of
 from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
 from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.quantiles import quantile
 
-THROUGHPUT = "throughput, req/s"
-FIRST_TTFP = "TTFP first wave p50, ms"
-LATER_TTFP = "TTFP later waves p50, ms"
-LATER_TTFP_P99 = "TTFP later waves p99, ms"
-TTFP = "TTFP p50, ms"
-TTFP_P99 = "TTFP p99, ms"
-FIRST_TEXT = "first text p50, ms"
-E2E = "end to end p50, ms"
-E2E_P99 = "end to end p99, ms"
-GAP = "largest gap p50, ms"
-GAP_P99 = "largest gap p99, ms"
-DRY = "audio ran dry p99, ms"
-FRONT_MS = "front end, CPU ms/request"
-ORCHESTRATOR_MS = "orchestrator, CPU ms/request"
-PROCESS_A_SECOND = "API process, CPU ms/s of audio"
-GATED = "not sent twice, MiB"
-"""What the stages did not send to the orchestrator because the next stage has it; only of real stage engines."""
-CLIENT_MS = "client, CPU ms/request"
-"""The instrument's own: it has the same processors."""
 
-FIGURES = (
-    THROUGHPUT,
-    FIRST_TTFP,
-    LATER_TTFP,
-    LATER_TTFP_P99,
-    TTFP,
-    TTFP_P99,
-    FIRST_TEXT,
-    E2E,
-    E2E_P99,
-    GAP,
-    GAP_P99,
-    DRY,
-    FRONT_MS,
-    ORCHESTRATOR_MS,
-    PROCESS_A_SECOND,
-    GATED,
-    CLIENT_MS,
-)
-"""In the order of the table; a load has those that it can have."""
+class Figure(StrEnum):
+    """Name and unit of each, in the order of the table; a load has those that it can have."""
+
+    THROUGHPUT = "throughput, req/s"
+    FIRST_TTFP = "TTFP first wave p50, ms"
+    LATER_TTFP = "TTFP later waves p50, ms"
+    LATER_TTFP_P99 = "TTFP later waves p99, ms"
+    TTFP = "TTFP p50, ms"
+    TTFP_P99 = "TTFP p99, ms"
+    FIRST_TEXT = "first text p50, ms"
+    E2E = "end to end p50, ms"
+    E2E_P99 = "end to end p99, ms"
+    GAP = "largest gap p50, ms"
+    GAP_P99 = "largest gap p99, ms"
+    DRY = "audio ran dry p99, ms"
+    FRONT_MS = "front end, CPU ms/request"
+    ORCHESTRATOR_MS = "orchestrator, CPU ms/request"
+    PROCESS_A_SECOND = "API process, CPU ms/s of audio"
+    GATED = "not sent twice, MiB"
+    """What the stages did not send to the orchestrator because the next stage has it; only of real stage engines."""
+    CLIENT_MS = "client, CPU ms/request"
+    """The instrument's own: it has the same processors."""
 
 
 def figures(
     captures: Sequence[Capture], first_wave: int, cpu_s: Mapping[str, float], *, streamed: bool = True
 ) -> dict[str, float]:
-    """Of one level: those of `FIGURES` that client and kernel tell; NaN where there is nothing to count.
+    """Of one level: those of `Figure` that client and kernel tell; NaN where there is nothing to count.
 
     Args:
         captures: Of all requests.
@@ -66,15 +50,15 @@ def figures(
     begun = min(capture.started_at_s for capture in captures)
     ended = max(capture.started_at_s + capture.e2e_s for capture in captures)
     audio_s = sum(seconds_of(event.audio) for capture in captures for event in capture.audio_events)
-    found = {THROUGHPUT: len(captures) / (ended - begun)}
+    found: dict[str, float] = {Figure.THROUGHPUT: len(captures) / (ended - begun)}
     if streamed:
         found |= _pieces(sorted(captures, key=lambda capture: capture.started_at_s), first_wave)
     return found | {
-        E2E: _ms(captures, "e2e_s", 0.5),
-        E2E_P99: _ms(captures, "e2e_s", 0.99),
-        FRONT_MS: 1000 * cpu_s[FRONT_END] / len(captures),
-        ORCHESTRATOR_MS: 1000 * cpu_s[ORCHESTRATOR] / len(captures),
-        PROCESS_A_SECOND: 1000 * sum(cpu_s.values()) / audio_s if audio_s else math.nan,
+        Figure.E2E: _ms(captures, "e2e_s", 0.5),
+        Figure.E2E_P99: _ms(captures, "e2e_s", 0.99),
+        Figure.FRONT_MS: 1000 * cpu_s[FRONT_END] / len(captures),
+        Figure.ORCHESTRATOR_MS: 1000 * cpu_s[ORCHESTRATOR] / len(captures),
+        Figure.PROCESS_A_SECOND: 1000 * sum(cpu_s.values()) / audio_s if audio_s else math.nan,
     }
 
 
@@ -100,17 +84,17 @@ def _rounded(seconds: float | None) -> float | None:
 def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:
     """Figures of answers that came piece by piece, in the order of starting."""
     first, later = captures[:first_wave], captures[first_wave:]
-    half, most = (LATER_TTFP, LATER_TTFP_P99) if first_wave else (TTFP, TTFP_P99)
+    half, most = (Figure.LATER_TTFP, Figure.LATER_TTFP_P99) if first_wave else (Figure.TTFP, Figure.TTFP_P99)
     gaps = [max(gaps) for capture in captures if (gaps := capture.audio_gaps_s)]
     dry = [ran_dry_s([(event.at_s, seconds_of(event.audio)) for event in each.audio_events]) for each in captures]
     return {
-        FIRST_TTFP: _ms(first, "ttfp_s", 0.5),
+        Figure.FIRST_TTFP: _ms(first, "ttfp_s", 0.5),
         half: _ms(later, "ttfp_s", 0.5),
         most: _ms(later, "ttfp_s", 0.99),
-        FIRST_TEXT: _ms(captures, "ttft_s", 0.5),
-        GAP: 1000 * quantile(gaps, 0.5),
-        GAP_P99: 1000 * quantile(gaps, 0.99),
-        DRY: 1000 * quantile(dry, 0.99),
+        Figure.FIRST_TEXT: _ms(captures, "ttft_s", 0.5),
+        Figure.GAP: 1000 * quantile(gaps, 0.5),
+        Figure.GAP_P99: 1000 * quantile(gaps, 0.99),
+        Figure.DRY: 1000 * quantile(dry, 0.99),
     }
 
 

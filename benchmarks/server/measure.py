@@ -15,20 +15,7 @@ from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import FEWEST, checked, measure_of
 from benchmarks.server import threads
 from benchmarks.server.arms import ServerArm
-from benchmarks.server.figures import (
-    CLIENT_MS,
-    E2E,
-    E2E_P99,
-    FIRST_TTFP,
-    GATED,
-    LATER_TTFP,
-    LATER_TTFP_P99,
-    THROUGHPUT,
-    TTFP,
-    TTFP_P99,
-    by_request,
-    figures,
-)
+from benchmarks.server.figures import Figure, by_request, figures
 from benchmarks.server.load import Load
 from omni_fastpath.tools.ab.capture import Capture, run_closed_loop
 from omni_fastpath.tools.ab.verdict import Measure
@@ -112,7 +99,7 @@ def run_level(server: Server, load: Load, level: float, first_wave: int) -> tupl
     captures = checked(load.run(server.url, level), audio=True)
     cpu_s, mine_s = threads.spent(pids, before, threads.used(pids)), time.process_time() - mine_s
     found = figures(captures, first_wave, cpu_s, streamed=load.streamed)
-    return {**found, CLIENT_MS: 1000 * mine_s / len(captures)}, captures
+    return {**found, Figure.CLIENT_MS: 1000 * mine_s / len(captures)}, captures
 
 
 def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Start:
@@ -129,7 +116,7 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
             gated = gated_bytes(server) if host.stages else 0.0
             found[f"{level:g}"], captures = run_level(server, load, level, load.first_wave(level))
             if host.stages:
-                found[f"{level:g}"][GATED] = (gated_bytes(server) - gated) / 2**20
+                found[f"{level:g}"][Figure.GATED] = (gated_bytes(server) - gated) / 2**20
             requests[f"{level:g}"] = by_request(captures)
             answers[f"{level:g}"] = [capture.digest() for capture in captures]
     assert server.shutdown is not None
@@ -174,16 +161,17 @@ def judged(load: Load) -> dict[tuple[str, str], Measure]:
     """
     levels = list(load.levels)
     if not load.streamed:
-        waits: tuple[str, ...] = (E2E, E2E_P99)
+        waits: tuple[str, ...] = (Figure.E2E, Figure.E2E_P99)
     elif load.loop == "open":
-        waits = (TTFP, TTFP_P99)
+        waits = (Figure.TTFP, Figure.TTFP_P99)
     elif later := [level for level in levels if load.count(level) > load.first_wave(level)]:
-        waits, levels = (LATER_TTFP, LATER_TTFP_P99), later
+        waits, levels = (Figure.LATER_TTFP, Figure.LATER_TTFP_P99), later
     else:
-        waits = (FIRST_TTFP,)
+        waits = (Figure.FIRST_TTFP,)
     high = [level for level in levels if level >= 16] or [max(levels)]
-    rows = [(level, name) for level in sorted(high, reverse=True) for name in (*waits, THROUGHPUT)]
-    rows.extend((level, name) for level in load.levels if level not in high for name in (waits[0], E2E))
+    rows = [(level, name) for level in sorted(high, reverse=True) for name in (*waits, Figure.THROUGHPUT)]
+    rows.extend((level, name) for level in load.levels if level not in high for name in (waits[0], Figure.E2E))
     return {
-        (f"{level:g}", name): measure_of(level, name, higher=name == THROUGHPUT) for level, name in dict.fromkeys(rows)
+        (f"{level:g}", name): measure_of(level, name, higher=name == Figure.THROUGHPUT)
+        for level, name in dict.fromkeys(rows)
     }

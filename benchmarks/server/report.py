@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.rigs import results
 from benchmarks.rigs.whole_server import judge, widest
-from benchmarks.server.figures import FIGURES
+from benchmarks.server.figures import Figure
 from benchmarks.server.load import Load
 from benchmarks.server.measure import Host, Start, judged
 from omni_fastpath.tools.ab import about, verdict
@@ -29,7 +29,7 @@ def show(found: Mapping[str, Sequence[Start]], load: Load, host: Host) -> None:
     starts = max(len(each) for each in found.values())
     rows: list[list[str]] = []
     for level in load.levels:
-        for name in FIGURES:
+        for name in Figure:
             values = [_values(each, level, name) for each in found.values()]
             if any(values):
                 medians = [f"{statistics.median(each):.1f}" if each else "-" for each in values]

@@ -253,9 +253,6 @@ class SimulatedARWorker(OmniWorkerMixin, WorkerBase):  # type: ignore[misc]
         """Every stage is driven through generate requests."""
         return ("generate",)
 
-    def get_kv_connector_handshake_metadata(self) -> None:
-        """There is no KV connector."""
-
     def execute_model(self, scheduler_output: Any) -> OmniModelRunnerOutput | None:
         """First half of a step."""
         return self.model_runner.execute_model(scheduler_output)
@@ -264,22 +261,9 @@ class SimulatedARWorker(OmniWorkerMixin, WorkerBase):  # type: ignore[misc]
         """Second half of a step."""
         return self.model_runner.sample_tokens(grammar_output)
 
-    def take_draft_token_ids(self) -> None:
-        """There is no speculative decoding."""
-
     def encoder_loaded(self) -> bool:
         """Asked before multimodal input; there is no encoder to wait for."""
         return True
-
-    def execute_dummy_batch(self) -> None:
-        """Keeps data-parallel peers in step; there are none."""
-
-    def profile(self, *_args: Any, **_kwargs: Any) -> None:
-        """There is nothing to profile."""
-
-    def list_loras(self) -> set[int]:
-        """No adapters."""
-        return set()
 
 
 class SimulatedGenerationWorker(SimulatedARWorker):
