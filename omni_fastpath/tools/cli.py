@@ -23,6 +23,7 @@ from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.tools import doctor, overlay, tables, upgrade
+from omni_fastpath.tools.findings import Severity
 from omni_fastpath.tools.status import status_report
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
@@ -136,20 +137,21 @@ def _show(report: Any, show: Callable[[Any, Console], None], *, as_json: bool) -
 def _status(arguments: argparse.Namespace) -> int:
     report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=arguments.verify)
     _show(report, tables.show_status, as_json=arguments.json)
-    return _code(report, is_trouble=any(finding["severity"] == "error" for finding in report["findings"]))
+    return _code(report, "error")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     verify = not arguments.no_verify and vllm_omni_release() is not None
     report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=verify, deep=True)
     _show({**report, "issue": doctor.issue(report)}, doctor.show, as_json=arguments.json)
-    return _code(report, is_trouble=doctor.is_trouble(report))
+    return _code(report, "error", "warning")
 
 
-def _code(report: Mapping[str, Any], *, is_trouble: bool) -> int:
+def _code(report: Mapping[str, Any], *trouble: Severity) -> int:
+    """What the command ends with where findings of these severities are trouble."""
     if report["configuration_error"] is not None:
         return REFUSED
-    return TROUBLE if is_trouble else FINE
+    return TROUBLE if any(finding["severity"] in trouble for finding in report["findings"]) else FINE
 
 
 # explain

@@ -16,11 +16,6 @@ _FOR_AN_ISSUE = ("patch", "state", "package", "versions", "seams", "variable", "
 """Evidence that goes into an issue: names and words of ours. No path, reason of an exception or value does."""
 
 
-def is_trouble(report: Mapping[str, Any]) -> bool:
-    """Whether anything weighs more than ``info``."""
-    return any(finding["severity"] != "info" for finding in report["findings"])
-
-
 def show(report: Mapping[str, Any], console: Console) -> None:
     """Every finding in full, then the block for an issue, which the report has as ``issue``."""
     for finding in report["findings"]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from omni_fastpath import config, install
-from omni_fastpath.declare import Fit, Function, Patch, Row, State
+from omni_fastpath.declare import Fit, Patch, Row, State
 
 # Piped output is read by grep and by people later: no cell may be cut or wrapped there.
 _PIPED_WIDTH = 10_000
@@ -183,10 +183,6 @@ def show_patch(patch: Patch, to: Console) -> None:
     facts = _table("Facts", "what", "value")
     facts.add_row("default", "on under `fastpath: true`" if patch.default_on else "opt-in: not under `fastpath: true`")
     facts.add_row("requires", ", ".join(patch.requires) or "nothing")
-    facts.add_row("processes", ", ".join(sorted(process.value for process in patch.processes)))
-    row = install.row_here(patch)
-    here = install.release_problem(patch) if row is None else "; ".join(filter(None, (row.state.value, row.remarks)))
-    facts.add_row("on the installed release", here)
     facts.add_row("switch", f"fastpath.{patch.name}, {patch.env}")
     _print(facts, to)
     defaults = patch.options().model_dump(mode="json")
@@ -194,12 +190,11 @@ def show_patch(patch: Patch, to: Console) -> None:
     for key, found in patch.options.model_fields.items():
         allowed, variable = config.allowed(patch.options, key), config.value_variable(patch, key)
         options.add_row(key, json.dumps(defaults[key]), allowed, found.description or "-", variable)
+    row = install.row_here(patch)
     fit = row if isinstance(row, Fit) else patch.fits[-1]
-    seams = _table(f"Seams on {', '.join(fit.releases)}", "slot", "use", "parameters", "body")
+    seams = _table(f"Seams on {', '.join(fit.releases)}", "slot", "use")
     for seam in fit.seams:
-        body = "pinned" if isinstance(seam, Function) and seam.fingerprints else "-"
-        parameters = ", ".join(seam.parameters) if isinstance(seam, Function) else ""
-        seams.add_row(seam.path, seam.use, parameters or "-", body)
+        seams.add_row(seam.path, seam.use)
     counters = _table("Counters (the first says how often it took effect) and metrics", "name", "meaning")
     for counter in patch.counters:
         counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
