@@ -1,18 +1,13 @@
-"""An installation and a server without trouble, as the rules see them, and processes that look like servers."""
+"""An installation and a server without trouble, as the rules see them."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.declare import Counter, Options, Patch
+from omni_fastpath.declare import Counter, Patch
 from omni_fastpath.tools.findings import Facts
 from omni_fastpath.tools.servers import Server
 from tests.fakes.upstream import patch
@@ -21,21 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 UPSTREAMS = "vllm:request_success_total"
 
 
-class DrumOptions(Options):
-    """Values of a made-up patch."""
-
-    loud: int = 3
-
-
-DRUM = patch("drum", counters=(Counter("beats", "beats", moves_with=UPSTREAMS),), options=DrumOptions)
+DRUM = patch("drum", counters=(Counter("beats", "beats", moves_with=UPSTREAMS),))
 FLUTE = patch("flute", counters=(Counter("notes", "notes"),), default_on=False)
 PATCHES: tuple[Patch, ...] = (DRUM, FLUTE)
 
 
-def record(state: str = "applied", *, count: int = 7, origin: str = "", reason: str = "") -> dict[str, Any]:
+def record(state: str = "applied", *, count: int = 7, reason: str = "") -> dict[str, Any]:
     """A made-up patch in a state file."""
-    counters = {"beats": count, "notes": count}
-    return {"state": state, "reason": reason, "origin": origin, "options": {"loud": 3}, "counters": counters}
+    return {"state": state, "reason": reason, "counters": {"beats": count, "notes": count}}
 
 
 def snapshot(pid: int, role: str = "server", **said: Any) -> dict[str, Any]:
@@ -110,41 +98,3 @@ def serving(**changed: Any) -> Facts:
 def saying(*, stage: Mapping[str, Any] | None = None, **changed: Any) -> Facts:
     """The healthy facts with other state files of the server, and of its stage."""
     return serving(snapshots=(snapshot(10, **changed), snapshot(12, "stage", **{"source": None, **(stage or {})})))
-
-
-_FAKE = """
-import json, sys
-from omni_fastpath import statefile
-told = json.loads(sys.argv[1])
-if told is not None:
-    statefile.write(told)
-print("there", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def fake_server(
-    *arguments: str,
-    environ: Mapping[str, str],
-    said: Mapping[str, Any] | None = None,
-    cwd: Path | None = None,
-    command: Sequence[str] = ("vllm", "serve", "model", "--omni"),
-) -> Iterator[int]:
-    """A process with the command line of a server, with a state file or none."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _FAKE, json.dumps(said), *command, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        cwd=cwd,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process:
-        assert process.stdout.readline() == b"there\n"
-        try:
-            yield process.pid
-        finally:
-            process.stdin.close()
-            process.wait(20)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,12 +17,21 @@ import pytest
 from omni_fastpath import statefile
 from omni_fastpath.tools import cli, servers
 from omni_fastpath.tools.servers import Server, live_servers, scrape
-from tests.tools.made import fake_server, snapshot
+from tests.tools.made import ROOT, snapshot
 
 
 def seen(pid: int) -> Server:
     """The server, among whatever else runs on this machine."""
     return next(each for each in live_servers() if each.pid == pid)
+
+
+_SERVER = """
+import json, sys
+from omni_fastpath import statefile
+statefile.write(json.loads(sys.argv[1]))
+print("there", flush=True)
+sys.stdin.read()
+"""
 
 
 def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> None:
@@ -29,17 +41,21 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> N
     yaml = tmp_path / "deploy.yaml"
     yaml.write_text("fastpath: true")
     os.utime(yaml, (0, 0))
-    environ = {"XDG_RUNTIME_DIR": str(folder), "OMNI_FASTPATH_FLUTE": "1"}
-    with fake_server(environ=environ, said=snapshot(0, source="deploy.yaml"), cwd=tmp_path) as pid:
-        server = seen(pid)
-        assert [(each["pid"], each["port"]) for each in server.snapshots] == [(pid, 8091)]
+    environ = {"XDG_RUNTIME_DIR": str(folder), "OMNI_FASTPATH_FLUTE": "1", "PYTHONPATH": str(ROOT)}
+    told = json.dumps(snapshot(0, source="deploy.yaml"))
+    command = (sys.executable, "-c", _SERVER, told, "vllm", "serve", "model", "--omni")
+    with subprocess.Popen(command, stdin=-1, stdout=-1, env={**os.environ, **environ}, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        server = seen(process.pid)
+        assert [(each["pid"], each["port"]) for each in server.snapshots] == [(process.pid, 8091)]
         assert server.environ is not None
         assert server.environ["OMNI_FASTPATH_FLUTE"] == "1"
         assert (server.edited_yaml, server.metrics) == (None, {})
         later = time.time() + 60
         os.utime(yaml, (later, later))
-        assert seen(pid).edited_yaml == "deploy.yaml"
-    assert pid not in {each.pid for each in live_servers()}
+        assert seen(process.pid).edited_yaml == "deploy.yaml"
+    assert process.pid not in {each.pid for each in live_servers()}
 
 
 def test_a_stage_belongs_to_the_server_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
