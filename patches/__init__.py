@@ -23,8 +23,8 @@ For a fingerprint that is not known yet write sixteen zeros: ``omni-fastpath sea
 body before you believe it.
 
 Of a new patch ``tests/test_declarations.py`` asks for the headings, for defaults and limits of its values, and that
-each function and counter that it names is there. ``tests/test_lifecycle.py`` installs it on the real upstream, takes it
-off again, and moves and deletes each of its seams. ``tests/test_readme.py`` looks for it in the README.
+each counter that it names is there. ``tests/test_lifecycle.py`` installs it on the real upstream and takes it off
+again. ``tests/test_readme.py`` looks for it in the README.
 
 The states of a patch in one process:
 

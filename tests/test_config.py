@@ -357,12 +357,6 @@ def test_variables_of_a_service_are_ignored(name: str) -> None:
     assert outcome(environ={**environ, "OMNI_FASTPATH": "1"}) == DEFAULT_SET
 
 
-def test_names_outside_the_namespace_are_not_ours() -> None:
-    """Other variables, the handoff among them, are not looked at."""
-    environ = {"_OMNI_FASTPATH_HANDOFF": "x", "OMNI_SIMULATED_DEVICE": "x", "VLLM_PLUGINS": "x", "FASTPATH": "x"}
-    assert resolve([], environ, MADE_UP) == resolve([], {}, MADE_UP)
-
-
 @pytest.mark.parametrize("text", ["", "fial"])
 def test_other_on_unsupported_words_are_refused(text: str) -> None:
     """Anything but ``warn`` and ``fail``, whatever their case, is refused."""

@@ -8,12 +8,10 @@ import pytest
 pytest.importorskip("omni_simulated_device")
 pytest.importorskip("matplotlib")
 
-from benchmarks.demo import report
 from benchmarks.demo.load import STAGES, loads
 from benchmarks.demo.measure import ROWS, Start, measures
 from benchmarks.rigs import user_arms, whole_server
 from omni_fastpath.tools.ab import rows, verdict
-from omni_fastpath.tools.ab.answers import compare, parity_line
 
 LOADS = loads(2, quick=True)
 
@@ -51,23 +49,3 @@ def test_six_starts_an_arm_can_tell_every_row_that_is_named() -> None:
     words = {row.measure.title: row.verdict.word for row in judged if row.verdict is not None}
     assert {word for title, word in words.items() if "throughput" not in title} == {"better"}
     assert [word for title, word in words.items() if "throughput" in title] == ["the same"]
-
-
-def test_a_row_shows_the_median_and_how_far_starts_lie_apart() -> None:
-    """A single start lies nowhere."""
-    [row, *_] = rows.rows(measures(LOADS), _starts(3))
-    assert rows.by_arm(row)[:3] == ["TTFP p50, ms", "201 (200 to 202)", "101 (100 to 102)"]
-    assert len(rows.by_arm(row)) == len(report.COLUMNS)
-    [row, *_] = rows.rows(measures(LOADS), _starts(1))
-    assert rows.by_arm(row)[1:] == ["200", "100", "0.50", "too few starts"]
-
-
-def test_answers_are_compared_with_the_first_start() -> None:
-    """By what a capture says of them; a difference is named, and the line says so."""
-    answer = {"status": 200, "error": None, "audio_bytes": 10, "text": "a"}
-    same = compare([("stock", [answer]), ("fastpath", [answer])])
-    assert (same["comparisons"], same["failed"], same["differences"]) == (1, 0, [])
-    assert "byte-identical" in parity_line(same)
-    other = compare([("stock", [answer]), ("fastpath", [{**answer, "text": "b"}])])
-    assert other["differences"] == ["start 2 (fastpath) against start 1 (stock): request 0: text: 'b' against 'a'"]
-    assert "DID NOT ANSWER ALIKE" in parity_line(other)

@@ -184,21 +184,6 @@ def test_a_plugin_that_raises_is_switched_off_and_others_go_on(
     assert (told["used"], told["switched_off"]) == (["good"], {"broken": f"{name} raised {error.__name__}: "})
 
 
-@pytest.mark.parametrize("fatal", [SystemExit, asyncio.CancelledError, GeneratorExit])
-def test_nothing_that_a_plugin_raises_stops_the_main_thread(fatal: type[BaseException]) -> None:
-    """The states of the patches are told on the main thread: a hook that raises does not stop it."""
-    manager, calls = HookManager(), []
-
-    def breaks() -> None:
-        calls.append(fatal)
-        raise fatal
-
-    manager.register(plugin(on_patch_state=breaks))
-    for _ in range(2):
-        manager.on_patch_state("drum", State.APPLIED, "yes")
-    assert calls == [fatal]
-
-
 def test_ctrl_c_in_a_plugin_passes() -> None:
     """Ctrl-C that arrives while a hook runs ends the process as without the plugin, which stays on."""
     manager, calls = HookManager(), []
@@ -273,15 +258,6 @@ def test_none_falls_through_to_the_default() -> None:
     assert seen == [VIEW, VIEW]
     manager.register(plugin(is_routable=lambda view: 1 / 0))
     assert manager.policy(answering(True, seen))(VIEW) is True
-
-
-def test_hook_may_take_fewer_parameters() -> None:
-    """A plugin names only what it wants to know."""
-    manager, seen = HookManager(), []
-    manager.register(plugin(on_routed=lambda output: seen.append(output), on_dequeued=lambda: seen.append("taken")))
-    for name in ("on_dequeued", "on_routed"):
-        caller(manager, name)()
-    assert seen == ["taken", "output"]
 
 
 # ---- On the real orchestrator ----

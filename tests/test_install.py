@@ -89,26 +89,18 @@ def test_installed_slots_hold_ours(upstream: Upstream) -> None:
 
 
 def test_undo_is_exact(upstream: Upstream) -> None:
-    """After the undo every slot holds the very object that it held; what was added is gone, and the patch is told."""
+    """Installed twice and taken off, every slot holds the very object that it held; what was added is gone."""
     told: list[str] = []
     upstream.wrappers.added = lambda _self: "added"  # type: ignore[attr-defined]
     upstream.wrappers.taken_off = lambda: told.append("off")  # type: ignore[attr-defined]
     both = patch("both", RUN, MAKE, CHECK, LISTEN, ADDED, taken_off="taken_off")
     before = upstream.slots()
-    install(both)
+    assert install(both) is install(both) is State.APPLIED
     assert upstream.module.Loop().added() == "added"
     for _ in range(2):
         uninstall(both)
     assert_same_slots(upstream, before)
     assert (states(), told) == ({"both": State.OFF}, ["off"])
-
-
-def test_second_install_does_nothing(upstream: Upstream) -> None:
-    """An installed patch is not wrapped again."""
-    install(FOUR)
-    once = upstream.slots()
-    assert install(FOUR) is State.APPLIED
-    assert_same_slots(upstream, once)
 
 
 def test_two_patches_on_a_slot_come_off_in_reverse(upstream: Upstream) -> None:
@@ -127,34 +119,43 @@ def test_two_patches_on_a_slot_come_off_in_reverse(upstream: Upstream) -> None:
 # ---- All or nothing ----
 
 
-@pytest.mark.parametrize("seams", [(RUN, MAKE, MOVED), (MOVED, RUN), (RUN, Call(MODULE, "Loop.constant", ()))])
-def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[AnySeam, ...]) -> None:
-    """One seam of several that moved, wherever it stands, leaves every slot alone and is named."""
+@pytest.mark.parametrize(("seams", "count"), [((RUN, MAKE, MOVED), 1), ((MOVED, RUN, Call(MODULE, "nothing", ())), 2)])
+def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[AnySeam, ...], count: int) -> None:
+    """A seam that moved, wherever it stands, leaves every slot alone; a verification names each of them."""
     before = upstream.slots()
     moved = patch("moved", *seams)
     assert install(moved) is State.UNSUPPORTED
+    problems = verify_patch(moved)
     assert_same_slots(upstream, before)
-    assert LEDGER.entry(moved).reason.startswith("a seam moved: made_up_upstream:Loop.")
+    assert LEDGER.entry(moved).reason == f"a seam moved: {problems[0]}"
+    assert len(problems) == count
 
 
-NOWHERE = Wrap(MODULE, "listen", ("port", "backlog"), wrapper="nowhere")
+class _Copies(type):
+    """A class whose ``make`` is not what was written into it."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, foreign(value) if isinstance(value, FunctionWrapper) and name == "make" else value)
 
 
 @pytest.mark.parametrize(
-    ("broken", "named"),
+    ("fields", "named"),
     [
-        (patch("broken", RUN, MAKE, NOWHERE), "everything was put back"),
-        (patch("broken", RUN, taken_off="nowhere"), "nowhere"),
-        (patch("broken", RUN, wrappers_module="made_up_missing"), "made_up_missing"),
+        ({}, "does not hold what was just written"),
+        ({"taken_off": "nowhere"}, "'nowhere'"),
+        ({"wrappers_module": "made_up_missing"}, "made_up_missing"),
     ],
-    ids=["wrapper", "function", "module"],
 )
-def test_what_our_own_module_lacks_fails_the_patch(upstream: Upstream, broken: Patch, named: str) -> None:
-    """A name that the wrappers module lacks, or the module itself, fails the patch, and every slot is as before."""
+def test_a_patch_that_cannot_be_written_whole_is_put_back(upstream: Upstream, fields: Any, named: str) -> None:
+    """A slot that holds something else than was written, or a name that our module lacks, undoes the slots before."""
+    loop = upstream.module.Loop
+    body = {name: value for name, value in vars(loop).items() if name not in ("__dict__", "__weakref__")}
+    setattr(upstream.module, "Loop", _Copies("Loop", loop.__bases__, {**body, "make": loop.make.__func__}))  # noqa: B010
     before = upstream.slots()
+    broken = patch("broken", RUN, LISTEN, Wrap(MODULE, "Loop.make", ("cls", "size"), wrapper="passes"), **fields)
     assert install(broken) is State.FAILED
     assert_same_slots(upstream, before)
-    assert named in LEDGER.entry(broken).reason
+    assert (is_installed("broken"), named in LEDGER.entry(broken).reason) == (False, True)
 
 
 @pytest.mark.parametrize("line", ["from vllm_omni.gone import Thing", "from vllm_omni import Thing"])
@@ -172,37 +173,6 @@ def test_what_the_wrappers_import_of_upstream_is_gone(
     assert_same_slots(upstream, before)
     assert LEDGER.entry(importing).reason == f"a seam moved: {problem}"
     assert problem.startswith(f"{line.split()[1]}: what the patch imports from it cannot be had (")
-
-
-class _Refuses(type):
-    """A class whose ``make`` cannot be set."""
-
-    def __setattr__(cls, name: str, value: Any) -> None:
-        if name == "make" and not isinstance(value, classmethod | type(None)):
-            raise AttributeError("read only")
-        super().__setattr__(name, value)
-
-
-class _Copies(type):
-    """A class that keeps something else than what is set."""
-
-    def __setattr__(cls, name: str, value: Any) -> None:
-        super().__setattr__(name, foreign(value) if isinstance(value, FunctionWrapper) and name == "make" else value)
-
-
-@pytest.mark.parametrize("metaclass", [_Refuses, _Copies])
-def test_write_that_fails_half_way_puts_everything_back(upstream: Upstream, metaclass: type) -> None:
-    """A slot that refuses to be written, or keeps something else, undoes the slots before it and itself."""
-    loop = upstream.module.Loop
-    body = {name: value for name, value in vars(loop).items() if name not in ("__dict__", "__weakref__")}
-    # A plain function in the slot, so that what is set shows as what it is.
-    body["make"] = body["make"].__func__
-    setattr(upstream.module, "Loop", metaclass("Loop", loop.__bases__, body))  # noqa: B010 - a made-up module
-    before = upstream.slots()
-    broken = patch("broken", RUN, LISTEN, Wrap(MODULE, "Loop.make", ("cls", "size"), wrapper="passes"))
-    assert install(broken) is State.FAILED
-    assert_same_slots(upstream, before)
-    assert not is_installed("broken")
 
 
 def test_error_while_verifying_fails_the_patch(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,33 +311,24 @@ def test_what_is_installed_stays_with_its_values(upstream: Upstream, caplog: pyt
     assert states()["a"] is State.APPLIED
 
 
-@pytest.mark.parametrize("broken", [patch("e", MOVED), patch("e", RUN, wrappers_module="made_up_missing")])
-def test_refusal_takes_off_what_it_installed(upstream: Upstream, broken: Patch) -> None:
-    """Under ``fail`` trouble is an error that names patch and reason; only what was there before stays written."""
+@pytest.mark.parametrize("broken", [patch("e", MOVED), patch("e", RUN, wrappers_module="made_up_missing"), None])
+def test_refusal_takes_off_what_it_installed(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, broken: Patch | None
+) -> None:
+    """Trouble under ``fail``, which names every patch and reason, and an error of ours: what was there before stays."""
     apply(resolved(D), Process.SERVER, (D,))
-    before = upstream.slots()
-    with pytest.raises(RefusedError, match=r"fastpath\.on_unsupported is 'fail' and e is (unsupported|failed): "):
-        apply(resolved(*ALL, broken, on_unsupported="fail"), Process.SERVER, (*ALL, broken))
+    before, last = upstream.slots(), patch("last", CHECK, requires=("e",))
+    error: type[Exception] = RefusedError
+    told = r"'fail' and e is (unsupported|failed): .*; last is \w+: requires e"
+    if broken is None:
+        monkeypatch.setattr("omni_fastpath.install._lacking", lambda each: 1 / 0 if each is C else None)
+        error, told, broken = ZeroDivisionError, "by zero", patch("e")
+    asked = (*ALL, broken, last)
+    with pytest.raises(error, match=told):
+        apply(resolved(*asked, on_unsupported="fail"), Process.SERVER, asked)
     assert_same_slots(upstream, before)
     assert [each.name for each in ALL if is_installed(each.name)] == ["d"]
     assert states()["d"] is State.APPLIED
-
-
-def test_an_error_of_ours_takes_off_what_was_installed(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else ends an apply half-way leaves no slot of it written."""
-    before = upstream.slots()
-    monkeypatch.setattr("omni_fastpath.install._lacking", lambda each: 1 / 0 if each is D else None)
-    with pytest.raises(ZeroDivisionError):
-        apply(resolved(*ALL), Process.SERVER, ALL)
-    assert_same_slots(upstream, before)
-
-
-def test_refusal_names_every_trouble(upstream: Upstream) -> None:
-    """The error names dependants too, each with its reason; what was not asked for is no trouble."""
-    required = patch("a", MOVED)
-    install(patch("other", MOVED))
-    with pytest.raises(RefusedError, match=r"'fail' and a is unsupported: .*; b is unsupported: requires a"):
-        apply(resolved(required, B, on_unsupported="fail"), Process.SERVER, (required, B))
 
 
 # ---- Releases ----
@@ -389,6 +350,7 @@ def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -
     upstream.release(version)
     before = upstream.slots()
     assert install(A) is State.UNSUPPORTED
+    assert verify_patch(A) == [LEDGER.named("a").reason]
     assert_same_slots(upstream, before)
     found = "vllm-omni is not installed" if version is None else f"vllm-omni {version} is not among the tested releases"
     assert LEDGER.named("a").reason.startswith(found)
@@ -418,39 +380,19 @@ def test_each_release_has_its_own_seams(upstream: Upstream) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "dependants"),
-    [(State.SUPERSEDED, State.APPLIED), (State.NOT_APPLICABLE, State.NOT_APPLICABLE)],
+    ("state", "dependants"), [(State.SUPERSEDED, State.APPLIED), (State.NOT_APPLICABLE, State.NOT_APPLICABLE)]
 )
 def test_a_row_without_an_install_says_what_a_patch_is(upstream: Upstream, state: State, dependants: State) -> None:
     """State and reason are the row's, and no trouble; what requires a superseded patch is served all the same."""
     row = Row(releases=(TESTED,), state=state, note="upstream waits itself", preview=True)
     told = patch("a", rows=(row,))
     apply(resolved(told, B, on_unsupported="fail"), Process.SERVER, (told, B))
-    assert (states(), LEDGER.named("a").reason) == (
-        {"a": state, "b": dependants},
-        "preview; upstream waits itself",
-    )
+    assert states() == {"a": state, "b": dependants}
+    assert LEDGER.named("a").reason == "preview; upstream waits itself"
     assert verify_patch(told) == []
-
-
-def test_what_is_superseded_needs_no_other(upstream: Upstream) -> None:
-    """A patch that upstream leaves nothing to do is that, whatever the one that it requires is."""
-    row = Row(releases=(TESTED,), state=State.SUPERSEDED, note="x")
-    required, over = patch("a", MOVED), patch("b", rows=(row,), requires=("a",))
-    apply(resolved(required, over), Process.SERVER, (required, over))
-    assert states() == {"a": State.UNSUPPORTED, "b": State.SUPERSEDED}
-
-
-def test_verification_reports_everything(upstream: Upstream) -> None:
-    """Every seam that moved is listed, or that the release is not known, and nothing is written."""
-    before = upstream.slots()
-    bad = patch("bad", MOVED, RUN, Call(MODULE, "listen", ("port",)))
-    problems = verify_patch(bad)
-    assert [each.split(" ")[0] for each in problems] == ["made_up_upstream:Loop.gone:", "made_up_upstream:listen:"]
-    assert verify_patch(A) == []
-    upstream.release("0.31.0")
-    assert verify_patch(bad) == [release_problem(bad)]
-    assert_same_slots(upstream, before)
+    needs = patch("needs", rows=(row,), requires=("moved",))  # what has nothing to do needs no other
+    apply(resolved(patch("moved", MOVED), needs), Process.SERVER, (patch("moved", MOVED), needs))
+    assert states()["needs"] is state
 
 
 # ---- Server and stages ----
@@ -492,14 +434,11 @@ def test_the_stages_slots_refuse_a_servers_start(upstream: Upstream) -> None:
 
 
 def test_figures_are_there_while_it_is_installed(upstream: Upstream) -> None:
-    """A patch's figures stand in the snapshot while it is installed, or until they raise."""
-    shown = [{"waiting": [{"labels": {}, "value": 3}]}]
-    upstream.wrappers.figures = lambda: shown[0]  # type: ignore[attr-defined]
+    """A patch's figures stand in the snapshot while it is installed."""
+    shown = {"waiting": [{"labels": {}, "value": 3}]}
+    upstream.wrappers.figures = lambda: shown  # type: ignore[attr-defined]
     told = patch("told", LISTEN, figures="figures")
     install(told)
-    assert LEDGER.snapshot()["told"]["figures"] == shown[0]
+    assert LEDGER.snapshot()["told"]["figures"] == shown
     uninstall(told)
-    assert "figures" not in LEDGER.snapshot()["told"]
-    install(told)
-    shown.clear()
     assert "figures" not in LEDGER.snapshot()["told"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 from pydantic import Field
@@ -19,21 +18,6 @@ class _Values(Options):
 
 
 DRUM = patch("drum", counters=(Counter("beats", "beats"), Counter("rests", "rests")), options=_Values)
-
-
-def test_new_entry_is_off_with_zeroed_counters() -> None:
-    """A patch is off until something is said, and has all of its counters from the start."""
-    entry = Ledger().entry(DRUM)
-    assert (entry.state, entry.reason, entry.counters) == (State.OFF, "not asked for", {"beats": 0, "rests": 0})
-
-
-def test_entry_is_made_once() -> None:
-    """Declaration and name lead to one entry; an unknown name is an error."""
-    book = Ledger()
-    assert book.entry(DRUM) is book.entry(DRUM) is book.named("drum")
-    assert list(book) == [book.named("drum")]
-    with pytest.raises(KeyError):
-        book.named("flute")
 
 
 @pytest.mark.parametrize(
@@ -70,11 +54,7 @@ def test_only_a_change_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_listener_that_raises_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """Its exception is logged, the state is set, and the listeners after it are called."""
     book, heard = Ledger(), []
-
-    def breaks(*_: object) -> None:
-        raise OSError("disk")
-
-    book.listen(breaks)
+    book.listen(None)  # type: ignore[arg-type]
     book.listen(lambda *what: heard.append(what))
     book.set(DRUM, State.APPLIED, "yes")
     assert heard == [("drum", State.APPLIED, "yes")]
@@ -103,20 +83,13 @@ def test_snapshot_is_plain_and_detached() -> None:
     }
 
 
-def test_figures_that_raise_are_read_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_figures_that_raise_are_read_no_more(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The first error is logged; the patch has no figures from then on."""
     book = Ledger()
-    asked: list[int] = []
-
-    def figures() -> dict[str, Any]:
-        asked.append(1)
-        raise OSError("no")
-
-    book.entry(DRUM).figures = figures
+    monkeypatch.setattr(book.entry(DRUM), "figures", lambda: 1 / 0)
     for _ in range(2):
         assert "figures" not in book.snapshot()["drum"]
-    assert asked == [1]
-    assert "what drum has for /metrics cannot be read" in caplog.text
+    assert caplog.text.count("what drum has for /metrics cannot be read") == 1
 
 
 def test_runtime_sees_values_in_force(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +16,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from omni_fastpath import metrics, statefile
+from omni_fastpath import metrics, processid, statefile
 from omni_fastpath.declare import Counter, Metric, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger
 from omni_fastpath.metrics import Collector
-from tests.fakes.processes import ROOT
 from tests.fakes.upstream import patch
 
 EVERYWHERE = frozenset(Process)
@@ -35,11 +31,6 @@ DRUM = patch(
 SNAPSHOT = {"omni_fastpath": "0", "vllm": None, "vllm_omni": None, "source": None}
 
 Sample = dict[str, str]
-
-
-@pytest.fixture(autouse=True)
-def _runtime(tmp_path: Path) -> None:
-    (tmp_path / "runtime").mkdir(mode=0o700)
 
 
 @pytest.fixture
@@ -83,34 +74,17 @@ def values(samples: list[tuple[str, Sample, float]], name: str, label: str) -> d
     return {(labels["process"], labels[label]): value for each, labels, value in samples if each == name}
 
 
-RUN = """
-import json, subprocess, sys
-from omni_fastpath import statefile
-if sys.argv[1] != "{}":
-    statefile.write(json.loads(sys.argv[1]))
-below = [subprocess.Popen([sys.executable, "-c", sys.argv[2], each, *sys.argv[2:3]], stdin=subprocess.PIPE,
-         stdout=subprocess.PIPE) for each in sys.argv[3:]]
-for each in below:
-    each.stdout.readline()
-print(flush=True)
-sys.stdin.read()
-for each in below:
-    each.communicate()
-"""
+Tree = dict[int, tuple[list[int], dict[str, Any]]]
+"""State files by process, each with the processes above its own."""
 
 
-@contextmanager
-def process(snapshot: dict[str, Any] | None, *below: dict[str, Any]) -> Iterator[int]:
-    """A live process with a state file, or without one, and children of its own with theirs."""
-    arguments = [json.dumps(snapshot or {}), RUN, *(json.dumps(each) for each in below)]
-    child = subprocess.Popen(
-        [sys.executable, "-c", RUN, *arguments], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        yield child.pid
-        child.communicate()
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
+    """State files of made-up processes, to be filled in; this process's own parent is process 1."""
+    made: Tree = {os.getpid(): ([1], described("server", "MainProcess", state="off", counters={"beats": 1}))}
+    monkeypatch.setattr(statefile, "read_live", lambda: [{**each, "pid": pid} for pid, (_, each) in made.items()])
+    monkeypatch.setattr(processid, "ancestors", lambda pid: made[pid][0])
+    return made
 
 
 def described(
@@ -162,27 +136,24 @@ def test_counters_of_another_kind_of_process_are_not_shown(ledger: Ledger) -> No
     assert values(samples, "omni_fastpath_events_total", "event") == {("server", "beats"): 3}
 
 
-def test_this_process_is_the_ledgers_and_not_the_files(ledger: Ledger) -> None:
-    """Its own state file, which is seconds old, does not double it or age it."""
-    statefile.write(described("server", "MainProcess", state="off", counters={"beats": 1}))
-    assert states(collected(ledger)) == [("server", "", "", "drum", "applied")]
-    assert values(collected(ledger), "omni_fastpath_events_total", "event") == {("server", "beats"): 3}
-
-
 # The tree
 
 
-def test_a_scrape_shows_every_process_of_the_tree_once(ledger: Ledger) -> None:
-    """Engine processes by stage and replica, a worker by the stage of the process above it, with their own values."""
-    worker = described("worker", "VllmWorker-0", state="not_applicable")
-    first = engine(0, counters={"beats": 5, "loudest": 2})
-    second = engine(1, 1, state="superseded", counters={"beats": 6})
-    with process(first, worker), process(None, second, worker):
-        samples = collected(ledger)
+def test_a_scrape_shows_every_process_of_the_tree_once(ledger: Ledger, tree: Tree) -> None:
+    """Engine processes by stage and replica, a worker by the stage of the process above it, with their own values.
+
+    This process's own state file, which is seconds old, is not looked at.
+    """
+    me, worker = os.getpid(), described("worker", "VllmWorker-0", state="not_applicable")
+    tree[11] = [me, 1], engine(0, counters={"beats": 5, "loudest": 2})
+    tree[12] = [11, me, 1], worker
+    tree[21] = [20, me, 1], engine(1, 1, state="superseded", counters={"beats": 6})
+    tree[22] = [20, me, 1], worker  # no process above it says a stage
+    samples = collected(ledger)
     assert states(samples) == [
         ("StageEngineCoreProc_stage0_replica0", "0", "0", "drum", "applied"),
         ("StageEngineCoreProc_stage1_replica1", "1", "1", "drum", "superseded"),
-        ("VllmWorker-0", "", "", "drum", "not_applicable"),  # nobody above it knows its stage
+        ("VllmWorker-0", "", "", "drum", "not_applicable"),
         ("VllmWorker-0", "0", "0", "drum", "not_applicable"),
         ("server", "", "", "drum", "applied"),
     ]
@@ -195,25 +166,23 @@ def test_a_scrape_shows_every_process_of_the_tree_once(ledger: Ledger) -> None:
         ("server", "loudest"): 7,
         ("StageEngineCoreProc_stage0_replica0", "loudest"): 2,
     }
-    assert states(collected(ledger)) == [("server", "", "", "drum", "applied")]  # they have ended
 
 
-def test_processes_with_equal_labels_make_one_sample(ledger: Ledger) -> None:
+def test_processes_with_equal_labels_make_one_sample(ledger: Ledger, tree: Tree) -> None:
     """Counts are added and the greatest value counts: a sample that is there twice would spoil a whole scrape."""
-    twins = [described("worker", "DiffusionWorker-0", counters={"beats": n, "loudest": n}) for n in (4, 2)]
-    with process(twins[0]), process(twins[1]):
-        samples = collected(ledger)
+    for count in (4, 2):
+        twin = described("worker", "DiffusionWorker-0", counters={"beats": count, "loudest": count})
+        tree[count] = [os.getpid()], twin
+    samples = collected(ledger)
     assert values(samples, "omni_fastpath_events_total", "event")["DiffusionWorker-0", "beats"] == 6
     assert values(samples, "omni_fastpath_greatest", "value")["DiffusionWorker-0", "loudest"] == 4
     assert len({(name, tuple(labels.items())) for name, labels, _ in samples}) == len(samples)
 
 
-def test_another_servers_processes_are_not_shown(monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> None:
-    """Neither a server beside this one nor the one that this one was started from belongs to its tree."""
-    statefile.write(described("server", "MainProcess"))
-    with process(None) as this, process(engine(0)):
-        monkeypatch.setattr(os, "getpid", lambda: this)
-        assert states(collected(ledger)) == [("server", "", "", "drum", "applied")]
+def test_another_servers_processes_are_not_shown(ledger: Ledger, tree: Tree) -> None:
+    """Neither a server beside this one, with its stage, nor the one that this one was started from is of its tree."""
+    tree.update({1: ([], described("server", "MainProcess")), 31: ([1], engine(0))})
+    assert states(collected(ledger)) == [("server", "", "", "drum", "applied")]
 
 
 def test_a_child_of_a_script_is_a_server_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +210,7 @@ def rung(*counts: int, total: float, **labels: str) -> dict[str, Any]:
     return {"labels": labels, "counts": list(counts), "sum": total}
 
 
-def test_figures_of_every_process_are_shown() -> None:
+def test_figures_of_every_process_are_shown(tree: Tree) -> None:
     """With the labels of the process, unless a sample says whose it is; of equal labels they are added."""
     ledger = Ledger()
     ledger.set(CYMBAL, State.APPLIED, "yes")
@@ -254,8 +223,9 @@ def test_figures_of_every_process_are_shown() -> None:
         "omni_fastpath_unknown": [rung(1, 2, total=9.0)],
     }
     hanging = {"omni_fastpath_hanging": [{"labels": {}, "value": 4}]}
-    with process({**engine(1), "patches": {"cymbal": {"state": "applied", "figures": hanging}}}):
-        samples = [each for each in collected(ledger) if each[0].startswith(("omni_fastpath_ring", "omni_fastpath_ha"))]
+    cymbal = {"state": "applied", "counters": {}, "figures": hanging}
+    tree[11] = [os.getpid()], {**engine(1), "patches": {"cymbal": cymbal}}
+    samples = [each for each in collected(ledger) if each[0].startswith(("omni_fastpath_ring", "omni_fastpath_ha"))]
     whose = {"process": "server", "stage": "2", "replica": "1", "where": "hall"}
     assert samples == [
         *(
@@ -303,48 +273,10 @@ def test_a_ledger_that_fails_costs_only_our_own_samples(
 # How it joins
 
 
-@pytest.fixture
-def stock_collect(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Prometheus's own method, put back afterwards."""
-    raw = vars(MultiProcessCollector)["collect"]
-    monkeypatch.setattr(MultiProcessCollector, "collect", raw)
-    return raw
-
-
-def _exported(monkeypatch: pytest.MonkeyPatch) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    monkeypatch.setattr("prometheus_client.REGISTRY", registry)
-    monkeypatch.setattr(LEDGER, "_entries", {})
-    LEDGER.set(DRUM, State.APPLIED, "yes")
-    metrics.export(Process.SERVER)
-    return registry
-
-
-@pytest.mark.usefixtures("stock_collect")
-def test_the_collector_joins_every_registry_of_multiprocess_mode(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A registry that upstream makes for a scrape has ours once, however often they were exported, and its own too."""
-    folder = tmp_path / "prometheus"
-    folder.mkdir()
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(folder))
-    theirs = "from prometheus_client import Counter; Counter('theirs', 'theirs').inc(3)"
-    subprocess.run([sys.executable, "-c", theirs], check=True)
-    default = _exported(monkeypatch)
-    metrics.export(Process.SERVER)
-    assert scrape(default) == []
-    for _ in range(2):
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call] # as upstream calls it
-        assert states(scrape(registry)) == [("server", "", "", "drum", "applied")]
-        assert "theirs_total 3.0" in generate_latest(registry).decode()
-
-
 @pytest.mark.upstream
-@pytest.mark.usefixtures("stock_collect")
 @pytest.mark.parametrize("several", [False, True])
 def test_upstreams_endpoint_shows_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, several: bool) -> None:
-    """On the route as vLLM makes it, though it was made before the patches were installed."""
+    """Once, on the route as vLLM makes it before patches are installed, beside what upstream's own processes count."""
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
     from vllm.entrypoints.serve.instrumentator.metrics import attach_router
@@ -352,16 +284,21 @@ def test_upstreams_endpoint_shows_ours(monkeypatch: pytest.MonkeyPatch, tmp_path
     registry = CollectorRegistry()
     monkeypatch.setattr("prometheus_client.REGISTRY", registry)
     monkeypatch.setattr("vllm.v1.metrics.prometheus.REGISTRY", registry)
+    monkeypatch.setattr(MultiProcessCollector, "collect", vars(MultiProcessCollector)["collect"])  # put back afterwards
+    theirs = "from prometheus_client import Counter; Counter('theirs', 'theirs').inc(3)"
     if several:
         monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+        subprocess.run([sys.executable, "-c", theirs], check=True)
     app = FastAPI()
     attach_router(app)
     client = TestClient(app)
     assert "omni_fastpath" not in client.get("/metrics").text
     monkeypatch.setattr(LEDGER, "_entries", {})
     LEDGER.set(DRUM, State.APPLIED, "yes")
-    metrics.export(Process.SERVER)
+    for _ in range(1 + several):
+        metrics.export(Process.SERVER)
     answer = client.get("/metrics")
     assert answer.status_code == 200
+    assert ("theirs_total 3.0" in answer.text) is several
     line = 'omni_fastpath_patch_state{patch="drum",process="server",replica="",stage="",state="applied"} 1.0'
     assert answer.text.splitlines().count(line) == 1

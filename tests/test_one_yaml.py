@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 
 from omni_fastpath.declare import Options, Process
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.variables import HANDOFF
 from tests.fakes.processes import isolated
-from tests.fakes.registration import asked, engine, ours, read, register, spawned, state_files, yaml
+from tests.fakes.registration import NOTHING, asked, declared, engine, ours, read, register, spawned, state_files, yaml
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -28,11 +30,7 @@ BLOCK: dict[str, Any] = {
         "floor": 0.05,
     },
     "final_output_wakeup": True,
-    "save_queue_cap": {
-        "max_bytes": "128MiB",
-        "max_tasks": 4096,
-        "max_hold_s": 2.0,
-    },
+    "save_queue_cap": {"max_bytes": "128MiB", "max_tasks": 4096, "max_hold_s": 2.0},
     "forward_gate": True,
     "lean_front_end": {"summary": "line"},
     "lean_processing": True,
@@ -55,70 +53,53 @@ def test_the_yaml_says_all_that_can_be_said() -> None:
     assert BLOCK.keys() == {patch.name for patch in PATCHES}
 
 
-def declared(kind: Process) -> dict[str, str]:
-    """What each patch's row says of it on the installed release, in a process of that kind."""
-    from omni_fastpath.install import state_here
-
-    return {patch.name: state_here(patch).value if kind in patch.processes else "not_applicable" for patch in PATCHES}
-
-
 @isolated("cold")
 def test_it_starts_on_this_release(tmp_path: Path) -> None:
     """Server and stage: each patch is what its row says, under ``fail`` too."""
     register()
     engine(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
-    assert asked() == declared(Process.SERVER)
+    assert asked() == declared("server", every=True)
     seen, _, _ = spawned()
-    assert seen == declared(Process.STAGE)
-
-
-def installed_is(folder: Path, release: str) -> None:
-    """Have this process find a vLLM-Omni of that release, whose code is that of the installed one."""
-    metadata = folder / "another" / f"vllm_omni-{release.partition('+')[0]}.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm-omni\nVersion: {release}\n")
-    sys.path.insert(0, str(metadata.parent))
+    assert seen == declared("stage", every=True)
 
 
 @isolated("cold")
-def test_it_starts_as_stock_on_an_untested_release(tmp_path: Path) -> None:
-    """Every patch is unsupported and names the release that was found."""
-    installed_is(tmp_path, "0.31.0")
-    register()
-    engine(yaml(tmp_path, fastpath=BLOCK))
-    assert asked() == {
-        patch.name: "unsupported" if Process.SERVER in patch.processes else "not_applicable" for patch in PATCHES
-    }
-    [shown] = state_files()
-    for patch in PATCHES:
-        if Process.SERVER in patch.processes:
-            assert shown["patches"][patch.name]["reason"].startswith("vllm-omni 0.31.0 is ")
-    assert ours() == {"resolve_deploy_yaml"}
-
-
-@isolated("cold")
-def test_fail_alone_refuses_it_there(tmp_path: Path) -> None:
-    """Under ``on_unsupported: fail``, with the patch, the release that was found and those that were read."""
+def test_an_untested_release(tmp_path: Path) -> None:
+    """Every patch is unsupported and names the release that was found; ``on_unsupported: fail`` alone refuses it."""
     from omni_fastpath.install import RefusedError
 
-    installed_is(tmp_path, "0.31.0")
+    metadata = tmp_path / "another" / "vllm_omni-0.31.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-omni\nVersion: 0.31.0\n")
+    sys.path.insert(0, str(metadata.parent))
     register()
+    engine(yaml(tmp_path, fastpath=BLOCK))
+    [shown] = state_files()
+    for patch in PATCHES:
+        found = shown["patches"][patch.name]
+        if Process.SERVER in patch.processes:
+            assert found["state"] == "unsupported"
+            assert found["reason"].startswith("vllm-omni 0.31.0 is ")
+        else:
+            assert found["state"] == "not_applicable"
     with pytest.raises(RefusedError) as refused:
         engine(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
-    told = "vllm-omni 0.31.0 is not among the tested releases: "
-    for patch in PATCHES:
-        assert f"{patch.name} is unsupported: " in str(refused.value)
-    assert str(refused.value).count(told) == len(PATCHES)
-    assert ours() == {"resolve_deploy_yaml"}
+    assert str(refused.value).count("vllm-omni 0.31.0 is not among the tested releases: ") == len(PATCHES)
+    assert all(f"{patch.name} is unsupported: " in str(refused.value) for patch in PATCHES)
+    assert ours() == NOTHING
 
 
 @isolated("cold")
-def test_a_bad_value_is_refused_before_the_stages_are_spawned(tmp_path: Path) -> None:
-    """On each release the reading refuses it, and so does the engine's start, whose own reading is swallowed."""
+def test_a_bad_block_is_refused_before_the_stages_are_spawned(tmp_path: Path) -> None:
+    """At the reading and, where upstream swallows that, before the spawn; no other engine, and not the mended file."""
     from omni_fastpath.config import ConfigError
 
     register()
     bad = yaml(tmp_path, fastpath={**BLOCK, "budgeted_drain": {"max_itmes": 8}})
     for start in (read, engine):
-        with pytest.raises(ConfigError, match="max_itmes"):
+        with pytest.raises(ConfigError, match=r"fastpath\.budgeted_drain\.max_itmes in .*max_items"):
             start(bad)
+    assert (ours(), HANDOFF in os.environ) == (NOTHING, False)
+    assert engine(None) == engine(yaml(tmp_path, "plain.yaml")) == []
+    engine(yaml(tmp_path, fastpath=BLOCK))
+    assert asked() == declared("server", every=True)

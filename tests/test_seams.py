@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import pytest
 from wrapt import FunctionWrapper
 
 from omni_fastpath.declare import Add, Call, Function, Pin, Seam
-from omni_fastpath.seams import MARK, SeamMovedError, find, fingerprint, verify
+from omni_fastpath.seams import MARK, SeamMovedError, fingerprint, verify
 from tests.fakes.upstream import ADDED, CHECK, EVENTS, LISTEN, MAKE, MODULE, RUN, Upstream, passes, upstream
 
 __all__ = ["upstream"]
@@ -31,24 +30,14 @@ def test_what_is_as_declared_passes(upstream: Upstream, seam: Seam) -> None:
     ("seam", "message"),
     [
         (Call("made_up_missing", "Loop.run", ()), "the module cannot be imported"),
-        (Call(f"{MODULE}.inner", "Loop.run", ()), "the module cannot be imported"),
         (Call(MODULE, "Gone.run", ()), "has no 'Gone'"),
-        (Call(MODULE, "Loop.Inner.run", ()), "has no 'Inner'"),
         (Call(MODULE, "Loop.constant.run", ()), "itself has no 'run'"),
-        (Call(MODULE, "nothing.inner.run", ()), "has no 'inner'"),
         (Call(MODULE, "Loop.gone", ()), "itself has no 'gone'"),
         (Call(MODULE, "Loop.inherited", ("self",)), "itself has no 'inherited'"),
         (Call(MODULE, "Loop.constant", ()), "is a int, expected a function"),
-        (Call(MODULE, "Base", ()), "is a type, expected a function"),
-        (Call(MODULE, "nothing", ()), "is a NoneType, expected a function"),
         (Call(MODULE, "Loop.make", ("cls", "size")), "is a classmethod, expected a function"),
-        (Call(MODULE, "Loop.check", ("value",)), "is a staticmethod, expected a function"),
         (Call(MODULE, "Loop.run", ("self", "rounds"), descriptor="staticmethod"), "is a function, expected a static"),
-        (
-            Call(MODULE, "Loop.run", ("self", "turns")),
-            r"parameters are \('self', 'rounds'\), expected \('self', 'turns'",
-        ),
-        (Call(MODULE, "Loop.run", ("self",)), "its parameters are"),
+        (Call(MODULE, "Loop.run", ("self",)), r"its parameters are \('self', 'rounds'\), expected \('self',\)"),
         (Call(MODULE, "listen", ("backlog", "port")), "its parameters are"),
         (Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)), "its body moved"),
     ],
@@ -58,12 +47,6 @@ def test_what_moved_is_refused(upstream: Upstream, seam: Seam, message: str) -> 
     with pytest.raises(SeamMovedError, match=message) as caught:
         verify(seam)
     assert str(caught.value).startswith(f"{seam.path}: ")
-
-
-def test_any_accepted_fingerprint_will_do(upstream: Upstream) -> None:
-    """A seam may name the bodies of several releases."""
-    found = fingerprint(upstream.module.Loop.run)
-    verify(Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef", found)))
 
 
 def test_added_slot_needs_its_owner_only(upstream: Upstream) -> None:
@@ -84,9 +67,6 @@ def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstre
     setattr(wrapper, MARK, "another")
     slot.write(wrapper)
     assert verify(pinned).holds(wrapper)
-    slot.write(FunctionWrapper(wrapper, passes))
-    with pytest.raises(SeamMovedError, match="somebody else's wrapper"):
-        verify(pinned)
 
 
 def test_body_without_source_cannot_be_pinned(upstream: Upstream) -> None:
@@ -96,42 +76,3 @@ def test_body_without_source_cannot_be_pinned(upstream: Upstream) -> None:
     verify(RUN)
     with pytest.raises(SeamMovedError, match="its source cannot be read"):
         verify(Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)))
-
-
-# ---- Putting back ----
-
-
-@pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
-def test_restored_slot_holds_the_raw_object(upstream: Upstream, seam: Seam) -> None:
-    """Writing and restoring leaves every owner's dictionary as it was, object by object."""
-    before = upstream.slots()
-    slot = find(seam)
-    raw, ours = slot.raw(), FunctionWrapper(slot.raw(), passes)
-    slot.write(ours)
-    assert slot.holds(ours)
-    slot.write(raw)
-    after = upstream.slots()
-    assert {owner: list(held) for owner, held in after.items()} == {owner: list(held) for owner, held in before.items()}
-    assert all(after[owner][name] is value for owner, held in before.items() for name, value in held.items())
-
-
-@pytest.mark.parametrize("name", ["inherited", "added"])
-def test_slot_that_was_not_there_is_deleted(upstream: Upstream, name: str) -> None:
-    """Restoring over an inherited or an absent attribute deletes ours instead of writing what it was inherited as."""
-    slot = find(Call(MODULE, f"Loop.{name}", ("self",)))
-    raw = slot.raw()
-    assert not slot.present
-    slot.write(passes)
-    slot.write(raw)
-    assert name not in vars(upstream.module.Loop)
-    assert hasattr(upstream.module.Loop, name) == (name == "inherited")
-
-
-def test_classmethod_still_binds_after_the_undo(upstream: Upstream) -> None:
-    """A restored classmethod binds to the subclass that calls it, as a bound method put back would not."""
-    slot = find(MAKE)
-    raw, ours = slot.raw(), FunctionWrapper(slot.raw(), passes)
-    slot.write(ours)
-    slot.write(raw)
-    derived: Any = type("Derived", (upstream.module.Loop,), {})
-    assert derived.make(3) == (derived, 3)

@@ -31,10 +31,7 @@ SNAPSHOT: dict[str, Any] = {
             "origin": "OMNI_FASTPATH_DRUM=1",
             "options": {"count": 3},
             "counters": {"beats": 5},
-            "figures": {
-                "omni_fastpath_ring_seconds": [{"labels": {"stage": "2"}, "counts": [1, 0], "sum": 0.5}],
-                "omni_fastpath_hanging": [{"labels": {}, "value": 3.0}],
-            },
+            "figures": {"omni_fastpath_ring_seconds": [{"labels": {"stage": "2"}, "counts": [1, 0], "sum": 0.5}]},
         }
     },
 }

@@ -13,7 +13,6 @@ import functools
 import gc
 import importlib
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any, Literal, NoReturn, ParamSpec
 
@@ -60,7 +60,7 @@ def isolated(state: State, *argv: str) -> Callable[[Callable[P, None]], Callable
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             assert not args
-            _call(_address(state), (test.__module__, test.__qualname__, dict(kwargs), dict(os.environ), argv))
+            _call(_address(state), test.__module__, test.__qualname__, kwargs, dict(os.environ), argv)
 
         return run
 
@@ -81,40 +81,36 @@ def _folder() -> Path:
 def _address(state: State) -> str:
     address = str(_folder() / state)
     if state == "cold":
-        command = [sys.executable, __file__, address, *COLD]
+        command = [sys.executable, "-u", __file__, address, *COLD]
         environment = {name: value for name, value in os.environ.items() if "OMNI_FASTPATH" not in name}
         process = subprocess.Popen(command, env={**environment, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
         atexit.register(process.wait)
         atexit.register(process.kill)
     else:
         with _connect(_address("cold")) as connection:
-            connection.sendall(pickle.dumps((address, WARM)))
+            connection.send((address, WARM))
     return address
 
 
-def _connect(address: str) -> socket.socket:
+def _connect(address: str) -> Any:
     deadline = time.monotonic() + TIMEOUT_S
     while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            connection.connect(address)
+            return Client(address)
         except OSError:
-            connection.close()
             assert time.monotonic() < deadline, f"no process answers at {address}"
             time.sleep(0.02)
-        else:
-            connection.settimeout(TIMEOUT_S)
-            return connection
 
 
-def _call(address: str, request: tuple[Any, ...]) -> None:
-    with tempfile.TemporaryFile(dir=_folder()) as output, _connect(address) as connection:
-        socket.send_fds(connection, [pickle.dumps(request)], [output.fileno()])
-        answer = b""
-        while received := connection.recv(100):  # its end is the process's end
-            answer += received
-        output.seek(0)
-        assert answer == b"passed", output.read().decode(errors="replace")
+def _call(address: str, *request: Any) -> None:
+    with tempfile.NamedTemporaryFile(dir=_folder()) as output, _connect(address) as connection:
+        connection.send((output.name, *request))
+        try:
+            passed = connection.poll(TIMEOUT_S) and connection.recv()
+        except EOFError:
+            passed = False
+        assert passed, output.read().decode(errors="replace")
+        assert connection.poll(TIMEOUT_S), "the process does not end"  # its end is the connection's
 
 
 # ---- The process's side ----
@@ -125,33 +121,33 @@ def serve(address: str, modules: tuple[str, ...]) -> NoReturn:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for name in modules:
         importlib.import_module(name)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()
     gc.freeze()  # a collection in a child would copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        connection, _ = listener.accept()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        accepted, _ = listener.accept()
         if os.fork() == 0:
             break
-        connection.close()
+        accepted.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     listener.close()
-    _answer(connection)
-
-
-def _answer(connection: socket.socket) -> NoReturn:
-    message, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 1)
-    request = pickle.loads(message)  # noqa: S301 - from our own parent
-    if not descriptors:
+    connection = Connection(accepted.detach())
+    request = connection.recv()
+    if len(request) == 2:
         connection.close()
         serve(*request)
+    _run(connection, *request)
+
+
+def _run(
+    connection: Any, output: str, module: str, name: str, kwargs: Any, environment: dict[str, str], argv: Any
+) -> NoReturn:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for target in (1, 2):
-        os.dup2(descriptors[0], target)
-    module, name, kwargs, environment, argv = request
+    with Path(output).open("wb") as file:
+        for target in (1, 2):
+            os.dup2(file.fileno(), target)
     for variable in [each for each in os.environ if "OMNI_FASTPATH" in each]:
         del os.environ[variable]
     os.environ.update(environment)
@@ -160,14 +156,12 @@ def _answer(connection: socket.socket) -> NoReturn:
         getattr(importlib.import_module(module), name).__wrapped__(**kwargs)
     except BaseException:
         traceback.print_exc()
-        connection.sendall(b"failed")
+        connection.send(False)
     else:
-        connection.sendall(b"passed")
+        connection.send(True)
     # What a process does at its end, without seconds of taking thousands of modules apart.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(0)
 
 

@@ -9,14 +9,20 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-READER = ("vllm_omni.config.stage_config", "resolve_deploy_yaml")
-GATE = ("vllm_omni.engine.stage_runtime", "StageRuntime._build_logical_stage_init_plans")
-HEADLESS_GATE = ("vllm_omni.engine.stage_engine_startup", "get_headless_replica_devices")
+from omni_fastpath.deploy_gate import HEADLESS, PLANS, READER
+
+Key = tuple[str, str]
+"""A slot: its module, and its path in it."""
+
 ALL_ON: dict[str, Any] = {
     "fastpath": {"nonblocking_dequeue": True, "budgeted_drain": True, "final_output_wakeup": True}
 }
+ON = dict.fromkeys(ALL_ON["fastpath"], "applied")
+NOTHING = {READER}
+"""The slots that hold ours where no patch is installed, of those that ``ours`` looks at."""
 
 
 def yaml(folder: Path, name: str = "deploy.yaml", **content: Any) -> Path:
@@ -26,45 +32,60 @@ def yaml(folder: Path, name: str = "deploy.yaml", **content: Any) -> Path:
     return file
 
 
-def holder(module: str, path: str) -> tuple[Any, str]:
-    """The object that owns a slot, and the slot's name."""
-    owner: Any = importlib.import_module(module)
-    *parents, name = path.split(".")
+# ---- Slots ----
+
+
+def holder(key: Key) -> tuple[Any, str]:
+    """The object that owns a slot, and the slot's name; found without the code under test."""
+    owner: Any = importlib.import_module(key[0])
+    *parents, name = key[1].split(".")
     for parent in parents:
         owner = vars(owner)[parent]
     return owner, name
 
 
-def raw(module: str, path: str) -> Any:
+def raw(key: Key) -> Any:
     """A raw slot; None when it is absent."""
-    owner, name = holder(module, path)
+    owner, name = holder(key)
     return vars(owner).get(name)
 
 
 def is_ours(value: Any) -> bool:
     """Whether a slot holds something of ours."""
-    return type(value).__name__ == "FunctionWrapper" or getattr(value, "__module__", "").startswith("omni_fastpath")
+    module = str(getattr(value, "__module__", ""))
+    return type(value).__name__ == "FunctionWrapper" or module.startswith("omni_fastpath")
 
 
-def ours() -> set[str]:
+def ours() -> set[Key]:
     """Every slot of a patch, and the reader's, that holds something of ours."""
     from omni_fastpath.install import seams_here
     from omni_fastpath.patches import PATCHES
 
-    keys = {READER}
-    for patch in PATCHES:
-        keys |= {(s.module, s.qualname) for s in seams_here(patch)}
-    return {path for module, path in keys if is_ours(raw(module, path))}
+    seams = [seam for patch in PATCHES for seam in seams_here(patch)]
+    return {key for key in ({READER} | {(seam.module, seam.qualname) for seam in seams}) if is_ours(raw(key))}
 
 
-DRAIN = {
-    "OrchestratorBase._orchestration_loop",
-    "OrchestratorBase._orchestration_loop_event_driven",
-    "StagePool.add_client",
-}
-DEQUEUE = {"AsyncMPClient.get_output_nowait"}
-WAKEUP = {"OmniEngineBase.try_get_output_async", "OmniEngineBase.get_output_blocking_async"}
-EVERYTHING = DRAIN | DEQUEUE | WAKEUP
+def written(*names: str) -> set[Key]:
+    """The slots that hold something of ours in a server when these patches are applied."""
+    from omni_fastpath.declare import Add, Fit, Process, Replace, Wrap
+    from omni_fastpath.install import row_here
+    from omni_fastpath.patches import PATCHES
+
+    rows = [row_here(patch) for patch in PATCHES if patch.name in names]
+    seams = [seam for row in rows if isinstance(row, Fit) for seam in row.seams_in(Process.SERVER)]
+    return {(seam.module, seam.qualname) for seam in seams if isinstance(seam, (Wrap, Replace, Add))}
+
+
+def take_off() -> None:
+    """Undo every patch, the last one first."""
+    from omni_fastpath.install import uninstall
+    from omni_fastpath.patches import PATCHES
+
+    for patch in reversed(PATCHES):
+        uninstall(patch)
+
+
+# ---- States ----
 
 
 def states() -> dict[str, str]:
@@ -79,17 +100,17 @@ def asked(found: dict[str, str] | None = None) -> dict[str, str]:
     return {name: state for name, state in (states() if found is None else found).items() if state != "off"}
 
 
-def default_set(kind: str) -> dict[str, str]:
-    """The states of the default set in a process of that kind, on the installed release."""
+def declared(process: str, *, every: bool = False) -> dict[str, str]:
+    """What the rows of the default set, or of every patch, say on the installed release in a process of that kind."""
+    from omni_fastpath.declare import Process
     from omni_fastpath.install import state_here
     from omni_fastpath.patches import PATCHES
 
-    found: dict[str, str] = {}
-    for patch in PATCHES:
-        if patch.default_on:
-            state = state_here(patch).value
-            found[patch.name] = state if kind in {each.value for each in patch.processes} else "not_applicable"
-    return found
+    return {
+        patch.name: state_here(patch).value if Process(process) in patch.processes else "not_applicable"
+        for patch in PATCHES
+        if every or patch.default_on
+    }
 
 
 def state_files() -> list[dict[str, Any]]:
@@ -97,6 +118,9 @@ def state_files() -> list[dict[str, Any]]:
     from omni_fastpath import statefile
 
     return statefile.read_live()
+
+
+# ---- What a server does ----
 
 
 def register() -> None:
@@ -124,21 +148,16 @@ def log() -> list[str]:
 
 def engine(file: Path | None) -> Any:
     """Plan an engine's stages as upstream does before it spawns them: it reads the YAML again, and drops exceptions."""
-    kind = importlib.import_module(GATE[0]).StageRuntime
+    kind = importlib.import_module(PLANS[0]).StageRuntime
     runtime = kind.__new__(kind)
     runtime._stage_configs, runtime._model, runtime._config_path = [], "model", str(file) if file else None
     return runtime._prepare_stage_plans()
 
 
-class _NoDevices:
-    runtime_config = None
-    runtime: Any = None
-    stage_id = 0
-
-
 def headless() -> Any:
     """What a headless server calls before it spawns its stages."""
-    return importlib.import_module(HEADLESS_GATE[0]).get_headless_replica_devices(_NoDevices(), 0, 1)
+    no_devices = SimpleNamespace(runtime_config=None, runtime=None, stage_id=0)
+    return importlib.import_module(HEADLESS[0]).get_headless_replica_devices(no_devices, 0, 1)
 
 
 STAGE = "StageEngineCoreProc_stage0_replica0"
