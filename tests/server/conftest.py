@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import omni_simulated_device
-from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
+from tests.fakes.registration import declared
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
 
@@ -49,11 +49,7 @@ def server(models: Callable[[str], Path]) -> Callable[..., Any]:
 
 def as_declared(*, every: bool = False) -> dict[str, str]:
     """The patches' states in the API server's process, by their declarations: the default set is on, or every patch."""
-    found: dict[str, str] = {}
-    for patch in PATCHES:
-        here = State.APPLIED if Process.SERVER in patch.processes else State.NOT_APPLICABLE
-        found[patch.name] = (here if every or patch.default_on else State.OFF).value
-    return found
+    return {**{patch.name: "off" for patch in PATCHES}, **declared("server", every=every)}
 
 
 def states(server: Any, role: str = "server") -> dict[str, dict[str, Any]]:

@@ -1,14 +1,13 @@
-"""Real servers in other modes: Qwen3-TTS event-driven, and a bad block."""
+"""Real servers in another mode: Qwen3-TTS, event-driven."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.conftest import DEPLOY, as_declared, states
+from tests.server.conftest import as_declared, states
 
 pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
 
@@ -32,21 +31,3 @@ def test_tts_answers_alike_on_the_event_driven_loop(server: Callable[..., Any]) 
     assert differences(captures[1], captures[0]) == []
     assert {name: entry["state"] for name, entry in found.items()} == as_declared()
     assert found["budgeted_drain"]["counters"]["items"] > 0
-
-
-def test_a_bad_block_refuses_the_start_before_a_stage(server: Callable[..., Any], tmp_path: Path) -> None:
-    """The server ends with an error that names key, finding, choices and nearest spelling; no stage was spawned."""
-    from benchmarks.rigs.server import ServerError
-
-    path = tmp_path / "bad.yaml"
-    path.write_text(
-        f"base_config: {DEPLOY / 'qwen3_omni.yaml'}\n"
-        "fastpath:\n  nonblocking_dequeue: true\n  budgeted_drain: {max_itmes: 4}\n"
-    )
-    running = server("qwen3_omni", path)
-    with pytest.raises(ServerError), running:
-        pass
-    log = running.log_path.read_text()
-    assert "fastpath.budgeted_drain.max_itmes" in log
-    assert "did you mean 'max_items'" in log
-    assert "StageEngineCoreProc" not in log

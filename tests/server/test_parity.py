@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import re
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -23,26 +23,28 @@ from tests.server.conftest import all_states, as_declared, states
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 
-@dataclasses.dataclass
+MODALITIES = (("text", "audio"), ("text", "audio"), ("audio",), ("text",))
+
+
 class Observed:
-    """What one arm's server showed."""
+    """What one arm's server showed; the last three with fastpath alone."""
 
     mixed: list[Any]
     aborted: list[Any]
     bad: list[Any]
     metrics: dict[str, float]
+    shown: set[tuple[str, str, str, str]]
     summaries: list[str]
     killed: list[Any]
     after_kill: list[Any]
     states: dict[str, Any]
     stage_states: list[dict[str, Any]]
-    shown: set[tuple[str, str, str, str]]
     idle_switches_per_s: dict[str, float]
+    shutdown: Any
     pid: int
     status: dict[str, Any]
     healthy: dict[str, Any]
     edited: dict[str, Any]
-    shutdown: Any
 
 
 def _mixed() -> list[Any]:
@@ -50,15 +52,8 @@ def _mixed() -> list[Any]:
 
     requests = []
     for n in range(24):
-        modalities = [("text", "audio"), ("text", "audio"), ("audio",), ("text",)][n % 4]
-        requests.append(
-            chat_request(
-                f"Question number {n}: " + "why " * (n % 7),
-                modalities=modalities,
-                max_tokens=5 + 3 * (n % 9),
-                stream=n % 5 != 4,
-            )
-        )
+        text, modalities = f"Question number {n}: " + "why " * (n % 7), MODALITIES[n % 4]
+        requests.append(chat_request(text, modalities=modalities, max_tokens=5 + 3 * (n % 9), stream=n % 5 != 4))
     return requests
 
 
@@ -92,15 +87,11 @@ _TIMED = ("audio_continuity",)
 _BATCHING = ("iteration_tokens", "inter_token_latency", "num_preemptions", "prefix_cache", "mm_cache", "engine_steps")
 
 
-def _counts(server: Any) -> dict[str, float]:
-    """The server's counters that say how many, without those that say in how many batches."""
-    text = urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode()  # noqa: S310
-    found = {}
-    for line in text.splitlines():
-        match = _COUNTED.match(line)
-        if match and not any(word in match[1] for word in _BATCHING + _RACES + _TIMED):
-            found[match[1] + (match[2] or "")] = float(match[3])
-    return found
+def _counts(scrape: list[str]) -> dict[str, float]:
+    """The counters that say how many, without those that say in how many batches."""
+    matches = [match for match in map(_COUNTED.match, scrape) if match]
+    left_out = _BATCHING + _RACES + _TIMED
+    return {m[1] + (m[2] or ""): float(m[3]) for m in matches if not any(word in m[1] for word in left_out)}
 
 
 _STATE = re.compile(
@@ -108,11 +99,9 @@ _STATE = re.compile(
 )
 
 
-def _shown(server: Any) -> set[tuple[str, str, str, str]]:
-    """Patch, process, stage and state of what one scrape shows."""
-    text = urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode()  # noqa: S310
-    found = [match for match in map(_STATE.match, text.splitlines()) if match]
-    return {(match[1], match[2], match[3], match[4]) for match in found}
+def _shown(scrape: list[str]) -> set[tuple[str, str, str, str]]:
+    """Patch, process, stage and state of what a scrape shows."""
+    return {(match[1], match[2], match[3], match[4]) for match in map(_STATE.match, scrape) if match}
 
 
 def _pid(server: Any, role: str) -> int:
@@ -171,51 +160,35 @@ def _edited(deploy: Path) -> dict[str, Any]:
 def _observe(server: Any, overlay: Path | None = None) -> Observed:
     from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
 
-    status, healthy, edited = {}, {}, {}
+    seen = Observed()
     with server:
-        pid = _pid(server, "api")
-        mixed = run_closed_loop(server.url, _mixed(), 8)
-        bad = run_closed_loop(server.url, _bad(), 1)
+        seen.pid = _pid(server, "api")
+        seen.mixed = run_closed_loop(server.url, _mixed(), 8)
+        seen.bad = run_closed_loop(server.url, _bad(), 1)
         time.sleep(3)  # state files are refreshed every two seconds, metrics by the last cleanup
-        summaries = _SUMMARY.findall(server.log_text())
-        metrics = _counts(server)  # before the aborts: how far an aborted request came is a matter of time
-        aborted = run_closed_loop(server.url, _aborted(), 2)
-        idle = _idle_switches(server)
-        found, stage_states = states(server), all_states(server, "stage")
-        shown = _shown(server)
+        seen.summaries = _SUMMARY.findall(server.log_text())
+        # Before the aborts: how far an aborted request came is a matter of time.
+        scrape = urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode().splitlines()  # noqa: S310
+        seen.metrics, seen.shown = _counts(scrape), _shown(scrape)
+        seen.aborted = run_closed_loop(server.url, _aborted(), 2)
+        seen.idle_switches_per_s = _idle_switches(server)
+        seen.states, seen.stage_states = states(server), all_states(server, "stage")
         if overlay is not None:
-            status, healthy, edited = _command("status"), _command("doctor", "--no-verify"), _edited(overlay)
+            seen.status, seen.healthy = _command("status"), _command("doctor", "--no-verify")
+            seen.edited = _edited(overlay)
         # A code2wav process dies under three long requests; new ones find no replica.
         victim = _pid(server, "stage2_replica0")
         requests = [chat_request(f"Doomed {n}", max_tokens=400, ignore_eos=True) for n in range(3)]
-        killed = _kill_during(server, requests, victim)
-        after_kill = run_closed_loop(server.url, [chat_request("Too late", max_tokens=5)], 1)
-    return Observed(
-        mixed,
-        aborted,
-        bad,
-        metrics,
-        summaries,
-        killed,
-        after_kill,
-        found,
-        stage_states,
-        shown,
-        idle,
-        pid,
-        status,
-        healthy,
-        edited,
-        server.shutdown,
-    )
+        seen.killed = _kill_during(server, requests, victim)
+        seen.after_kill = run_closed_loop(server.url, [chat_request("Too late", max_tokens=5)], 1)
+    seen.shutdown = server.shutdown
+    return seen
 
 
 def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
-    import threading
-
     from omni_fastpath.tools.ab.capture import run_closed_loop
 
-    timer = threading.Timer(1.5, lambda: psutil.Process(pid).kill())
+    timer = threading.Timer(1.5, psutil.Process(pid).kill)
     timer.start()
     try:
         return run_closed_loop(server.url, requests, len(requests))
@@ -272,13 +245,11 @@ def test_the_arms_are_what_they_say(arms: tuple[Observed, Observed]) -> None:
     stock, fast = arms
     assert {entry["state"] for entry in stock.states.values()} == {"off"}
     assert {name: entry["state"] for name, entry in fast.states.items()} == as_declared(every=True)
-    assert fast.states["budgeted_drain"]["counters"]["items"] > 500
-    assert fast.states["final_output_wakeup"]["counters"]["woken"] > 50
-    assert fast.states["lean_front_end"]["counters"]["files"] > 50
-    assert fast.states["lean_processing"]["counters"]["not_built"] > 50
-    assert fast.states["lean_front_end"]["counters"]["events"] > 50
-    assert fast.states["lean_processing"]["counters"]["messages"] > 500
-    assert fast.states["queue_metrics"]["counters"]["observed"] > 500
+    engaged = {name: patch["counters"] for name, patch in fast.states.items()}
+    assert min(engaged["budgeted_drain"]["items"], engaged["queue_metrics"]["observed"]) > 500
+    assert engaged["lean_processing"]["messages"] > 500
+    assert min(engaged["final_output_wakeup"]["woken"], engaged["lean_processing"]["not_built"]) > 50
+    assert min(engaged["lean_front_end"]["files"], engaged["lean_front_end"]["events"]) > 50
     found = [{name: patch["state"] for name, patch in each.items()} for each in fast.stage_states]
     for patch in ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"):
         assert {each[patch] for each in found} == {"not_applicable"}
@@ -336,8 +307,10 @@ def test_the_end_comes_last_and_once(arms: tuple[Observed, Observed]) -> None:
                 assert kinds[-1] == "done"
 
 
-def _is_prefix(shorter: bytes, longer: bytes) -> bool:
-    return longer.startswith(shorter)
+def _assert_one_begins_as_the_other(left: Any, right: Any) -> None:
+    """Text and audio of one request, as far as it came on each arm."""
+    for one, other in ((left.text, right.text), (left.audio, right.audio)):
+        assert one.startswith(other) or other.startswith(one)
 
 
 def test_aborted_answers_are_prefixes(arms: tuple[Observed, Observed]) -> None:
@@ -345,8 +318,7 @@ def test_aborted_answers_are_prefixes(arms: tuple[Observed, Observed]) -> None:
     for left, right in zip(*(observed.aborted for observed in arms), strict=True):
         assert left.aborted
         assert right.aborted
-        for one, other in ((left.text.encode(), right.text.encode()), (left.audio, right.audio)):
-            assert _is_prefix(*sorted((one, other), key=len))
+        _assert_one_begins_as_the_other(left, right)
 
 
 def test_bad_requests_get_the_same_errors(arms: tuple[Observed, Observed]) -> None:
@@ -377,8 +349,7 @@ def test_a_killed_stage_fails_its_requests_alike(arms: tuple[Observed, Observed]
         assert not left.succeeded
         assert (left.status, left.error_code) == (right.status, right.error_code)
         assert left.error == right.error
-        for one, other in ((left.text.encode(), right.text.encode()), (left.audio, right.audio)):
-            assert _is_prefix(*sorted((one, other), key=len))
+        _assert_one_begins_as_the_other(left, right)
     assert [c.answer() for c in fast.after_kill] == [c.answer() for c in stock.after_kill]
 
 
