@@ -86,10 +86,6 @@ class Upstream:
         monkeypatch.setitem(sys.modules, "made_up_wrappers", self.wrappers)
         self.release(TESTED)
 
-    def imported(self) -> Any:
-        """The upstream module that is imported now."""
-        return sys.modules[MODULE]
-
     def module_is(self, module: ModuleType) -> None:
         """Have a module imported."""
         self._monkeypatch.setitem(sys.modules, module.__name__, module)
