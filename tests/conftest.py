@@ -48,17 +48,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def installed() -> Iterator[None]:
     """The default set installed in this process, taken off afterwards."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process, State
-    from omni_fastpath.install import apply, uninstall
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
+    from tests.patches.drive import switched_on
 
-    apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
-    ours = [entry for entry in LEDGER if entry.patch.default_on and Process.SERVER in entry.patch.processes]
-    assert {entry.state for entry in ours} == {State.APPLIED}
-    try:
+    with switched_on():
         yield
-    finally:
-        for patch in reversed(PATCHES):
-            uninstall(patch)

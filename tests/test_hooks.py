@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pluggy
@@ -103,9 +104,9 @@ def test_plugin_registers_once() -> None:
     assert all(manager.observer(name) is None for name in CALLS)
 
 
-class _EntryPoint:
-    def __init__(self, name: str, load: Callable[[], Any]) -> None:
-        self.name, self.load = name, load
+def entry_point(name: str, load: Callable[[], Any]) -> Any:
+    """A plugin's entry point."""
+    return SimpleNamespace(name=name, load=load)
 
 
 def raising(error: BaseException) -> Any:
@@ -123,13 +124,13 @@ def test_entry_points_are_loaded_once_and_broken_ones_left_out(
     """A plugin whose module cannot be imported, calls ``sys.exit`` or does not fit is reported and left out."""
     recorder, asked, wrong = Recorder(), [], plugin(on_everything=lambda: None)
 
-    def found(*, group: str) -> list[_EntryPoint]:
+    def found(*, group: str) -> list[Any]:
         asked.append(group)
         return [
-            _EntryPoint("broken", raising(ModuleNotFoundError("no such plugin"))),
-            _EntryPoint("ends", raising(SystemExit(3))),
-            _EntryPoint("wrong", lambda: wrong),
-            _EntryPoint("good", lambda: recorder),
+            entry_point("broken", raising(ModuleNotFoundError("no such plugin"))),
+            entry_point("ends", raising(SystemExit(3))),
+            entry_point("wrong", lambda: wrong),
+            entry_point("good", lambda: recorder),
         ]
 
     monkeypatch.setattr("importlib.metadata.entry_points", found)
@@ -147,7 +148,7 @@ def test_entry_points_are_loaded_once_and_broken_ones_left_out(
 
 def test_ctrl_c_while_a_plugin_is_loaded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's Ctrl-C is not taken for a plugin's failure."""
-    ends = _EntryPoint("ends", raising(KeyboardInterrupt()))
+    ends = entry_point("ends", raising(KeyboardInterrupt()))
     monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [ends])
     with pytest.raises(KeyboardInterrupt):
         HookManager().load()

@@ -9,21 +9,9 @@ from wrapt import FunctionWrapper
 
 from omni_fastpath.declare import Add, Call, Function, Pin, Seam
 from omni_fastpath.seams import MARK, SeamMovedError, fingerprint, verify
-from tests.fakes.upstream import ADDED, CHECK, EVENTS, LISTEN, MAKE, MODULE, RUN, Upstream, passes, upstream
+from tests.fakes.upstream import ADDED, CHECK, MAKE, MODULE, RUN, Upstream, passes, upstream
 
 __all__ = ["upstream"]
-
-SEAMS = {"function": LISTEN, "method": RUN, "classmethod": MAKE, "staticmethod": CHECK, "coroutine": EVENTS}
-
-
-@pytest.mark.parametrize("seam", SEAMS.values(), ids=SEAMS)
-def test_what_is_as_declared_passes(upstream: Upstream, seam: Seam) -> None:
-    """Each kind of slot is found with its raw object, the one in the owner's own dictionary."""
-    slot = verify(seam)
-    owner = upstream.module if seam is LISTEN else upstream.module.Loop
-    assert slot.owner is owner
-    assert slot.holds(vars(owner)[slot.name])
-    assert slot.present
 
 
 @pytest.mark.parametrize(

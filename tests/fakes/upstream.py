@@ -14,7 +14,7 @@ import pytest
 
 from omni_fastpath import install
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, AnySeam, Call, Counter, Fit, Options, Patch, Process, Row, State, Wrap
+from omni_fastpath.declare import Add, AnySeam, Counter, Fit, Options, Patch, Process, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.releases import Release
 
@@ -43,12 +43,6 @@ class Loop(Base):
     @staticmethod
     def check(value):
         return value
-
-    async def events(self):
-        return self.seen()
-
-    def seen(self):
-        return "seen"
 
     constant = 7
 
@@ -105,7 +99,6 @@ RUN = Wrap(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes")
 MAKE = Wrap(MODULE, "Loop.make", ("cls", "size"), wrapper="passes", descriptor="classmethod")
 CHECK = Wrap(MODULE, "Loop.check", ("value",), wrapper="passes", descriptor="staticmethod")
 LISTEN = Wrap(MODULE, "listen", ("port", "backlog"), wrapper="passes")
-EVENTS = Call(MODULE, "Loop.events", ("self",))
 ADDED = Add(MODULE, "Loop.added", function="added")
 MOVED = Wrap(MODULE, "Loop.gone", ("self",), wrapper="passes")
 
