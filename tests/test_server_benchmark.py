@@ -17,7 +17,7 @@ from benchmarks.server import figures, threads
 from benchmarks.server.figures import Figure
 from benchmarks.server.load import Load
 from benchmarks.server.measure import kept_time
-from omni_fastpath.tools.ab.capture import Capture, Event, chat_request
+from omni_fastpath.tools.ab.capture import Capture, Piece, chat_request
 
 
 def wav(seconds: float) -> bytes:
@@ -34,11 +34,10 @@ def wav(seconds: float) -> bytes:
     )
 
 
-def capture(order: int, started: float, audio: list[tuple[float, float]]) -> Capture:
+def capture(started: float, audio: list[tuple[float, float]]) -> Capture:
     """A request whose packets came at these times and play so long."""
-    found = Capture(chat_request("x"), order, started, status=200)
-    found.events = [Event("text", 0.1, {"text": "a"})]
-    found.events += [Event("audio", at_s, {}, wav(plays)) for at_s, plays in audio]
+    found = Capture(chat_request("x"), started, status=200)
+    found.pieces = [Piece(0.1, "a"), *(Piece(at_s, audio=wav(plays)) for at_s, plays in audio)]
     found.e2e_s = audio[-1][0]
     return found
 
@@ -53,10 +52,10 @@ def test_a_listener_hears_nothing_while_the_next_packet_is_late() -> None:
 def test_figures_tell_the_first_wave_from_later_ones() -> None:
     """As many requests as streams are the first wave, by when they were sent."""
     captures = [
-        capture(2, 5.0, [(0.3, 1.0), (0.8, 1.0)]),
-        capture(0, 0.0, [(0.1, 1.0), (0.2, 1.0)]),
-        capture(1, 0.0, [(0.1, 1.0), (0.6, 1.0)]),
-        capture(3, 5.2, [(0.4, 1.0), (0.8, 1.0)]),
+        capture(5.0, [(0.3, 1.0), (0.8, 1.0)]),
+        capture(0.0, [(0.1, 1.0), (0.2, 1.0)]),
+        capture(0.0, [(0.1, 1.0), (0.6, 1.0)]),
+        capture(5.2, [(0.4, 1.0), (0.8, 1.0)]),
     ]
     cpu_s = {threads.FRONT_END: 0.4, threads.ORCHESTRATOR: 0.2, threads.SOCKETS: 0.0, threads.OTHERS: 0.2}
     found = figures.figures(captures, 2, cpu_s)

@@ -81,7 +81,7 @@ def plain(
         "about": told,
         "parity": parity,
         "summary": rows.summary(table),
-        "rows": rows.plain(table),
+        "rows": rows.as_data(table),
         "starts": [asdict(start) for start in starts],
     }
 

@@ -22,10 +22,8 @@ import psutil
 
 from benchmarks.rigs import overlays
 from omni_fastpath.statefile import Snapshot
-from omni_fastpath.tools.ab.commands import free_port
-from omni_fastpath.tools.ab.errors import MeasureError
 from omni_fastpath.tools.ab.interrupts import Interrupts
-from omni_fastpath.tools.ab.serving import Serving
+from omni_fastpath.tools.ab.serving import MeasureError, Serving, free_port
 
 READY_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 45.0
@@ -183,7 +181,7 @@ class Server:
             folder=self._folder,  # not the repository: its folders must not shadow installed modules
         )
         try:
-            self._child.__enter__()
+            self._child.start()
         except BaseException as error:
             self.stop(keep_log=True)
             if isinstance(error, MeasureError):
@@ -235,7 +233,7 @@ class Server:
             return self.shutdown
         roles = self.processes()
         begun = time.monotonic()
-        self._child.__exit__(None, None, None)
+        self._child.stop()
         killed = tuple(f"{roles.get(pid, 'helper')}:{pid}" for pid in self._child.killed)
         seconds = time.monotonic() - begun
         self.shutdown = Shutdown(seconds, self._child.returncode, killed, self._remove_shared_memory())

@@ -18,9 +18,8 @@ from rich.console import Console
 from benchmarks.rigs.server import Server, ServerError
 from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.arm import WrongArmError
-from omni_fastpath.tools.ab.errors import MeasureError
 from omni_fastpath.tools.ab.phases import Phases
-from omni_fastpath.tools.ab.serving import tail
+from omni_fastpath.tools.ab.serving import MeasureError, tail
 
 _PIPED_WIDTH = 200
 _LONGEST_FOLDER = 60  # a Unix socket's path has 107 characters, of which upstream's own names take 37

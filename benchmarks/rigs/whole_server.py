@@ -17,7 +17,7 @@ from omni_fastpath.releases import installed_release
 from omni_fastpath.tools.ab import about, verdict
 from omni_fastpath.tools.ab.arm import Arm
 from omni_fastpath.tools.ab.capture import Capture
-from omni_fastpath.tools.ab.errors import MeasureError
+from omni_fastpath.tools.ab.serving import MeasureError
 from omni_fastpath.tools.ab.turns import turns
 from omni_fastpath.tools.ab.verdict import Measure
 
@@ -147,11 +147,7 @@ def judge(a: Sequence[Figures], b: Sequence[Figures], rows: Rows) -> dict[str, v
         {row.name: [each[level].get(name, math.nan) for each in arm] for (level, name), row in rows.items()}
         for arm in (a, b)
     ]
-    primary, *others = rows.values()
-    known = [row for row in others if not any(math.isnan(value) for arm in values for value in arm[row.name])]
-    if any(math.isnan(value) for arm in values for value in arm[primary.name]):
-        return {}
-    return verdict.verdicts(primary, [primary, *known], *values)
+    return verdict.verdicts(list(rows.values()), *values)
 
 
 def widest(starts: Sequence[Sequence[float]]) -> float:

@@ -6,7 +6,6 @@ slow streams run on the same server in turn.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import tempfile
@@ -17,13 +16,14 @@ from typing import Any
 
 from benchmarks.rigs import results
 from benchmarks.rigs import server_arms as arms
+from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import STEP_MS, checked, deploy, model_folder
 from benchmarks.rigs.whole_server import environment as environment_of
 from benchmarks.save_queue.subjects import AGAIN, FASTPATH, STOCK
 from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.capture import Capture, Client, chat_request
+from omni_fastpath.tools.ab.capture import Capture, chat_request
 from omni_fastpath.tools.ab.quantiles import quantile
 
 SLOW_MS = 200.0
@@ -70,17 +70,17 @@ def _measure(arm: Arm, slow: Sequence[int], runs: int, stage: int, model: Path, 
     environment = {**environment_of(arm), omni_simulated_device.SLOW_SENDS_VARIABLE: json.dumps(injection)}
     found: Batches = {count: [] for count in slow}
     with Server(model, deploy("qwen3_omni.yaml"), environment=environment, log_path=log) as server:
-        checked(asyncio.run(_batch(server.url, 0)), audio=True)
+        checked(_batch(server.url, 0), audio=True)
         for number, count in itertools.product(range(runs), slow):
             progress(f"{arm.name}: run {number + 1} of {runs}, {count} slow")
-            captures = checked(asyncio.run(_batch(server.url, count)), audio=True)
+            captures = checked(_batch(server.url, count), audio=True)
             found[count].append([_felt(capture) for capture in captures])
         time.sleep(STATE_S)
         arms.prove(server, arm, arms.roles(len(STEP_MS)))
     return found
 
 
-async def _batch(url: str, slow: int) -> list[Capture]:
+def _batch(url: str, slow: int) -> list[Capture]:
     """16 requests, evenly spaced; the fourth is slow, and as many after it as there are slow ones."""
     names = [f"other-{time.monotonic_ns()}-{number}" for number in range(STREAMS)]
     for number in range(FIRST_SLOW, FIRST_SLOW + slow):
@@ -89,8 +89,7 @@ async def _batch(url: str, slow: int) -> list[Capture]:
         chat_request(f"Question {number}", max_tokens=OUTPUT_TOKENS, ignore_eos=True, request_id=name)
         for number, name in enumerate(names)
     ]
-    async with Client(url) as client:
-        return await client.run_arrivals(requests, [index / RATE for index in range(len(requests))])
+    return run_open_loop(url, requests, [index / RATE for index in range(len(requests))])
 
 
 def _felt(capture: Capture) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def figures(
     """
     begun = min(capture.started_at_s for capture in captures)
     ended = max(capture.started_at_s + capture.e2e_s for capture in captures)
-    audio_s = sum(seconds_of(event.audio) for capture in captures for event in capture.audio_events)
+    audio_s = sum(seconds_of(event.audio) for capture in captures for event in capture.audio_pieces)
     found: dict[str, float] = {Figure.THROUGHPUT: len(captures) / (ended - begun)}
     if streamed:
         found |= _pieces(sorted(captures, key=lambda capture: capture.started_at_s), first_wave)
@@ -86,7 +86,7 @@ def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:
     first, later = captures[:first_wave], captures[first_wave:]
     half, most = (Figure.LATER_TTFP, Figure.LATER_TTFP_P99) if first_wave else (Figure.TTFP, Figure.TTFP_P99)
     gaps = [max(gaps) for capture in captures if (gaps := capture.audio_gaps_s)]
-    dry = [ran_dry_s([(event.at_s, seconds_of(event.audio)) for event in each.audio_events]) for each in captures]
+    dry = [ran_dry_s([(event.at_s, seconds_of(event.audio)) for event in each.audio_pieces]) for each in captures]
     return {
         Figure.FIRST_TTFP: _ms(first, "ttfp_s", 0.5),
         half: _ms(later, "ttfp_s", 0.5),

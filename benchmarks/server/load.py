@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.whole_server import FEWEST, STEP_MS
-from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, run_arrivals, run_closed_loop, speech_request
+from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, run_closed_loop, speech_request
 
 Api = Literal["chat", "chat-whole", "speech"]
 Model = Literal["qwen3_omni", "qwen3_tts"]
@@ -138,7 +139,7 @@ class Load:
         """One level, on a server."""
         requests = self.asked(f"{level:g}", self.count(level))
         if self.loop == "open":
-            return run_arrivals(url, requests, self.starts_s(level))
+            return run_open_loop(url, requests, self.starts_s(level))
         return run_closed_loop(url, requests, int(level))
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ def test_two_arms_on_real_servers(
     bench += ["--extra-body", '{"modalities": ["text", "audio"]}', "--percentile-metrics", METRICS, "--disable-tqdm"]
     bench += ["--save-result", "--result-filename", "{result}"]
     arms = ["--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
-    code = cli.main(["ab", "--starts", "2", *arms, "--answers", "4", "--out", "out", "--", *serve, "--", *bench])
+    code = cli.main(["ab", "--starts", "2", *arms, "--out", "out", "--", *serve, "--", *bench])
     found = json.loads((tmp_path / "out" / "ab.json").read_text())
     assert (code, found["complete"], found["order"]) == (0, True, ["A", "B", "B", "A"])
     assert found["answers"]["how"] == "bytes"

@@ -2,7 +2,8 @@
 
 For any model, deploy YAML and machine: both commands are the user's own. The benchmarks and the demo stand on it too.
 
-``command`` is the command line and ``commands`` checks what it was given. ``serving`` starts and stops a server,
+``command`` is the command line and ``commands`` checks what it was given. ``serving`` starts and stops a server
+(``interrupts`` are the signals that end a series),
 ``states`` proves that it is its arm, ``measures`` reads what the user's benchmark client wrote, ``requests`` are what
 the answers are compared by. ``series`` does all of it start after start, ``files`` keeps each start, ``redaction``
 hides what may be a secret, ``report`` says what was found, on the terminal, as JSON and as Markdown.

@@ -5,29 +5,19 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import socket
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-import yaml
+from omni_fastpath.config import refusal, shown
 
-from omni_fastpath.config import refusal, shown, unknown
-
-SEPARATOR = "--"
-PORT, RESULT, URL, HOST = "port", "result", "url", "host"
-
-_PLACEHOLDER = re.compile(r"(?<![${])\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A word in braces and nothing else: JSON has quotes there, a shell a ``$`` before it, and Jinja a second brace."""
-
-_WHERE = {
-    PORT: "{port} where the port stands, for example --port {port}, or {url}, which has it",
-    RESULT: "{result} where the client writes its JSON, for example --save-result --result-filename {result}",
-}
+PORT, RESULT = "{port}", "{result}"
+"""Placeholders: a port for each server, and a path for the JSON that the client writes."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-_REACHED = (f"{{{HOST}}}", "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
-"""Where a server may listen that is asked at 127.0.0.1."""
+_REACHED = (None, "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
+"""Values of ``--host`` of a server that is reached at 127.0.0.1."""
+_UNREAD = ("--uds", "--ssl-certfile", "--ssl-keyfile", "--config")
+"""Options of a server that is not reached there, or whose own options are elsewhere."""
 
 
 def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
@@ -38,12 +28,12 @@ def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
     """
     found: list[list[str]] = [[]]
     for argument in arguments:
-        if argument == SEPARATOR and len(found) <= 2:
+        if argument == "--":
             found.append([])
-        elif argument == SEPARATOR:
-            raise refusal("command line", found="more than two bare `--`", allowed=usage)
         else:
             found[-1].append(argument)
+    if len(found) > 3:
+        raise refusal("command line", found="more than two bare `--`", allowed=usage)
     return found
 
 
@@ -62,19 +52,8 @@ def variables(option: str, assignments: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def starts(count: int) -> int:
-    """Starts an arm.
-
-    Raises:
-        ConfigError: An odd number, with which the arms would not come equally early and late, or none.
-    """
-    if count < 2 or count % 2:
-        raise refusal("--starts", found=str(count), allowed="an even number from 2 on: starts come as A B B A")
-    return count
-
-
-def command(place: str, words: Sequence[str], needed: Iterable[str]) -> tuple[str, ...]:
-    """A command with its placeholders, checked.
+def check(place: str, words: Sequence[str], needed: Iterable[str]) -> None:
+    """Refuse a command that cannot be run, or lacks a placeholder.
 
     Args:
         place: How a message names it.
@@ -82,37 +61,20 @@ def command(place: str, words: Sequence[str], needed: Iterable[str]) -> tuple[st
         needed: Placeholders that must be in it.
 
     Raises:
-        ConfigError: It is empty or cannot be found, lacks a placeholder, or has one that is not known.
+        ConfigError: It is such a command.
     """
-    if not words:
-        raise refusal(place, found="nothing", allowed="a command")
-    known = [f"{{{name}}}" for name in (PORT, HOST, URL, RESULT)]
-    present = [match[0] for word in words for match in _PLACEHOLDER.finditer(word)]
-    for placeholder in present:
-        if placeholder not in known:
-            raise unknown(place, placeholder, known, found=f"an unknown placeholder {placeholder}")
-    for name in needed:
-        if f"{{{name}}}" not in present and not (name == PORT and f"{{{URL}}}" in present):
-            raise refusal(place, found=f"no {{{name}}}", allowed=_WHERE[name])
-    if shutil.which(words[0]) is None:
-        raise refusal(place, found=f"{words[0]!r}, which cannot be run", allowed="a program on PATH, or a path to one")
-    return tuple(words)
+    if not words or shutil.which(words[0]) is None:
+        found = f"{words[0]!r}, which cannot be run" if words else "nothing"
+        raise refusal(place, found=found, allowed="a program on PATH, or a path to one")
+    for placeholder in needed:
+        if not any(placeholder in word for word in words):
+            allowed = f"--port {PORT}, --result-filename {RESULT} or the like"
+            raise refusal(place, found=f"no {placeholder}", allowed=allowed)
 
 
-def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
+def filled(words: Sequence[str], port: int, result: object) -> list[str]:
     """A command with its placeholders filled in; other braces stay as they are."""
-    return [_PLACEHOLDER.sub(lambda match: str(values.get(match[1], match[0])), word) for word in words]
-
-
-def saves(bench: Sequence[str]) -> None:
-    """Refuse upstream's client where it would measure and keep nothing.
-
-    Raises:
-        ConfigError: It is ``vllm bench serve`` without ``--save-result``.
-    """
-    upstreams = "bench" in bench and "serve" in bench
-    if upstreams and not {"--save-result", "--append-result"} & set(bench):
-        raise refusal("bench command", found="no --save-result", allowed="--save-result --result-filename {result}")
+    return [word.replace(PORT, str(port)).replace(RESULT, str(result)) for word in words]
 
 
 def option(words: Sequence[str], name: str) -> str | None:
@@ -128,25 +90,6 @@ def option(words: Sequence[str], name: str) -> str | None:
     return found
 
 
-def setting(serve: Sequence[str], name: str) -> str | None:
-    """The value of a server's option, from its command, else from the YAML file that vLLM's ``--config`` names.
-
-    Only as an argument of its own: ``--config=FILE`` is not read by vLLM.
-    """
-    said = option(serve, name)
-    if said is not None or "--config" not in serve[:-1]:
-        return said
-    file = Path(serve[serve.index("--config") + 1])
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None  # a pipe is vLLM's
-    except (OSError, ValueError, yaml.YAMLError):
-        return None  # vLLM says so when it reads it
-    for key, value in content.items() if isinstance(content, dict) else ():
-        if f"--{key}".replace("_", "-") == name and value is not None:
-            return str(value)
-    return None
-
-
 def headers(bench: Sequence[str]) -> dict[str, str]:
     """What upstream's client sends besides, by ``--header KEY=VALUE KEY=VALUE``; the last one counts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -155,46 +98,16 @@ def headers(bench: Sequence[str]) -> dict[str, str]:
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
-def reachable(serve: Sequence[str]) -> None:
+def check_reachable(serve: Sequence[str]) -> None:
     """Refuse a server that would be asked where it does not listen, until it counts as one that never was ready.
 
     Raises:
-        ConfigError: It listens elsewhere than at ``http://127.0.0.1:PORT``.
+        ConfigError: It listens elsewhere than at ``http://127.0.0.1:PORT``, or its options are in a file.
     """
-    allowed = f"a server at http://127.0.0.1:PORT: --host {{{HOST}}} or none, no TLS, no socket of its own"
-    for name in ("--uds", "--ssl-certfile", "--ssl-keyfile"):
-        if setting(serve, name) is not None:
-            raise refusal("serve command", found=name, allowed=allowed)
-    host = setting(serve, "--host")
-    if host is not None and host not in _REACHED:
-        raise refusal("serve command", found=f"--host {host}", allowed=allowed)
-
-
-def free_port() -> int:
-    """A TCP port that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def output_folder(path: Path) -> Path:
-    """The folder for what is written, made.
-
-    Raises:
-        ConfigError: There are starts of an earlier series in it.
-    """
-    if any((path / "starts").glob("*.json")):
-        raise refusal("--out", found=f"{path}, which has starts of an earlier series", allowed="a new or empty folder")
-    path.mkdir(parents=True, exist_ok=True)
-    return path.resolve()
-
-
-def positive(place: str, number: float) -> float:
-    """A number above zero.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not number > 0:
-        raise refusal(place, found=f"{number:g}", allowed="a number above 0")
-    return number
+    found = [name for name in _UNREAD if option(serve, name) is not None]
+    host = option(serve, "--host")
+    if host not in _REACHED:
+        found.append(f"--host {host}")
+    if found:
+        allowed = "a server at http://127.0.0.1:PORT without TLS, its options in the command"
+        raise refusal("serve command", found=", ".join(found), allowed=allowed)

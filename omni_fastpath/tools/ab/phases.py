@@ -25,20 +25,18 @@ class Phases:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """One phase; its time is printed when it is over, and how it failed when it does."""
+        """One phase; its time and the time left are printed when it is over, or that it did not come to its end."""
         begun = time.monotonic()
-        self._say("   ...", name)
+        self._say(f"   ... {name}")
+        how = "failed"
         try:
             yield
-        except BaseException as error:
-            how = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
-            self._say("failed", f"{name}: {how} after {time.monotonic() - begun:.1f} s")
-            raise
-        self._done += 1
-        left = self.elapsed_s / self._done * (self._total - self._done)
-        self._say("  done", f"{name}: {time.monotonic() - begun:.1f} s; about {left / 60:.1f} min left")
+            how = "  done"
+        finally:
+            self._done += 1
+            left = self.elapsed_s / self._done * (self._total - self._done)
+            self._say(f"{how} {name}: {time.monotonic() - begun:.1f} s; about {left / 60:.1f} min left")
 
-    def _say(self, mark: str, text: str) -> None:
-        line = f"[{self.elapsed_s:5.0f} s] {mark} {text}"
+    def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # what cannot be said ends nothing that is measured
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(f"[{self.elapsed_s:5.0f} s] {text}", markup=False, highlight=False, soft_wrap=True)

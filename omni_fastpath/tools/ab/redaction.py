@@ -6,6 +6,7 @@ any program of vLLM's. Every other value is hidden: no list of patterns knows al
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -16,39 +17,37 @@ from omni_fastpath.patches import PATCHES
 HIDDEN = "***"
 
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*|-[A-Za-z]")
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _PLAIN = re.compile(r"[\w.,/{}+-]+")
 """A value that is no address with a password, no assignment and no text."""
-_WORDS = ("vllm", "vllm-omni", "bench", "serve", "{port}", "{result}", "{url}", "{host}")
-_HARMLESS = re.compile(
-    r"--(?:backend|dataset-name|deploy-config|dtype|endpoint|host|input-len|max-concurrency|max-model-len|model"
-    r"|num-prompts|output-len|percentile-metrics|port|random-input-len|random-output-len|request-rate"
+_WORDS = ("vllm", "vllm-omni", "bench", "serve", "{port}", "{result}")
+_SHOWN = re.compile(
+    r"serve|-m|--(?:backend|dataset-name|deploy-config|dtype|endpoint|host|input-len|max-concurrency|max-model-len"
+    r"|model|num-prompts|output-len|percentile-metrics|port|random-input-len|random-output-len|request-rate"
     r"|result-filename|seed|served-model-name|task|tensor-parallel-size)"
 )
-"""Options whose values are shown."""
-_VARIABLES = frozenset(
-    {"OMNI_SIMULATED_DEVICE", "OMNI_SIMULATED_DEVICE_CONFIG", "VLLM_OMNI_EVENT_DRIVEN_ORCH", "VLLM_PLUGINS"}
-)
-"""Variables besides our own whose values are shown: words, numbers and names of plugins."""
+"""Words and options after which a value is shown."""
+_VARIABLES = ("VLLM_OMNI_EVENT_DRIVEN_ORCH", "VLLM_PLUGINS")
+"""Variables besides our own whose values are shown: a switch, and names of plugins."""
 
 
 def command(words: Sequence[str]) -> list[str]:
     """A command, its placeholders not filled in, as a report may show it."""
-    found = [PurePath(word).name if _PLAIN.fullmatch(word) else HIDDEN for word in words[:1]]
-    before = ""
-    for word in words[1:]:
+    found = [_value(PurePath(words[0]).name, may_be_shown=True)] if words else []
+    for before, word in itertools.pairwise(words):
         name, equals, value = word.partition("=")
-        option = name if _OPTION.fullmatch(name) else ""
-        if option:
-            may_be_shown = _HARMLESS.fullmatch(option.replace("_", "-")) and _PLAIN.fullmatch(value)
-            found.append(word if not equals or may_be_shown else f"{name}={HIDDEN}")
-        elif equals and _VARIABLE.fullmatch(name):
-            found.append(f"{name}={HIDDEN}")
+        if not _OPTION.fullmatch(name):
+            may_be_shown = word in _WORDS or _SHOWN.fullmatch(before.replace("_", "-")) is not None
+            found.append(_value(word, may_be_shown=may_be_shown))
+        elif equals:
+            may_be_shown = _SHOWN.fullmatch(name.replace("_", "-")) is not None
+            found.append(f"{name}={_value(value, may_be_shown=may_be_shown)}")
         else:
-            is_value = before in ("serve", "-m") or _HARMLESS.fullmatch(before.replace("_", "-"))
-            found.append(word if word in _WORDS or (is_value and _PLAIN.fullmatch(word)) else HIDDEN)
-        before = "" if equals else word
+            found.append(name)
     return found
+
+
+def _value(value: str, *, may_be_shown: bool) -> str:
+    return value if may_be_shown and _PLAIN.fullmatch(value) else HIDDEN
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:

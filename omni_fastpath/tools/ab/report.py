@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,12 @@ from typing import Any
 from rich.console import Console
 
 from omni_fastpath.tools.ab import answers, measures, rows
-from omni_fastpath.tools.ab.errors import INTERRUPTED
 from omni_fastpath.tools.ab.files import Series
+from omni_fastpath.tools.ab.interrupts import INTERRUPTED
 from omni_fastpath.tools.ab.rows import Row
 from omni_fastpath.tools.ab.table import print_table
 
-SCHEMA = 3
+SCHEMA = 4
 """Of the JSON report; a key is only ever added under the same number."""
 
 FINE, DIFFERENT, FAILED, ENDED_BY_SIGNAL = 0, 1, 3, 130
@@ -49,37 +50,37 @@ class Report:
         return [row.measure.title for row in self.table if row.verdict is not None and row.verdict.word == word]
 
     @property
-    def failures(self) -> dict[str, list[int]]:
+    def failed(self) -> dict[str, list[int]]:
         """Requests that failed under the client's load, by arm and start."""
-        return {
-            arm: [start.failed for start in self.series.starts if start.arm == arm] or [0] for arm in self.series.arms
-        }
+        starts = self.series.starts
+        return {arm: [start.failed for start in starts if start.arm == arm] or [0] for arm in self.series.arms}
+
+    @property
+    def lacking(self) -> list[tuple[str, list[float]]]:
+        """The measures of which some starts have no value, and in which share of each arm's starts."""
+        found = []
+        for row in self.table:
+            shares = [statistics.fmean(map(math.isnan, values)) if values else 0.0 for values in row.values.values()]
+            if any(shares):
+                found.append((row.measure.title, shares))
+        return found
 
     @property
     def exit_code(self) -> int:
         """0: no measure is worse and the answers are alike. 1: one is, or they are not. 3, 130: failed, interrupted."""
         if not self.series.is_whole:
             return ENDED_BY_SIGNAL if self.series.ended == INTERRUPTED else FAILED
-        a, b = map(statistics.fmean, self.failures.values())
-        _, lost = measures.lacks(self.series.starts, self.series.arms)
-        worse = b > a or lost or bool(self.named("worse"))
-        return DIFFERENT if worse or self.answers["differences"] else FINE
+        a, b = map(statistics.fmean, self.failed.values())
+        lost = any(in_b > in_a for _, (in_a, in_b) in self.lacking)
+        return DIFFERENT if b > a or lost or self.named("worse") or self.answers["differences"] else FINE
 
 
 def judge(series: Series) -> Report:
-    """The series with everything that can be said of it.
-
-    Raises:
-        ConfigError: A measure was named that was not measured.
-    """
+    """The series with everything that can be said of it."""
     starts = list(series.starts)
-    table = rows.rows(measures.table(starts, primary=series.primary, judged=series.judged), starts, series.arms)
-    said = [(start.arm, start.answers) for start in starts]
-    found = answers.judge(said, series.arms, simulated=bool(starts) and all(start.simulated for start in starts))
-    unasked = dict.fromkeys(start.no_answers for start in starts if start.no_answers)
-    if found["how"] == "nothing" and unasked:
-        found["why"] = "; ".join(unasked)
-    return Report(series, table, found)
+    table = rows.rows(measures.table(starts, primary=series.primary), starts, series.arms)
+    asked = [(start.arm, start.answers) for start in starts]
+    return Report(series, table, answers.judge(asked, series.arms))
 
 
 # ---- Sentences ----
@@ -87,17 +88,16 @@ def judge(series: Series) -> Report:
 
 def heading(report: Report) -> list[str]:
     """What was compared, where and when."""
-    series = report.series
-    words = {start.arm: start.words for start in series.starts}
-    lines = [f"{arm}: {words.get(arm, '')}" for arm in series.arms]
-    lines.append(f"{len(series.starts)} starts, in the order {' '.join(start.arm for start in series.starts)}")
+    starts = report.series.starts
+    lines = [f"{arm}: {words}" for arm, words in {start.arm: start.words for start in starts}.items()]
+    lines.append(f"{len(starts)} starts, in the order {' '.join(start.arm for start in starts)}")
     found: dict[str, str] = {}
-    for start in series.starts:
-        machine, versions = start.about.get("machine") or {}, start.about.get("versions") or {}
-        where = f"{machine.get('processor', 'unknown machine')}, {machine.get('cores')} cores"
+    for start in starts:
+        machine, versions = start.about.get("machine", {}), start.about.get("versions", {})
         named = ", ".join(f"{name} {version}" for name, version in versions.items())
-        found.setdefault(f"{where}; {named}", str(start.about.get("date", "")))
-    return [*lines, *(f"{place}; from {date} on" for place, date in found.items())]
+        where = f"{machine.get('processor')}, {machine.get('cores')} cores; {named}"
+        found.setdefault(where, str(start.about.get("date")))
+    return [*lines, *(f"{where}; from {date} on" for where, date in found.items())]
 
 
 def alarms(report: Report) -> list[str]:
@@ -107,33 +107,28 @@ def alarms(report: Report) -> list[str]:
         found.append(f"INCOMPLETE: {len(series.starts)} of {series.wanted} starts were measured; {series.ended}")
     if report.answers["differences"]:
         found.append("THE ARMS DID NOT ANSWER ALIKE")
-    failed = {arm: sum(each) for arm, each in report.failures.items()}
-    if any(failed.values()):
-        counts = ", ".join(f"{count} in {arm}" for arm, count in failed.items())
+    if any(map(any, report.failed.values())):
+        counts = ", ".join(f"{sum(each)} in {arm}" for arm, each in report.failed.items())
         found.append(f"Requests failed under the client's load: {counts}")
-    lacking, _ = measures.lacks(series.starts, series.arms)
-    return [*found, *lacking, *series.alarms]
+    for title, shares in report.lacking:
+        parts = (f"{share:.0%} of the starts of {arm}" for arm, share in zip(series.arms, shares, strict=True))
+        found.append(f"{' and '.join(parts)} have no {title}")
+    if len({(*start.serve, "--", *start.bench) for start in series.starts}) > 1:
+        found.append("The starts' commands differ")
+    return found
 
 
 def notes(report: Report) -> list[str]:
     """What the table rests on, and what was found of the answers."""
-    said = [answers.judged_line(report.answers), *report.answers["notes"]]
-    if not report.table:
-        return said
-    if not any(row.measure.primary for row in report.table):
-        return ["There is no verdict: no measure with a known direction was found.", *said]
-    if not all(report.table[0].values.values()):
-        return ["There is no verdict: one arm has no start that was measured to its end.", *said]
-    return [*rows.summary(report.table), *said]
+    return [*rows.summary(report.table), answers.judged_line(report.answers)]
 
 
 # ---- As data, on the terminal, as Markdown ----
 
 
-def plain(report: Report) -> dict[str, Any]:
+def as_data(report: Report) -> dict[str, Any]:
     """Everything that the table rests on, as plain data."""
     series = report.series
-    states = {arm: [start.states for start in series.starts if start.arm == arm] for arm in series.arms}
     return {
         "schema": SCHEMA,
         "complete": series.is_whole,
@@ -144,11 +139,11 @@ def plain(report: Report) -> dict[str, Any]:
         "wanted": series.wanted,
         "better": report.named("better"),
         "worse": report.named("worse"),
-        "failed": {arm: sum(each) for arm, each in report.failures.items()},
+        "failed": {arm: sum(each) for arm, each in report.failed.items()},
         "summary": notes(report),
         "answers": report.answers,
-        "rows": rows.plain(report.table),
-        "states": {arm: each[-1] if each else [] for arm, each in states.items()},
+        "rows": rows.as_data(report.table),
+        "states": {start.arm: start.states for start in series.starts},
         "starts": [
             start.model_dump(mode="json", by_alias=True, exclude={"answers", "states"}) for start in series.starts
         ],
@@ -159,8 +154,7 @@ def show(report: Report, console: Console) -> None:
     """The table, its sentences, what the answers came to."""
     for line in heading(report):
         console.print(line)
-    if report.table:
-        print_table(console, report.columns, report.table, rows.by_arm)
+    print_table(console, report.columns, report.table, rows.by_arm)
     for line in notes(report):
         console.print(line)
     for line in alarms(report):
@@ -171,28 +165,23 @@ def markdown(report: Report) -> str:
     """For a pull request: what was named beforehand in one table, everything else folded away."""
     a, b = report.series.arms
     judged = [row for row in report.table if row.verdict is not None]
+    rest = [row for row in report.table if row.verdict is None]
     lines = [f"### {_cell(b)} against {_cell(a)}", ""]
     lines += [f"**{_cell(line)}**\n" for line in alarms(report)]
     lines += [f"- {_cell(line)}" for line in heading(report)]
-    lines += ["", *_table(report, judged or report.table), ""]
+    lines += ["", *_table(report, judged), ""]
     lines += [f"{_cell(line)}\n" for line in notes(report)]
-    if judged and len(judged) < len(report.table):
-        rest = [row for row in report.table if row.verdict is None]
-        lines += _folded(f"{len(rest)} further measures, without a verdict", _table(report, rest))
-    if report.series.starts:
-        first = report.series.starts[0]
-        lines += _folded("Commands", ["```", shlex.join(first.serve), shlex.join(first.bench), "```"])
+    lines += _folded(f"{len(rest)} further measures, without a verdict", _table(report, rest))
+    for start in report.series.starts[:1]:
+        lines += _folded("Commands", ["```", shlex.join(start.serve), shlex.join(start.bench), "```"])
     return "\n".join(lines) + "\n"
 
 
 def _table(report: Report, table: Sequence[Row]) -> list[str]:
-    if not table:
-        return ["No start was measured to its end."]
     lines = [f"| {' | '.join(map(_cell, report.columns))} |", f"| --- |{' ---: |' * 3} --- |"]
     for row in table:
-        cells = rows.by_arm(row)
-        name = f"{cells[0]} ({row.measure.group})"
-        lines.append(f"| {' | '.join(map(_cell, (name, *cells[1:])))} |")
+        name, *cells = rows.by_arm(row)
+        lines.append(f"| {' | '.join(map(_cell, (f'{name} ({row.measure.group})', *cells)))} |")
     return lines
 
 
@@ -206,8 +195,7 @@ def _cell(text: str) -> str:
 
 def write(report: Report, folder: Path) -> list[str]:
     """Write ``ab.json`` and ``ab.md`` into a folder; what was written where, in words."""
-    folder.mkdir(parents=True, exist_ok=True)
     numbers, told = folder / "ab.json", folder / "ab.md"
-    numbers.write_text(json.dumps(plain(report), indent=1) + "\n", encoding="utf-8")
+    numbers.write_text(json.dumps(as_data(report), indent=1) + "\n", encoding="utf-8")
     told.write_text(markdown(report), encoding="utf-8")
     return [f"numbers: {numbers}", f"for a pull request: {told}"]

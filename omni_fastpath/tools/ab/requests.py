@@ -11,26 +11,22 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from omni_fastpath.config import refusal
 from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request
 from omni_fastpath.tools.ab.commands import option
 
-COUNT = 8
 MAX_TOKENS = 64
 SEED = 0
 
 _CHAT, _SPEECH = "/v1/chat/completions", "/v1/audio/speech"
-_ENDPOINT_OF: Mapping[str, str] = {
-    "openai-chat": _CHAT,
-    "openai-chat-omni": _CHAT,
-    "openai-audio-speech": _SPEECH,
-}
+_ENDPOINT_OF = {"openai-chat": _CHAT, "openai-chat-omni": _CHAT, "openai-audio-speech": _SPEECH}
 """Where upstream's backends send, unless ``--endpoint`` says otherwise."""
-_MADE: Mapping[str, Callable[[str], Request]] = {
+_MADE: Mapping[str | None, Callable[[str], Request]] = {
     _CHAT: lambda prompt: chat_request(prompt, max_tokens=MAX_TOKENS, seed=SEED),
     _SPEECH: lambda prompt: speech_request(prompt, seed=SEED),
 }
 
-_SENTENCES = (
+SENTENCES = (
     "Describe the way from a lake to the sea.",
     "What is a bridge made of, and who builds it?",
     "Count from one to twelve, slowly.",
@@ -44,32 +40,24 @@ _SENTENCES = (
 
 def digest(requests: Sequence[Request]) -> str:
     """By which starts that were asked different things are told apart, whatever their servers call the model."""
-    said = [
-        (each.path, {key: value for key, value in each.body.items() if key != "model"}, each.abort_after)
-        for each in requests
-    ]
+    said = [(each.path, {**each.body, "model": None}) for each in requests]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def fixed(bench: Sequence[str], count: int) -> tuple[list[Request], str]:
-    """So many requests of the kind that the client sends, and in words why there are none.
+def fixed(bench: Sequence[str]) -> list[Request]:
+    """The requests, of the kind that the client's command sends; none where that is neither chat nor speech.
 
-    Args:
-        bench: The client's command.
-        count: How many.
+    Raises:
+        ConfigError: The client's extra body is no JSON object.
     """
-    endpoint = option(bench, "--endpoint") or _ENDPOINT_OF.get(option(bench, "--backend") or "")
-    if count == 0:
-        return [], "no requests were asked for"
-    if endpoint is None or endpoint not in _MADE:
-        return [], f"there are no fixed requests for {endpoint or 'this client'}"
+    make = _MADE.get(option(bench, "--endpoint") or _ENDPOINT_OF.get(option(bench, "--backend") or ""))
+    if make is None:
+        return []
+    extra = option(bench, "--extra-body") or "{}"
     try:
-        body = json.loads(option(bench, "--extra-body") or "{}")
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        return [], "the client's --extra-body is no JSON object"
+        body = dict(json.loads(extra))
+    except (TypeError, ValueError):
+        raise refusal("bench command", found="--extra-body that cannot be read", allowed="a JSON object") from None
     model = option(bench, "--served-model-name") or option(bench, "--model")
     own = {**({"model": model} if model else {}), **body, "stream": True}
-    made = [_MADE[endpoint](f"{place + 1}. {_SENTENCES[place % len(_SENTENCES)]}") for place in range(count)]
-    return [replace(request, body={**request.body, **own}) for request in made], ""
+    return [replace(request, body={**request.body, **own}) for request in map(make, SENTENCES)]

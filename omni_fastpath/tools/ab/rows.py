@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from omni_fastpath.tools.ab import verdict
@@ -46,36 +46,21 @@ class Row:
 
         Not of the means: one cold start would say of them what neither the medians beside it nor the verdict say.
         """
-        first, second = self.values.values()
-        return verdict.ratio(first, second) if self.is_whole else None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether each arm has starts, and every start has a value."""
-        return all(values and not any(map(math.isnan, values)) for values in self.values.values())
+        return verdict.ratio(*self.values.values())
 
 
 def rows(measures: Sequence[Measure], starts: Sequence[AStart], arms: tuple[str, str] = ARMS) -> list[Row]:
     """The table of the starts, with its verdicts: the second arm against the first."""
-    table = []
-    for measure in measures:
-        values: dict[str, list[float]] = {arm: [] for arm in arms}
-        for start in starts:
-            values[start.arm].append(measure.read(start))
-        table.append(Row(measure, values))
-    return judge(table)
-
-
-def judge(table: Sequence[Row]) -> list[Row]:
-    """The rows with their verdicts; without any where the primary measure has no value in some start."""
-    judged = {row.measure.title: row for row in table if (row.measure.judged or row.measure.primary) and row.is_whole}
-    primary = next((row.measure for row in judged.values() if row.measure.primary), None)
-    if primary is None:
-        return list(table)
-    arms = next(iter(judged.values())).values
-    a, b = ({title: row.values[arm] for title, row in judged.items()} for arm in arms)
-    found = verdict.verdicts(primary, [row.measure for row in judged.values()], a, b)
-    return [replace(row, verdict=found.get(row.measure.title)) for row in table]
+    values = {
+        each.title: {arm: [each.read(start) for start in starts if start.arm == arm] for arm in arms}
+        for each in measures
+    }
+    named = [each for each in measures if each.primary] + [
+        each for each in measures if each.judged and not each.primary
+    ]
+    a, b = ({each.title: values[each.title][arm] for each in named} for arm in arms)
+    verdicts = verdict.verdicts(named, a, b)
+    return [Row(each, values[each.title], verdicts.get(each.title)) for each in measures]
 
 
 def shown(value: float | None, digits: int) -> str:
@@ -89,7 +74,8 @@ def by_arm(row: Row) -> list[str]:
     Where only some starts have a value the cell says how many.
     """
     arms = [_spread(values, row.measure.digits) for values in row.values.values()]
-    return [titled(row.measure), *arms, shown(row.ratio, 2), str(row.verdict or "")]
+    title = f"{row.measure.name}, {row.measure.unit}" if row.measure.unit else row.measure.name
+    return [title, *arms, shown(row.ratio, 2), str(row.verdict or "")]
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
@@ -101,34 +87,23 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return f"{half if len(known) == 1 else f'{half} ({least} to {most})'}{of_some}"
 
 
-def titled(measure: Measure) -> str:
-    """Its name and unit, for a table's first column."""
-    return f"{measure.name}, {measure.unit}" if measure.unit else measure.name
-
-
-def _counted(words: Sequence[str]) -> str:
-    if set(words) == {"too few starts"}:
-        return "too few starts for a verdict on any of them, so that the table describes these starts and no others"
-    return ", ".join(f"{word} in {words.count(word)}" for word in dict.fromkeys(words))
-
-
 def summary(table: Sequence[Row]) -> list[str]:
     """What the table says, in sentences: the verdicts, and what they rest on."""
     words = [row.verdict.word for row in table if row.verdict is not None]
-    [primary] = [row.measure for row in table if row.measure.primary]
-    lines = []
-    if words:
-        starts = min(len(values) for values in table[0].values.values())
-        first, second = table[0].values
-        against = f"{second[:1].upper()}{second[1:]} against {first}"
-        lines += [f"{against}, {len(words)} rows that were named beforehand: {_counted(words)}."]
-        lines += [verdict.legend(primary, len(words) - 1, starts)]
-    else:
-        lines += [f"There is no verdict: {primary.title} has no value in some start."]
-    return lines
+    if not words:
+        return ["There is no verdict: the primary measure has no value in some start, or an arm has no start."]
+    [primary] = [row for row in table if row.measure.primary]
+    first, second = primary.values
+    counts = ", ".join(f"{word} in {words.count(word)}" for word in dict.fromkeys(words))
+    if set(words) == {"too few starts"}:
+        counts = "too few starts for a verdict on any of them, so that the table describes these starts and no others"
+    return [
+        f"{second[:1].upper()}{second[1:]} against {first}, {len(words)} rows that were named beforehand: {counts}.",
+        verdict.legend(primary.measure, len(words) - 1, min(map(len, primary.values.values()))),
+    ]
 
 
-def plain(table: Sequence[Row]) -> list[dict[str, Any]]:
+def as_data(table: Sequence[Row]) -> list[dict[str, Any]]:
     """The table as plain data."""
     return [
         {

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from omni_fastpath import statefile
-from omni_fastpath.config import ConfigError
-from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.config import ConfigError, refusal
+from omni_fastpath.declare import Process, State
 from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 from omni_fastpath.tools import entrypoint
 from omni_fastpath.tools.ab.arm import Arm, WrongArmError
-from omni_fastpath.tools.ab.commands import setting
+from omni_fastpath.tools.ab.commands import option
 from omni_fastpath.tools.ab.serving import Child
 from omni_fastpath.tools.overlay import find
 from omni_fastpath.variables import NAMESPACE, master_off
@@ -36,37 +36,32 @@ class Expected:
         enabled: The patches that are on.
         named: Those of them that a variable of their own switches on: each must serve somewhere.
         asked: Whether a server of this arm leaves state files at all.
-        left_out: The allow-list that leaves us out; None: none does.
     """
 
     enabled: frozenset[str]
     named: frozenset[str]
     asked: bool
-    left_out: str | None = None
 
 
-def expected(environ: Mapping[str, str], serve: Sequence[str], patches: Sequence[Patch] = PATCHES) -> Expected:
+def expected(environ: Mapping[str, str], serve: Sequence[str]) -> Expected:
     """What follows from the environment of an arm's server and from the deploy YAML that its command names.
 
     Raises:
-        ConfigError: That server would refuse to start.
+        ConfigError: That server would refuse to start, or would not load us and leave no proof.
     """
-    deploy = setting(serve, "--deploy-config")
-    found = resolve_file(None if deploy is None else find(deploy), environ, patches)
+    deploy = option(serve, "--deploy-config")
+    found = resolve_file(None if deploy is None else find(deploy), environ, PATCHES)
     if found.unknown:
         raise ConfigError("\n".join(found.unknown))
     allowed = environ.get(entrypoint.ALLOW_LIST)
+    asked = master_off(environ) or found.asked
+    if asked and entrypoint.is_left_out(allowed):
+        raise refusal(entrypoint.ALLOW_LIST, found=str(allowed), allowed=f"a list with {entrypoint.ENTRY_POINT}")
     return Expected(
         enabled=frozenset(found.enabled),
         named=frozenset(name for name in found.enabled if found.origins[name].startswith(f"{NAMESPACE}_")),
-        asked=master_off(environ) or found.asked,
-        left_out=allowed if entrypoint.is_left_out(allowed) else None,
+        asked=asked,
     )
-
-
-def of(pids: Collection[int]) -> list[Snapshot]:
-    """The state files of these processes."""
-    return [Snapshot.model_validate(each) for each in statefile.read_live() if each["pid"] in pids]
 
 
 def prove(server: Child, arm: Arm, wanted: Expected) -> list[Snapshot]:
@@ -77,54 +72,44 @@ def prove(server: Child, arm: Arm, wanted: Expected) -> list[Snapshot]:
     """
     deadline = time.monotonic() + _PATIENCE_S
     while True:
-        found = of(server.tree().keys())
+        pids = server.tree().keys()
+        found = [Snapshot.model_validate(each) for each in statefile.read_live() if each["pid"] in pids]
         problems = check(found, wanted)
         if not problems:
             return found
-        if time.monotonic() > deadline or any("failed" in problem for problem in problems):
+        if time.monotonic() > deadline:
             raise WrongArmError(f"this server is not what {arm.name} says:\n  " + "\n  ".join(problems))
+        server.interrupts.check()
         time.sleep(0.5)
 
 
 def check(found: Sequence[Snapshot], wanted: Expected) -> list[str]:
     """In what the state files are not as they must be, a line each."""
     if wanted.asked and not any(snapshot.role is Process.SERVER for snapshot in found):
-        why = f"; VLLM_PLUGINS={wanted.left_out} leaves omni-fastpath out" if wanted.left_out is not None else ""
-        return [f"no state file of a server process in {_folder()}{why}"]
+        return [f"no state file of a server process in {statefile.folder()}"]
     problems = []
     served: set[str] = set()
     for snapshot in found:
         for name, record in snapshot.patches.items():
-            place = f"{snapshot.process_name} ({snapshot.pid}): {name} is {record.state.value}"
-            reason = f" ({record.reason})" if record.reason else ""
-            if name in wanted.enabled and record.state not in _FINE:
-                problems.append(f"{place}{reason}, wanted applied")
-            elif name not in wanted.enabled and record.state is not State.OFF:
-                problems.append(f"{place}{reason}, wanted off")
+            is_wanted = name in wanted.enabled
+            if record.state not in (_FINE if is_wanted else (State.OFF,)):
+                place = f"{snapshot.process_name} ({snapshot.pid}): {name} is {record.state.value}"
+                reason = f" ({record.reason})" if record.reason else ""
+                problems.append(f"{place}{reason}, wanted {'applied' if is_wanted else 'off'}")
             elif record.state in _SERVES:
                 served.add(name)
     if problems:
         return problems
-    nowhere = sorted(wanted.named - served)
-    problems += [f"{name} serves in none of its processes: {_reasons(found, name)}" for name in nowhere]
     if wanted.enabled and not served:
-        problems.append(f"none of {', '.join(sorted(wanted.enabled))} serves in any of its processes")
-    return problems
+        return [f"none of {', '.join(sorted(wanted.enabled))} serves in any of its processes"]
+    return [
+        f"{name} serves in none of its processes: "
+        + "; ".join(dict.fromkeys(each.patches[name].reason for each in found if name in each.patches))
+        for name in sorted(wanted.named - served)
+    ]
 
 
-def _reasons(found: Sequence[Snapshot], name: str) -> str:
-    said = dict.fromkeys(each.patches[name].reason for each in found if name in each.patches)
-    return "; ".join(said) or "it is in no state file"
-
-
-def _folder() -> str:
-    try:
-        return str(statefile.folder())
-    except OSError as error:
-        return str(error)
-
-
-def told(found: Sequence[Snapshot]) -> list[dict[str, Any]]:
+def as_data(found: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """What a report shows of them: each process with state, reason and counters of each patch."""
     shown = dict.fromkeys(("process_name", "role", "stage", "replica", "source"), True)
     patches = {"__all__": {"state", "reason", "counters"}}

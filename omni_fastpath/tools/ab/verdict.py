@@ -27,7 +27,7 @@ OTHERS_ALPHA = 0.02
 STARTS = 6
 """Starts an arm unless told otherwise: p = 0.0022 can be reached, so that nine other measures have a chance."""
 
-Better = Literal["higher", "lower", "neither"]
+Better = Literal["higher", "lower"]
 Word = Literal["better", "worse", "the same", "too few starts"]
 
 
@@ -89,29 +89,31 @@ class Verdict:
 
 
 def verdicts(
-    primary: Measure, measures: Sequence[Measure], a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
+    measures: Sequence[Measure], a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
 ) -> dict[str, Verdict]:
     """The verdict of every measure by its title, B against A.
 
-    Args:
-        primary: The measure that was named beforehand.
-        measures: All measures, the primary one among them; titles are unique.
-        a: Measure's title to a value for each start of A.
-        b: The same of B.
+    A measure of which a start has no value gets none; where that is the first one, none does.
 
-    Raises:
-        ValueError: An arm without a start, a value that is no number, or a primary measure that is not among them.
+    Args:
+        measures: Of different titles; the first is the primary one.
+        a: Measure's title to a value for each start of A, NaN where it has none.
+        b: The same of B.
     """
-    if primary not in measures:
-        raise ValueError(f"the primary measure {primary.title!r} is not among {[each.title for each in measures]}")
-    titles = [measure.title for measure in measures]
-    for title in titles:
-        if any(not values or any(map(math.isnan, values)) for values in (a[title], b[title])):
-            raise ValueError(f"{title}: {a[title]} and {b[title]}, allowed: a number for each start")
-    p = {title: p_value(a[title], b[title]) for title in titles}
-    thresholds = _holm({title: each for title, each in p.items() if title != primary.title})
-    thresholds[primary.title] = PRIMARY_ALPHA
-    return {each.title: _verdict(each, a[each.title], b[each.title], p, thresholds) for each in measures}
+    known = [each for each in measures if _is_whole(a[each.title]) and _is_whole(b[each.title])]
+    if not measures or measures[0] not in known:
+        return {}
+    p = {each.title: p_value(a[each.title], b[each.title]) for each in known}
+    primary = measures[0].title
+    thresholds = _holm({title: each for title, each in p.items() if title != primary}) | {primary: PRIMARY_ALPHA}
+    return {
+        each.title: _verdict(each, a[each.title], b[each.title], p[each.title], thresholds[each.title])
+        for each in known
+    }
+
+
+def _is_whole(values: Sequence[float]) -> bool:
+    return bool(values) and not any(map(math.isnan, values))
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
@@ -170,21 +172,20 @@ def _holm(p: Mapping[str, float]) -> dict[str, float]:
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Median of all B / A, which lies within the interval; None where a value of A is zero."""
-    return None if 0 in a else quantile((each / base for each in b for base in a), 0.5)
+    """Median of all B / A, which lies within the interval; None where a start has no value, or one of A is zero."""
+    if 0 in a or not (_is_whole(a) and _is_whole(b)):
+        return None
+    return quantile((each / base for each in b for base in a), 0.5)
 
 
-def _verdict(
-    measure: Measure, a: Sequence[float], b: Sequence[float], p: Mapping[str, float], thresholds: Mapping[str, float]
-) -> Verdict:
-    found, threshold = p[measure.title], thresholds[measure.title]
+def _verdict(measure: Measure, a: Sequence[float], b: Sequence[float], p: float, threshold: float) -> Verdict:
     word: Word = "the same"
     if least_p(len(a), len(b)) > threshold:
         word = "too few starts"
-    elif found <= threshold:
+    elif p <= threshold:
         higher = quantile(b, 0.5) > quantile(a, 0.5)
         word = "better" if higher == (measure.better == "higher") else "worse"
-    return Verdict(word, ratio(a, b), interval(a, b, threshold), found, threshold)
+    return Verdict(word, ratio(a, b), interval(a, b, threshold), p, threshold)
 
 
 def interval(a: Sequence[float], b: Sequence[float], threshold: float) -> tuple[float, float] | None:

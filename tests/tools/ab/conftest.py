@@ -39,7 +39,7 @@ if "falls" in behaviour:
 if "stubborn" in behaviour:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-words = "one two three" if "moody" not in behaviour else f"one two {os.getpid()}"
+words = "one two three"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -89,9 +89,9 @@ if "hangs" in behaviour:
     time.sleep(600)
 if "fails" in behaviour:
     sys.exit("no such dataset")
-factor = (0.5 if fast else 1.0) if "same" not in behaviour else 1.0
-if "slower" in behaviour and fast:
-    factor = 2.0
+if "mute" in behaviour:
+    sys.exit()
+factor = (2.0 if "slower" in behaviour else 0.5) if fast else 1.0
 jitter = 1 + (os.getpid() % 97) / 10000
 with open(result, "w") as file:
     json.dump({

@@ -23,11 +23,15 @@ def test_commands_stand_between_bare_dashes() -> None:
         commands.parts(["--", "a", "--", "b", "--", "c"], "usage")
 
 
-def test_what_a_shell_and_jinja_have_in_braces_is_theirs() -> None:
-    """``${NAME}`` and ``{{name}}`` are neither refused nor filled in."""
-    words = [PYTHON, "-c", "serve ${EXTRA} ${port} --port {port}", "{{bos_token}}"]
-    assert commands.command("serve command", words, ["port"]) == tuple(words)
-    assert commands.filled(words, {"port": 7})[2:] == ["serve ${EXTRA} ${port} --port 7", "{{bos_token}}"]
+def test_only_the_placeholders_are_filled_in() -> None:
+    """What JSON, a shell and Jinja have in braces is theirs."""
+    words = ["serve ${EXTRA} --port {port}", "{{bos_token}}", '{"a": {}}', "--out={result}"]
+    assert commands.filled(words, 7, "x.json") == [
+        "serve ${EXTRA} --port 7",
+        "{{bos_token}}",
+        '{"a": {}}',
+        "--out=x.json",
+    ]
 
 
 def test_options_are_read_as_vllm_reads_them() -> None:
@@ -45,15 +49,6 @@ def test_the_clients_headers() -> None:
     assert commands.headers(words) == {"Authorization": "Bearer a=b", "x": "1"}
     assert commands.headers([*words, "--header=y=2", "z=3"]) == {"y": "2"}
     assert commands.headers(["bench", "X=1", "--model", "m"]) == {}
-
-
-def test_a_file_of_options_is_read_too(tmp_path: Path) -> None:
-    """As vLLM reads it, the command line first."""
-    file = tmp_path / "vllm.yaml"
-    file.write_text("host: 10.0.0.5\nuds:\n")
-    with pytest.raises(ConfigError, match=r"found --host 10\.0\.0\.5"):
-        commands.reachable(["vllm", "serve", "--config", str(file)])
-    commands.reachable(["vllm", "serve", "--config", str(file), "--host", "127.0.0.1"])
 
 
 SECRETS = [
@@ -87,9 +82,9 @@ def test_no_way_to_write_a_secret_into_a_command_gets_into_a_report(words: str) 
 
 
 def test_what_makes_a_command_that_command_is_shown() -> None:
-    """Programs, the model, names of options and variables, and plain values of harmless options."""
+    """Programs, the model, names of options, and plain values of harmless options."""
     command = "env HF_TOKEN=x python -m vllm_omni.entrypoints.cli.main serve org/model --omni --seed 3 --api-key x"
-    told = "env HF_TOKEN=*** *** -m vllm_omni.entrypoints.cli.main serve org/model --omni --seed 3 --api-key ***"
+    told = "env *** *** -m vllm_omni.entrypoints.cli.main serve org/model --omni --seed 3 --api-key ***"
     assert redaction.command(command.split()) == told.split()
 
 
@@ -112,15 +107,14 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
         ),
         (["--", PYTHON, "--", "BENCH"], "serve command: found no {port}"),
         (["--", "SERVE", "--", PYTHON, "{port}"], "bench command: found no {result}"),
-        (["--", PYTHON, "{prot}", "--", "BENCH"], "an unknown placeholder {prot}; allowed: "),
         (["--", PYTHON, "{port}", "--host", "10.0.0.5", "--", "BENCH"], "serve command: found --host 10.0.0.5"),
         (["--", PYTHON, "{port}", "--ssl-certfile", "c", "--", "BENCH"], "serve command: found --ssl-certfile"),
         (["--", PYTHON, "{port}", "--uds=/s", "--", "BENCH"], "serve command: found --uds"),
         (["--", "no-such-program", "{port}", "--", "BENCH"], "serve command: found 'no-such-program'"),
-        (["--", "SERVE", "--", PYTHON, "bench", "serve", "{port}", "{result}"], "found no --save-result"),
-        (["--primary", "duration", "--", "SERVE", "--", "BENCH"], "--primary: found duration, whose direction"),
-        (["--answers", "-1", "--", "SERVE", "--", "BENCH"], "--answers: found -1"),
-        (["--ready-timeout", "0", "--", "SERVE", "--", "BENCH"], "--ready-timeout: found 0"),
+        (["--", PYTHON, "{port}", "--config", "c", "--", "BENCH"], "serve command: found --config"),
+        (["--a", "VLLM_PLUGINS=x", "--a", "OMNI_FASTPATH=0", "--", "SERVE", "--", "BENCH"], "VLLM_PLUGINS: found x"),
+        (["--", "SERVE", "--", "BENCH", "--endpoint=/v1/audio/speech", "--extra-body=["], "a JSON object"),
+        (["--out", ".", "--", "SERVE", "--", "BENCH"], "which is not empty"),
         (["compare", "none.json"], "none.json: found no start"),
     ],
 )
@@ -135,45 +129,26 @@ def test_usage_errors_name_the_key(arguments: list[str], said: str, capsys: pyte
     assert [path.name for path in Path.cwd().iterdir()] == ["runtime"]
 
 
-def test_the_help_names_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of both forms."""
-    for arguments in (["ab", "--help"], ["ab", "compare", "--help"]):
-        with pytest.raises(SystemExit):
-            cli.main(arguments)
-        assert "130 interrupted" in capsys.readouterr().out
-
-
 # ---- The fixed requests ----
 
 
 def test_fixed_requests_go_where_the_clients_go() -> None:
     """The endpoint, the model and the extra body are the client's; greedy, with a seed; the same whenever asked for."""
     bench = ["vllm", "bench", "serve", "--model", "m", "--backend", "openai-chat-omni", "--extra-body"]
-    sent, none = requests.fixed([*bench, '{"modalities": ["audio"], "stream": false}'], 12)
-    assert none == ""
-    assert len({request.body["messages"][0]["content"] for request in sent}) == 12
+    sent = requests.fixed([*bench, '{"modalities": ["audio"], "stream": false}'])
+    assert len({request.body["messages"][0]["content"] for request in sent}) == 8
     body = sent[0].body
     assert (body["model"], body["modalities"], body["temperature"], body["seed"]) == ("m", ["audio"], 0.0, 0)
     assert body["stream"] is True
-    assert sent == requests.fixed([*bench, '{"modalities": ["audio"]}'], 12)[0]
-    spoken, _ = requests.fixed(["--endpoint=/v1/audio/speech", "--extra-body", '{"voice": "anna"}'], 1)
-    assert (spoken[0].path, spoken[0].body["voice"]) == ("/v1/audio/speech", "anna")
-    assert spoken[0].body["seed"] == 0
+    assert sent == requests.fixed([*bench, '{"modalities": ["audio"]}'])
+    spoken, *_ = requests.fixed(["--endpoint=/v1/audio/speech", "--extra-body", '{"voice": "anna"}'])
+    assert (spoken.path, spoken.body["voice"], spoken.body["seed"]) == ("/v1/audio/speech", "anna", 0)
 
 
-@pytest.mark.parametrize(
-    ("bench", "why"),
-    [
-        (["--endpoint", "/v1/completions"], "no fixed requests for /v1/completions"),
-        (["--backend", "openai-chat", "--extra-body", "{"], "--extra-body is no JSON object"),
-        ([], "no fixed requests for this client"),
-    ],
-)
-def test_where_no_request_can_be_made_it_is_said(bench: list[str], why: str) -> None:
-    """In words, and nothing is guessed."""
-    sent, none = requests.fixed(bench, 8)
-    assert sent == []
-    assert why in none
+@pytest.mark.parametrize("bench", [["--endpoint", "/v1/completions"], []])
+def test_where_no_request_is_known_none_is_sent(bench: list[str]) -> None:
+    """Nothing is guessed."""
+    assert requests.fixed(bench) == []
 
 
 def test_without_what_it_needs_it_says_how_to_get_it(

@@ -29,14 +29,13 @@ def _written(folder: Path, at: float, *, load: str = "8", b: str = "1", **change
 
 
 def _read(*paths: Path) -> Series:
-    return files.series(paths, [], None, [])
+    return files.series(paths)
 
 
 def test_starts_of_two_series_of_the_same_arms_are_pooled(tmp_path: Path) -> None:
-    """In the order of their times, without an alarm."""
+    """In the order of their times."""
     found = _read(*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9))
     assert [start.arm for start in found.starts] == ["A", "B", "A", "B"]
-    assert found.alarms == []
 
 
 def test_starts_that_were_asked_different_things_are_refused(tmp_path: Path) -> None:
@@ -54,20 +53,17 @@ def test_the_model_s_name_is_no_difference_of_what_was_asked() -> None:
     assert one == other != third
 
 
-@pytest.mark.parametrize("changes", [{"b": "2"}, {"inherited": {"VLLM_OMNI_Y": "1"}}])
-def test_two_arms_of_one_name_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_two_arms_of_one_name_are_refused(tmp_path: Path) -> None:
     """Every series has an A and a B."""
-    both = [*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9, **changes)]
-    with pytest.raises(ConfigError, match=r"two arms of one name: [AB] is"):
+    both = [*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9, b="2")]
+    with pytest.raises(ConfigError, match="two arms of one name"):
         _read(*both)
 
 
 def test_another_load_is_an_alarm(tmp_path: Path) -> None:
     """It may be meant, and must not be overlooked; so is another server command."""
     both = [*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9, load="16", serve=["vllm", "serve", "other"])]
-    found = _read(*both)
-    assert found.alarms == ["The starts' server commands differ", "The starts' client commands differ"]
-    assert set(found.alarms) <= set(report.alarms(report.judge(found)))
+    assert "The starts' commands differ" in report.alarms(report.judge(_read(*both)))
 
 
 def test_a_start_counts_once(tmp_path: Path) -> None:

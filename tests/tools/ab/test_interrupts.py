@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_fastpath.tools.ab.errors import Interrupted
-from omni_fastpath.tools.ab.interrupts import Interrupts
+from omni_fastpath.tools.ab.interrupts import Interrupted, Interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +19,16 @@ def as_before() -> Iterator[None]:
 
 
 def test_a_closed_terminal_ends_it() -> None:
-    """As Ctrl-C does."""
+    """As Ctrl-C does: at once in a part without steps, else at the next check."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with pytest.raises(Interrupted), Interrupts().caught():
+    interrupts = Interrupts()
+    with interrupts.caught():
         signal.raise_signal(signal.SIGHUP)
+        with pytest.raises(Interrupted):
+            interrupts.check()
+        interrupts.count = 0
+        with pytest.raises(Interrupted), interrupts.at_once():
+            signal.raise_signal(signal.SIGHUP)
 
 
 def test_under_nohup_a_closed_terminal_ends_nothing() -> None:

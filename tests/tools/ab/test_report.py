@@ -20,7 +20,7 @@ ANSWER = {
     "error": None,
     "error_code": None,
     "finished": True,
-    "order": "the end once and last",
+    "images": [],
 }
 
 
@@ -95,9 +95,9 @@ def test_a_measure_that_the_second_arm_lost_is_exit_code_1(without: int) -> None
     ]
     judged = report.judge(Series(whole.arms, starts, 12))
     assert judged.exit_code == 1
-    told = f"0 of 6 starts of A and {without} of 6 of B have no median_ttft_ms"
+    told = f"0% of the starts of A and {without / 6:.0%} of the starts of B have no median_ttft (first text)"
     assert told in report.markdown(judged)
-    json.dumps(report.plain(judged), allow_nan=False)
+    json.dumps(report.as_data(judged), allow_nan=False)
     assert report.judge(Series(("B", "A"), starts, 12)).exit_code == 0
 
 
@@ -105,10 +105,10 @@ def test_a_series_that_was_cut_short_says_so(tmp_path: Path) -> None:
     """In the data and in Markdown, which are written; one arm alone has no verdict and breaks nothing."""
     whole = _series()
     judged = report.judge(Series(whole.arms, whole.starts[:1], 12, ended="interrupted"))
-    report.write(judged, tmp_path / "new")
-    data = json.loads((tmp_path / "new" / "ab.json").read_text())
+    report.write(judged, tmp_path)
+    data = json.loads((tmp_path / "ab.json").read_text())
     assert (data["complete"], data["ended"], data["exit_code"]) == (False, "interrupted", 130)
     assert all(row["verdict"] is None for row in data["rows"])
-    said = (tmp_path / "new" / "ab.md").read_text()
+    said = (tmp_path / "ab.md").read_text()
     assert "INCOMPLETE: 1 of 12 starts were measured; interrupted" in said
-    assert "one arm has no start" in said
+    assert "or an arm has no start" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,8 +15,16 @@ from omni_fastpath.tools.ab.verdict import Measure
 NONE = math.nan
 
 
+@dataclass
+class _Start:
+    arm: str
+    value: float
+
+
 def _row(a: list[float], b: list[float], *, primary: bool = True) -> Row:
-    return rows.judge([Row(Measure("", "TTFP", "ms", "lower", float, primary=primary), {"A": a, "B": b})])[0]
+    starts = [_Start(arm, value) for arm, values in (("A", a), ("B", b)) for value in values]
+    measure = Measure("", "TTFP", "ms", "lower", lambda start: start.value, primary=primary)
+    return rows.rows([measure], starts, ("A", "B"))[0]
 
 
 @pytest.mark.parametrize("primary", [True, False])
@@ -33,5 +42,5 @@ def test_a_start_without_a_value_leaves_the_others_theirs(values: list[float]) -
     row = _row([1.0, 2.0, 3.0], values)
     assert rows.by_arm(row)[2] == "2 (1 to 3), 2 of 3 starts"
     assert (row.ratio, row.verdict) == (None, None)
-    json.dumps(rows.plain([row]), allow_nan=False)
+    json.dumps(rows.as_data([row]), allow_nan=False)
     assert rows.by_arm(_row([NONE, NONE], [NONE, 1.0]))[1:3] == ["-", "1, 1 of 2 starts"]

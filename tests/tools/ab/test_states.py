@@ -59,15 +59,11 @@ def test_what_variables_switch() -> None:
 
 
 def test_a_deploy_yaml_asks_too(tmp_path: Path) -> None:
-    """By an option, or in vLLM's file of options; a variable wins; a missing one is refused before anything starts."""
+    """By an option; a variable wins; a missing one is refused before anything starts."""
     file = tmp_path / "deploy.yaml"
     file.write_text("fastpath: true\n")
     assert states.expected({}, ["vllm", "--deploy-config", str(file)]).enabled == DEFAULT
     assert states.expected({"OMNI_FASTPATH": "0"}, [f"--deploy-config={file}"]).enabled == frozenset()
-    (tmp_path / "vllm.yaml").write_text(f"deploy_config: {file}\n")
-    configured = ["vllm", "serve", "--config", str(tmp_path / "vllm.yaml")]
-    assert states.expected({}, configured).enabled == DEFAULT
-    assert states.expected({}, ["vllm", "serve", "--config", str(tmp_path / "none.yaml")]).enabled == frozenset()
     with pytest.raises(ConfigError, match="no such file"):
         states.expected({}, ["--deploy-config", str(tmp_path / "none.yaml")])
 

@@ -30,11 +30,11 @@ def test_the_starts_that_would_do_are_the_least_that_can_differ() -> None:
 def test_a_verdict_is_shown_with_what_it_rests_on() -> None:
     """The ratios that are left, p, and what p had to be; with too few starts there is none of it."""
     low, high = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]
-    found = verdicts(TTFP, [TTFP], {TTFP.name: low}, {TTFP.name: high})[TTFP.name]
+    found = verdicts([TTFP], {TTFP.name: low}, {TTFP.name: high})[TTFP.name]
     assert found.interval is not None
     ends = "{:.2f} to {:.2f}".format(*found.interval)
     assert str(found) == f"worse ({ends}, p 0.002 of 0.030)"
-    assert str(verdicts(TTFP, [TTFP], {TTFP.name: low[:3]}, {TTFP.name: high[:3]})[TTFP.name]) == "too few starts"
+    assert str(verdicts([TTFP], {TTFP.name: low[:3]}, {TTFP.name: high[:3]})[TTFP.name]) == "too few starts"
     said = verdict.legend(TTFP, 9, 2)
     assert said.endswith("With 2 starts an arm: 4 would do for TTFP p50, 6 for all.")
     assert "would do" not in verdict.legend(TTFP, 9, 6)
@@ -56,7 +56,7 @@ def test_words_say_which_way_is_better() -> None:
     """B above A is worse where lower is better, and better where higher is."""
     low, high = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], [2.0, 2.1, 2.2, 2.3, 2.4, 2.5]
     rate = Measure("", "throughput", "req/s", "higher")
-    found = verdicts(TTFP, [TTFP, rate], {TTFP.name: low, rate.name: low}, {TTFP.name: high, rate.name: high})
+    found = verdicts([TTFP, rate], {TTFP.name: low, rate.name: low}, {TTFP.name: high, rate.name: high})
     assert found[TTFP.name].word == "worse"
     assert found[rate.name].word == "better"
     assert found[TTFP.name].ratio == pytest.approx(1.8, rel=0.02)
@@ -64,14 +64,14 @@ def test_words_say_which_way_is_better() -> None:
 
 def test_too_few_starts_are_said_not_hidden() -> None:
     """With three starts an arm nothing can be found, and the word is not that the arms are the same."""
-    found = verdicts(TTFP, [TTFP], {TTFP.name: [1.0, 1.1, 1.2]}, {TTFP.name: [9.0, 9.1, 9.2]})[TTFP.name]
+    found = verdicts([TTFP], {TTFP.name: [1.0, 1.1, 1.2]}, {TTFP.name: [9.0, 9.1, 9.2]})[TTFP.name]
     assert found.word == "too few starts"
     assert found.interval is None
 
 
 def test_equal_values_are_the_same() -> None:
     """A count that is zero in every start differs nowhere, and has no ratio."""
-    found = verdicts(TTFP, [TTFP], {TTFP.name: [0.0] * 6}, {TTFP.name: [0.0] * 6})[TTFP.name]
+    found = verdicts([TTFP], {TTFP.name: [0.0] * 6}, {TTFP.name: [0.0] * 6})[TTFP.name]
     assert (found.word, found.p) == ("the same", 1.0)
     assert found.ratio is None
 
@@ -84,10 +84,11 @@ def test_the_p_of_many_ties_is_the_same_each_time() -> None:
 
 
 @pytest.mark.parametrize("b", [[], [math.nan]])
-def test_a_start_without_a_figure_is_refused(b: list[float]) -> None:
-    """An arm without a start, or a value that is no number, is an error that names the measure."""
-    with pytest.raises(ValueError, match=r"TTFP p50: \[1.0\] and"):
-        verdicts(TTFP, [TTFP], {TTFP.name: [1.0]}, {TTFP.name: b})
+def test_a_start_without_a_figure_leaves_its_measure_without_a_verdict(b: list[float]) -> None:
+    """An arm without a start, or a value that is no number; of the first measure it leaves none."""
+    a, other = [1.0] * 6, OTHERS[0]
+    assert verdicts([TTFP, other], {TTFP.name: a, other.name: a}, {TTFP.name: a, other.name: b}).keys() == {TTFP.name}
+    assert verdicts([TTFP, other], {TTFP.name: a, other.name: a}, {TTFP.name: b, other.name: a}) == {}
 
 
 def test_an_arm_against_itself_is_told_apart_in_at_most_a_twentieth_of_runs() -> None:
@@ -137,5 +138,5 @@ def _words(
 ) -> list[str]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(verdict, "p_value", p)
-        found = verdicts(measures[0], measures, samples["A"], samples["B"])
+        found = verdicts(measures, samples["A"], samples["B"])
     return [found[each.name].word for each in measures]
