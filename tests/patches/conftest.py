@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +30,11 @@ def _seams_alone_are_called(request: pytest.FixtureRequest) -> Iterator[None]:
     with UpstreamCalls(PATCHES) as calls:
         yield
     assert calls.undeclared() == []
+
+
+@pytest.fixture(scope="session")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The configs that thinker and talker of the simulated deploy get; made once, in 15 seconds."""
+    from benchmarks.save_queue.rig import stage_configs
+
+    return stage_configs(tmp_path_factory.mktemp("stages"))

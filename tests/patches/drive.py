@@ -12,6 +12,12 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath import config
+from omni_fastpath.declare import Process, State
+from omni_fastpath.install import apply, uninstall
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches import PATCHES
+
 IN_TURN: dict[str, Any] = {"order": "stage_order", "floor": 0.0}
 """Options under which the end of a pass lets another stage in, and nothing else does."""
 
@@ -19,8 +25,6 @@ IN_TURN: dict[str, Any] = {"order": "stage_order", "floor": 0.0}
 @contextmanager
 def options(**values: Any) -> Iterator[None]:
     """Other values of ``budgeted_drain`` for the loops that start inside."""
-    from omni_fastpath.ledger import LEDGER
-
     entry = LEDGER.named("budgeted_drain")
     before = entry.options
     entry.options = entry.patch.options(**values)
@@ -31,45 +35,39 @@ def options(**values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def switched_on(**values: Any) -> Iterator[None]:
-    """The default set installed, with these values of ``budgeted_drain``, and taken off afterwards."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process
-    from omni_fastpath.install import apply, uninstall
-    from omni_fastpath.patches import PATCHES
-
-    apply(config.resolve([], {"OMNI_FASTPATH": "1"}, PATCHES), Process.SERVER)
+def _installed(process: Process, *variables: str) -> Iterator[None]:
+    apply(config.resolve([], dict.fromkeys(variables, "1"), PATCHES), process)
     try:
-        with options(**values):
-            yield
+        yield
     finally:
         for patch in reversed(PATCHES):
             uninstall(patch)
 
 
 @contextmanager
-def only(*names: str) -> Iterator[None]:
-    """These patches alone installed, as a server installs them, and taken off afterwards; for every release.
+def switched_on(**values: Any) -> Iterator[None]:
+    """The default set installed, with these values of ``budgeted_drain``, and taken off afterwards."""
+    with _installed(Process.SERVER, "OMNI_FASTPATH"), options(**values):
+        yield
 
-    Skips where one of them is not for this release.
+
+@contextmanager
+def only(*names: str, process: Process = Process.SERVER, **values: Any) -> Iterator[Any]:
+    """These patches alone installed, as such a process installs them, and taken off afterwards; for every release.
+
+    Yields the entry of the last one, if any, which has these values. The counters of all begin from nothing. Skips
+    where one of them is not for this release.
     """
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process, State
-    from omni_fastpath.install import apply, uninstall
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
-
-    apply(config.resolve([], {f"OMNI_FASTPATH_{name.upper()}": "1" for name in names}, PATCHES), Process.SERVER)
-    entries = [LEDGER.named(name) for name in names]
-    try:
-        for entry in entries:
+    with _installed(process, *(f"OMNI_FASTPATH_{name.upper()}" for name in names)):
+        entry = None
+        for entry in map(LEDGER.named, names):
             if entry.state in (State.SUPERSEDED, State.NOT_APPLICABLE):
                 pytest.skip(f"{entry.patch.name} is {entry.state.value} on this release")
             assert entry.state is State.APPLIED, entry.reason
-        yield
-    finally:
-        for patch in reversed(PATCHES):
-            uninstall(patch)
+            entry.counters.update(dict.fromkeys(entry.counters, 0))
+        if entry is not None:
+            entry.options = entry.patch.options(**values)
+        yield entry
 
 
 @contextmanager

@@ -35,6 +35,8 @@ from vllm_omni.engine.stage_runtime import StageRuntime
 
 import omni_simulated_device
 from benchmarks.rigs.engine_requests import engine_request
+from omni_fastpath.declare import Process
+from tests.patches.drive import only
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy/qwen3_omni_tiny.yaml"
 PATIENCE_S = 60.0
@@ -411,33 +413,15 @@ def pipeline_runs(model: Path) -> tuple[Run, dict[str, dict[str, Any]]]:
     return free, results
 
 
-def install_the_patch() -> dict[str, int]:
-    """`save_queue_cap` in this process, for the stages that are made from now on; its counters."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process
-    from omni_fastpath.install import apply, is_installed
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
-
-    environment = {
-        "OMNI_FASTPATH_SAVE_QUEUE_CAP": "1",
-        "OMNI_FASTPATH_SAVE_QUEUE_CAP__MAX_TASKS": "3",
-    }
-    apply(config.resolve([], environment, PATCHES), Process.STAGE)
-    (entry,) = (entry for entry in LEDGER if entry.patch.name == "save_queue_cap")
-    assert is_installed("save_queue_cap"), (entry.state, entry.reason)
-    return entry.counters
-
-
 def patched_run(model: Path, free: Run) -> dict[str, Any]:
     """With the patch, one stream of each stage slow, against the run of the same stages without it."""
-    counters = install_the_patch()
-    with _built(model, stages=2) as stages, contextlib.ExitStack() as context:
+    patched = only("save_queue_cap", process=Process.STAGE, max_tasks=3)
+    with patched as entry, _built(model, stages=2) as stages, contextlib.ExitStack() as context:
         # The talker has something to send once in 25 of its save tasks.
         for stage, name, turns in zip(stages, ("two", "one"), (6, 30), strict=True):
             context.enter_context(slow_sends(stage, name, turns))
         run = serve(stages, PIPELINE_STREAMS)
-    run.counters = dict(counters)
+    run.counters = dict(entry.counters)
     return _result(run, free)
 
 

@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from omni_fastpath.declare import Process
+from omni_fastpath.ledger import LEDGER
+from tests.patches.drive import only
+
 PATIENCE_S = 30.0
 """A guard, never something that a test measures."""
 
@@ -31,46 +35,25 @@ def unique(stem: str) -> str:
 
 def entry() -> Any:
     """The patch's entry in the ledger, also where nothing is installed."""
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.save_queue_cap import PATCH
-
-    return LEDGER.entry(PATCH)
+    return LEDGER.named("save_queue_cap")
 
 
 @contextmanager
 def patched(**values: Any) -> Iterator[dict[str, int]]:
-    """``save_queue_cap`` installed with these values and taken off afterwards; its counters."""
-    from omni_fastpath import config
-    from omni_fastpath.declare import Process, State
-    from omni_fastpath.install import apply, uninstall
-    from omni_fastpath.patches import PATCHES
-
-    apply(config.resolve([], {"OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"}, PATCHES), Process.STAGE)
-    ours = entry()
-    assert ours.state is State.APPLIED, ours.reason
-    before, ours.options = ours.options, ours.patch.options(**values)
-    try:
-        yield ours.counters
-    finally:
-        ours.options = before
-        for patch in reversed(PATCHES):
-            uninstall(patch)
+    """``save_queue_cap`` installed with these values and taken off afterwards; its counters, from nothing."""
+    with only("save_queue_cap", process=Process.STAGE, **values) as found:
+        yield found.counters
 
 
 class Gate:
-    """In front of a connector's ``put``: stops chosen streams, fails chosen chunks, notes who sends."""
+    """In front of a connector's ``put``: stops chosen streams, and notes whose chunks are put."""
 
     def __init__(self, connector: Any) -> None:
         self._put = connector.put
         connector.put = self.put
         self._shut: dict[str, threading.Event] = {}
-        self._lock = threading.Lock()
-        self.fails: dict[str, BaseException | None] = {}
-        """Next ``put`` of a stream: raise this, or report failure for None."""
-        self.inside: dict[str, str] = {}
-        """Stream: name of the thread that sends a chunk of it."""
-        self.overlaps: list[str] = []
-        """Streams of which two threads sent at a time."""
+        self.inside: str | None = None
+        """Stream of the chunk that is being put: one thread sends."""
         self.order: list[str] = []
         """Streams of the chunks put, in the order in which their puts began."""
 
@@ -79,10 +62,6 @@ class Gate:
         for stream in streams:
             self._shut[stream] = threading.Event()
 
-    def is_shut(self, stream: str) -> bool:
-        """Whether this stream's sends are stopped."""
-        return stream in self._shut
-
     def open(self, *streams: str) -> None:
         """Let them go on; all of them if none is named."""
         for stream in streams or tuple(self._shut):
@@ -90,33 +69,11 @@ class Gate:
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
         """Upstream's ``put`` behind the gate."""
-        stream = put_key.rsplit("_", 2)[0]
-        with self._lock:
-            if stream in self.inside:
-                self.overlaps.append(stream)
-            self.inside[stream] = threading.current_thread().name
-            self.order.append(stream)
+        stream = self.inside = put_key.rsplit("_", 2)[0]
+        self.order.append(stream)
+        gate = self._shut.get(stream)
         try:
-            gate = self._shut.get(stream)
-            if gate is not None:
-                assert gate.wait(PATIENCE_S)
-            if stream in self.fails:
-                error = self.fails.pop(stream)
-                if error is not None:
-                    raise error
-                return False, 0, None
+            assert gate is None or gate.wait(PATIENCE_S)
             return self._put(from_stage, to_stage, put_key, data)
         finally:
-            with self._lock:
-                self.inside.pop(stream, None)
-
-
-def slow_down(connector: Any, seconds: float) -> None:
-    """Each ``put`` takes that much longer."""
-    put = connector.put
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(seconds)
-        return put(*args, **kwargs)
-
-    connector.put = slow
+            self.inside = None

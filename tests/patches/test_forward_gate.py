@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,37 +13,16 @@ from typing import Any
 import pytest
 
 from omni_fastpath.declare import Process, State
+from tests.patches.drive import only
 
 pytestmark = pytest.mark.upstream
 
 TALKER = 1
 
 
-@pytest.fixture(scope="module")
-def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The configs that thinker and talker of the simulated deploy get."""
-    from benchmarks.save_queue.rig import stage_configs
-
-    return stage_configs(tmp_path_factory.mktemp("stages"))
-
-
-@contextmanager
-def gated() -> Iterator[Any]:
+def gated() -> AbstractContextManager[Any]:
     """The patch installed as in a stage process; its entry in the ledger."""
-    from omni_fastpath import config
-    from omni_fastpath.install import apply, uninstall
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
-
-    apply(config.resolve([], {"OMNI_FASTPATH_FORWARD_GATE": "1"}, PATCHES), Process.STAGE)
-    entry = LEDGER.named("forward_gate")
-    assert entry.state is State.APPLIED, entry.reason
-    for name in entry.counters:
-        entry.counters[name] = 0
-    try:
-        yield entry
-    finally:
-        uninstall(entry.patch)
+    return only("forward_gate", process=Process.STAGE)
 
 
 @pytest.fixture

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from omni_fastpath.declare import Process, State
-from omni_fastpath.install import apply, row_here, uninstall
+from omni_fastpath.install import row_here
+from omni_fastpath.ledger import LEDGER
+from tests.patches.drive import only
 from tests.patches.small_stage import SmallStage, stage_config
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
@@ -24,30 +26,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return stage_config(tmp_path_factory.mktemp("model"))
 
 
-@contextmanager
-def patched(*names: str, **values: Any) -> Iterator[dict[str, Any]]:
-    """Patches installed as in a stage process, with these values of ``save_queue_cap``; their entries by name."""
-    from omni_fastpath import config
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches import PATCHES
-
-    wanted = {f"OMNI_FASTPATH_{name.upper()}": "1" for name in names}
-    apply(config.resolve([], wanted, PATCHES), Process.STAGE)
-    found = {name: LEDGER.named(name) for name in names}
-    for entry in found.values():
-        for counter in entry.counters:
-            entry.counters[counter] = 0
-    if values:
-        entry = found["save_queue_cap"]
-        entry.options = entry.patch.options(**values)
-    try:
-        yield found
-    finally:
-        for patch in reversed(PATCHES):
-            uninstall(patch)
-        for entry in found.values():
-            assert entry.state is not State.APPLIED, entry.reason
-            entry.options = entry.patch.options()
+def patched(*names: str, **values: Any) -> AbstractContextManager[Any]:
+    """Patches installed as in a stage process; the entry of the last one, which has these values."""
+    return only(*names, process=Process.STAGE, **values)
 
 
 def played(config: Any, device: str = "cuda") -> SmallStage:
@@ -76,8 +57,7 @@ def complete(stage: SmallStage, tokens: dict[str, int]) -> None:
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_queue_sends_what_upstreams_does(device: str, config: Any) -> None:
     """Every chunk once and in order, and what was not fetched is counted."""
-    with patched("save_queue_cap") as entries:
-        entry = entries["save_queue_cap"]
+    with patched("save_queue_cap") as entry:
         assert entry.state is State.APPLIED, entry.reason
         stage = played(config, device)
         complete(stage, TOKENS)
@@ -93,20 +73,16 @@ def test_queue_sends_what_upstreams_does(device: str, config: Any) -> None:
 def test_both_patches_in_one_stage(config: Any) -> None:
     """Both are applied, on releases where they share a slot too, and can be taken off."""
     stock = played(config)
-    with patched("forward_gate", "save_queue_cap") as entries:
+    with patched("forward_gate", "save_queue_cap") as entry:
         ours = played(config)
-        assert entries["save_queue_cap"].state is State.APPLIED
-        row = row_here(entries["forward_gate"].patch)
-        assert row is not None
-        assert entries["forward_gate"].state is row.state
+        assert (entry.state, LEDGER.named("forward_gate").state) == (State.APPLIED, State.APPLIED)
     assert ours.chunks == stock.chunks
 
 
 def test_streams_are_held(config: Any) -> None:
     """While nothing is sent, streams with the most are left out of steps; all is complete and in order after it."""
     tokens = {"a": 100, "b": 100, "c": 100}
-    with patched("save_queue_cap", max_tasks=32, max_hold_s=600.0) as entries:
-        entry = entries["save_queue_cap"]
+    with patched("save_queue_cap", max_tasks=32, max_hold_s=600.0) as entry:
         with SmallStage(config) as stage:
             for name, count in tokens.items():
                 stage.add(name, tokens=count)
@@ -123,7 +99,7 @@ def test_streams_are_held(config: Any) -> None:
 
 def test_abort_costs_the_others_nothing(config: Any) -> None:
     """What was queued of an aborted request goes out in order or not at all, as upstream has it; the others' does."""
-    with patched("save_queue_cap") as entries:
+    with patched("save_queue_cap") as entry:
         with SmallStage(config) as stage:
             for name, tokens in TOKENS.items():
                 stage.add(name, tokens=tokens)
@@ -137,14 +113,12 @@ def test_abort_costs_the_others_nothing(config: Any) -> None:
             complete(stage, {name: tokens for name, tokens in TOKENS.items() if name != "b"})
             found = [codes[0] for _, codes, _ in stage.chunks[stage.stream("b")]]
             assert found == list(range(len(found)))
-        entry = entries["save_queue_cap"]
         assert (entry.state, entry.counters["stepped_aside"]) == (State.APPLIED, 0)
 
 
 def test_unknown_task_ends_no_thread(config: Any) -> None:
     """A task of a shape that was not read makes the queue step aside; the save thread lives and loses nothing."""
-    with patched("save_queue_cap") as entries:
-        entry = entries["save_queue_cap"]
+    with patched("save_queue_cap") as entry:
         with SmallStage(config) as stage:
             for name, tokens in TOKENS.items():
                 stage.add(name, tokens=tokens)
@@ -162,7 +136,7 @@ def test_unknown_task_ends_no_thread(config: Any) -> None:
 
 def test_released_segments_go_when_the_chunks_before_them_are_sent(config: Any) -> None:
     """Where upstream takes back what nobody fetched (0.32), that is one more task of the stream, behind its others."""
-    with patched("save_queue_cap") as entries, SmallStage(config) as stage:
+    with patched("save_queue_cap") as entry, SmallStage(config) as stage:
         release: Callable[[str], None] | None = getattr(stage.adapter, "release_shm_resources", None)
         if release is None:
             return
@@ -181,19 +155,16 @@ def test_released_segments_go_when_the_chunks_before_them_are_sent(config: Any) 
         assert not stage.segments(stage.stream("a"))
         assert stage.segments(stage.stream("b"))
         assert stage.adapter.save_thread.is_alive()
-        entry = entries["save_queue_cap"]
         assert (entry.state, entry.counters["stepped_aside"]) == (State.APPLIED, 0)
         assert entry.counters["tasks"] == sum(TOKENS.values()) + 1
 
 
-def test_generation_stage_says_that_it_sends_nothing(config: Any) -> None:
+@pytest.mark.parametrize("name", ["forward_gate", "save_queue_cap"])
+def test_generation_stage_says_that_it_sends_nothing(config: Any, name: str) -> None:
     """Both patches say of a stage with the other kind of scheduler that there is nothing to do; its queue is stock."""
-    with patched("forward_gate", "save_queue_cap") as entries, SmallStage(config, generates=True) as stage:
+    with patched(name) as entry, SmallStage(config, generates=True) as stage:
         assert type(stage.queue) is deque
-        assert entries["save_queue_cap"].state is State.NOT_APPLICABLE
-        gate, row = entries["forward_gate"], row_here(entries["forward_gate"].patch)
-        assert row is not None
-        assert gate.state is (row.state if row.state is State.SUPERSEDED else State.NOT_APPLICABLE)
+        assert entry.state is State.NOT_APPLICABLE
 
 
 def test_stage_that_sends_batches_is_not_applicable(config: Any) -> None:

@@ -7,13 +7,14 @@ import gc
 import importlib
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from omni_fastpath.declare import State
+from tests.patches.drive import only
 
 pytestmark = pytest.mark.upstream
 every_release = pytest.mark.every_release
@@ -41,16 +42,9 @@ def _pythons_own() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-@contextmanager
-def installed(**values: Any) -> Iterator[Any]:
+def installed(**values: Any) -> AbstractContextManager[Any]:
     """The patch with these values, and no other; its entry in the ledger."""
-    from omni_fastpath.ledger import LEDGER
-    from tests.patches.drive import only
-
-    with only("gc_pacing"):
-        entry = LEDGER.named("gc_pacing")
-        entry.options = entry.patch.options(**values)
-        yield entry
+    return only("gc_pacing", **values)
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath.ledger import LEDGER
+from tests.patches.drive import only
+
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 STATS = "vllm_omni.metrics.stats"
@@ -44,14 +47,8 @@ def _levels_of_handlers() -> Iterator[None]:
 @contextmanager
 def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
     """The patch installed as in a process with upstream's API server; its counters."""
-    from omni_fastpath.ledger import LEDGER
-    from tests.patches.drive import only
-
     importlib.import_module(SERVING)
-    with only("lean_front_end"):
-        entry = LEDGER.named("lean_front_end")
-        entry.options = entry.patch.options.model_validate({"summary": summary})
-        entry.counters.update(dict.fromkeys(entry.counters, 0))
+    with only("lean_front_end", summary=summary) as entry:
         yield entry.counters
 
 
@@ -65,8 +62,6 @@ def needs_tables() -> None:
 
 
 def _state() -> tuple[str, str]:
-    from omni_fastpath.ledger import LEDGER
-
     entry = LEDGER.named("lean_front_end")
     return entry.state.value, entry.reason
 
@@ -222,17 +217,13 @@ def test_a_process_without_the_api_server_has_the_rest(monkeypatch: pytest.Monke
     """A library user's process does not import it for us; its tables and files are lean, and the reason says so."""
     import soundfile  # type: ignore[import-untyped]
 
-    from tests.patches.drive import only
-
     monkeypatch.delitem(sys.modules, SERVING, raising=False)
-    with only("lean_front_end"):
+    with only("lean_front_end") as entry:
         assert SERVING not in sys.modules
         assert "streamed answers are upstream's" in _state()[1]
         for _ in range(2):
             soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
-        from omni_fastpath.ledger import LEDGER
-
-        assert LEDGER.named("lean_front_end").counters["files"] == 1
+        assert entry.counters["files"] == 1
     monkeypatch.undo()
     with switched_on():
         assert "streamed answers" not in _state()[1]

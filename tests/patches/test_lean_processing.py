@@ -21,10 +21,8 @@ pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 @contextmanager
 def switched_on(*others: str) -> Iterator[dict[str, int]]:
     """Installed meanwhile, with these patches beside it; its counters."""
-    from omni_fastpath.ledger import LEDGER
-
-    with only(*others, "lean_processing"):
-        yield LEDGER.named("lean_processing").counters
+    with only(*others, "lean_processing") as entry:
+        yield entry.counters
 
 
 Both = Callable[[Setting], dict[str, int]]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from typing_extensions import Self
 
-from tests.patches.save_path import PATIENCE_S, Gate, entry, patched, slow_down, unique, until
+from tests.patches.save_path import PATIENCE_S, Gate, entry, patched, unique, until
 
 pytestmark = pytest.mark.upstream
 
@@ -22,14 +21,6 @@ BOTH = pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "syn
 
 NEVER: dict[str, Any] = {"max_bytes": None, "max_tasks": None, "max_hold_s": 3600.0}
 """No limit but those that a test names, and no hold that ends by itself."""
-
-
-@pytest.fixture(scope="session")
-def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Configs of the simulated deploy's stages; made once."""
-    from benchmarks.save_queue.rig import stage_configs
-
-    return stage_configs(tmp_path_factory.mktemp("stages"))
 
 
 class Stage:
@@ -43,14 +34,12 @@ class Stage:
         self.queue: Any = self.adapter._pending_save_reqs
         self.gate = Gate(self.adapter.connector)
         self.tokens: dict[str, list[int]] = defaultdict(list)
-        self.steps: list[list[str]] = []
-        self.preempted = 0
         self.next: dict[str, int] = defaultdict(int)
         self.sent: dict[str, list[Any]] = defaultdict(list)
         self._wrap()
 
     def _wrap(self) -> None:
-        update, execute, preempt = self.rig.update, self.rig.execute, self.scheduler._preempt_request
+        update = self.rig.update
 
         def recording_update() -> Any:
             outputs = update()
@@ -59,16 +48,7 @@ class Stage:
                     self.tokens[output.request_id] += list(output.new_token_ids)
             return outputs
 
-        def recording_execute(scheduled: Any) -> Any:
-            self.steps.append(list(scheduled.num_scheduled_tokens))
-            return execute(scheduled)
-
-        def recording_preempt(*args: Any, **kwargs: Any) -> Any:
-            self.preempted += 1
-            return preempt(*args, **kwargs)
-
-        self.rig.update, self.rig.execute = recording_update, recording_execute  # type: ignore[method-assign]
-        self.scheduler._preempt_request = recording_preempt
+        self.rig.update = recording_update  # type: ignore[method-assign]
 
     def __enter__(self) -> Self:
         return self
@@ -76,10 +56,6 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self.gate.open()
         self.rig.close()
-
-    def steps_of(self, name: str) -> int:
-        """Steps that a request was in."""
-        return sum(name in step for step in self.steps)
 
     def until_idle(self, turns: int = 12) -> None:
         """Step until nothing was computed for some turns and nothing can be sent: every stream is held or done."""
@@ -123,7 +99,6 @@ class Stage:
 def stage(config: Path, rig: dict[str, Any] | None = None, **options: Any) -> Iterator[tuple[Stage, dict[str, int]]]:
     """A stage with the patch and these limits alone; and the patch's counters, from nothing."""
     with patched(**{**NEVER, **options}) as counters, Stage(config, **(rig or {})) as made:
-        counters.update(dict.fromkeys(counters, 0))
         yield made, counters
 
 
@@ -160,33 +135,6 @@ def test_held_and_resumed_streams_yield_the_same(configs: dict[int, Path], numbe
         made.receive(*names.values())
         for prompt in prompts:
             assert (made.tokens[prompt], made.content(names[prompt])) == stock(configs[number], prompt, 60, **rig)
-
-
-@BOTH
-def shortened(config: Path, folder: Path, tokens: int) -> Path:
-    """The config of a model with a context of so many tokens, which fit a tiny KV cache."""
-
-    def change(vllm_config: Any) -> None:
-        vllm_config.model_config.max_model_len = tokens
-
-    return changed(config, folder, change)
-
-
-def test_tiny_kv_cache(configs: dict[int, Path], tmp_path: Path) -> None:
-    """Holds among preemptions: no deadlock, and tokens and their order are those of a stage with room for all."""
-    names = {f"s{n}": unique(f"s{n}") for n in range(12)}
-    short = shortened(configs[0], tmp_path, 256)
-    with stage(short, {"kv_cache_mib": 4}, max_tasks=12) as (made, counters):
-        slow_down(made.adapter.connector, 0.0005)
-        for prompt, name in names.items():
-            made.rig.add(prompt, tokens=160, external_req_id=name, prompt=prompt)
-        made.rig.run(PATIENCE_S)
-        assert made.preempted > 0
-        assert counters["holds"] > 0
-        assert counters["expired_holds"] == 0
-        made.receive(*names.values())
-        assert all(bool(made.sent[name][-1]["meta"]["finished"]) for name in names.values())
-        assert made.tokens["s7"] == stock(configs[0], "s7", 160)[0]
 
 
 # ---- Ends while held ----
@@ -291,7 +239,6 @@ def test_put_that_hangs_stops_no_text(configs: dict[int, Path]) -> None:
     """With the defaults every token of every request comes out of the stage while a put hangs."""
     names = [unique(f"audio{n}") for n in range(4)]
     with patched() as counters, Stage(configs[0], max_num_seqs=16) as made:
-        counters.update(dict.fromkeys(counters, 0))
         made.gate.shut(names[0])
         for name in names:
             made.rig.add(name, tokens=200)
@@ -311,17 +258,6 @@ def test_null_limits_hold_nothing(configs: dict[int, Path]) -> None:
 
 
 # ---- Where no stream is held ----
-
-
-def changed(config: Path, folder: Path, change: Callable[[Any], None]) -> Path:
-    """The config with something else switched on."""
-    import vllm_omni  # noqa: F401 - before anything of vLLM's is unpickled
-
-    vllm_config = pickle.loads(config.read_bytes())  # noqa: S301 - our own file
-    change(vllm_config)
-    found = folder / "changed.pickle"
-    found.write_bytes(pickle.dumps(vllm_config))
-    return found
 
 
 def scheduler(kind: str = "OmniARScheduler", **config: Any) -> Any:
