@@ -121,6 +121,3 @@ def test_a_death_is_told_once_whatever_becomes_of_its_slot(event_driven: bool, s
     if slot == "replaced":
         assert pool.clients[1] is new
         assert pool.is_replica_available(1)
-
-
-# ---- First audio that the stage before sends ----

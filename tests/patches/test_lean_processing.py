@@ -332,9 +332,3 @@ def test_a_copy_has_the_ids_too(lean: tuple[Play, dict[str, int]], audible: bool
     sent = pickle.loads(pickle.dumps(completion))  # noqa: S301
     for other in (copy.copy(completion), copy.deepcopy(completion), sent):
         assert everything(other) == everything(completion)
-
-
-# ---- Latencies ----
-
-
-# ---- On and off ----

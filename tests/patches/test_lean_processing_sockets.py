@@ -315,6 +315,3 @@ def test_an_error_of_ours_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         entry = LEDGER.named("lean_processing")
         assert entry.state is State.FAILED
         assert where in entry.reason
-
-
-# ---- The whole way ----
