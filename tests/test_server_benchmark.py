@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -98,13 +99,14 @@ def _spin_until(stop: threading.Event) -> None:
         pass
 
 
-def test_an_engines_last_words_are_read() -> None:
+def test_an_engines_last_words_are_read(tmp_path: Path) -> None:
     """What a light engine logs at its end is what the result line says of it."""
     from omni_simulated_device.light.host import LAST_WORDS
 
     line = LAST_WORDS % ("LightEngine_stage0_replica1", 211, 80.4, 0.11, 3.26, 20.72)
     wanted = {"steps": 211, "work_us": 80.0, "late_p50_ms": 0.11, "late_p99_ms": 3.26}
-    assert kept_time(f"(LightEngines pid=7) INFO {line}\n") == {"stage0_replica1": wanted}
+    (tmp_path / "log").write_text(f"(LightEngines pid=7) INFO {line}\n")
+    assert kept_time(tmp_path / "log") == {"stage0_replica1": wanted}
 
 
 def test_every_arm_gets_the_same_requests_at_the_same_times() -> None:

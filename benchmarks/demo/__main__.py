@@ -19,6 +19,7 @@ from benchmarks.rigs.side_by_side import guarded, plan, positive, work_folder
 from benchmarks.rigs.user_arms import ARMS
 from benchmarks.rigs.whole_server import model_folder
 from benchmarks.server.load import Load
+from benchmarks.server.report import kept
 from omni_fastpath.tools.ab import rows, verdict
 from omni_fastpath.tools.ab.about import commit
 from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
@@ -90,7 +91,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     for line in report.heading(told):
         console.print(line, highlight=False)
     print_table(console, report.COLUMNS, table, rows.by_arm)
-    for line in (*rows.summary(table), report.CLOSED_LOOP, report.lateness(starts)):
+    for line in (*rows.summary(table), report.CLOSED_LOOP, kept(start.engines for start in starts)):
         console.print(line, highlight=False)
     console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
     for what, name in (("picture", "demo.png"), ("numbers", "demo.json")):

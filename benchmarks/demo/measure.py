@@ -110,7 +110,7 @@ def run_start(
     requests = {name: by_request(each) for name, each in captures.items()}
     first_audio_s = [each["first_audio_s"] for each in requests["paced"]]
     figures["paced"][TTFP_P90] = 1000 * quantile([each for each in first_audio_s if each is not None], 0.9)
-    start = Start(arm.name, figures, requests, server.start_s, kept_time(server.log_text()), proof, moved)
+    start = Start(arm.name, figures, requests, server.start_s, kept_time(log), proof, moved)
     return start, [each.answer() for name in loads for each in captures[name]]
 
 

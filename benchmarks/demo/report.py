@@ -63,15 +63,6 @@ def heading(told: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def lateness(starts: Sequence[Start]) -> str:
-    """By how much the engines were late: what they could not send in time, no arm could show."""
-    late = [engine["late_p99_ms"] for start in starts for engine in start.engines.values()]
-    if not late:
-        return "The engines did not say how well they kept time."
-    half, most = statistics.median(late), max(late)
-    return f"The engines' steps were late by {half:.1f} ms (p99 of the median engine; {most:.0f} of the worst)."
-
-
 def plain(
     starts: Sequence[Start], table: Sequence[Row], parity: Mapping[str, Any], told: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from typing import Any
 import benchmarks.forward_gate
 from benchmarks.forward_gate.component import TOKENS, measure
 from benchmarks.rigs import results
+from benchmarks.rigs.arms import STOCK, STOCK_AGAIN
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import check, switch_on
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import about
 from omni_fastpath.tools.ab.arm import Arm
 
-ARMS = {
-    arm.name: arm for arm in (Arm("stock"), Arm("fastpath", {"OMNI_FASTPATH_FORWARD_GATE": "1"}), Arm("stock again"))
-}
+GATED = Arm("fastpath", {"OMNI_FASTPATH_FORWARD_GATE": "1"})
+ARMS = {arm.name: arm for arm in (STOCK, GATED, STOCK_AGAIN)}
 IN_FLIGHT = (64, 128)
 FIGURES = {
     "bytes": "bytes on the wire, each output",
@@ -67,9 +67,6 @@ def main() -> None:
         run_arm(ARMS[options.arm], options.in_flight)
     counts = [str(count) for count in options.in_flight]
     found = alternate("benchmarks.forward_gate", list(ARMS.values()), options.rounds, "--in-flight", *counts)
-    for arm, lines in found.items():
-        for line in lines:
-            results.save("forward_gate", {"arm": arm, **line})
     for count in counts:
         show(f"talker, {count} in flight", {arm: [line[count] for line in found[arm]] for arm in ARMS})
     print(about.line())

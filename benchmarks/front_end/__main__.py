@@ -11,6 +11,7 @@ from typing import Any
 import benchmarks.front_end
 from benchmarks.front_end.ended import ended
 from benchmarks.rigs import results
+from benchmarks.rigs.arms import STOCK, STOCK_AGAIN
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import switch_on
 from omni_fastpath.declare import Process
@@ -22,9 +23,9 @@ MODES = ("full", "line")
 ARMS = {
     arm.name: arm
     for arm in (
-        Arm("stock"),
+        STOCK,
         *(Arm(mode, {_ON: "1", f"{_ON}__SUMMARY": mode}) for mode in MODES),
-        Arm("stock again"),
+        STOCK_AGAIN,
     )
 }
 TOKENS = (100, 400, 2000)
@@ -99,9 +100,6 @@ def main() -> None:
         return
     tokens = [str(each) for each in options.tokens]
     found = alternate("benchmarks.front_end", list(ARMS.values()), options.rounds, "--tokens", *tokens)
-    for name, lines in found.items():
-        for line in lines:
-            results.save("front_end", {"arm": name, **line})
     figures = {
         "loop_us": "event loop, µs CPU",
         "process_us": "process, µs CPU",

@@ -88,7 +88,6 @@ def run_cell(cell: Cell, given: argparse.Namespace) -> list[dict[str, Any]]:
         line |= {"round": number, "capacity": capacities[number]}
         results.save("replay", line)
         found.append(line)
-        results.progress(report.brief(line))
     return found
 
 

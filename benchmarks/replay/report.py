@@ -66,13 +66,6 @@ def _number(found: float | None) -> str:
     return f"{found:.0f}" if abs(found) >= 1000 or found == int(found) else f"{found:.3g}"
 
 
-def brief(line: dict[str, Any]) -> str:
-    """One line on one run, while the others go on."""
-    paths = ("first_audio.p99", "user_first_audio.p99", "front_end_late.p99", "e2e_later.p99")
-    figures = ", ".join(f"{path} {_number(value(line, path))}" for path in paths)
-    return f"round {line['round']} {line['arm']}: {figures}{' (cut off)' if line['cut_off'] else ''}"
-
-
 def show(cell: str, lines: Lines) -> None:
     """Print the table of one cell."""
     arms = list(dict.fromkeys(line["arm"] for line in lines))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.rigs.arms import ARMS
-from benchmarks.rigs.results import progress
+from benchmarks.rigs.results import progress, save
 from omni_fastpath.tools.ab.arm import Arm, clean
 from omni_fastpath.tools.ab.turns import turns
 
@@ -71,16 +71,18 @@ def run_arm(module: str, arm: Arm, *arguments: str) -> dict[str, Any]:
     return last_line(run_module(module, "--arm", arm.name, *arguments))
 
 
-def announced(arms: Sequence[AnArm], rounds: int, what: str = "") -> Iterator[tuple[int, AnArm]]:
+def announced(arms: Sequence[AnArm], rounds: int) -> Iterator[tuple[int, AnArm]]:
     """Round and arm in the order of running, each said when its turn comes."""
     for number, arm in turns(arms, rounds):
-        progress(f"{what}round {number + 1} of {rounds}: {arm.name}")
+        progress(f"round {number + 1} of {rounds}: {arm.name}")
         yield number, arm
 
 
 def alternate(module: str, arms: Sequence[Arm], rounds: int, *arguments: str) -> dict[str, list[dict[str, Any]]]:
-    """Lines of the arms, by name, run in turn, forwards and backwards, ``rounds`` times each."""
-    results: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
+    """Lines of the arms, by name, run in turn, forwards and backwards, ``rounds`` times each; they are saved too."""
+    found: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
     for _, arm in announced(arms, rounds):
-        results[arm.name].append(run_arm(module, arm, *arguments))
-    return results
+        line = run_arm(module, arm, *arguments)
+        save(module.removeprefix("benchmarks."), {"arm": arm.name, **line})
+        found[arm.name].append(line)
+    return found

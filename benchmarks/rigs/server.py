@@ -108,8 +108,6 @@ class Server:
         environment: Mapping[str, str | None] | None = None,
         arguments: Sequence[str] = (),
         log_path: str | Path | None = None,
-        ready_timeout_s: float = READY_TIMEOUT_S,
-        stop_timeout_s: float = STOP_TIMEOUT_S,
         release: str | None = None,
     ) -> None:
         self.model = str(model)
@@ -123,8 +121,6 @@ class Server:
         self._folder = Path(tempfile.mkdtemp(prefix="omni-serving-"))
         self.log_path = Path(log_path) if log_path is not None else self._folder / "server.log"
         self._own_log = log_path is None
-        self._ready_timeout_s = ready_timeout_s
-        self._stop_timeout_s = stop_timeout_s
         self.port = 0
         self._child: Serving | None = None
         self._shared_memory_before: set[str] = set()
@@ -176,8 +172,8 @@ class Server:
             environment=self.environment(),
             log=self.log_path,
             interrupts=Interrupts(),
-            ready_timeout_s=self._ready_timeout_s,
-            stop_timeout_s=self._stop_timeout_s,
+            ready_timeout_s=READY_TIMEOUT_S,
+            stop_timeout_s=STOP_TIMEOUT_S,
             folder=self._folder,  # not the repository: its folders must not shadow installed modules
         )
         try:
@@ -188,13 +184,6 @@ class Server:
                 raise ServerError(str(error)) from error
             raise
         self.start_s = self._child.start_s
-
-    def log_text(self) -> str:
-        """Everything the server has written so far."""
-        try:
-            return self.log_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
 
     def alive(self) -> bool:
         """Whether the API server process still runs."""
@@ -216,16 +205,6 @@ class Server:
                 name = roles[snapshot.pid]
                 found[name if name not in found else f"{name}:{snapshot.pid}"] = snapshot
         return found
-
-    def cpu_seconds(self) -> dict[str, float]:
-        """Processor time (user and system, seconds) used so far, by role; take differences to measure a load."""
-        used: dict[str, float] = {}
-        for process in self._tree().values():
-            name = role(process)
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                used[name] = used.get(name, 0.0) + times.user + times.system
-        return used
 
     def stop(self, *, keep_log: bool = False) -> Shutdown | None:
         """SIGTERM the API server, wait for its whole tree, kill what is left; safe to call again."""

@@ -41,7 +41,7 @@ def guarded(name: str, run: Callable[[Console], int]) -> int:
     console = Console(soft_wrap=False) if sys.stdout.isatty() else Console(width=_PIPED_WIDTH, no_color=True)
     # SIGINT too: where a shell started this in the background, Python leaves it ignored.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupted)
+        signal.signal(number, interrupted)
     try:
         return run(console)
     except SystemExit:
@@ -54,7 +54,8 @@ def guarded(name: str, run: Callable[[Console], int]) -> int:
         return 1
 
 
-def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
+def interrupted(number: int, _frame: FrameType | None) -> NoReturn:
+    """A handler of signals: leave through the servers' context managers, so that none is left running."""
     raise SystemExit(128 + number)
 
 

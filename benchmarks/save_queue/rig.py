@@ -13,9 +13,7 @@ that answers with outputs of real size. There is no engine core around it: `Rig.
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
 import sys
 import time
 from collections import Counter, deque
@@ -47,13 +45,13 @@ def stage_configs(folder: Path) -> dict[int, Path]:
     """
     found = {stage: folder / f"stage{stage}.pickle" for stage in STAGES}
     if not all(path.exists() for path in found.values()):
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("OMNI_FASTPATH")}
-        environment |= {"OMNI_SIMULATED_DEVICE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.save_queue.rig", str(folder)]
+        from benchmarks.rigs.driver import run_module  # here, so that a fork of this module has nothing of ours
+        from benchmarks.rigs.server import OFFLINE
+        from omni_fastpath.tools.ab.arm import clean
+
+        environment = {**clean(), "OMNI_SIMULATED_DEVICE": "1", **OFFLINE}
         root = Path(__file__).resolve().parents[2]
-        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"no stage configs:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        run_module("benchmarks.save_queue.rig", str(folder), environment=environment, folder=root)
     return found
 
 

@@ -18,20 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rigs import process_arms
+from benchmarks.rigs.server import OFFLINE
 from omni_fastpath.declare import Process
 from omni_fastpath.tools.ab import arm as compare
 
 START_TIMEOUT_S = 180.0
 CALL_TIMEOUT_S = 600.0
 
-ENVIRONMENT = {
-    "OMNI_SIMULATED_DEVICE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-
+ENVIRONMENT = {**OFFLINE, "OMNI_SIMULATED_DEVICE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 IMPORTED = (
     "vllm_omni",
@@ -61,9 +55,6 @@ def check(arm: compare.Arm, rig: Any) -> None:
 
 
 # ---- The process ----
-
-COMMANDS = ("load", "hang")
-"""Functions of `loads`, each ``run_`` and the name."""
 
 
 @functools.cache
@@ -112,7 +103,7 @@ class Subject:
         self._answer(START_TIMEOUT_S)
 
     def call(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """Run one of `COMMANDS` in the process and return its result."""
+        """Run ``load`` or ``hang`` of `loads` in the process and return its result."""
         self._pipe.send((what, arguments))
         return self._answer(CALL_TIMEOUT_S)
 
@@ -173,7 +164,7 @@ def _serve_stage(pipe: Any, arm: compare.Arm, stage: int, config: Path, settings
     from benchmarks.save_queue.receiver import Receiver
     from benchmarks.save_queue.rig import Rig
 
-    commands: Mapping[str, Callable[..., dict[str, Any]]] = {name: getattr(loads, f"run_{name}") for name in COMMANDS}
+    commands: Mapping[str, Callable[..., dict[str, Any]]] = {"load": loads.run_load, "hang": loads.run_hang}
     with Receiver(stage, [pipe]) as receiver:
         process_arms.switch_on(arm, Process.STAGE)
         with Rig(config, **settings) as rig:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from benchmarks.rigs import server_arms as arms
 from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.whole_server import STEP_MS, checked, deploy, model_folder
+from benchmarks.rigs.whole_server import STEP_MS, checked, deploy, run_starts
 from benchmarks.rigs.whole_server import environment as environment_of
 from benchmarks.save_queue.subjects import AGAIN, FASTPATH, STOCK
 from omni_fastpath.tools.ab.arm import Arm
@@ -52,13 +51,12 @@ def run(slow: Sequence[int], runs: int, stage: int) -> None:
     Raises:
         RuntimeError: An answer differs between runs or arms.
     """
-    model = model_folder("qwen3_omni")
-    found: dict[str, Batches] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number, arm in enumerate(ARMS):
-            progress(f"server {number + 1} of {len(ARMS)}: {arm.name}")
-            found[arm.name] = _measure(arm, slow, runs, stage, model, Path(folder) / f"{number}.log")
-            results.save("save_queue", {"what": "server", "arm": arm.name, "stage": stage, "batches": found[arm.name]})
+
+    def start(arm: Arm, model: Path, log: Path) -> dict[str, Any]:
+        return {"what": "server", "stage": stage, "batches": _measure(arm, slow, runs, stage, model, log)}
+
+    starts = run_starts("save_queue", ARMS, 1, "qwen3_omni", start)
+    found = {name: start["batches"] for name, [start] in starts.items()}
     _check_content(found)
     _show(found, stage)
 
@@ -70,17 +68,16 @@ def _measure(arm: Arm, slow: Sequence[int], runs: int, stage: int, model: Path, 
     environment = {**environment_of(arm), omni_simulated_device.SLOW_SENDS_VARIABLE: json.dumps(injection)}
     found: Batches = {count: [] for count in slow}
     with Server(model, deploy("qwen3_omni.yaml"), environment=environment, log_path=log) as server:
-        checked(_batch(server.url, 0), audio=True)
+        _batch(server.url, 0)
         for number, count in itertools.product(range(runs), slow):
             progress(f"{arm.name}: run {number + 1} of {runs}, {count} slow")
-            captures = checked(_batch(server.url, count), audio=True)
-            found[count].append([_felt(capture) for capture in captures])
+            found[count].append([_felt(capture) for capture in _batch(server.url, count)])
         time.sleep(STATE_S)
         arms.prove(server, arm, arms.roles(len(STEP_MS)))
     return found
 
 
-def _batch(url: str, slow: int) -> list[Capture]:
+def _batch(url: str, slow: int) -> Sequence[Capture]:
     """16 requests, evenly spaced; the fourth is slow, and as many after it as there are slow ones."""
     names = [f"other-{time.monotonic_ns()}-{number}" for number in range(STREAMS)]
     for number in range(FIRST_SLOW, FIRST_SLOW + slow):
@@ -89,7 +86,7 @@ def _batch(url: str, slow: int) -> list[Capture]:
         chat_request(f"Question {number}", max_tokens=OUTPUT_TOKENS, ignore_eos=True, request_id=name)
         for number, name in enumerate(names)
     ]
-    return run_open_loop(url, requests, [index / RATE for index in range(len(requests))])
+    return checked(run_open_loop(url, requests, [index / RATE for index in range(len(requests))]), audio=True)
 
 
 def _felt(capture: Capture) -> dict[str, Any]:

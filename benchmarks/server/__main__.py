@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import signal
 from collections.abc import Sequence
-from types import FrameType
-from typing import NoReturn, get_args
+from typing import get_args
 
 import benchmarks.server
 from benchmarks.rigs import overlays
+from benchmarks.rigs.side_by_side import interrupted
 from benchmarks.server import load as loads
 from benchmarks.server.arms import ARMS, USUAL, named
 from benchmarks.server.load import LEVELS, RATES, Load
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the starts and print the table."""
     parser = _parser()
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, interrupted)
     model: loads.Model = options.model
     try:
         load = Load(
@@ -70,11 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--release", choices=overlays.releases(), help="of vllm-omni; the installed one unless given")
     return parser
-
-
-def _stop(number: int, _frame: FrameType | None) -> NoReturn:
-    """Leave through the servers' context managers, so that none is left running."""
-    raise SystemExit(128 + number)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -33,31 +33,28 @@ def _switched_on(*patches: Patch) -> dict[str, str]:
     return {each.env: "1" for patch in patches for each in _with(patch)}
 
 
-_NO_LOG = ("--disable-log-stats",)
-_TWO = ("--api-server-count", "2")
 _HERE = [patch for patch in PATCHES if Process.SERVER in patch.processes]
 _LEAN = [patch for patch in _HERE if patch.name in ("lean_processing", "lean_front_end")]
-
-STOCK = ServerArm("stock")
-EVENT = ServerArm("event", event_driven=True)
-STOCK_NOLOG = ServerArm("stock-nolog", arguments=_NO_LOG)
-EVENT_NOLOG = ServerArm("event-nolog", event_driven=True, arguments=_NO_LOG)
-STOCK_2API = ServerArm("stock-2api", arguments=_TWO)
-EVENT_2API = ServerArm("event-2api", event_driven=True, arguments=_TWO)
-FASTPATH = ServerArm("fastpath", {"OMNI_FASTPATH": "1"})
-LEAN = ServerArm("fastpath-lean", {"OMNI_FASTPATH": "1", **_switched_on(*_LEAN)})
-ALL = ServerArm("fastpath-all", {"OMNI_FASTPATH": "1", **_switched_on(*_HERE)})
-ONLY = tuple(ServerArm(f"only-{patch.name}", _switched_on(patch)) for patch in PATCHES)
-"""Each patch alone, with what it requires; those of the stages have nothing to be in on light engines."""
+_VARIANTS = {"": (), "-nolog": ("--disable-log-stats",), "-2api": ("--api-server-count", "2")}
 
 ARMS: Mapping[str, ServerArm] = {
     arm.name: arm
     for arm in (
-        *(STOCK, EVENT, STOCK_NOLOG, EVENT_NOLOG, STOCK_2API, EVENT_2API),
-        *(FASTPATH, LEAN, ALL, *ONLY),
+        *(
+            ServerArm(name + suffix, event_driven=name == "event", arguments=arguments)
+            for suffix, arguments in _VARIANTS.items()
+            for name in ("stock", "event")
+        ),
+        ServerArm("fastpath", {"OMNI_FASTPATH": "1"}),
+        ServerArm("fastpath-lean", {"OMNI_FASTPATH": "1", **_switched_on(*_LEAN)}),
+        ServerArm("fastpath-all", {"OMNI_FASTPATH": "1", **_switched_on(*_HERE)}),
+        *(ServerArm(f"only-{patch.name}", _switched_on(patch)) for patch in PATCHES),
     )
 }
-USUAL = (STOCK, EVENT, FASTPATH)
+"""The last ones are each patch alone, with what it requires; those of the stages have nothing to be in on light
+engines."""
+
+USUAL = (ARMS["stock"], ARMS["event"], ARMS["fastpath"])
 
 
 def named(text: str) -> tuple[ServerArm, ...]:

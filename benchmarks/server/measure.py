@@ -124,17 +124,17 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
         "figures": found,
         "requests": requests,
         "answers": answers,
-        "engines": kept_time(log.read_text(encoding="utf-8", errors="replace")),
+        "engines": kept_time(log),
         "start_s": server.start_s,
         "stop_s": server.shutdown.seconds,
     }
 
 
-def kept_time(log: str) -> dict[str, dict[str, float]]:
+def kept_time(log: Path) -> dict[str, dict[str, float]]:
     """What the engines said at their end, by engine: steps, work a step, and by how much they were late."""
     return {
         name: {"steps": int(steps), "work_us": float(work), "late_p50_ms": float(half), "late_p99_ms": float(most)}
-        for name, steps, work, half, most in _LATE.findall(log)
+        for name, steps, work, half, most in _LATE.findall(log.read_text(encoding="utf-8", errors="replace"))
     }
 
 

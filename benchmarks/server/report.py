@@ -42,7 +42,7 @@ def show(found: Mapping[str, Sequence[Start]], load: Load, host: Host) -> None:
     )
     if pairs(list(found)):
         _show_verdicts(found, load)
-    print(alike(found), kept(found), about.line(), sep="\n")
+    print(alike(found), kept(start["engines"] for each in found.values() for start in each), about.line(), sep="\n")
 
 
 def _values(starts: Iterable[Start], level: float, name: str) -> list[float]:
@@ -87,9 +87,9 @@ def alike(found: Mapping[str, Sequence[Start]]) -> str:
     return f"Answers: all starts alike, byte by byte, in {compared} comparisons with the first start."
 
 
-def kept(found: Mapping[str, Sequence[Start]]) -> str:
-    """One line: how late the light engines were at worst, over all starts."""
-    engines = [engine for starts in found.values() for start in starts for engine in start["engines"].values()]
+def kept(starts: Iterable[Mapping[str, Mapping[str, float]]]) -> str:
+    """One line: how late the light engines were at worst, over what they said in all starts."""
+    engines = [engine for start in starts for engine in start.values()]
     if not engines:
         return "The light engines said nothing of their time."
     half, most = (max(engine[name] for engine in engines) for name in ("late_p50_ms", "late_p99_ms"))

@@ -166,7 +166,7 @@ def _observe(server: Any, overlay: Path | None = None) -> Observed:
         seen.mixed = run_closed_loop(server.url, _mixed(), 8)
         seen.bad = run_closed_loop(server.url, _bad(), 1)
         time.sleep(3)  # state files are refreshed every two seconds, metrics by the last cleanup
-        seen.summaries = _SUMMARY.findall(server.log_text())
+        seen.summaries = _SUMMARY.findall(server.log_path.read_text(errors="replace"))
         # Before the aborts: how far an aborted request came is a matter of time.
         scrape = urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode().splitlines()  # noqa: S310
         seen.metrics, seen.shown = _counts(scrape), _shown(scrape)

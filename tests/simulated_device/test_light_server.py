@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.upstream, pytest.mark.server, pytest.mark.more]
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
 FAST = '{"stages": {"*": {"base_ms": 4, "max_frames": 60}}}'
-START_CPU_S = 180.0
-"""Of the whole tree until it has served; wall time is the machine's other load too."""
 
 CHAT = of_each_kind()
 SPEECH = [speech_request("A sentence."), speech_request("Another one, longer than that.", voice="ryan")]
@@ -101,14 +99,12 @@ def test_light_engines_send_what_simulated_stages_send(
 
 
 def test_twelve_engines_serve_and_end(tmp_path: Path) -> None:
-    """Four replicas a stage, within a minute of processor time; after the stop no process and no segment is left."""
+    """Four replicas a stage in one process; after the stop no process and no segment is left."""
     with serve(tmp_path, "qwen3_omni", "qwen3_omni_4x.yaml", "light") as server:
         captures = run_closed_loop(server.url, [chat_request(f"Number {number}") for number in range(16)], 16)
         gone = run_closed_loop(server.url, [chat_request("Gone", max_tokens=2000, ignore_eos=True, abort_after=5)], 1)
         again = run_closed_loop(server.url, [chat_request("Number 3")], 1)
         roles = sorted(server.processes().values())
-        used = sum(server.cpu_seconds().values())
-    assert used < START_CPU_S, (used, server.start_s)
     assert roles == ["api", "engines"], roles
     assert all(capture.succeeded and capture.text and capture.audio for capture in captures)
     assert gone[0].aborted

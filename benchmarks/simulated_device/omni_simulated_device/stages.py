@@ -6,7 +6,7 @@ follows from the scheduler's position, so that a preempted and repeated request 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,33 +52,7 @@ class StepResult:
 
     tokens: list[int]
     rows: npt.NDArray[Any]
-    """What `Stage.outputs` makes this request's part of: a row for each token computed, or samples."""
-
-
-class Stage(Protocol):
-    """A model stage's behaviour."""
-
-    def step(self, request: RequestState, scheduled: int) -> StepResult:
-        """Answer for *request* in a step that computes *scheduled* of its tokens."""
-        ...
-
-    def outputs(self, results: Sequence[StepResult]) -> Outputs:
-        """What the model puts out for a batch of these results, in new memory at each step."""
-        ...
-
-
-def build(vllm_config: Any, settings: DeviceSettings) -> Stage:
-    """The behaviour of the stage that *vllm_config* describes."""
-    name = vllm_config.model_config.model_stage
-    stages: Mapping[str, type[Thinker | OmniTalker | SpeechTalker | Code2Wav]] = {
-        "thinker": Thinker,
-        "talker": OmniTalker,
-        "qwen3_tts": SpeechTalker,
-        "code2wav": Code2Wav,
-    }
-    if name not in stages:
-        raise NotImplementedError(f"model stage {name!r} is not simulated; known stages: {', '.join(stages)}")
-    return stages[name](vllm_config, settings)
+    """What the stage's ``outputs`` makes this request's part of: a row for each token computed, or samples."""
 
 
 class Thinker:
@@ -252,3 +226,22 @@ class Code2Wav:
         """Each request's audio, [1, samples] float32, and its sample rate."""
         waves = [torch.from_numpy(each.rows).reshape(1, -1) for each in results]
         return {"model_outputs": waves, "sr": [self._rate.clone() for _ in results]}
+
+
+Stage = Thinker | OmniTalker | SpeechTalker | Code2Wav
+"""A model stage's behaviour."""
+
+STAGES: Mapping[str, type[Stage]] = {
+    "thinker": Thinker,
+    "talker": OmniTalker,
+    "qwen3_tts": SpeechTalker,
+    "code2wav": Code2Wav,
+}
+
+
+def build(vllm_config: Any, settings: DeviceSettings) -> Stage:
+    """The behaviour of the stage that *vllm_config* describes."""
+    name = vllm_config.model_config.model_stage
+    if name not in STAGES:
+        raise NotImplementedError(f"model stage {name!r} is not simulated; known stages: {', '.join(STAGES)}")
+    return STAGES[name](vllm_config, settings)

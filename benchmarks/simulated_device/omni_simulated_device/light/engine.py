@@ -120,9 +120,6 @@ class Engine:
         for socket in self._sockets:
             socket.close()
 
-    def __len__(self) -> int:
-        return len(self._live)
-
     def add(self, request: Request, now: float) -> None:
         """A request has come."""
         live = Live(request, Stream())

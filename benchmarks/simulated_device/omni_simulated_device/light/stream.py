@@ -53,9 +53,6 @@ class Streams:
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
     def enter(self, name: str, stage: int, engine: Any) -> Stream:
         """A stage has got the request."""
         stream = self._streams.setdefault(name, Stream())

@@ -1,17 +1,5 @@
 """torchaudio.transforms: any name resolves, every call refuses."""
 
-from collections.abc import Callable
-from typing import NoReturn
+from torchaudio._absent import absent_from
 
-
-def __getattr__(name: str) -> Callable[..., NoReturn]:
-    if name.startswith("__"):
-        raise AttributeError(name)
-
-    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
-        raise NotImplementedError(
-            f"torchaudio.transforms.{name} was called, but this environment holds an import-only stand-in for "
-            "torchaudio; install the real package to process recorded audio"
-        )
-
-    return refuse
+__getattr__ = absent_from("torchaudio.transforms")

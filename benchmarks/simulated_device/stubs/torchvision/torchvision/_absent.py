@@ -4,13 +4,19 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
-def absent(name: str) -> Callable[..., NoReturn]:
-    """Return a callable that refuses, naming the torchvision function *name* that was wanted."""
+def absent_from(module: str) -> Callable[[str], Callable[..., NoReturn]]:
+    """The ``__getattr__`` of *module*: every name is a callable that refuses, naming what was wanted."""
 
-    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
-        raise NotImplementedError(
-            f"torchvision.{name} was called, but this environment holds an import-only stand-in for torchvision; "
-            "install the real package to process images or video"
-        )
+    def named(name: str) -> Callable[..., NoReturn]:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
-    return refuse
+        def refuse(*_args: object, **_kwargs: object) -> NoReturn:
+            raise NotImplementedError(
+                f"{module}.{name} was called, but this environment holds an import-only stand-in for torchvision; "
+                "install the real package to process images or video"
+            )
+
+        return refuse
+
+    return named

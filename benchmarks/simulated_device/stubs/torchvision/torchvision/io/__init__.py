@@ -2,7 +2,7 @@
 
 import enum
 
-from torchvision._absent import absent
+from torchvision._absent import absent_from
 
 
 class ImageReadMode(enum.Enum):
@@ -15,5 +15,4 @@ class ImageReadMode(enum.Enum):
     RGB_ALPHA = 4
 
 
-decode_image = absent("io.decode_image")
-read_video = absent("io.read_video")
+__getattr__ = absent_from("torchvision.io")
