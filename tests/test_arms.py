@@ -15,7 +15,7 @@ STOCK, FASTPATH = Arm("stock", {"OMNI_FASTPATH": "0"}), Arm("fastpath", {"OMNI_F
 ROLES = {"api", "stage0_replica0", "stage1_replica0"}
 
 
-def _server(arm: Arm) -> dict[str, Snapshot]:
+def server_files(arm: Arm) -> dict[str, Snapshot]:
     """The state files of a server that is the arm, by role."""
     return {role: _snapshot(arm, Process.SERVER if role == "api" else Process.STAGE) for role in ROLES}
 
@@ -47,19 +47,19 @@ def test_nothing_that_only_an_arm_may_say_gets_through() -> None:
 @pytest.mark.parametrize("arm", [STOCK, FASTPATH])
 def test_a_true_server_passes(arm: Arm) -> None:
     """Each arm as it should be."""
-    check_server(arm, _server(arm), ROLES)
+    check_server(arm, server_files(arm), ROLES)
 
 
 @pytest.mark.parametrize(("claimed", "really"), [(STOCK, FASTPATH), (FASTPATH, STOCK)])
 def test_the_other_arm_is_refused(claimed: Arm, really: Arm) -> None:
     """The figures of one arm never stand under the other's name."""
     with pytest.raises(WrongArmError, match=f"no {claimed.name} arm"):
-        check_server(claimed, _server(really), ROLES)
+        check_server(claimed, server_files(really), ROLES)
 
 
 def test_each_lying_process_is_named() -> None:
     """One that has no state file, one patch that failed, one that is missing, one that nobody asked for."""
-    server = _server(FASTPATH)
+    server = server_files(FASTPATH)
     del server["stage1_replica0"]
     server["api"].patches["budgeted_drain"] = PatchRecord(state=State.FAILED, reason="a seam")
     del server["api"].patches["nonblocking_dequeue"]
@@ -76,7 +76,7 @@ def test_each_lying_process_is_named() -> None:
 
 def test_a_stage_patch_may_find_that_its_stage_is_another_pipelines() -> None:
     """Which stages a stage's patch serves is the pipeline's matter, and no lie."""
-    server = _server(FASTPATH)
+    server = server_files(FASTPATH)
     server["stage0_replica0"].patches["forward_gate"] = PatchRecord(state=State.NOT_APPLICABLE, reason="another model")
     check_server(FASTPATH, server, ROLES)
 

@@ -45,6 +45,7 @@ def test_six_starts_an_arm_can_tell_every_row_that_is_named() -> None:
     found = rows.rows(measures(LOADS), _starts(verdict.STARTS))
     judged = [row for row in found if row.verdict is not None]
     assert sum(row.measure.primary for row in found) == 1
+    assert {len(rows.by_arm(row)) for row in found} == {len(report.COLUMNS)}
     assert len(judged) <= 10
     words = {row.measure.title: row.verdict.word for row in judged if row.verdict is not None}
     assert {word for title, word in words.items() if "throughput" not in title} == {"better"}

@@ -8,14 +8,11 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks.parity.__main__ import DEPLOY, REPLICAS, STAGES, main, requests
-from benchmarks.rigs import server_arms as serving
+from benchmarks.parity.__main__ import DEPLOY, main, requests
 from benchmarks.rigs import user_arms, whole_server
 from benchmarks.rigs.side_by_side import plan
-from omni_fastpath.declare import Process, State
-from omni_fastpath.patches import PATCHES
-from omni_fastpath.statefile import PatchRecord, Snapshot
-from omni_fastpath.tools.ab.arm import WrongArmError
+from omni_fastpath.tools.ab.arm import Arm, WrongArmError
+from tests.test_arms import server_files
 
 # ---- Requests ----
 
@@ -31,38 +28,6 @@ def test_every_start_gets_the_same_requests_of_every_kind() -> None:
 # ---- The proof of an arm ----
 
 
-def _snapshots(arm: str) -> dict[str, Snapshot]:
-    """State files of a true server of the arm, by role."""
-    roles = serving.roles(STAGES, REPLICAS)
-    return {role: _snapshot(arm, Process.SERVER if role == "api" else Process.STAGE) for role in roles}
-
-
-def _snapshot(arm: str, process: Process) -> Snapshot:
-    patches = {}
-    for patch in PATCHES:
-        if arm == "stock" or patch.name not in user_arms.FASTPATH.enabled:
-            patches[patch.name] = PatchRecord(state=State.OFF, reason="OMNI_FASTPATH=0")
-        elif process in patch.processes:
-            patches[patch.name] = PatchRecord(
-                state=State.APPLIED, counters={user_arms.ENGAGED.get(patch.name, "any"): 5}
-            )
-        else:
-            patches[patch.name] = PatchRecord(state=State.NOT_APPLICABLE, reason="another process")
-    return Snapshot(
-        schema=2,
-        pid=1,
-        started=1,
-        role=process,
-        process_name="",
-        omni_fastpath="",
-        vllm=None,
-        vllm_omni=None,
-        updated=0.0,
-        source=None,
-        patches=patches,
-    )
-
-
 def test_each_arm_is_on_by_the_means_that_a_user_has() -> None:
     """Stock by OMNI_FASTPATH=0, fastpath by its deploy YAML alone; anything else is not that arm."""
     user_arms.check_means(user_arms.STOCK, {"OMNI_FASTPATH": "0", "HOME": "/"})
@@ -73,20 +38,17 @@ def test_each_arm_is_on_by_the_means_that_a_user_has() -> None:
         user_arms.check_means(user_arms.STOCK, {})
 
 
-def test_the_counters_are_the_api_servers() -> None:
-    """What the report shows of a server."""
-    proof = user_arms.proof_of(_snapshots("fastpath"))
-    assert proof.counters["budgeted_drain"] == {"items": 5}
-    assert proof.processes["stage0_replica1"]["budgeted_drain"]["state"] == "not_applicable"
-
-
 def test_applied_but_idle_is_refused() -> None:
-    """A counter that moved less than once a request means that the patch did not do the work."""
-    snapshots = _snapshots("fastpath")
-    before = user_arms.proof_of(snapshots)
-    for name, event in user_arms.ENGAGED.items():
-        snapshots["api"].patches[name].counters[event] = 15
-    after = user_arms.proof_of(snapshots)
+    """A counter of the API server that moved less than once a request means that the patch did not do the work."""
+    files = server_files(Arm("fastpath", {"OMNI_FASTPATH": "1"}))
+    proofs = []
+    for count in (5, 15):
+        for name, event in user_arms.ENGAGED.items():
+            files["api"].patches[name].counters[event] = count
+        proofs.append(user_arms.proof_of(files))
+    before, after = proofs
+    assert after.counters["budgeted_drain"] == {"items": 15}
+    assert after.processes["stage0_replica0"]["budgeted_drain"]["state"] == "not_applicable"
     assert user_arms.check_engaged(before, after, 10)["nonblocking_dequeue"] == {"dequeued": 10}
     with pytest.raises(WrongArmError, match="items moved by 10 during 11 requests"):
         user_arms.check_engaged(before, after, 11)

@@ -62,12 +62,11 @@ def test_request_for_text_alone_makes_no_payload(info: dict[str, int], goes_on: 
     assert worker._goes_on(serialize_additional_information(dict(info))) is goes_on
 
 
-def payloads(stage: str, prompts: list[int], *, last_goes_on: bool = True) -> list[Any]:
+def payloads(stage: str, prompts: list[int]) -> list[Any]:
     """Payloads of one step that computes whole prompts of these lengths."""
     runner = object.__new__(worker.SimulatedModelRunner)
     runner.model = stages.build(vllm_config(stage), SETTINGS)
     requests = [request(list(range(length)), str(number)) for number, length in enumerate(prompts)]
-    requests[-1].goes_on = last_goes_on
     return runner._payloads(requests, [runner.model.step(each, len(each.prompt_token_ids)) for each in requests])
 
 
@@ -83,13 +82,3 @@ def test_payloads_are_views_of_the_steps_batch() -> None:
         assert second[name].is_contiguous()
     layers = {payload[name].untyped_storage().data_ptr() for payload in (first, second) for name in first}
     assert len(layers) == 3 + 2 * 3, "three batches, and the marks of speech are each request's own"
-
-
-@pytest.mark.every_release
-def test_a_request_has_the_same_rows_in_any_batch() -> None:
-    """A request's payload has the same content beside others as alone."""
-    (alone,) = payloads("thinker", [3])
-    beside = payloads("thinker", [3, 2], last_goes_on=False)
-    assert beside[1] == {}
-    assert alone.keys() == beside[0].keys()
-    assert all(torch.equal(alone[name], beside[0][name]) for name in alone)
