@@ -37,14 +37,6 @@ def test_dequeue_of_one(benchmark: Any) -> None:
     assert benchmark(take) == "raw"
 
 
-def test_dequeue_of_nothing(benchmark: Any) -> None:
-    """The non-blocking dequeue of an empty queue."""
-    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
-
-    replica = Replica(0, QWEN3_OMNI[0], 0)
-    assert benchmark(replica.get_output_nowait) is None
-
-
 def test_pass_of_sixteen(benchmark: Any) -> None:
     """A drain pass over sixteen silent outputs, real processing."""
     from benchmarks.rigs.inprocess import Pipeline, batch, silent
