@@ -65,7 +65,6 @@ async def _measure(tokens: int) -> dict[str, float]:
         process_us.append((time.process_time_ns() - before) / TOGETHER / 1000)
     return {
         "loop_us": statistics.median(loop_us),
-        "loop_us_most": max(loop_us),
         "process_us": statistics.median(process_us),
         "stall_ms": statistics.median(stalls_ms),
     }

@@ -159,8 +159,6 @@ class Server:
 
     def start(self) -> None:
         """Start the server and wait until it is ready; raise `ServerError` with the log's tail otherwise."""
-        if self._child is not None:
-            raise ServerError("this server was started already")
         self.runtime_folder.mkdir(mode=0o700)
         self.port = free_port()
         self._shared_memory_before = _shared_memory_files()

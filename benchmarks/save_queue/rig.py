@@ -99,11 +99,6 @@ class Step:
     output: Callable[[], Any]
     """Waits until the device is done and returns the model runner's output."""
 
-    @property
-    def request_ids(self) -> list[str]:
-        """Requests in the step."""
-        return list(self.scheduled.num_scheduled_tokens)
-
 
 class Rig:
     """One stage; a context manager.
@@ -202,14 +197,12 @@ class Rig:
         external_req_id: str | None = None,
         prompt: str | None = None,
         prompt_tokens: int = PROMPT_TOKENS,
-        input_chunks: int = 1,
         **fields: Any,
     ) -> Any:
         """Add a request that samples exactly *tokens* tokens (frames at the talker) and return upstream's object.
 
         The answer follows from the last letters of *prompt*, by default the external request id.
-        A talker's request gets its whole input now, through shared memory, as from a thinker that has ended: in
-        *input_chunks* chunks, of which upstream takes one a step.
+        A talker's request gets its whole input now, through shared memory, as from a thinker that has ended.
         """
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
@@ -217,7 +210,7 @@ class Rig:
         name = external_req_id or request_id
         self.external_ids.add(name)
         if self.adapter.receives_chunks:
-            self._feed(name, prompt or name, prompt_tokens, tokens, input_chunks)
+            self._feed(name, prompt or name, prompt_tokens, tokens)
         request = Request.from_engine_core_request(
             engine_request(
                 name,
@@ -239,28 +232,25 @@ class Rig:
 
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
-    def _feed(self, name: str, prompt: str, prompt_tokens: int, text_tokens: int, chunks: int) -> None:
-        """Send the chunks of a thinker whose text has ended."""
+    def _feed(self, name: str, prompt: str, prompt_tokens: int, text_tokens: int) -> None:
+        """Send the chunk of a thinker whose text has ended."""
         import torch
         from vllm_omni.data_entry_keys import EmbeddingsStruct, MetaStruct, OmniPayloadStruct
         from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
         from omni_simulated_device import content
 
-        if self._feeder is None:  # another sender than the stage's own, whose books must not have these chunks
-            self._feeder = SharedMemoryConnector({"stage_id": self.stage - 1})
         sender = self.stage - 1
-        positions = prompt_tokens + chunks - 1
-        tags = content.encode_tags(content.content_key(0, prompt), range(positions), text_tokens)
-        rows = torch.zeros(positions, 2048, dtype=torch.bfloat16)
+        if self._feeder is None:  # another sender than the stage's own, whose books must not have these chunks
+            self._feeder = SharedMemoryConnector({"stage_id": sender})
+        tags = content.encode_tags(content.content_key(0, prompt), range(prompt_tokens), text_tokens)
+        rows = torch.zeros(prompt_tokens, 2048, dtype=torch.bfloat16)
         rows[:, : content.ROW_BYTES] = torch.from_numpy(tags.copy())
-        for number in range(chunks):
-            row = prompt_tokens + number - 1
-            embed = {"prefill": rows[:prompt_tokens]} if number == 0 else {"decode": rows[row : row + 1].clone()}
-            finished = torch.tensor(number == chunks - 1)
-            chunk = OmniPayloadStruct(embed=EmbeddingsStruct(**embed), meta=MetaStruct(finished=finished))
-            sent, _, _ = self._feeder.put(str(sender), str(self.stage), f"{name}_{sender}_{number}", chunk)
-            assert sent, f"the talker's input {name} could not be put into shared memory"
+        chunk = OmniPayloadStruct(
+            embed=EmbeddingsStruct(prefill=rows), meta=MetaStruct(finished=torch.tensor(data=True))
+        )
+        sent, _, _ = self._feeder.put(str(sender), str(self.stage), f"{name}_{sender}_0", chunk)
+        assert sent, f"the talker's input {name} could not be put into shared memory"
 
     # ---- Steps ----
 

@@ -67,18 +67,14 @@ def by_request(captures: Sequence[Capture]) -> list[dict[str, float | None]]:
     ordered = sorted(captures, key=lambda capture: capture.started_at_s)
     return [
         {
-            "started_s": round(capture.started_at_s - ordered[0].started_at_s, 4),
-            "first_text_s": _rounded(capture.ttft_s),
-            "first_audio_s": _rounded(capture.ttfp_s),
-            "ended_s": _rounded(capture.e2e_s),
-            "largest_gap_s": _rounded(max(capture.audio_gaps_s, default=None)),
+            "started_s": capture.started_at_s - ordered[0].started_at_s,
+            "first_text_s": capture.ttft_s,
+            "first_audio_s": capture.ttfp_s,
+            "ended_s": capture.e2e_s,
+            "largest_gap_s": max(capture.audio_gaps_s, default=None),
         }
         for capture in ordered
     ]
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
 
 
 def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:

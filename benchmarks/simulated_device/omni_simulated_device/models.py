@@ -40,17 +40,18 @@ _PIXELS = {"min_pixels": 3136, "max_pixels": 12845056, "image_mean": [0.5] * 3, 
 _ROPE = {"rope_type": "default", "type": "default", "interleaved": True}
 
 
-def write_qwen3_omni(folder: Path) -> None:
-    """Write a Qwen3-Omni model folder: byte-level text, the published special ids, the published layer widths."""
-    _write_qwen3_omni(folder, _qwen3_omni_config())
-
-
 def write_qwen3_omni_tiny(folder: Path) -> None:
     """Write a Qwen3-Omni model folder of a few million weights, with the vocabularies of the published model."""
-    _write_qwen3_omni(folder, _qwen3_omni_tiny_config())
+    write_qwen3_omni(folder, _qwen3_omni_tiny_config())
 
 
-def _write_qwen3_omni(folder: Path, config: Mapping[str, Any]) -> None:
+def write_qwen3_omni(folder: Path, config: Mapping[str, Any] | None = None) -> None:
+    """Write a Qwen3-Omni model folder: byte-level text, the published special ids, the published layer widths.
+
+    Args:
+        folder: Made if it is not there.
+        config: What stands in config.json instead.
+    """
     from transformers import WhisperFeatureExtractor
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ def _write_qwen3_omni(folder: Path, config: Mapping[str, Any]) -> None:
     )
     _write(folder / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
     _write(folder / "generation_config.json", {"eos_token_id": [151645, 151643], "talker_max_new_tokens": 4096})
-    _write(folder / "config.json", config)
+    _write(folder / "config.json", config or _qwen3_omni_config())
 
 
 def write_qwen3_tts(folder: Path) -> None:
