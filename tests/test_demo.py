@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("omni_simulated_device")
 pytest.importorskip("matplotlib")
 
+from benchmarks.demo import report
 from benchmarks.demo.load import STAGES, loads
 from benchmarks.demo.measure import ROWS, Start, measures
 from benchmarks.rigs import user_arms, whole_server
