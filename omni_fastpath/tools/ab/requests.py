@@ -26,16 +26,7 @@ _MADE: Mapping[str | None, Callable[[str], Request]] = {
     _SPEECH: lambda prompt: speech_request(prompt, seed=SEED),
 }
 
-SENTENCES = (
-    "Describe the way from a lake to the sea.",
-    "What is a bridge made of, and who builds it?",
-    "Count from one to twelve, slowly.",
-    "Tell me about the weather in the mountains.",
-    "How do you make bread from flour, water and salt?",
-    "Name five animals that live in a forest.",
-    "Why is the evening sky red?",
-    "Explain how a sailing boat goes against the wind.",
-)
+PROMPTS = [f"Explain in {count} sentences how bread is made." for count in range(1, 9)]
 
 
 def digest(requests: Sequence[Request]) -> str:
@@ -60,4 +51,4 @@ def fixed(bench: Sequence[str]) -> list[Request]:
         raise refusal("bench command", found="--extra-body that cannot be read", allowed="a JSON object") from None
     model = option(bench, "--served-model-name") or option(bench, "--model")
     own = {**({"model": model} if model else {}), **body, "stream": True}
-    return [replace(request, body={**request.body, **own}) for request in map(make, SENTENCES)]
+    return [replace(request, body={**request.body, **own}) for request in map(make, PROMPTS)]
