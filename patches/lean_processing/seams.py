@@ -14,6 +14,7 @@ DETOKENIZER = "vllm.v1.engine.detokenizer"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 COMPANIONS = "vllm_omni.engine.cfg_companion_tracker"
+METRICS = "vllm_omni.metrics.utils"
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
 _RAW = ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids")
@@ -110,7 +111,25 @@ NEWEST: tuple[AnySeam, ...] = (
         ("self", "request_outputs", "use_default_sample_rate"),
         "5d89efbcf4168904",
     ),
+    _pin(METRICS, "count_audio_frames", ("mm_out",), "bd19e166c21e9424"),
+    _pin(METRICS, "iter_mm_outputs", ("mm_source",), "2cf3f40e7942d33d"),
 )
+
+
+def _counted(accumulate: str) -> tuple[AnySeam, ...]:
+    """The bodies whose work is done here for a step in the middle of a request; on 0.28 upstream does it."""
+    given = ("self", "output", "engine_core_timestamp", "is_prefilling", "req_stats", "lora_states", "lora_name")
+    return (
+        _pin("vllm.v1.metrics.stats", "IterationStats.update_from_output", given, "5ab3a58a322319bf"),
+        _pin(
+            OMNI_PROCESSOR,
+            "MultimodalOutputProcessor._native_text_metric_record",
+            ("self", "request_id"),
+            "4fffefeb423c808d",
+        ),
+        _pin(OMNI_PROCESSOR, "_accumulate_segment_tpot", ("record", "elapsed_ms", "new_tokens"), accumulate),
+    )
+
 
 Changes = Mapping[str, Mapping[str, Any]]
 """Attributes of seams that are others on a release, by the seam's ``qualname``."""
@@ -164,6 +183,6 @@ def _with(changes: Changes) -> tuple[AnySeam, ...]:
 
 ROWS = (
     Fit(releases=("0.28.0",), seams=_with(_0_28)),
-    Fit(releases=("0.30.0",), seams=_with(_0_30)),
-    Fit(releases=("0.32.0rc1",), preview=True, seams=NEWEST),
+    Fit(releases=("0.30.0",), seams=(*_with(_0_30), *_counted("bbc0c1a866bb0b81"))),
+    Fit(releases=("0.32.0rc1",), preview=True, seams=(*NEWEST, *_counted("728d0a53551fb4d1"))),
 )

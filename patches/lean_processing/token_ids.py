@@ -47,13 +47,16 @@ class TextCompletion(CompletionOutput):  # type: ignore[misc]
     cumulative_token_ids = _TokenIdsSoFar()
 
 
-class _MultimodalCompletion(MultimodalCompletionOutput):  # type: ignore[misc]
+class DeferredMultimodalCompletion(MultimodalCompletionOutput):  # type: ignore[misc]
+    """A completion in the middle of a request that has a payload."""
+
     cumulative_token_ids = _TokenIdsSoFar()
 
 
 _OURS: dict[type[Any], type[Any]] = {
     CompletionOutput: TextCompletion,
-    MultimodalCompletionOutput: _MultimodalCompletion,
+    TextCompletion: TextCompletion,
+    MultimodalCompletionOutput: DeferredMultimodalCompletion,
 }
 
 
@@ -68,15 +71,70 @@ class _StandIn:
 
 
 class LeanState(OmniRequestState):  # type: ignore[misc]
-    """Upstream's state of a request with DELTA, whose class is changed to this one at its first entry."""
+    """Upstream's state of a request, whose class is changed to this one at its first entry.
+
+    Attributes:
+        unseen: What ``unseen.py`` knows of the request; None before it was looked at.
+    """
 
     detokenizer: Any
+    unseen: Any = None
     _stand_in: _StandIn | None = None
+
+    def make_request_output(
+        self,
+        new_token_ids: Any,
+        pooling_output: Any,
+        finish_reason: Any,
+        stop_reason: Any,
+        kv_transfer_params: Any = None,
+        ec_transfer_params: Any = None,
+        **more: Any,
+    ) -> Any:
+        """What upstream makes; in the middle of a request of plain tokens, without asking for anything else."""
+        if (
+            finish_reason is not None
+            or pooling_output is not None
+            or kv_transfer_params is not None
+            or ec_transfer_params is not None
+            or more
+            or not self._is_plain()
+        ):
+            given = (new_token_ids, pooling_output, finish_reason, stop_reason, kv_transfer_params, ec_transfer_params)
+            return super().make_request_output(*given, **more)
+        processor = self.logprobs_processor
+        text = self.detokenizer.get_next_output_text(False, True)
+        completion = TextCompletion(
+            self.request_index, text, new_token_ids, processor.cumulative_logprob, processor.logprobs
+        )
+        self._put_off(completion)
+        return self._new_request_output(self.external_req_id, [completion], False)
+
+    def _is_plain(self) -> bool:
+        """Whether a completion with DELTA has a text and token ids, and nothing else is to be attached or taken out."""
+        held = self.mm_accumulated
+        return (
+            self.output_kind is RequestOutputKind.DELTA
+            and not held.tensors
+            and not held.metadata
+            and self.parent_req is None
+            and self.stream_interval == 1
+            and not self.sampling_mask_chunks
+            and type(self.detokenizer) in READ
+            and not self.logprobs_processor.logprobs
+            and not patch.has_failed
+        )
 
     def _new_completion_output(self, token_ids: Any, finish_reason: Any, stop_reason: Any, *more: Any) -> Any:
         """What upstream makes; one in the middle of the request copies its token ids when they are read."""
         detokenizer = self.detokenizer
-        if finish_reason is not None or type(detokenizer) not in READ or patch.has_failed:
+        if (
+            finish_reason is not None
+            or self.output_kind is not RequestOutputKind.DELTA
+            or type(detokenizer) not in READ
+            or not detokenizer.token_ids  # a copy costs nothing
+            or patch.has_failed
+        ):
             return super()._new_completion_output(token_ids, finish_reason, stop_reason, *more)
         if self._stand_in is None:
             self._stand_in = _StandIn(detokenizer)
@@ -85,23 +143,22 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
             completion = super()._new_completion_output(token_ids, finish_reason, stop_reason, *more)
         finally:
             self.detokenizer = detokenizer
-        try:
-            _defer(completion, detokenizer)
-        except Exception as error:
-            step_aside("putting off a copy of token ids", error)
-            completion.cumulative_token_ids = list(detokenizer.output_token_ids)
+        self._put_off(completion)
         return completion
 
-
-def make_lean(state: Any) -> None:
-    """Let a request's state make its completions with ``LeanState``, if it is upstream's own and has DELTA."""
-    if type(state) is OmniRequestState and state.output_kind is RequestOutputKind.DELTA:
-        state.__class__ = LeanState
+    def _put_off(self, completion: Any) -> None:
+        """Let a completion have the ids that the request has now."""
+        try:
+            _defer(completion, self.detokenizer)
+        except Exception as error:
+            step_aside("putting off a copy of token ids", error)
+            completion.cumulative_token_ids = list(self.detokenizer.output_token_ids)
 
 
 def _defer(completion: Any, detokenizer: Any) -> None:
-    """Let a completion that was made with a stand-in have the ids that its request has now."""
-    ours, known, ids = _OURS[type(completion)], vars(completion), detokenizer.token_ids
+    """Let a completion that was made without ids have those that its request has now."""
+    ours, known, ids = _OURS[type(completion)], completion.__dict__, detokenizer.token_ids
     known.pop(_IDS, None)
-    known[_SOURCE] = ids, len(ids) - detokenizer.num_output_tokens(), len(ids)  # the prompt's ids may stand before
+    end = len(ids)
+    known[_SOURCE] = ids, end - detokenizer.num_output_tokens(), end  # the prompt's ids may stand before
     completion.__class__ = ours

@@ -6,10 +6,10 @@ nothing but tokens is answered with a bare object that says which request it is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from vllm.outputs import RequestOutput
@@ -20,9 +20,6 @@ from vllm_omni.engine.orchestrator import Orchestrator, OrchestratorRequestState
 from vllm_omni.outputs.output_processor import OmniRequestState
 
 from .token_ids import LeanState
-
-_UNSEEN = "_omni_fastpath_unseen"
-"""Attribute of a request's state in an output processor: its ``Unseen``, or None where its outputs are received."""
 
 _SESSION_OWNED = "session_owned" if hasattr(OrchestratorRequestState, "session_owned") else "duplex_identity"
 """Attribute of the orchestrator's state of a request that a session owns; the second name is that of 0.28."""
@@ -72,33 +69,49 @@ class Unseen:
         )
 
 
-def unseen_of(state: Any, entry: Any) -> Unseen | None:
+def unseen_of(processor: Any, state: Any, entry: Any) -> Unseen | None:
     """What is known of an entry's request, if the entry need not become an output.
 
     Args:
-        state: The output processor's state of the request; None for a request that it does not know.
+        processor: The stage's.
+        state: Its state of the request, which becomes a ``LeanState``; None for a request that it does not know.
         entry: The request's entry in a raw output.
     """
-    unseen: Unseen | None = getattr(state, _UNSEEN, None)
-    return unseen if unseen is not None and unseen.covers(state, entry) else None
+    if type(state) is not LeanState:
+        if type(state) is not OmniRequestState:
+            return None
+        state.__class__ = LeanState
+    unseen = state.unseen
+    if unseen is None:
+        unseen = state.unseen = _looked_at(processor, state, entry.request_id)
+    return unseen if unseen and unseen.covers(state, entry) else None
 
 
-def look_at(orchestrator: Any, stage_id: int, entries: Sequence[Any]) -> None:
-    """Find out, once for each request of a raw output, whether something receives what it makes at this stage.
+def look_at(orchestrator: Any, stage_id: int) -> None:
+    """Tell a stage's processor who processes with it, so that it can find out who receives what it makes."""
+    processor = orchestrator.stage_pools[stage_id].output_processor
+    if processor is not None:
+        processor.__dict__["stage"] = orchestrator, stage_id
+
+
+def _looked_at(processor: Any, state: Any, name: str) -> Unseen | Literal[False] | None:
+    """Whether something receives what a request makes at this stage (then False); None while it cannot be said.
 
     Upstream makes the outputs up to the first one with content, whose time users may be told of.
     """
+    stage = processor.__dict__.get("stage")
+    if stage is None:
+        return None
+    orchestrator, stage_id = stage
     pool = orchestrator.stage_pools[stage_id]
-    if not _is_unseen(orchestrator, stage_id, pool):
-        return
-    states, firsts = pool.output_processor.request_states, pool._non_empty_first_output_timestamps_by_request
-    for entry in entries:
-        name = entry.request_id
-        state = states.get(name)
-        if name in firsts and type(state) in (OmniRequestState, LeanState) and _UNSEEN not in vars(state):
-            request = orchestrator.request_states.get(name)
-            is_alone = request is not None and _is_alone(orchestrator, state, name)
-            vars(state)[_UNSEEN] = Unseen(request, name, firsts, BareOutput(name)) if is_alone else None
+    firsts = pool._non_empty_first_output_timestamps_by_request
+    if name not in firsts:
+        return None
+    request = orchestrator.request_states.get(name)
+    is_unseen = (
+        request is not None and _is_unseen(orchestrator, stage_id, pool) and _is_alone(orchestrator, state, name)
+    )
+    return is_unseen and Unseen(request, name, firsts, BareOutput(name))
 
 
 def _is_unseen(orchestrator: Any, stage_id: int, pool: Any) -> bool:

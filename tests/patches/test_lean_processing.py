@@ -222,12 +222,13 @@ def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[s
 
     play, _ = lean
     _talk(play, 2)
-    state = play.pipeline.pools[1].output_processor.request_states["r"]
-    assert unseen_of(state, OmniEngineCoreOutput("r", [7])) is not None
+    processor = play.pipeline.pools[1].output_processor
+    state = processor.request_states["r"]
+    assert unseen_of(processor, state, OmniEngineCoreOutput("r", [7])) is not None
     goes_by = [
         field.name
         for field in msgspec.structs.fields(OmniEngineCoreOutput)
-        if unseen_of(state, OmniEngineCoreOutput(**{"request_id": "r", "new_token_ids": [7], field.name: 5}))
+        if unseen_of(processor, state, OmniEngineCoreOutput(**{"request_id": "r", "new_token_ids": [7], field.name: 5}))
     ]
     assert {"request_id", "new_token_ids"} <= set(goes_by)
     assert set(goes_by) <= {"request_id", "new_token_ids", "num_generation_tokens", "is_coalesced"}
@@ -270,7 +271,7 @@ def test_a_request_twice_in_a_raw_output_is_upstreams(monkeypatch: pytest.Monkey
 # ---- Stepping aside ----
 
 
-@pytest.mark.parametrize("what", ["wrappers.look_at", "wrappers.unseen_of", "token_ids._defer"])
+@pytest.mark.parametrize("what", ["wrappers.look_at", "wrappers.unseen_of", "token_ids._defer", "processor._is_step"])
 @pytest.mark.parametrize("kind", ["DELTA", "mixed"])
 def test_an_error_of_ours_steps_aside(what: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of ours, also in the middle of a request, is told once; upstream does the rest, as it would have."""

@@ -1,0 +1,82 @@
+"""An output processor that counts a step in the middle of a request with less work than upstream's statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.metrics.stats import IterationStats
+from vllm_omni.engine import OmniEngineCoreOutput
+from vllm_omni.outputs import output_processor
+from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
+
+from .latencies import Records, Samples
+from .step_aside import patch, step_aside
+from .token_ids import LeanState
+
+_HAS_COALESCED = "is_coalesced" in OmniEngineCoreOutput.__struct_fields__
+"""Whether an entry may stand for several steps, whose time is no latency."""
+
+_accumulate: Any = getattr(output_processor, "_accumulate_segment_tpot", None)
+"""Upstream's sum of the time per token; None on 0.28, whose records hold other things: upstream counts there."""
+
+
+class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
+    """Upstream's processor of a stage, whose class is changed to this one at its first raw output.
+
+    Attributes:
+        stage: The orchestrator and the number of the stage that it processes for; None before they are known.
+    """
+
+    stage: tuple[Any, int] | None = None
+
+    def _update_stats_from_output(self, req_state: Any, entry: Any, stamp: float | None, statistics: Any) -> None:
+        """Upstream's statistics of an entry; those of a step that only brings tokens are counted here."""
+        try:  # changes nothing
+            record = self._native_text_metrics_by_request.get(req_state.external_req_id)
+            given = (req_state, entry, stamp, statistics)
+            is_ours = record is not None and not patch.has_failed and _is_step(*given, record)
+        except Exception as error:
+            step_aside("looking at a step's statistics", error)
+            is_ours = False
+        if not is_ours:
+            super()._update_stats_from_output(req_state, entry, stamp, statistics)
+            return
+        native, tokens, reported = req_state.native_text_stats, len(entry.new_token_ids), entry.num_generation_tokens
+        latency = stamp - native.last_token_ts
+        statistics.num_generation_tokens += tokens
+        statistics.inter_token_latencies_iter.append(latency)
+        native.num_generation_tokens += tokens
+        native.last_token_ts = stamp
+        record["num_generation_tokens"] = native.num_generation_tokens if reported is None else reported
+        latency_ms = max(latency * 1000.0, 0.0)
+        record["vllm_itls_ms"].append(latency_ms)
+        _accumulate(record, elapsed_ms=latency_ms, new_tokens=tokens)
+
+
+if _accumulate is None:
+    del LeanProcessor._update_stats_from_output
+
+
+def _is_step(state: Any, entry: Any, stamp: float | None, statistics: Any, record: dict[str, Any]) -> bool:
+    reported = entry.num_generation_tokens
+    return (
+        type(state) is LeanState
+        and type(entry) is OmniEngineCoreOutput
+        and type(statistics) is IterationStats
+        and type(record["vllm_itls_ms"]) is Samples
+        and stamp is not None
+        and not state.is_prefilling
+        and entry.events is None
+        and not entry.num_nans_in_logits
+        and (reported is None or (type(reported) is int and reported >= 0))
+        and not (_HAS_COALESCED and entry.is_coalesced)
+        and state.native_text_stats.last_token_ts > 0
+    )
+
+
+def make_lean(processor: Any) -> None:
+    """Let a stage's processor be a ``LeanProcessor``, if it is upstream's own, and its records be ours."""
+    if type(processor) is MultimodalOutputProcessor:
+        processor.__class__ = LeanProcessor
+    if type(processor._native_text_metrics_by_request) is dict:
+        processor._native_text_metrics_by_request = Records(processor._native_text_metrics_by_request)
