@@ -41,8 +41,8 @@ matrix: setup ## our built wheel on the other releases that are served; RELEASE=
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
 
 fleets: setup ## 1,000 random fleets of the orchestrator and 1,000 of a stage against stock; half an hour
-	$(VENV_PYTHON) -W ignore -m tests.fleets_dispatch --seeds 1000
-	$(VENV_PYTHON) -W ignore -m tests.fleets.stage --seeds 1000 --jobs 2
+	$(VENV_PYTHON) -W ignore -m tests.fleets dispatch --seeds 1000
+	$(VENV_PYTHON) -W ignore -m tests.fleets stage --seeds 1000
 
 dispatch: setup ## what the dispatch of a raw output costs
 	@$(VENV_PYTHON) -W ignore -m benchmarks.dispatch $(ARGS)

@@ -76,7 +76,7 @@ def test_real_loops_say_what_stock_says(monkeypatch: pytest.MonkeyPatch) -> None
     """Random fleets with deaths and attaches, both loops, default set; without codes, as with ``forward_gate``."""
     from vllm_omni.engine import OmniEngineCoreOutput
 
-    from tests.fleets_dispatch import compare, world
+    from tests.fleets import dispatch, dispatch_world
 
     counted: list[int] = []
 
@@ -89,9 +89,9 @@ def test_real_loops_say_what_stock_says(monkeypatch: pytest.MonkeyPatch) -> None
             yield
             counted.append(counters["not_built"])
 
-    monkeypatch.setattr(compare, "switched_on", on)
-    monkeypatch.setattr(world, "codes", codes)
-    wrong = [f"seed {each.seed}: {line}" for each in compare.verdicts(range(10)) for line in each.ours]
+    monkeypatch.setattr(dispatch, "switched_on", on)
+    monkeypatch.setattr(dispatch_world, "codes", codes)
+    wrong = [f"seed {each.seed}: {line}" for each in dispatch.verdicts(range(10)) for line in each.wrong]
     assert not wrong, "\n".join(wrong)
     assert sum(counted) > 0
 

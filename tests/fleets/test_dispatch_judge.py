@@ -11,7 +11,7 @@ pytestmark = pytest.mark.upstream
 
 
 def _fleet(**changes: Any) -> Any:
-    from tests.fleets_dispatch.fleet import Fleet, Request
+    from tests.fleets.dispatch_script import Fleet, Request
 
     request = Request("q", 0.0, "DELTA", (2,), ((),))
     fleet = Fleet(
@@ -28,7 +28,7 @@ def _fleet(**changes: Any) -> Any:
 
 def _outcome(*, log: tuple[tuple[Any, ...], ...] = (), said: tuple[tuple[int, bool], ...] = ()) -> Any:
     """An arm with a log, or with a message of each stage named, and whether it said that it was the last."""
-    from tests.fleets_dispatch.world import Arm, Outcome, Said
+    from tests.fleets.dispatch_world import Arm, Outcome, Said
 
     texts = {stage: iter(range(100)) for stage, _ in said}
     messages = [Said("q", stage, 0, ends, "output", (stage, next(texts[stage]))) for stage, ends in said]
@@ -49,7 +49,7 @@ _HEARD = ("died", 0.0, 0, "0.0"), ("in front", 1.0, 0, "0.0"), ("heard", 1.001, 
 )
 def test_who_may_be_sent_to_a_dead_replica(log: tuple[tuple[Any, ...], ...], wrong: str | None) -> None:
     """The news waits behind what the replica sent before; next in line, it is read within a round, and holds."""
-    from tests.fleets_dispatch import judge
+    from tests.fleets import dispatch_judge as judge
 
     found = judge._of_log(_fleet(), _outcome(log=log), ours=True)
     assert (wrong in found[0]) if wrong else not found
@@ -75,7 +75,7 @@ def test_binding_of_a_request_that_failed_while_its_stages_were_given_it(
     log: tuple[tuple[Any, ...], ...], is_upstreams: bool
 ) -> None:
     """Upstream goes on giving a request to its stages after a death has failed it; any other binding is a defect."""
-    from tests.fleets_dispatch import judge
+    from tests.fleets import dispatch_judge as judge
 
     outcome = _outcome(log=log)
     assert judge._upstreams_leftover(_fleet(), "bindings of stage 2", "q", outcome) is is_upstreams
@@ -87,8 +87,8 @@ def test_binding_of_a_request_that_failed_while_its_stages_were_given_it(
 )
 def test_what_a_stranded_request_gets_first(kind: str, came: float, wrong: bool) -> None:
     """All that came before the death; of a stage that can only be polled, what was due to be read."""
-    from tests.fleets_dispatch import judge
-    from tests.fleets_dispatch.world import Note
+    from tests.fleets import dispatch_judge as judge
+    from tests.fleets.dispatch_world import Note
 
     fleet = _fleet(stages=((True, "text"), (True, kind)), replicas=(1, 1), cost_s=(0.001, 0.001))
     note = Note(("q's",), "q", 1, "1.0", True, False)
@@ -116,7 +116,7 @@ def test_stocks_second_end_of_an_audio_only_request(
     ours: tuple[tuple[int, bool], ...], stock: tuple[tuple[int, bool], ...], same: bool
 ) -> None:
     """Where stock's text end and its audio end both say that they are the last, ours may leave out the former alone."""
-    from tests.fleets_dispatch import judge
+    from tests.fleets import dispatch_judge as judge
 
     fleet = _fleet()
     arms = _outcome(said=ours), _outcome(said=stock)

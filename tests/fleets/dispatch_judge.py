@@ -10,9 +10,10 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fleets_dispatch import fleet as script
-from tests.fleets_dispatch.fleet import Fleet
-from tests.fleets_dispatch.world import Note, Outcome
+from tests.fleets import dispatch_script as script
+from tests.fleets.dispatch_script import Fleet
+from tests.fleets.dispatch_world import Note, Outcome
+from tests.fleets.report import difference
 
 Messages = dict[int | None, list[Any]]
 
@@ -276,10 +277,8 @@ def _of_request(fleet: Fleet, request: script.Request, a: Request, b: Request) -
         x, y = a.stages.get(stage, []), b.stages.get(stage, [])
         if request.session:
             x, y = _of_session(x), _of_session(y)
-        shorter = min(len(x), len(y))
-        same = x[:shorter] == y[:shorter] if free or _races(fleet, request, stage) else x == y
-        if not same:
-            problems.append(f"stage {stage}: {_difference(x, y)}")
+        if differs := difference(x, y, complete=not (free or _races(fleet, request, stage))):
+            problems.append(f"stage {stage}: {differs}")
     if not free and (a.finals, a.last_is_end) != (b.finals, b.last_is_end):
         problems.append(f"ends {a.finals} and {b.finals}")
     if not free and a.errors != b.errors:
@@ -346,24 +345,3 @@ def _races(fleet: Fleet, request: script.Request, stage: int | None) -> bool:
     """
     marked = any(step.kind == "kv" for segment in request.segments for step in segment[0])
     return not fleet.async_chunk and marked and stage not in request.final_output_stages
-
-
-def _difference(x: list[Any], y: list[Any]) -> str:
-    for n, (a, b) in enumerate(zip(x, y, strict=False)):
-        if a != b:
-            return f"{len(x)} and {len(y)} messages, the {n}. differs: {'; '.join(_parts(a, b, ''))}"
-    longer, least = (x, len(y)) if len(x) > len(y) else (y, len(x))
-    return f"{len(x)} and {len(y)} messages, more: {longer[least]!r}"
-
-
-def _parts(a: Any, b: Any, path: str) -> list[str]:
-    """Where two messages differ."""
-    if a == b:
-        return []
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return [part for key in a for part in _parts(a[key], b[key], f"{path}.{key}")]
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        return [
-            part for n, (one, other) in enumerate(zip(a, b, strict=True)) for part in _parts(one, other, f"{path}[{n}]")
-        ]
-    return [f"{path} is {a!r} and {b!r}"]

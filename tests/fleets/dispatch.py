@@ -4,48 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 
-from tests.fleets_dispatch import judge
-from tests.fleets_dispatch.fleet import Fleet, fleet
-from tests.fleets_dispatch.world import Arm, Outcome, play
+from tests.fleets import dispatch_judge as judge
+from tests.fleets.dispatch_script import Fleet, fleet
+from tests.fleets.dispatch_world import Arm, Outcome, play
+from tests.fleets.report import Verdict
 from tests.patches.drive import switched_on
 
 _AT_A_TIME = 50
 """Fleets that are played on stock before ours is installed: installing verifies every seam."""
 
 STOCK = (Arm("stock, event-driven", event_driven=True), Arm("stock, poll", event_driven=False))
-
-
-@dataclass
-class Verdict:
-    """What was found about one seed.
-
-    Attributes:
-        seed: Its seed.
-        about: The fleet in a few words.
-        ours: What is wrong with ours.
-        stock: What stock does that ours must not, and where its two modes differ.
-        counts: How many requests ended how, and so on.
-        outcomes: The arms.
-    """
-
-    seed: int
-    about: str
-    ours: list[str] = field(default_factory=list)
-    stock: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    outcomes: list[Outcome] = field(default_factory=list)
-
-    def print_logs(self) -> None:
-        """Everything that happened."""
-        for outcome in self.outcomes:
-            print(f"---- {outcome.arm.name}: {outcome.arm.fast}; {outcome.facts}")  # noqa: T201
-            for what, when, *more in outcome.log:
-                print(f"{(when - 1000) * 1000:9.3f} {what:9} {more}")  # noqa: T201
-            for message in outcome.messages:
-                print(f"    {message.request} {message.stage} {message.kind} {message.ends} {message.text}"[:300])  # noqa: T201
 
 
 def verdicts(seeds: Iterable[int]) -> Iterator[Verdict]:
@@ -70,14 +40,10 @@ def _judged(script: Fleet, stocks: list[Outcome], fasts: list[Outcome]) -> Verdi
         f"{len(script.deaths)} deaths, {len(script.attaches)} attaches, "
         f"cost {[round(c * 1e6) for c in script.cost_s]} us"
     )
-    verdict = Verdict(script.seed, about, outcomes=[*stocks, *fasts])
+    verdict = Verdict(script.seed, about)
     event_driven, polled = stocks
-    broken = [judge.of_one(script, outcome, ours=False) for outcome in stocks]
-    for outcome, each in zip(stocks, broken, strict=True):
-        verdict.stock += [f"{outcome.arm.name}: {line}" for line in each]
-    verdict.stock += [f"modes: {name}: {each}" for name, each in judge.of_two(script, event_driven, polled).items()]
     # What stock does in both modes is upstream's: a session without async-chunk whose last stage never says its end.
-    upstreams = set(broken[0]) & set(broken[1])
+    upstreams = set.intersection(*(set(judge.of_one(script, outcome, ours=False)) for outcome in stocks))
     for outcome in fasts:
         said = [line for line in judge.of_one(script, outcome, ours=True) if line not in upstreams]
         other = judge.of_two(script, outcome, polled)
@@ -87,16 +53,15 @@ def _judged(script: Fleet, stocks: list[Outcome], fasts: list[Outcome]) -> Verdi
             if name in other and not once:  # equal to neither of stock's
                 said += [f"{name}: {each}" for each in differs]
         if said:
-            verdict.ours.append(f"{outcome.arm.name} {outcome.arm.fast}")
-            verdict.ours += [f"    {each}" for each in said]
+            verdict.wrong += [f"{outcome.arm.name} {outcome.arm.fast}", *(f"    {each}" for each in said)]
     verdict.counts.update(_counts(script, fasts[0]))
+    verdict.log = [line for outcome in (*stocks, *fasts) for line in outcome.lines()]
     return verdict
 
 
 def _counts(script: Fleet, outcome: Outcome) -> Counter[str]:
     found: Counter[str] = Counter()
-    for name, got in judge.requests_of(outcome).items():
-        del name
+    for got in judge.requests_of(outcome).values():
         found["failed" if got.errors else "given back" if got.given_back else "done"] += 1
     found["raw outputs"] += sum(what == "went" for what, *_ in outcome.log)
     found["deaths"] += sum(what == "died" for what, *_ in outcome.log)

@@ -80,21 +80,6 @@ def _named(functions: dict[Any, Callable[..., Any]]) -> list[tuple[Any, str, Any
     return found
 
 
-def _defaults(functions: dict[Any, Callable[..., Any]]) -> list[tuple[Any, str, Any, Any]]:
-    """Our methods with one of these functions as a default: their defaults, and what they should be."""
-    found: list[tuple[Any, str, Any, Any]] = []
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("omni_fastpath") or module is None:
-            continue
-        for kind in [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]:
-            for method in vars(kind).values():
-                given = getattr(method, "__defaults__", None) or ()
-                if any(_is_one(each, functions) for each in given):
-                    ours = tuple(functions[each] if _is_one(each, functions) else each for each in given)
-                    found.append((method, "__defaults__", given, ours))
-    return found
-
-
 def _is_one(value: Any, functions: dict[Any, Any]) -> bool:
     return type(value) in {BuiltinFunctionType, FunctionType, MethodType} and value in functions
 
@@ -114,9 +99,6 @@ def on(loop: VirtualLoop) -> Iterator[None]:
     functions = {getattr(time, name): stand_in for name, stand_in in stand_ins.items()}
     written: list[tuple[Any, str, Any]] = [(time, name, getattr(time, name)) for name in stand_ins]
     written += _named(functions)
-    defaults = _defaults(functions)
-    for method, name, _, ours in defaults:
-        setattr(method, name, ours)
     modules = len(sys.modules)
     for module, name, value in written:
         setattr(module, name, functions[value])
@@ -125,8 +107,6 @@ def on(loop: VirtualLoop) -> Iterator[None]:
     finally:
         for module, name, value in written:
             setattr(module, name, value)
-        for method, name, given, _ in defaults:
-            setattr(method, name, given)
         if len(sys.modules) != modules:  # a module that was first imported meanwhile may hold a stand-in
             originals = {stand_in: original for original, stand_in in functions.items()}
             for module, name, value in _named(originals):

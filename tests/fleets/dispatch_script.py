@@ -85,7 +85,7 @@ class Hook:
 
     Attributes:
         name: The hook.
-        does: ``well``, ``none``, ``raises``, ``exits``, ``cancels``, ``nonsense`` or ``async``.
+        does: ``well``, ``none``, ``raises``, ``exits``, ``cancels`` or ``nonsense``.
         after: So many calls go well before.
     """
 
@@ -127,8 +127,6 @@ class Fleet:
     requests: tuple[Request, ...]
     deaths: tuple[Death, ...] = ()
     attaches: tuple[Attach, ...] = ()
-    extras: tuple[tuple[float, int, str], ...] = ()
-    """Raw outputs of no request: when, stage, ``stats``, ``finished`` or ``empty``."""
     fast: tuple[Fast, ...] = field(default_factory=tuple)
     reader_s: float = 0.0
     """What a message costs the front end; 0: nobody reads before the end."""
@@ -143,7 +141,7 @@ PIPELINES: dict[str, tuple[tuple[bool, str], ...]] = {
     "image": ((True, "text"), (True, "image")),
 }
 
-_MISBEHAVE = ("none", "raises", "exits", "cancels", "nonsense", "async")
+_MISBEHAVE = ("none", "raises", "exits", "cancels", "nonsense")
 _HOOKS = ("is_routable", "next_stage", "on_dequeued", "on_pass_end", "on_routed")
 
 
@@ -183,10 +181,6 @@ def fleet(seed: int) -> Fleet:
         requests=requests,
         deaths=deaths,
         attaches=attaches,
-        extras=tuple(
-            (rng.uniform(0.0, last), rng.randrange(len(stages)), rng.choice(("stats", "finished", "empty")))
-            for _ in range(rng.randrange(3))
-        ),
         fast=tuple(_fast(rng, len(stages)) for _ in range(2)),
         reader_s=rng.choice((0.0, 1e-4, 2e-3)),
     )

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import random
-import warnings
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.stats import SchedulerStats
 from vllm_omni.engine import OmniEngineCoreOutput
 from vllm_omni.engine.messages import AbortRequestMessage, ShutdownRequestMessage, StageSubmissionMessage
 from vllm_omni.outputs import OmniRequestOutput
@@ -30,8 +28,9 @@ from vllm_omni.outputs import OmniRequestOutput
 from benchmarks.rigs.engine_requests import engine_request
 from benchmarks.rigs.inprocess import Pipeline, Replica, Stage, audio, batch, codes, silent, text
 from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
-from tests.fleets_dispatch import virtual
-from tests.fleets_dispatch.fleet import Attach, Death, Fast, Fleet, Hook, Request, Step
+from tests.fleets import virtual_time
+from tests.fleets.dispatch_script import Attach, Death, Fast, Fleet, Hook, Request, Step
+from tests.fleets.report import quiet
 from tests.patches import content
 
 _QUIET_S = 0.02
@@ -144,6 +143,12 @@ class Outcome:
     crash: BaseException | None = None
     stuck: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Everything that happened."""
+        found = [f"---- {self.arm.name}: {self.arm.fast}; {self.facts}"]
+        found += [f"{(when - 1000) * 1000:9.3f} {what:9} {more}" for what, when, *more in self.log]
+        return found + [f"{each.request} {each.stage} {each.kind} {each.ends} {each.text}" for each in self.messages]
 
 
 class Engine(Replica):
@@ -297,7 +302,7 @@ class Painter:
 class World:
     """One fleet on one arm, in the middle of it."""
 
-    def __init__(self, fleet: Fleet, arm: Arm, loop: virtual.VirtualLoop) -> None:
+    def __init__(self, fleet: Fleet, arm: Arm, loop: virtual_time.VirtualLoop) -> None:
         self.fleet, self.arm, self.loop = fleet, arm, loop
         self.outcome = Outcome(arm)
         self.requests = {request.name: request for request in fleet.requests}
@@ -481,8 +486,6 @@ class World:
             self._at(death.at, self._die, death)
         for attach in self.fleet.attaches:
             self._at(attach.at, self._attach, attach)
-        for at, stage, what in self.fleet.extras:
-            self._at(at, self._extra, stage, what)
         self.loop.call_later(_QUIET_S, self._watch)
         if self.fleet.reader_s:
             self.loop.call_later(self.fleet.reader_s, self._read)
@@ -542,14 +545,6 @@ class World:
         replica_id = pool.add_client(f"tcp://{engine.name}", engine)
         engine.replica_id = replica_id
         self.note("attached", attach.stage, engine.name)
-
-    def _extra(self, stage: int, what: str) -> None:
-        self.pending -= 1
-        engine = self.engines[stage][0]
-        if engine.dead or not isinstance(engine, Engine):
-            return
-        stats = SchedulerStats(num_waiting_reqs=1) if what == "stats" else None
-        engine.outputs_queue.put_nowait(batch(stats=stats, finished=["nobody"] if what == "finished" else ()))
 
     def _watch(self) -> None:
         """Look whether all is done."""
@@ -611,93 +606,57 @@ def left_of_requests(world: World) -> dict[str, list[str]]:
         }
         for key, value in maps.items():
             found[f"{key} of stage {pool.stage_id}"] = set(value) & names
-    for path, name in _ours(names):
-        found.setdefault(f"ours: {path}", set()).add(name)
+    found["ours"] = _ours(names, world.orchestrator.request_states)
     return {key: sorted(value) for key, value in found.items() if value}
 
 
-def _ours(names: set[str]) -> Iterator[tuple[str, str]]:
-    """Request ids anywhere in what our loop keeps: its own objects, and plain containers in them."""
-    loops = _running()
-    stack: list[tuple[str, Any]] = [(type(loop).__name__, loop) for loop in loops]
-    seen: set[int] = set()
+def _ours(names: set[str], upstreams: Any) -> set[str]:
+    """Request ids anywhere in what our loop keeps: its own objects, plain containers and closures in them."""
+    kinds = (list, tuple, set, frozenset, deque, partial, CellType, MethodType)
+    stack: list[Any] = [DrainLoop.running]
+    seen, found = {id(upstreams)}, set[str]()
     while stack:
-        path, thing = stack.pop()
-        if id(thing) in seen:
-            continue
-        seen.add(id(thing))
+        thing = stack.pop()
         if isinstance(thing, str):
-            if thing in names:
-                yield path, thing
-        elif isinstance(thing, dict):
-            stack += [(path, key) for key in thing] + [(path, value) for value in thing.values()]
-        elif isinstance(thing, (list, tuple, set, frozenset, deque)):
-            stack += [(path, each) for each in thing]
-        elif type(thing).__module__.startswith("omni_fastpath") or type(thing).__name__ == "function":
-            stack += [(f"{path}.{key}", value) for key, value in _attributes(thing)]
-
-
-def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    if type(thing).__name__ == "function":
-        if not thing.__module__.startswith("omni_fastpath"):
-            return []
-        return [("closure", cell.cell_contents) for cell in thing.__closure__ or () if _filled(cell)]
-    named = dict(getattr(thing, "__dict__", {}))
-    for kind in type(thing).__mro__:
-        for slot in getattr(kind, "__slots__", ()):
-            if hasattr(thing, slot):
-                named[slot] = getattr(thing, slot)
-    upstreams = ("_orchestrator", "request_states", "_request_states", "pool", "client", "queue", "_monitor")
-    return [(key, value) for key, value in named.items() if key not in upstreams]
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-def _running() -> tuple[Any, ...]:
-    return DrainLoop.running
+            found |= {thing} & names
+        elif id(thing) not in seen:
+            seen.add(id(thing))
+            if isinstance(thing, FunctionType):
+                stack += thing.__closure__ or ()
+            elif isinstance(thing, dict):  # whose keys the collector does not visit where all are strings
+                stack += [*thing, *thing.values()]
+            elif isinstance(thing, kinds) or type(thing).__module__.startswith("omni_fastpath"):
+                stack += gc.get_referents(thing)
+    return found
 
 
 # ---- Hooks ----
 
 
-class Untrue:
-    """Nonsense: it has no truth value, and is no number."""
-
-    def __bool__(self) -> bool:
-        raise ValueError("no truth value")
+_HOOKS: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "is_routable": lambda answer: lambda view: answer((view,)),
+    "next_stage": lambda answer: lambda view: answer((view,)),
+    "on_dequeued": lambda answer: lambda stage_id, replica_id, raw_outputs: answer((stage_id, replica_id, raw_outputs)),
+    "on_pass_end": lambda answer: lambda report: answer((report,)),
+    "on_routed": lambda answer: lambda stage_id, replica_id, output: answer((stage_id, replica_id, output)),
+}
+"""A function of each hook's parameters."""
 
 
 def plugin(fast: Fast) -> Any:
     """A plugin that does what the fleet says."""
     from omni_fastpath.hooks import hookimpl
 
-    rng = random.Random(fast.seed)
-    parameters = {
-        "is_routable": "view",
-        "next_stage": "view",
-        "on_dequeued": "stage_id, replica_id, raw_outputs",
-        "on_pass_end": "report",
-        "on_routed": "stage_id, replica_id, output",
-    }
-    members: dict[str, Any] = {}
+    rng, made = random.Random(fast.seed), ModuleType("fleet")
     for hook in fast.hooks:
-        wanted = parameters[hook.name]
-        space: dict[str, Any] = {"answer": _answerer(hook, rng)}
-        kind = "async def" if hook.does == "async" else "def"
-        exec(f"{kind} {hook.name}(self, {wanted}):\n    return answer({wanted})", space)  # noqa: S102 - a signature
-        members[hook.name] = hookimpl(space[hook.name])
-    return type("Plugin", (), members)()
+        setattr(made, hook.name, hookimpl(_HOOKS[hook.name](_answerer(hook, rng))))
+    return made
 
 
 def _answerer(hook: Hook, rng: random.Random) -> Any:
     calls = 0
 
-    def answer(*args: Any) -> Any:
+    def answer(args: tuple[Any, ...]) -> Any:
         nonlocal calls
         calls += 1
         if hook.does == "well" or calls <= hook.after:
@@ -713,7 +672,7 @@ def _answerer(hook: Hook, rng: random.Random) -> Any:
         if hook.does == "cancels":
             raise asyncio.CancelledError
         if hook.does == "nonsense":
-            return rng.choice([-1, 99, "two", 1.5, Untrue(), [], object()])
+            return rng.choice([-1, 99, "two", 1.5, [], object()])
         return None
 
     return answer
@@ -747,18 +706,15 @@ def play(fleet: Fleet, arm: Arm) -> Outcome:
     """Play a fleet on an arm. Of our arms the default set is installed already, of stock's it is not."""
     from tests.patches.drive import options
 
-    loop = virtual.VirtualLoop()
+    loop = virtual_time.VirtualLoop()
     world = World(fleet, arm, loop)
     outcome = world.outcome
     with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of coroutines of ``async`` hooks that nobody awaits
-        logging.disable(logging.CRITICAL)
-        stack.callback(logging.disable, logging.NOTSET)
+        stack.enter_context(quiet())
         if arm.fast is not None:
             stack.enter_context(options(**arm.fast.options))
             stack.enter_context(_plugged(arm.fast, outcome))
-        stack.enter_context(virtual.on(loop))
+        stack.enter_context(virtual_time.on(loop))
         _run(world, loop)
     while not world.pipeline.rpc.sync_q.empty():
         answer = world.pipeline.rpc.sync_q.get_nowait()
@@ -767,14 +723,14 @@ def play(fleet: Fleet, arm: Arm) -> Outcome:
     return outcome
 
 
-def _run(world: World, loop: virtual.VirtualLoop) -> None:
+def _run(world: World, loop: virtual_time.VirtualLoop) -> None:
     outcome = world.outcome
     asyncio.set_event_loop(None)
     loop.set_exception_handler(lambda _loop, _context: None)
     world.plan()
     try:
         loop.run_until_complete(_orchestrate(world))
-    except virtual.StuckError as error:
+    except virtual_time.StuckError as error:
         outcome.stuck = str(error)
     except BaseException as error:  # a plugin's SystemExit, for one, comes out here
         outcome.crash = error
@@ -784,13 +740,13 @@ def _run(world: World, loop: virtual.VirtualLoop) -> None:
 
 async def _orchestrate(world: World) -> None:
     loop = world.loop
-    loop.call_later(0.0, lambda: world.outcome.facts.update(ours=len(_running())))
+    loop.call_later(0.0, lambda: world.outcome.facts.update(ours=len(DrainLoop.running)))
     await world.orchestrator.run()
     if not world.told_to_stop:
         world.outcome.stuck = "the orchestrator ended by itself"
 
 
-def _close(loop: virtual.VirtualLoop) -> None:
+def _close(loop: virtual_time.VirtualLoop) -> None:
     """Cancel what is left, whatever state the loop was left in."""
     loop.turns = 0
     tasks = [task for task in asyncio.all_tasks(loop) if not task.done()]
