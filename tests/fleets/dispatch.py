@@ -42,8 +42,10 @@ def _judged(script: Fleet, stocks: list[Outcome], fasts: list[Outcome]) -> Verdi
     )
     verdict = Verdict(script.seed, about)
     event_driven, polled = stocks
-    # What stock does in both modes is upstream's: a session without async-chunk whose last stage never says its end.
-    upstreams = set.intersection(*(set(judge.of_one(script, outcome, ours=False)) for outcome in stocks))
+    # What stock does in both modes, or leaves behind in one, is upstream's: a session without async-chunk whose last
+    # stage never says its end, or is given work after the session's end.
+    broken = [set(judge.of_one(script, outcome, ours=False)) for outcome in stocks]
+    upstreams = {line for line in broken[0] | broken[1] if line.startswith("left behind")} | (broken[0] & broken[1])
     for outcome in fasts:
         said = [line for line in judge.of_one(script, outcome, ours=True) if line not in upstreams]
         other = judge.of_two(script, outcome, polled)
