@@ -34,6 +34,7 @@ _EVENT = {
 }
 _USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 """What upstream makes the models of a plain token of: the names in its order, and values of the types it gives."""
+_OF_TOKEN, _OF_CHOICE, _OF_USAGE = frozenset(_TOKEN), frozenset(_CHOICE), frozenset(_USAGE)
 
 _AS_UPSTREAM_ASKS = {"exclude_unset": True}
 _new, _set = object.__new__, object.__setattr__
@@ -136,12 +137,14 @@ class Events:
             return None
         choice, usage = event.choices[0], event.usage
         key = event.id, choice.index, event.created, event.model, event.modality, usage is None, event.metrics is None
-        form = self._forms.get(key) or self._form(event)
+        form = self._forms.get(key)
         if form is None:
-            return None
-        if len(self._forms) >= MOST_FORMS:
-            self._forms.clear()
-        self._forms[key] = form
+            form = self._form(event)
+            if form is None:
+                return None
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            self._forms[key] = form
         self._counters["events"] += 1
         return _filled_in(form, choice.delta.content, usage)
 
@@ -175,11 +178,11 @@ def _is_a_tokens(event: Any) -> bool:
     if len(event.choices) != 1 or event.metrics or len(event.id) > LONGEST_ID:
         return False
     choice, usage = event.choices[0], event.usage
-    if choice.__pydantic_fields_set__ != _CHOICE.keys() or choice.delta.__pydantic_fields_set__ != _TOKEN.keys():
+    if choice.__pydantic_fields_set__ != _OF_CHOICE or choice.delta.__pydantic_fields_set__ != _OF_TOKEN:
         return False
     if not (choice.logprobs is choice.finish_reason is choice.token_ids is None):
         return False
-    if usage is not None and (usage.__pydantic_fields_set__ != _USAGE.keys() or usage.__pydantic_extra__):
+    if usage is not None and (usage.__pydantic_fields_set__ != _OF_USAGE or usage.__pydantic_extra__):
         return False
     content = choice.delta.content
     return type(content) is str and (content.isascii() or _is_whole(content))

@@ -277,7 +277,10 @@ def test_an_error_of_ours_steps_aside(what: str, kind: str, monkeypatch: pytest.
     """An exception of ours, also in the middle of a request, is told once; upstream does the rest, as it would have."""
     from omni_fastpath.declare import State
     from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.releases import vllm_omni_release
 
+    if what == "processor._is_step" and vllm_omni_release().version.startswith("0.28"):
+        pytest.skip("upstream counts all steps there")
     stock = Play(Setting(3, kind), monkeypatch).run()
     with switched_on(), monkeypatch.context() as patched:
         module, _, name = what.partition(".")
