@@ -279,7 +279,7 @@ def test_an_error_of_ours_steps_aside(what: str, kind: str, monkeypatch: pytest.
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.releases import vllm_omni_release
 
-    if what == "processor._is_step" and vllm_omni_release().version.startswith("0.28"):
+    if what == "processor._is_step" and "0.28" in str(vllm_omni_release()):
         pytest.skip("upstream counts all steps there")
     stock = Play(Setting(3, kind), monkeypatch).run()
     with switched_on(), monkeypatch.context() as patched:
