@@ -95,7 +95,7 @@ class Specs:
 
     @hookspec
     def on_dequeued(self, stage_id: int, replica_id: int, raw_outputs: Any) -> None:
-        """A raw output was taken from a replica's queue and passed upstream's keep-or-drop rule."""
+        """A raw output, or the part of it that was held, was taken and passed upstream's keep-or-drop rule."""
 
     @hookspec
     def on_pass_end(self, report: PassReport) -> None:

@@ -116,7 +116,7 @@ class Wrap(Function):
 
 @dataclass(frozen=True)
 class Replace(Function):
-    """A wrapt wrapper that does not call upstream's function, so that nobody else's wrapper may stand on that.
+    """A wrapt wrapper that calls upstream's function only to step aside, so that no other wrapper may stand on that.
 
     Attributes:
         wrapper: Its name in the patch's wrappers module.
@@ -190,7 +190,7 @@ class Fit(Row):
     """The patch is installed on these releases.
 
     Attributes:
-        seams: All of them are verified before any is written.
+        seams: All that a process installs are verified there before any is written.
         of_stages: Modules of the seams that only the stages' processes install; the server installs the others. Empty
             where every process of the patch installs all of them.
         of_api_server: Modules of the seams that only upstream's API server imports. A server process that neither is

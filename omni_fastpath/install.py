@@ -198,7 +198,7 @@ def _problems_in_stages(patch: Patch, process: Process) -> list[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the patch's slots hold ours in this process."""
+    """Whether the patch was installed in this process and not taken off."""
     return name in _installed
 
 

@@ -30,7 +30,8 @@ Outcome = Literal["nothing", "unreadable", "failed", "dropped", "dispatched", "r
 """What became of one attempt to take a raw output.
 
 ``nothing``: none was there. ``unreadable``: reading it raised, and that was handled; it counts as none. ``failed``:
-processing it raised, and that was handled. ``dropped``: it had no content, and upstream's rule drops it.
+processing it raised, and that was handled. ``dropped``: nothing of it went on, as upstream's rule drops what has no
+content and an end may be held.
 ``dispatched``: it went through all of upstream's handling. ``routable``: the same, and it ends a pass.
 """
 
@@ -73,7 +74,7 @@ class Dispatcher:
         held_ends: What is held.
         hooks: What plugins decide and observe.
         counters: The patch's counters.
-        clock: The count that numbers all arrivals.
+        numbers: The count that numbers all arrivals.
         charge: Told of which stage something held was, and how many nanoseconds its processing took.
     """
 
@@ -84,16 +85,16 @@ class Dispatcher:
         held_ends: HeldEnds,
         hooks: Hooks,
         counters: dict[str, int],
-        clock: Iterator[int],
+        numbers: Iterator[int],
         charge: Callable[[Stage, int], None],
     ) -> None:
         self._orchestrator = orchestrator
         self._members = members
         self._held_ends = held_ends
-        self._failures = Failures(orchestrator, members, held_ends, clock)
+        self._failures = Failures(orchestrator, members, held_ends, numbers)
         self._hooks = hooks
         self._counters = counters
-        self._clock = clock
+        self._numbers = numbers
         self._charge = charge
         self._one = _OneItemClient()
 
@@ -251,7 +252,7 @@ class Dispatcher:
         ends = failed or output.finished
         route = partial(self._route_diffusion, replica, output)
         if not (ends or output.request_id in self._held_ends) or not self._hold(
-            replica, next(self._clock), output.request_id, route, ends=ends, failed=failed
+            replica, next(self._numbers), output.request_id, route, ends=ends, failed=failed
         ):
             await route()
         return True

@@ -1,8 +1,8 @@
 """The loop that replaces both of the orchestrator's loops: wake on arrival, drain within a budget, stages in an order.
 
 One ``DrainLoop`` serves one orchestrator until shutdown, on the orchestrator's thread. This file decides only when a
-raw output is taken; ``order.py`` from which stage, ``membership.py`` which replicas there are, and ``dispatch.py`` what
-happens to it.
+raw output is taken; ``order.py`` from which stage, ``membership.py`` which replicas there are, and ``dispatch.py``
+takes it through upstream's processing.
 
 The budget is shaped after Linux NAPI: an item and a time limit, and a counter for each that says how often a pass
 ended on it. The socket readers of all replicas run on the same event loop, so that an empty queue may mean "not read
@@ -72,12 +72,12 @@ class DrainLoop:
         self._wakeup = Wakeup(counters)
         floor = floor_of(limits.floor, orchestrator.num_stages)
         self._order = Order(limits.order, floor, hooks.next_stage, orchestrator.request_states)
-        clock = count()
+        numbers = count()
         on_put = self._wakeup.wake if gauge is None else self._wake_and_report
-        self._members = Membership(orchestrator, can_dequeue, on_put, clock, FIRST_AUDIO_KEY)
+        self._members = Membership(orchestrator, can_dequeue, on_put, numbers, FIRST_AUDIO_KEY)
         self._held_ends = HeldEnds(self._members)
         self._dispatcher = Dispatcher(
-            orchestrator, self._members, self._held_ends, hooks, counters, clock, self._order.charge
+            orchestrator, self._members, self._held_ends, hooks, counters, numbers, self._order.charge
         )
 
     async def run(self) -> None:
@@ -145,7 +145,7 @@ class DrainLoop:
             self._order.arrange(self._members.stages)
         for replica in joined:
             if not replica.waiting and not replica.is_gone():
-                await self._dispatcher.take_one(replica)  # nothing; it starts upstream's socket reader
+                await self._dispatcher.take_one(replica)  # there is none yet; asking starts upstream's socket reader
         for replica in left:
             await self._dispatcher.release(replica, math.inf)
         return bool(joined or left)
@@ -168,7 +168,7 @@ class DrainLoop:
     async def _pass(self, stage: Stage) -> None:  # noqa: C901, PLR0912 - flat, because it runs for each raw output
         """Take raw outputs from a replica of ``stage`` until a pass ends.
 
-        A replica of a stage that is not seen gives one: it has no reason to be drained ahead of one that is seen. So
+        A replica of a stage without final output gives one: nothing of it reaches a user before another stage's. So
         does one of a stage that is due: the order goes on after it. Whether an output is routable is asked only where
         it matters: it ends a pass so that another stage gets its turn, which under a fixed order none does.
         """

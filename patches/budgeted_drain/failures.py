@@ -23,15 +23,15 @@ class Failures:
         orchestrator: Upstream's ``OrchestratorBase``.
         members: The replicas that there are.
         held_ends: What is held.
-        clock: The count that numbers all arrivals.
+        numbers: The count that numbers all arrivals.
     """
 
-    def __init__(self, orchestrator: Any, members: Membership, held_ends: HeldEnds, clock: Iterator[int]) -> None:
+    def __init__(self, orchestrator: Any, members: Membership, held_ends: HeldEnds, numbers: Iterator[int]) -> None:
         self._orchestrator = orchestrator
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._members = members
         self._held_ends = held_ends
-        self._clock = clock
+        self._numbers = numbers
 
     async def handle(self, replica: Replica, error: BaseException) -> None:
         """What upstream's loops do with an exception: evict a dead replica, ignore during shutdown, else give up.
@@ -66,7 +66,7 @@ class Failures:
         stranded = {each: state for each, state in submitted.items() if each in bound or not survives}
         was_available = bool(pool.is_replica_available(replica_id))
         evict = partial(self._evict, replica, error, stranded, bound, was_available=was_available)
-        end = HeldEnd(next(self._clock), replica.slot, frozenset(stranded), "everywhere", evict, failed=True)
+        end = HeldEnd(next(self._numbers), replica.slot, frozenset(stranded), "everywhere", evict, failed=True)
         if self._held_ends.hold(end):
             pool._unavailable_replicas.add(replica_id)
             self._members.stale = True

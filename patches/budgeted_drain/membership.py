@@ -23,7 +23,7 @@ class Membership:
         orchestrator: Upstream's ``OrchestratorBase``, of which ``num_stages`` and ``stage_pools`` are read.
         can_dequeue: Whether raw outputs can be taken from a client without waiting; any other client is polled.
         on_put: Called after each put into a client's output queue.
-        clock: The count that numbers the arrivals at all replicas.
+        numbers: The count that numbers the arrivals at all replicas.
         first_audio_key: See ``Stage``.
 
     Attributes:
@@ -39,13 +39,13 @@ class Membership:
         orchestrator: Any,
         can_dequeue: Callable[[Any], bool],
         on_put: Callable[[], None],
-        clock: Iterator[int],
+        numbers: Iterator[int],
         first_audio_key: str | None = None,
     ) -> None:
         self._orchestrator = orchestrator
         self._can_dequeue = can_dequeue
         self._on_put = on_put
-        self._clock = clock
+        self._numbers = numbers
         self._first_audio_key = first_audio_key
         self.queued: dict[Slot, QueuedReplica] = {}
         self.polled: list[Replica] = []
@@ -74,7 +74,7 @@ class Membership:
                     polled.append(Replica(pool, slot, client))
                 else:
                     stage = stages.setdefault(stage_id, Stage(stage_id, pool, self._first_audio_key))
-                    queued[slot] = QueuedReplica(stage, slot, client, waiting, self._clock)
+                    queued[slot] = QueuedReplica(stage, slot, client, waiting, self._numbers)
         joined = [replica for slot, replica in queued.items() if before.get(slot) is not replica]
         left = [replica for slot, replica in before.items() if queued.get(slot) is not replica]
         self.queued, self.polled = queued, polled

@@ -51,12 +51,12 @@ def floor_of(floor: float | None, stages: int) -> float:
 
 def rank(order: str, stages: Sequence[Stage]) -> list[Stage]:
     """The stages, first served first, by a built-in order; for ``stage_order`` where a round starts."""
-    upstream_first = sorted(stages, key=lambda stage: stage.stage_id)
+    by_stage_id = sorted(stages, key=lambda stage: stage.stage_id)
     if order == "downstream_first":
-        return upstream_first[::-1]
+        return by_stage_id[::-1]
     if order == "visible_first":
         return sorted(stages, key=lambda stage: (not stage.final_output, -stage.stage_id))
-    return upstream_first
+    return by_stage_id
 
 
 class Order:

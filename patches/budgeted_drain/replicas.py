@@ -81,7 +81,7 @@ class QueuedReplica(Replica):
         slot: Stage and replica.
         client: Upstream's client, with the dequeue of ``nonblocking_dequeue``.
         waiting: What stands in that client's queue; read only.
-        clock: The count that numbers the arrivals at all replicas.
+        numbers: The count that numbers the arrivals at all replicas.
 
     Attributes:
         arrivals: What waits, in the order of arrival.
@@ -90,16 +90,16 @@ class QueuedReplica(Replica):
         first_audio: Number of the last arrival that brings a request's first audio from a stage that is not seen.
     """
 
-    __slots__ = ("_clock", "_dequeue", "_put", "arrivals", "awaited_by", "first_audio", "stage", "taken", "waiting")
+    __slots__ = ("_dequeue", "_numbers", "_put", "arrivals", "awaited_by", "first_audio", "stage", "taken", "waiting")
 
-    def __init__(self, stage: Stage, slot: Slot, client: Any, waiting: deque[Any], clock: Iterator[int]) -> None:
+    def __init__(self, stage: Stage, slot: Slot, client: Any, waiting: deque[Any], numbers: Iterator[int]) -> None:
         super().__init__(stage.pool, slot, client)
         self.stage = stage
         self.waiting = waiting
         self.arrivals: deque[Arrival] = deque()
         self.awaited_by: list[HeldEnd] = []
         self.taken = self.first_audio = -1
-        self._clock = clock
+        self._numbers = numbers
         # Bound once: a class that is changed later must not change a loop that runs.
         self._dequeue: Callable[[], Any] = client.get_output_nowait
         self._put: Callable[[Any], None] | None = None
@@ -140,7 +140,7 @@ class QueuedReplica(Replica):
         while arrivals and (len(arrivals) > len(waiting) or arrivals[0].item is not waiting[0]):
             self.taken = arrivals.popleft().number
         while len(arrivals) < len(waiting):
-            arrival = Arrival(next(self._clock), waiting[len(arrivals)])
+            arrival = Arrival(next(self._numbers), waiting[len(arrivals)])
             arrivals.append(arrival)
             if self.stage.first_audio_key is not None and _has_key(arrival.item, self.stage.first_audio_key):
                 self.first_audio = arrival.number
