@@ -134,7 +134,7 @@ def test_end_at_a_stage_before_waits_too(session: bool, event_driven: bool) -> N
         return pipeline
 
     stock = run(made(event_driven=True), fill)
-    with switched_on(floor=0.0):
+    with switched_on(order="stage_order", floor=0.0):
         fast = run(made(event_driven), fill)
     assert sequences(fast) == sequences(stock)
     assert endings(fast) == endings(stock) == {"R": (1, "end")}
