@@ -50,6 +50,19 @@ def test_a_server_is_told_its_arm_and_nothing_of_this_shell(monkeypatch: pytest.
     assert serving.roles(1, 2) == {"api", "stage0_replica0", "stage0_replica1"}
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_chunks_stay_while_another_servers_stage_lives(
+    lives: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A chunk does not say whose it is; one that a test's own stage has made stays in any case."""
+    monkeypatch.setattr(server, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(server, "_a_stage_lives", lambda: lives)
+    for name in ("chatcmpl-1_0_0", "shm_sq-1-a_0_0_lockfile.lock"):
+        (tmp_path / name).touch()
+    assert Server("model", "deploy")._remove_shared_memory() == (() if lives else ("chatcmpl-1_0_0",))
+    assert len(list(tmp_path.iterdir())) == (2 if lives else 1)
+
+
 # ---- Other releases ----
 
 

@@ -224,10 +224,11 @@ class Server:
         """Remove shared-memory files that this server left, and name them.
 
         Only files that are new since the start, that belong to this user, that no process maps or holds open, and that
-        no stage of another rig has made.
+        no stage in the process of another rig has made. None while a stage of another server lives: a chunk does not
+        say whose it is, and a request whose chunk is gone stands still for ever.
         """
         candidates = _shared_memory_files() - self._shared_memory_before
-        if not candidates:
+        if not candidates or _a_stage_lives():
             return ()
         held = _held_shared_memory()
         removed = []
@@ -245,6 +246,11 @@ def _shared_memory_files() -> set[str]:
     except OSError:
         return set()
     return {name for name in found if not _OF_A_RIG.match(name)}
+
+
+def _a_stage_lives() -> bool:
+    """Whether any process is a stage, by the title that upstream gives it."""
+    return any((process.info["name"] or "").startswith("VLLM::") for process in psutil.process_iter(["name"]))
 
 
 def _held_shared_memory() -> set[str]:
