@@ -10,7 +10,7 @@ Why:
     A shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins. The thread of
     event-driven mode costs two hand-overs of the interpreter's lock a message, which it must win from the
     orchestrator's thread: with some thousand messages a second they take longer than the messages' own handling
-    (``benchmarks.replay``, arms ``stock-event`` and ``stock-event-polled``). In poll mode upstream's drain suspends
+    (measured at 0.1.0 by a replay whose arms are gone). In poll mode upstream's drain suspends
     only when the queue is empty: an orchestrator that does not pause for a millisecond at each empty stage, as
     upstream's poll loop does, keeps it full, and no other task of the event loop gets a turn.
 Why not a hook:

@@ -97,6 +97,10 @@ NEWEST: tuple[AnySeam, ...] = (
     _pin(DETOKENIZER, "BaseIncrementalDetokenizer.update", _UPDATE, "10835bda5057e691"),
     _pin(DETOKENIZER, "SlowIncrementalDetokenizer.num_output_tokens", ("self",), "4e0d7a4b068bf3b3"),
     Call(DETOKENIZER, "IncrementalDetokenizer.num_output_tokens", ("self",)),
+    # What makes an output of plain tokens here.
+    Call(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
+    Call(DETOKENIZER, "BaseIncrementalDetokenizer.get_next_output_text", ("self", "finished", "delta")),
+    _pin(OMNI_PROCESSOR, "OmniRequestState._new_request_output", (*_REQUEST, "error"), "24c7a2a4020ac708"),
     # What is recorded of an output.
     Wrap(
         STAGE_POOL,
@@ -151,6 +155,7 @@ _0_30: Changes = {
     ),
     "RequestState._new_completion_output": _body("c40ee94fe55a4f30"),
     "RequestState._new_request_output": _body("d4622dec0cec2f21", parameters=_REQUEST),
+    "OmniRequestState._new_request_output": _body("3be6ab45bf73c9fe", parameters=_REQUEST),
     "BaseIncrementalDetokenizer.update": _body("3f983b6ac2b1e6b8"),
     "StagePool.record_output_timestamps": _body("59f7f6837fafb4eb"),
 }
