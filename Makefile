@@ -2,7 +2,7 @@
 .PHONY: setup demo parity test test-more lint unit fleets floors packaging matrix dispatch processing front-end ab server replay save-queue forward-gate micro clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
-# Two processes; the servers are in one of them, one after the other. `more` marks what `make test` leaves out.
+# Two processes; the servers are to be in one of them, but with pytest 9.2 xdist does not see their group, and both start some.
 PYTEST := $(VENV_PYTHON) -m pytest -p no:benchmark -n 2 --dist loadgroup --durations=15
 SHELL := /bin/bash
 
