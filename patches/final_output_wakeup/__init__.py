@@ -6,13 +6,13 @@ What:
     event-driven mode a thread of the front end's own waits for each message; with the patch the same wait as in poll
     mode takes its place. While messages wait all the time, the event loop gets a turn after each millisecond of work.
 Why:
-    Every message waits half a millisecond on average, and an idle server wakes a thousand times a second for nothing.
-    A shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins. The thread of
+    Every message waits half a millisecond on average, and an idle server wakes a thousand times a second for nothing. A
+    shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins. The thread of
     event-driven mode costs two hand-overs of the interpreter's lock a message, which it must win from the
     orchestrator's thread: with some thousand messages a second they take longer than the messages' own handling
-    (measured at 0.1.0 by a replay whose arms are gone). In poll mode upstream's drain suspends
-    only when the queue is empty: an orchestrator that does not pause for a millisecond at each empty stage, as
-    upstream's poll loop does, keeps it full, and no other task of the event loop gets a turn.
+    (measured at 0.1.0 by a replay whose arms are gone). In poll mode upstream's drain suspends only when the queue is
+    empty: an orchestrator that does not pause for a millisecond at each empty stage, as upstream's poll loop does,
+    keeps it full, and no other task of the event loop gets a turn.
 Why not a hook:
     The drain is a closure; what it calls when the queue is empty is the only place to wait in.
 Scope:

@@ -26,10 +26,9 @@ Scope:
     of clients with data parallelism, which the state's reason says.
 Fragility:
     Each wrapper calls what it wraps. A processor and a request's state become a subclass's, and the dict of latency
-    records one of ours. From 0.30 on, a step in the middle of a request is counted in the processor's stead, and of
-    one that brings plain tokens with DELTA the completion is made here; of any other, the state's detokenizer is
-    another object while it is made. Audio frames are counted here once the sample rate is known. The bodies are
-    pinned. The
+    records one of ours. From 0.30 on, a step in the middle of a request is counted in the processor's stead, and of one
+    that brings plain tokens with DELTA the completion is made here; of any other, the state's detokenizer is another
+    object while it is made. Audio frames are counted here once the sample rate is known. The bodies are pinned. The
     detokenizers' lists are relied on to grow at their end only, and to lose no more than what came last (0.32, at a
     stop string); a detokenizer that is not known gets upstream's copies. Before a reader starts, its socket gets a
     ``recv_multipart`` of ours as an attribute of its own; the event loop has our callback at the socket's descriptor in
