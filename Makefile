@@ -1,9 +1,9 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit fleets floors packaging matrix dispatch processing front-end ab server replay save-queue forward-gate micro clean
+.PHONY: setup demo parity test test-more lint unit fleets floors packaging dist matrix dispatch processing front-end ab server replay save-queue forward-gate clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
-# Two processes; the servers are to be in one of them, but with pytest 9.2 xdist does not see their group, and both start some.
-PYTEST := $(VENV_PYTHON) -m pytest -p no:benchmark -n 2 --dist loadgroup --durations=15
+# Two processes; a file's tests share one, and with it the servers that its fixtures start.
+PYTEST := $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15
 SHELL := /bin/bash
 
 setup:
@@ -37,6 +37,9 @@ floors: ## the machinery on the oldest dependencies that pyproject.toml allows, 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires
 	$(PYTEST) tests/test_packaging.py
 
+dist: setup ## a wheel and a source distribution in dist/, to be installed by file
+	@rm -rf dist && $(VENV_PYTHON) -m hatchling build -d dist
+
 matrix: setup ## our built wheel on the other releases that are served; RELEASE=0.28.0 for one
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
 
@@ -67,9 +70,6 @@ save-queue: setup ## slow receivers, and nobody slow; half an hour
 
 forward-gate: setup ## what a stage sends twice; three minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.forward_gate $(ARGS)
-
-micro: setup ## pytest-benchmark: single operations
-	$(VENV_PYTHON) -m pytest benchmarks/micro --benchmark-only -q
 
 clean:
 	rm -rf .venv .cache results .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,6 @@
 """omni-fastpath: makes the outputs of an installed vLLM-Omni arrive sooner under load.
 
-Nothing of vLLM or vLLM-Omni is edited; every change is a named patch with its own switch (``ARCHITECTURE.md``).
+Nothing of vLLM or vLLM-Omni is edited; every change is a named patch with its own switch (``docs/how-it-works.md``).
 """
 
 from __future__ import annotations

@@ -14,6 +14,11 @@ The environment wins over the YAML, for comparisons without touching a file. Its
 ``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``
     As the key ``fastpath.on_unsupported``.
 
+Upstream replaces a top-level block whole when a deploy YAML overlays another (``resolve_deploy_yaml`` in
+``vllm_omni/config/stage_config.py``), so the chain of ``base_config`` is walked here, and the blocks are merged key by
+key. Upstream ignores top-level keys that it does not know, so that a misspelt ``fastpath`` is told, as is a variable
+whose name is nearly in our namespace; neither refuses.
+
 A refusal names every wrong key, one line each. An unknown variable refuses where something is on. The variables that
 Kubernetes makes of a Service named ``omni-fastpath`` are ignored, unless a key's variable has that name.
 """
@@ -30,11 +35,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, get_args
 
+from omegaconf import OmegaConf
 from pydantic import ByteSize
 
 from omni_fastpath.declare import Options, Patch
 from omni_fastpath.patches import GONE
-from omni_fastpath.variables import BOOLEAN_WORDS, MASTER, NAMESPACE, ON_UNSUPPORTED, boolean, master_off
+from omni_fastpath.process_role import BOOLEAN_WORDS, HANDOFF, MASTER, NAMESPACE, ON_UNSUPPORTED, boolean, master_off
 
 KEY = "fastpath"
 """The top-level key in a deploy YAML."""
@@ -47,12 +53,18 @@ _WORDS: tuple[OnUnsupported, ...] = get_args(OnUnsupported)
 
 _OF_A_SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_|$)")
 _SHOWN_CHARACTERS = 80
+_LOOKALIKE_RATIO = 0.75
+_VARIABLE_RATIO = 0.85
 
 # What a refusal says
 
 
 class ConfigError(ValueError):
     """A configuration that is refused; one line for each wrong key: its place, what was found and what is allowed."""
+
+
+class UnreadableError(ConfigError):
+    """A deploy YAML that our reader cannot read. Where upstream read it, that is our trouble and not the file's."""
 
 
 def refusal(
@@ -159,6 +171,13 @@ def said(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[str]:
     return sorted(name for name in ours if name in known or not _OF_A_SERVICE.search(name))
 
 
+def is_beside(name: str) -> bool:
+    """Whether a variable's name would be in our namespace if it were spelt right: OMNI_FASTPAHT, omni_fastpath."""
+    ours, letters = NAMESPACE.replace("_", ""), re.sub(r"[^A-Z0-9]", "", name.upper()).removeprefix("VLLM")
+    near = difflib.SequenceMatcher(None, letters[: len(ours)], ours).ratio() >= _VARIABLE_RATIO
+    return near and not name.startswith((NAMESPACE, HANDOFF))
+
+
 def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch], gone: Mapping[str, str]) -> Iterator[str]:
     """A line for each variable in our namespace that means nothing."""
     known = variables(patches)
@@ -182,11 +201,13 @@ class Block:
         path: The file.
         value: Its ``fastpath`` value as it stands there, or ``ABSENT``.
         stages: Ids of the stages that the file names.
+        misspelt: Top-level keys of the file that are nearly ours, and ignored.
     """
 
     path: Path
     value: Any
     stages: frozenset[int] = frozenset()
+    misspelt: tuple[str, ...] = ()
 
     def place(self, *keys: str) -> str:
         """How a message names a key of this block."""
@@ -368,7 +389,8 @@ class Resolved:
         origins: What switched a patch on or off; empty for a patch that nothing mentions.
         on_unsupported: What an unsupported or failed patch does to the start of the server.
         source: The deploy YAML; None when there is none.
-        unknown: Variables in our namespace that mean nothing, one line each; only where nothing is on.
+        unknown: What means nothing and was not refused, one line each: variables in our namespace where nothing is on,
+            variables beside it, and top-level keys that are nearly ours.
     """
 
     enabled: Mapping[str, Options]
@@ -433,11 +455,87 @@ def resolve(
     lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))
+    known = variables(patches)
+    nearly = [str(unknown(name, name, known, found="an unknown variable")) for name in environ if is_beside(name)]
+    for block in blocks:
+        nearly += [
+            f"{block.path}: the top-level key {key!r} is ignored; did you mean {KEY!r}?" for key in block.misspelt
+        ]
     return Resolved(
         enabled=enabled,
         off={name: asked.reason for name, asked in layers.asked.items() if not asked.on},
         origins={name: asked.origin for name, asked in layers.asked.items()},
         on_unsupported=layers.on_unsupported,
         source=source,
-        unknown=unknown_variables,
+        unknown=(*unknown_variables, *nearly),
     )
+
+
+# The files
+
+
+def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
+    """``resolve`` for a deploy YAML, which is not even opened under ``OMNI_FASTPATH=0``.
+
+    Raises:
+        ConfigError: As ``read_blocks`` and ``resolve``.
+    """
+    blocks = [] if path is None or master_off(environ) else read_blocks(path)
+    return resolve(blocks, environ, patches)
+
+
+def blocks_of(path: str | Path, deploy: Mapping[Any, Any]) -> list[Block]:
+    """The blocks of a deploy YAML that upstream has read.
+
+    Args:
+        path: The file.
+        deploy: What upstream made of it and its bases. A top-level key of any of them is in it; without ours no file is
+            opened a second time.
+
+    Raises:
+        UnreadableError: As ``read_blocks``, where the key is there.
+    """
+    return read_blocks(path) if KEY in deploy else [_block(Path(path), deploy)]
+
+
+def read_blocks(path: str | Path) -> list[Block]:
+    """Read the ``fastpath`` value of a deploy YAML and of the files that it builds on, the base first.
+
+    ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
+
+    Raises:
+        UnreadableError: A file cannot be read, or the chain comes back to a file.
+    """
+    blocks: list[Block] = []
+    current: Path | None = Path(path)
+    while current is not None:
+        if current.resolve() in {block.path.resolve() for block in blocks}:
+            chain = " -> ".join(str(each) for each in [*(block.path for block in blocks), current])
+            raise UnreadableError(f"base_config in {blocks[-1].path}: the chain comes back to a file: {chain}")
+        data = _load(current)
+        blocks.append(_block(current, data))
+        base = data.get("base_config")
+        if not isinstance(base, str | None):
+            wrong = refusal(f"base_config in {current}", found=shown(base), allowed="the path of a deploy YAML")
+            raise UnreadableError(str(wrong))
+        current = None if base is None else current.parent / base
+    return blocks[::-1]
+
+
+def _load(path: Path) -> Mapping[Any, Any]:
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except Exception as error:  # OmegaConf has its own tree of errors
+        raise UnreadableError(f"{path}: cannot be read as a deploy YAML: {error}") from error
+    if not isinstance(data, dict):
+        wrong = refusal(str(path), found=shown(data), allowed="a mapping at the top level of a deploy YAML")
+        raise UnreadableError(str(wrong))
+    return data
+
+
+def _block(path: Path, data: Mapping[Any, Any]) -> Block:
+    alike = (str(key) for key in data if difflib.get_close_matches(str(key).lower(), [KEY], cutoff=_LOOKALIKE_RATIO))
+    stages = data.get("stages")
+    named = [stage.get("stage_id") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    ids = frozenset(each for each in named if isinstance(each, int))
+    return Block(path, data.get(KEY, ABSENT), ids, tuple(key for key in alike if key != KEY))

@@ -244,10 +244,10 @@ def _install_verified(patch: Patch, row: Fit, slots: Sequence[Slot], wrappers: M
         _put_back(installation)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    entry, count = LEDGER.entry(patch), len(installation.written)
+    entry = LEDGER.entry(patch)
     left_out = row.without_api_server if len(slots) < len(row.seams) else ""
     entry.remarks, entry.figures = "; ".join(filter(None, (row.remarks, left_out))), figures
-    return LEDGER.set(patch, State.APPLIED, "1 slot holds ours" if count == 1 else f"{count} slots hold ours")
+    return LEDGER.set(patch, State.APPLIED, "")
 
 
 def _named(wrappers: ModuleType, name: str | None) -> Any:

@@ -66,8 +66,11 @@ class Entry:
 
     @property
     def reason(self) -> str:
-        """The cause, and while the patch is applied its remarks."""
-        return "; ".join(filter(None, (self.cause, self.remarks if self.state is State.APPLIED else "")))
+        """The cause; while the patch is applied, else what its first counter says that it did, and its remarks."""
+        if self.state is not State.APPLIED:
+            return self.cause
+        name, count = next(iter(self.counters.items()))
+        return "; ".join(filter(None, (self.cause or f"{count:,} {name}", self.remarks)))
 
     def shown_figures(self) -> Mapping[str, Any]:
         """What its metrics show now; nothing from the first error on, which is logged."""

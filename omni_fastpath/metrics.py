@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from omni_fastpath import processid, statefile
+from omni_fastpath import process_role, statefile
 from omni_fastpath.declare import Metric, Patch, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger, warn_once
 from omni_fastpath.seams import MARK, is_ours
@@ -108,7 +108,7 @@ def _elsewhere() -> Iterator[tuple[_Where, dict[str, Any]]]:
     root = _root()
     snapshots = {snapshot["pid"]: snapshot for snapshot in statefile.read_live()}
     for pid, snapshot in snapshots.items():
-        above = processid.ancestors(pid)
+        above = process_role.ancestors(pid)
         if pid == os.getpid() or root not in (pid, *above):
             continue
         # A stage's worker has its stage from the engine process above it.

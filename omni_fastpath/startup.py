@@ -13,23 +13,34 @@ refused.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from omni_fastpath import process_role, variables
-from omni_fastpath.variables import HANDOFF
+from omni_fastpath import process_role
+from omni_fastpath.process_role import HANDOFF
 
 if TYPE_CHECKING:
     from omni_fastpath.config import Resolved
     from omni_fastpath.hooks import HookManager
-    from omni_fastpath.publish import Publisher
+    from omni_fastpath.statefile import Publisher
 
 logger = logging.getLogger("vllm.omni_fastpath")
+
+READER = ("vllm_omni.config.stage_config", "resolve_deploy_yaml")
+"""Every reading of a deploy YAML calls it: ``load_deploy_config`` looks it up in its module when it is called."""
+
+PLANS = ("vllm_omni.engine.stage_runtime", "StageRuntime._build_logical_stage_init_plans")
+"""What an engine calls before it spawns its stages, right after it has read its deploy YAML once more, with exceptions
+swallowed. A library user's ``Omni`` loads plugins only shortly before, and an engine may have no deploy YAML."""
+
+HEADLESS = ("vllm_omni.engine.stage_engine_startup", "get_headless_replica_devices")
+"""The same for a headless server, which has no stage runtime."""
 
 _registration = threading.Lock()
 """Taken by the first registration, and never released."""
@@ -43,8 +54,8 @@ def register() -> None:
         role = process_role.spawned_as()
         if role is None:
             _register_server()
-        elif variables.master_off(os.environ):
-            STARTUP.show("off", f"{variables.MASTER}=0", role)
+        elif process_role.master_off(os.environ):
+            STARTUP.show("off", f"{process_role.MASTER}=0", role)
         elif HANDOFF in os.environ:
             STARTUP.take_over(role)
     except Exception:
@@ -55,13 +66,11 @@ def _register_server() -> None:
     """A server, or any other process in which vLLM loads plugins."""
     # What an ancestor handed to its stages is not for a server that was started below it, nor for its engines.
     os.environ.pop(HANDOFF, None)
-    if variables.master_off(os.environ):
+    if process_role.master_off(os.environ):
         if process_role.is_serve(sys.argv[1:]):
-            STARTUP.show("off", f"{variables.MASTER}=0", "server")
+            STARTUP.show("off", f"{process_role.MASTER}=0", "server")
         return
-    from omni_fastpath import deploy_gate  # noqa: PLC0415 - wrapt
-
-    deploy_gate.arm(STARTUP.on_read, STARTUP.before_stages)
+    wrap_starts(STARTUP)
 
 
 class Startup:
@@ -91,8 +100,7 @@ class Startup:
             self._resolve(source)
         except Exception as error:
             if _is_refusal(error):
-                logger.error("omni-fastpath: the configuration is refused: %s", error)
-                raise
+                _refuse(error)
             logger.debug("omni-fastpath: %s cannot be resolved: %r; the engine's start answers that", source, error)
         self._last = source
 
@@ -115,19 +123,18 @@ class Startup:
                 self._take_effect(resolved, role)
             except Exception as error:
                 if _is_refusal(error):
-                    logger.error("omni-fastpath: the engine is refused: %s", error)
-                    raise
+                    _refuse(error)
                 self._answer(error, resolved, source, role)
 
     def _resolve(self, source: str | None) -> Resolved:
-        from omni_fastpath import config, deploy_yaml  # noqa: PLC0415 - a server starts
+        from omni_fastpath import config  # noqa: PLC0415 - a server starts
         from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
         blocks: list[config.Block] = []
         if source is not None and source in self._read:
             try:
-                blocks = deploy_yaml.blocks_of(source, self._read[source])
-            except deploy_yaml.UnreadableError as error:
+                blocks = config.blocks_of(source, self._read[source])
+            except config.UnreadableError as error:
                 raise RuntimeError(str(error)) from error  # upstream has read it: the trouble is ours
         return config.resolve(blocks, os.environ, PATCHES)
 
@@ -159,7 +166,7 @@ class Startup:
             RuntimeError: ``on_unsupported`` is ``fail``.
         """
         block = self._read[source].get("fastpath") if source in self._read else None
-        if not (variables.anything_set(os.environ) or block):
+        if not (process_role.anything_set(os.environ) or block):
             logger.warning("omni-fastpath: an error of ours, and nothing was asked for: %r", error)
             return
         logger.error("omni-fastpath: the configuration cannot take effect: %r", error, exc_info=error)
@@ -168,7 +175,7 @@ class Startup:
             self.show("failed", f"an error of omni-fastpath: {error!r}", role, resolved)
         except Exception:
             logger.debug("omni-fastpath: the states of the patches cannot be shown", exc_info=True)
-        word = os.environ.get(variables.ON_UNSUPPORTED)
+        word = os.environ.get(process_role.ON_UNSUPPORTED)
         if resolved is not None:
             word = resolved.on_unsupported
         elif word is None and isinstance(block, Mapping):
@@ -234,7 +241,7 @@ class Startup:
                 return
             from omni_fastpath import metrics  # noqa: PLC0415 - something was asked for
             from omni_fastpath.declare import Process  # noqa: PLC0415
-            from omni_fastpath.publish import Publisher  # noqa: PLC0415
+            from omni_fastpath.statefile import Publisher  # noqa: PLC0415
 
             hooks = None if self._hooks is None else self._hooks.told
             self._publisher = Publisher(Process(role), source or "environment", hooks=hooks)
@@ -247,12 +254,11 @@ class Startup:
 
 def _inherited() -> Resolved | None:
     """What an ancestor of this process handed over; None where the variable is from another process."""
-    from omni_fastpath import processid  # noqa: PLC0415 - something was asked for
     from omni_fastpath.config import Resolved  # noqa: PLC0415
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
     handed = json.loads(os.environ[HANDOFF])
-    if handed["parent"] not in processid.ancestors(os.getpid()):
+    if handed["parent"] not in process_role.ancestors(os.getpid()):
         logger.debug("omni-fastpath: %s is from process %s, no ancestor of this one", HANDOFF, handed["parent"])
         return None
     return Resolved.from_json(handed["resolved"], PATCHES)
@@ -266,6 +272,57 @@ def _is_refusal(error: Exception) -> bool:
     except Exception:  # a dependency of ours is broken, so that neither was raised
         return False
     return isinstance(error, (ConfigError, RefusedError))
+
+
+def _refuse(error: Exception) -> NoReturn:
+    """End ``vllm serve`` with the refusal, told once and alone; whoever embeds an engine gets it as an exception."""
+    if process_role.is_serve(sys.argv[1:]) and threading.current_thread() is threading.main_thread():
+        raise SystemExit(f"omni-fastpath: refused: {error}") from None
+    logger.error("omni-fastpath: refused: %s", error)
+    raise error
+
+
+def wrap_starts(startup: Startup) -> None:
+    """Wrap the three functions, each when its module has been imported; at once where it is imported already.
+
+    These are the only slots that are written where nothing is asked for.
+    """
+    from wrapt import register_post_import_hook  # noqa: PLC0415 - not in a process of a stage
+
+    nesting = threading.local()
+
+    def wrapped_reader(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(nesting, "reading", False):  # upstream recurses into base_config; the chain is ours to walk
+            return wrapped(*args, **kwargs)
+        nesting.reading = True
+        try:
+            result = wrapped(*args, **kwargs)
+        finally:
+            nesting.reading = False
+        startup.on_read(str(args[0] if args else kwargs["path"]), result)
+        return result
+
+    def wrapped_plans(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        path = getattr(instance, "_config_path", None)
+        startup.before_stages(None if path is None else str(path), "server")
+        return wrapped(*args, **kwargs)
+
+    def wrapped_headless(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
+        startup.before_stages(None, "headless")
+        return wrapped(*args, **kwargs)
+
+    for (module, name), wrapper in ((READER, wrapped_reader), (PLANS, wrapped_plans), (HEADLESS, wrapped_headless)):
+        register_post_import_hook(functools.partial(_wrap, name, wrapper), module)
+
+
+def _wrap(name: str, wrapper: Callable[..., Any], module: Any) -> None:
+    """Write one slot; an error is logged and stays ours: upstream is importing the module."""
+    try:
+        from wrapt import wrap_function_wrapper  # noqa: PLC0415 - as above
+
+        wrap_function_wrapper(module, name, wrapper)
+    except Exception as error:
+        logger.warning("omni-fastpath: %s:%s cannot be wrapped: %r", module.__name__, name, error)
 
 
 STARTUP = Startup()

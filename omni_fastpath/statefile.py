@@ -1,32 +1,45 @@
 """One small JSON file per process, in which ``omni-fastpath status`` and the metrics find the states of its patches.
 
 The files lie in a folder of this user alone, ``PID-NAMESPACE.json`` each: containers may share the folder, and a file
-of another process namespace is neither shown nor deleted.
+of another process namespace is neither shown nor deleted. Nothing here disturbs serving: what goes wrong while a file
+is written is logged once, and the server goes on.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import stat
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from omni_fastpath import processid
+from omni_fastpath import __version__, process_role
 from omni_fastpath.declare import Process, State
+from omni_fastpath.ledger import LEDGER, warn_once
+from omni_fastpath.releases import vllm_omni_release, vllm_release
 
 SCHEMA = 2
 
 _FOLDER = "omni-fastpath"
 _NAME = re.compile(r"([0-9]+)-([0-9]+)\.(json|tmp)")
+
+
+REFRESH_S = 2.0
+"""How stale a counter in the state file may be, and how soon a lost file is back, seconds."""
+
+_STAGE_PROCESS = re.compile(r"_stage(\d+)_replica(\d+)")
 
 
 class UnsafeFolderError(PermissionError):
@@ -74,7 +87,7 @@ class Snapshot(BaseModel):
     @property
     def is_live(self) -> bool:
         """Whether the process that wrote it still runs."""
-        return processid.started(self.pid) == self.started
+        return process_role.started(self.pid) == self.started
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -98,7 +111,7 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 
 def path() -> Path:
     """Where this process's file belongs now."""
-    return folder() / f"{os.getpid()}-{processid.namespace()}.json"
+    return folder() / f"{os.getpid()}-{process_role.namespace()}.json"
 
 
 def write(snapshot: Mapping[str, Any]) -> Path:
@@ -112,7 +125,7 @@ def write(snapshot: Mapping[str, Any]) -> Path:
     for each in (file.parent.parent, file.parent):
         each.mkdir(mode=0o700, exist_ok=True)
     _check(file.parent)
-    own = {"schema": SCHEMA, "pid": os.getpid(), "started": processid.started(os.getpid()), "updated": time.time()}
+    own = {"schema": SCHEMA, "pid": os.getpid(), "started": process_role.started(os.getpid()), "updated": time.time()}
     temporary = file.with_suffix(".tmp")
     created = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(created, "w", encoding="utf-8") as opened:
@@ -139,7 +152,7 @@ def read_live(at: Path | None = None) -> list[dict[str, Any]]:
     live = []
     for file in found.iterdir():
         match = _NAME.fullmatch(file.name)
-        if match is None or int(match[2]) != processid.namespace():
+        if match is None or int(match[2]) != process_role.namespace():
             continue
         snapshot = _parsed(file)
         if not psutil.pid_exists(int(match[1])) or (snapshot is not None and not snapshot.is_live):
@@ -173,3 +186,116 @@ def _check(runtime: Path) -> None:
         raise UnsafeFolderError(
             f"{runtime} is no folder of user {os.geteuid()} alone; remove it or set XDG_RUNTIME_DIR"
         )
+
+
+# ---- Writing it ----
+
+
+def stage_and_replica() -> tuple[int | None, int | None]:
+    """Which stage and which of its replicas this process was spawned for; None for each that it does not know.
+
+    Upstream names an engine process after them (``StageEngineCoreProcManager``), and hands them to a diffusion process
+    as arguments (``StageDiffusionProcManager``), which the process object keeps. Workers know neither.
+    """
+    process = multiprocessing.current_process()
+    match = _STAGE_PROCESS.search(process.name)
+    if match:
+        return int(match[1]), int(match[2])
+    arguments = getattr(process, "_kwargs", {})
+    stage, replica = arguments.get("omni_stage_id"), arguments.get("omni_replica_id")
+    return (stage, replica) if isinstance(stage, int) and isinstance(replica, int) else (None, None)
+
+
+class Publisher:
+    """Writes this process's state file.
+
+    After every change of a state; and unless every patch is off, every ``REFRESH_S`` when counters moved or the file is
+    gone: a cleaner of temporary files or a user's logout takes it, and a look from outside must find this process.
+
+    Args:
+        process: The kind of process this is.
+        source: Where the configuration came from, for display.
+        hooks: Tells the hook plugins (``HookManager.told``); None where none were looked for.
+    """
+
+    def __init__(
+        self, process: Process, source: str | None, *, hooks: Callable[[], Mapping[str, Any]] | None = None
+    ) -> None:
+        serves = process is Process.SERVER and process_role.is_serve(sys.argv[1:])
+        stage, replica = stage_and_replica()
+        vllm, vllm_omni = vllm_release(), vllm_omni_release()
+        # Looked up once: these do not change while a process lives, and the file is written every few seconds.
+        self._fixed = {
+            "role": process.value,
+            "process_name": multiprocessing.current_process().name,
+            "stage": stage,
+            "replica": replica,
+            "port": process_role.port(sys.argv[1:]) if serves else None,
+            "omni_fastpath": __version__,
+            "vllm": str(vllm) if vllm is not None else None,
+            "vllm_omni": vllm_omni.version if vllm_omni is not None else None,
+        }
+        self._source = source
+        self._hooks = hooks
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._last: dict[str, Any] = {}
+        self._path: Path | None = None
+        self._refreshing = False
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Write the file now and keep it true; remove it at exit."""
+        LEDGER.listen(lambda *_: self.write())
+        atexit.register(self._remove)
+        self.write()
+
+    def update(self, source: str | None) -> None:
+        """The configuration was read again, perhaps from elsewhere."""
+        self._source = source
+        self.write()
+
+    def write(self) -> None:
+        """Write the file if anything changed since it was written, or it is not where it belongs.
+
+        What another thread's call has overtaken is put right by the next refresh.
+        """
+        if os.getpid() != self._pid:
+            return  # a forked child has inherited the parent's file, and perhaps a lock that is never released
+        try:
+            # Not under the lock: a patch whose figures fail reports that, and a report comes here again.
+            hooks = None if self._hooks is None else self._hooks()
+            now = {"source": self._source, "patches": LEDGER.snapshot(), "hooks": hooks}
+            with self._lock:
+                self._write(now)
+        except Exception as error:
+            warn_once(f"the state file cannot be written, status will not show this: {error}")
+        self._keep_fresh()
+
+    def _write(self, now: dict[str, Any]) -> None:
+        wanted, before = path(), self._path
+        # The folder may have changed too: /run/user/UID comes and goes with a user's sessions.
+        if now == self._last and wanted == before and wanted.exists():
+            return
+        self._path, self._last = write({**self._fixed, **now}), now
+        if before is not None and before != wanted:
+            before.unlink(missing_ok=True)
+
+    def _keep_fresh(self) -> None:
+        """Start the refreshing thread, unless every patch is off: then no counter moves."""
+        with self._lock:
+            if self._refreshing or all(entry.state is State.OFF for entry in LEDGER):
+                return
+            threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
+            self._refreshing = True
+
+    def _refresh(self) -> None:
+        while not self._ended.wait(REFRESH_S):
+            self.write()
+
+    def _remove(self) -> None:
+        if os.getpid() != self._pid or self._path is None:  # a forked child inherits the handler, not the file
+            return
+        self._ended.set()  # else the thread may find the file gone and write it once more
+        with contextlib.suppress(OSError):
+            self._path.unlink()

@@ -17,14 +17,15 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
    patch steps aside and reports ``failed``.
 3. This file: the import, and its place in ``PATCHES``, after what it requires.
 4. ``tests/patches/test_NAME.py``: everybody gets the same with the patch and without it.
-5. ``README.md``: a row in the table of patches, and its keys in the YAML block. ``CHANGELOG.md``: a line.
+5. ``README.md``: a row in the table of patches. ``omni-fastpath explain --markdown`` and ``--matrix`` print what goes
+   into ``docs/configuration.md`` and ``docs/operations.md``. ``CHANGELOG.md``: a line.
 
 For a fingerprint that is not known yet write sixteen zeros: ``omni-fastpath seams NAME`` says what it found. Read the
 body before you believe it.
 
 Of a new patch ``tests/test_declarations.py`` asks for the headings, for defaults and limits of its values, and that
 each counter that it names is there. ``tests/test_lifecycle.py`` installs it on the real upstream and takes it off
-again. ``tests/test_readme.py`` looks for it in the README.
+again. ``tests/test_readme.py`` looks for it in the pages.
 
 The states of a patch in one process:
 
@@ -51,28 +52,29 @@ from omni_fastpath.declare import Patch
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
 from omni_fastpath.patches.final_output_wakeup import PATCH as FINAL_OUTPUT_WAKEUP
 from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
-from omni_fastpath.patches.gc_pacing import PATCH as GC_PACING
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
 from omni_fastpath.patches.lean_processing import PATCH as LEAN_PROCESSING
 from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUEUE
 from omni_fastpath.patches.queue_metrics import PATCH as QUEUE_METRICS
+from omni_fastpath.patches.requests_first import PATCH as REQUESTS_FIRST
 from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
 
 PATCHES: tuple[Patch, ...] = (
     NONBLOCKING_DEQUEUE,
     BUDGETED_DRAIN,
     FINAL_OUTPUT_WAKEUP,
+    REQUESTS_FIRST,
     SAVE_QUEUE_CAP,
     FORWARD_GATE,
     LEAN_FRONT_END,
     LEAN_PROCESSING,
-    GC_PACING,
     QUEUE_METRICS,
 )
 """Every patch; a patch stands after those that it requires."""
 
 GONE: Mapping[str, str] = {
     "lean_stream": "it is part of lean_front_end",
+    "gc_pacing": "it went: no gain was shown on a whole server",
     "lean_reader": "part of lean_processing, which has no keys",
 }
 """Patches of earlier versions by name, each with its successor or why it went, in words for the refusal."""

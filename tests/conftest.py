@@ -21,15 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the group that is set here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests on the real upstream, visibly, where it is not installed; servers share one process of xdist."""
+    """Skip tests on the real upstream, visibly, where it is not installed; servers' files begin, being the longest."""
     for item in items:
-        server = item.get_closest_marker("server")
-        if server:
-            item.add_marker(pytest.mark.xdist_group("servers"))
-        if (server or item.get_closest_marker("upstream")) and not HAS_UPSTREAM:
+        if not HAS_UPSTREAM and (item.get_closest_marker("server") or item.get_closest_marker("upstream")):
             item.add_marker(pytest.mark.skip(reason="vllm-omni is not installed here"))
+    items.sort(key=lambda item: item.get_closest_marker("server") is None)
 
 
 @pytest.fixture(autouse=True)

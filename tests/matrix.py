@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.rigs import overlays
-from omni_fastpath.tools.ab.arm import clean
+from benchmarks.rigs.arm import clean
 
 MARKER = "every_release"
 PROCESSES = "2"
@@ -68,8 +68,8 @@ def run(release: str, site: Path, tests: Path) -> bool:
     ours, found = said.stdout.splitlines()[-1].split()
     if not Path(ours).is_relative_to(site) or found != release:
         raise RuntimeError(f"on {release} the processes import {ours} and vLLM-Omni {found}")
-    pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", MARKER]
-    pytest += ["-n", PROCESSES, "--dist", "loadgroup", *marked(tests)]
+    pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKER]
+    pytest += ["-n", PROCESSES, "--dist", "loadfile", "--no-loadscope-reorder", *marked(tests)]
     return subprocess.run(pytest, env=environment, cwd=tests, check=False).returncode == 0
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.rigs.arm import Arm, WrongArmError, clean
 from benchmarks.rigs.process_arms import check
 from benchmarks.rigs.server_arms import check_server
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot
-from omni_fastpath.tools.ab.arm import Arm, WrongArmError, clean
 
 STOCK, FASTPATH = Arm("stock", {"OMNI_FASTPATH": "0"}), Arm("fastpath", {"OMNI_FASTPATH": "1"})
 ROLES = {"api", "stage0_replica0", "stage1_replica0"}

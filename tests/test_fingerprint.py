@@ -41,11 +41,9 @@ SAME = {
     "another docstring": BODY.replace(
         "What it does.", "A longer one,\n\n    with # and 'quotes'\n  and less indented.\n    "
     ),
-    "docstring in pieces": BODY.replace('"""What it does."""', '"What it " \\\n      "does."'),
     "empty docstring": BODY.replace("What it does.", ""),
     "no nested docstring": BODY.replace('        """Inside."""\n', ""),
     "blank lines": BODY.replace("    total = 0\n", "\n    total = 0\n\n\n"),
-    "blanks in a line": BODY.replace("total = 0", "total   =  0").replace("limit=3", "limit = 3"),
     "another indentation": BODY.replace("    ", "  "),
     "broken line": BODY.replace("[total, text, ", "[\n        total, text,\n     "),
     "continued line": BODY.replace("text = ", "text = \\\n  "),
@@ -57,13 +55,11 @@ OTHER = {
     "blank inside a string": BODY.replace('"a b#c"', '"ab#c"'),
     "behind a hash in a string": BODY.replace('"a b#c"', '"a b#d"'),
     "blank inside an f-string": BODY.replace("} of {", "}of {"),
-    "format": BODY.replace("x:>3", "x:>4"),
     "depth of the return": BODY.replace("    return [", "        return ["),
     "words joined": BODY.replace("not item == 5", "notitem == 5"),
     "decorator": "import functools\n" + BODY.replace("def f", "@functools.lru_cache\ndef f"),
     "default": BODY.replace("limit=3", "limit=4"),
     "string that is no docstring": BODY.replace("total = 0", 'total = 0\n    "Not a docstring."'),
-    "order": BODY.replace("    total = 0\n", "").replace("    text =", "    total = 0\n    text ="),
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from omni_fastpath import metrics, processid, statefile
+from omni_fastpath import metrics, process_role, statefile
 from omni_fastpath.declare import Counter, Metric, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger
 from omni_fastpath.metrics import Collector
@@ -83,7 +83,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
     """State files of made-up processes, to be filled in; this process's own parent is process 1."""
     made: Tree = {os.getpid(): ([1], described("server", "MainProcess", state="off", counters={"beats": 1}))}
     monkeypatch.setattr(statefile, "read_live", lambda: [{**each, "pid": pid} for pid, (_, each) in made.items()])
-    monkeypatch.setattr(processid, "ancestors", lambda pid: made[pid][0])
+    monkeypatch.setattr(process_role, "ancestors", lambda pid: made[pid][0])
     return made
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from omni_fastpath.declare import Options, Process
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.variables import HANDOFF
+from omni_fastpath.process_role import HANDOFF
 from tests.fakes.processes import isolated
 from tests.fakes.registration import NOTHING, asked, declared, engine, ours, read, register, spawned, state_files, yaml
 
@@ -30,11 +30,11 @@ BLOCK: dict[str, Any] = {
         "floor": 0.05,
     },
     "final_output_wakeup": True,
+    "requests_first": True,
     "save_queue_cap": {"max_bytes": "128MiB", "max_tasks": 4096, "max_hold_s": 2.0},
     "forward_gate": True,
     "lean_front_end": {"summary": "line"},
     "lean_processing": True,
-    "gc_pacing": {"few": 3, "at_most_s": 60.0},
     "queue_metrics": True,
 }
 """Every patch, and every value that there is, none at its default."""

@@ -19,9 +19,7 @@ SERVE = ["serve", "model", "--omni"]
         ("EngineCore_DP1", "stage"),
         ("StageDiffusionProc", "worker"),
         ("VllmWorker-0", "worker"),
-        ("DiffusionWorker-3", "worker"),
         ("ApiServer_0", None),
-        ("EngineCore_x", None),
         ("Process-1", None),
     ],
 )
@@ -56,3 +54,9 @@ def test_the_value_of_an_option(arguments: list[str], found: str | None) -> None
     """The last one counts; a command line without it has none; a port is a number."""
     assert value(arguments, "--port") == found
     assert port(arguments) == (None if found is None else int(found))
+
+
+def test_an_option_is_read_as_vllm_reads_it() -> None:
+    """``_`` in its name is ``-``; in its value it stays."""
+    words = ["vllm", "serve", "m", "--deploy_config", "a_b.yaml", "--served_model-name=m_1"]
+    assert (value(words, "--deploy-config"), value(words, "--served-model-name")) == ("a_b.yaml", "m_1")

@@ -1,8 +1,9 @@
-"""The README says what the options are."""
+"""The pages say what is: keys and releases as a command prints them, a row of each patch, names, blocks and links."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,67 +11,58 @@ import pytest
 import yaml
 
 from omni_fastpath import config
+from omni_fastpath.config import Block
 from omni_fastpath.declare import State
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools.tables import matrix
-from omni_fastpath.variables import MASTER, ON_UNSUPPORTED
+from omni_fastpath.tools import tables
 
-README = Path(__file__).parents[1] / "README.md"
-
-
-def _block() -> dict[str, Any]:
-    (text,) = re.findall(r"```yaml\n(fastpath:.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    block: dict[str, Any] = yaml.safe_load(text)["fastpath"]
-    return block
+ROOT = Path(__file__).parents[1]
+README, CONFIGURATION, OPERATIONS = ROOT / "README.md", ROOT / "docs/configuration.md", ROOT / "docs/operations.md"
+SOURCES = ("omni_fastpath", "patches", "hooks", "tests", "benchmarks")
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/RESULTS.md"]
 
 
-def test_the_block_has_every_patch_and_nothing_else() -> None:
-    """Each patch has its key in the YAML block of the README."""
-    assert _block().keys() - {"on_unsupported"} == {patch.name for patch in PATCHES}
+def _rows(page: Path) -> dict[str, str]:
+    """The rows of its tables that begin with a name in code."""
+    text = page.read_text(encoding="utf-8")
+    return {found[1]: found[0] for found in re.finditer(r"^\| `([a-z_]+)` \|.*$", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
-def test_the_block_shows_every_value_with_its_default(patch: Any) -> None:
-    """The README's values are the defaults in force; a patch without values is shown as a switch."""
-    shown = _block()[patch.name]
-    defaults = patch.options().model_dump()
-    if not defaults:
-        assert shown is True
-        return
-    assert list(shown) == list(patch.options.model_fields)
-    assert patch.options.model_validate(shown, strict=False).model_dump() == defaults
+@pytest.mark.parametrize(
+    ("page", "mark", "made"), [(CONFIGURATION, "keys", tables.keys), (OPERATIONS, "matrix", tables.matrix)]
+)
+def test_a_table_is_what_its_command_prints(page: Path, mark: str, made: Callable[..., str]) -> None:
+    """``omni-fastpath explain --markdown`` and ``--matrix``, each between its marks."""
+    (found,) = re.findall(rf"<!-- {mark} -->\n(.*?)\n<!-- /{mark} -->", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found == made(PATCHES)
 
 
-def test_the_block_says_which_patches_are_opt_in() -> None:
-    """A patch that is not in the default set says so beside its key, and no other does."""
-    lines = README.read_text(encoding="utf-8").splitlines()
-    for patch in PATCHES:
-        (line,) = [each for each in lines if each.startswith(f"  {patch.name}:")]
-        assert ("opt-in" in line) == (not patch.default_on), line
+def test_the_readme_has_a_row_of_each_patch() -> None:
+    """And says of those that are opt-in, and of no other, that they are."""
+    rows = _rows(README)
+    assert {patch.name: "opt-in" in rows[patch.name] for patch in PATCHES} == {
+        patch.name: not patch.default_on for patch in PATCHES
+    }
 
 
-def test_every_variable_that_is_named_exists() -> None:
-    """No variable stands in the README that is neither known nor, as Kubernetes' names are, nobody's."""
-    named = set(re.findall(r"OMNI_FASTPATH[A-Z0-9_]*", README.read_text(encoding="utf-8")))
-    known = {*config.variables(PATCHES)}
-    assert {name for name in named - known if config.said({name: ""}, PATCHES)} == set()
-    assert {MASTER, ON_UNSUPPORTED} <= named
+def test_states_and_metrics_are_explained() -> None:
+    """Each state has a row where operators look, and each metric of a patch its name."""
+    assert {state.value for state in State} <= _rows(OPERATIONS).keys()
+    text = OPERATIONS.read_text(encoding="utf-8")
+    assert [metric.name for patch in PATCHES for metric in patch.metrics if metric.name not in text] == []
 
 
-def test_every_state_and_patch_stands_in_its_table() -> None:
-    """The tables of states and of patches have a row for each."""
-    text = README.read_text(encoding="utf-8")
-    for name in (*(state.value for state in State), *(patch.name for patch in PATCHES)):
-        assert re.search(rf"^\| `{name}` \|", text, re.MULTILINE), name
-
-
-def test_the_matrix_is_what_the_declarations_say() -> None:
-    """Between its marks, where they are, stands what ``omni-fastpath explain --matrix`` prints."""
-    for found in re.findall(r"<!-- matrix -->\n(.*?)\n<!-- /matrix -->", README.read_text(encoding="utf-8"), re.DOTALL):
-        assert found.strip() == matrix(PATCHES)
-
-
-def test_relative_links_lead_somewhere() -> None:
-    """A file that the README links to is there."""
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8")):
-        assert (README.parent / target).exists(), target
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    """Variables are known, or, as Kubernetes' names, nobody's; blocks are not refused; links and files exist."""
+    text = page.read_text(encoding="utf-8")
+    named = {name.rstrip("_") for name in re.findall(r"\bOMNI_FASTPATH\w*", text)}
+    assert {name for name in named - {*config.variables(PATCHES)} if config.said({name: ""}, PATCHES)} == set()
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        read: Any = yaml.safe_load(block)
+        if config.KEY in read:
+            config.resolve([Block(page, read[config.KEY])], {}, PATCHES)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    here = {file.name for folder in SOURCES for file in (ROOT / folder).rglob("*.py")}
+    assert {name for name in re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", text) if name not in here} == set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import tempfile
@@ -12,31 +11,10 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks.rigs import driver, overlays, results, server, whole_server
+from benchmarks.rigs import overlays, server
 from benchmarks.rigs import server_arms as serving
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.server import Server, ServerError
-from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.verdict import STARTS
-
-
-def test_an_arms_line_is_the_last_one_and_a_failure_shows_its_output() -> None:
-    """What upstream prints around it does not matter; no line and a failed process are errors."""
-    assert driver.last_line('{"a": 1}\nnoise\n{"a": 2}\nnoise\n') == {"a": 2}
-    with pytest.raises(RuntimeError, match=r"no JSON line:\nnoise"):
-        driver.last_line("noise")
-    with pytest.raises(RuntimeError, match="No module named"):
-        driver.run_module("benchmarks.rigs.none_of_that_name")
-
-
-def test_a_result_line_says_where_it_comes_from_and_keeps_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The driver writes an arm's line with what the arm said of itself."""
-    monkeypatch.setattr(results, "FOLDER", tmp_path / "new")
-    results.save("some", {"figure": 1})
-    results.save("some", {"figure": 2, "about": "another moment"})
-    first, second = (json.loads(line) for line in (tmp_path / "new" / "some.jsonl").read_text().splitlines())
-    assert first["figure"] == 1
-    assert first["about"].keys() >= {"commit", "machine", "versions"}
-    assert second["about"] == "another moment"
 
 
 def test_a_server_is_told_its_arm_and_nothing_of_this_shell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +42,6 @@ def test_chunks_stay_while_another_servers_stage_lives(
 
 
 # ---- Other releases ----
-
-
-def test_a_release_is_fetched_as_the_table_says() -> None:
-    """The oldest first; one that the table does not have is refused."""
-    assert overlays.releases()[0] == "0.28.0"
-    with pytest.raises(RuntimeError, match=r"0\.99\.0 could not be had: scripts/release\.sh said why \(status 1\)"):
-        overlays.fetch("0.99.0")
 
 
 def test_a_server_of_another_release_has_its_packages_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,41 +91,3 @@ def test_a_server_is_started_looked_at_and_stopped(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ServerError, match=r"ended with status 1(?s:.*)no such device"):
         dying.start()
     assert dying.shutdown is not None
-
-
-# ---- Whole servers ----
-
-
-def test_a_row_without_a_figure_gets_no_verdict() -> None:
-    """And without one of the primary row nothing is judged."""
-    names = ("first, ms", "second, ms")
-    rows = {("4", name): whole_server.measure_of(4, name) for name in names}
-    full = [{"4": dict.fromkeys(names, 1 + place / 10)} for place in range(STARTS)]
-    second_only, first_only = ([{"4": {name: start["4"][name]}} for start in full] for name in reversed(names))
-    assert set(whole_server.judge(full, full, rows)) == {"first at 4", "second at 4"}
-    assert set(whole_server.judge(full, first_only, rows)) == {"first at 4"}
-    assert whole_server.judge(second_only, full, rows) == {}
-
-
-# ---- `omni-fastpath ab` against what is known ----
-
-
-@pytest.mark.parametrize(
-    ("named", "text", "end", "expected"),
-    [
-        ((), "the same", "the same", 0),
-        ((), "the same", "better", 1),
-        (("e2el",), "better", "worse", 0),
-        (("e2el",), "worse", "worse", 1),
-        (("e2el",), "the same", "the same", 1),
-    ],
-)
-def test_what_a_series_finds_is_held_against_what_is_known(
-    named: tuple[str, ...], text: str, end: str, expected: int
-) -> None:
-    """Of a setting against itself nothing but "the same"; of a slower stage what was named, and never first text."""
-    from benchmarks.ab.__main__ import _judge
-
-    words = {"median_ttft": text, "p99_ttft": "the same", "e2el": end}
-    rows = [{"name": name, "verdict": {"word": word}} for name, word in words.items()]
-    assert _judge({"rows": rows, "answers": {"differences": []}}, named) == expected

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath.deploy_gate import HEADLESS, PLANS, READER
-from omni_fastpath.variables import HANDOFF
+from omni_fastpath.process_role import HANDOFF
+from omni_fastpath.startup import HEADLESS, PLANS, READER
 from tests.fakes.processes import ROOT, isolated
 from tests.fakes.registration import (
     ALL_ON,
@@ -137,7 +137,7 @@ def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
 @isolated("warm")
 def test_a_slot_that_is_gone_is_told() -> None:
     """An upstream without the function is one line, and no exception while it is imported."""
-    from omni_fastpath.deploy_gate import _wrap
+    from omni_fastpath.startup import _wrap
 
     messages = log()
     _wrap("resolve_deploy_yaml", lambda *_: None, ModuleType("moved"))
@@ -150,9 +150,6 @@ CONTENTS = (
     "stages: [{stage_id: 0, runtime: {fastpath: true}}]\nplatforms: {cuda: {fastpath: 1}}\n",
     "n: 3\nx: ${n}\ny: ${oc.env:HOME}\nz: ???\n",
     "hello\n",
-    "",
-    "- a\n",
-    "base_config: 3\n",
     "base_config: s.yaml\n",
     "a: [\n",
 )
@@ -248,6 +245,10 @@ def test_a_bad_variable_is_refused(tmp_path: Path, variable: str) -> None:
         with pytest.raises(ConfigError, match=variable):
             start()
     assert sum(f"refused: {variable}" in message for message in messages) == 3
+    sys.argv[1:] = ["serve", "model", "--omni"]
+    with pytest.raises(SystemExit, match=variable):  # told once, without a traceback
+        read(file)
+    assert len(messages) == 3
     assert ours() == NOTHING
 
 
@@ -301,7 +302,7 @@ def test_a_patch_that_cannot_serve_refuses_under_fail(tmp_path: Path, moved: tup
 
 
 BROKEN = {
-    "read": "deploy_yaml:OmegaConf",
+    "read": "config:OmegaConf",
     "resolve": "config:resolve",
     "handoff": "config:Resolved.to_json",
     "apply": "install:apply",
@@ -338,32 +339,17 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
         assert {name: states()[name] for name in ON} == dict.fromkeys(ON, "failed")
         [shown] = state_files()
         assert "an error of omni-fastpath: RuntimeError(" in shown["patches"]["budgeted_drain"]["reason"]
-    file = yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
+    yaml(tmp_path, "base.yaml", fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
+    file = yaml(tmp_path, base_config="base.yaml")
     read(file)
     with pytest.raises(RuntimeError, match="on_unsupported is 'fail' and an error of ours"):
         engine(file)
+    os.environ["OMNI_FASTPATH_ON_UNSUPPORTED"] = "warn"  # which wins over the block
+    assert engine(file) == []
     os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
     with pytest.raises(RuntimeError, match="on_unsupported is 'fail'") if where != "read" else contextlib.nullcontext():
         engine(None)
     assert where == "read" or HANDOFF not in os.environ
-
-
-@pytest.mark.upstream
-@pytest.mark.parametrize(
-    ("variable", "word", "refused"), [(None, "fail", True), ("fail", "warn", True), ("warn", "fail", False)]
-)
-@isolated("warm")
-def test_on_unsupported_that_we_could_not_read(tmp_path: Path, variable: str | None, word: str, refused: bool) -> None:
-    """Where our error comes before the configuration, the plain word of the variable or of the merged block decides."""
-    if variable is not None:
-        os.environ["OMNI_FASTPATH_ON_UNSUPPORTED"] = variable
-    register()
-    _break("resolve")
-    yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "on_unsupported": word})
-    file = yaml(tmp_path, "overlay.yaml", base_config="deploy.yaml")
-    with pytest.raises(RuntimeError, match="it broke") if refused else contextlib.nullcontext():
-        assert engine(file) == []
-    assert set(states().values()) == {"failed"}
 
 
 # ---- Several engines in one process ----

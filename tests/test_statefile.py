@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath import processid, statefile
+from omni_fastpath import process_role, statefile
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,7 +57,7 @@ def test_what_is_written_is_read() -> None:
     [read] = statefile.read_live()
     assert path == statefile.path()
     assert {key: read[key] for key in SNAPSHOT} == SNAPSHOT
-    assert (read["schema"], read["pid"], read["started"]) == (2, os.getpid(), processid.started(os.getpid()))
+    assert (read["schema"], read["pid"], read["started"]) == (2, os.getpid(), process_role.started(os.getpid()))
     assert read["later"] == 1
 
 
@@ -95,7 +95,7 @@ def test_files_of_dead_processes_are_deleted() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for suffix, text in ((".json", path.read_text()), (".json", "{"), (".tmp", "{")):
-        path.with_name(f"{ended.pid}-{processid.namespace()}{suffix}").write_text(text)
+        path.with_name(f"{ended.pid}-{process_role.namespace()}{suffix}").write_text(text)
         assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
         assert list(path.parent.iterdir()) == [path]
 
@@ -208,7 +208,7 @@ def test_two_containers_with_one_folder_do_not_meet(monkeypatch: pytest.MonkeyPa
     """Equal ids in two namespaces have a file each; each reader sees its own and deletes no other."""
     paths = set[Path]()
     for namespace, role in ((11, "server"), (12, "stage")):
-        monkeypatch.setattr(processid, "namespace", lambda namespace=namespace: namespace)
+        monkeypatch.setattr(process_role, "namespace", lambda namespace=namespace: namespace)
         paths.add(statefile.write({**SNAPSHOT, "role": role}))
         assert [read["role"] for read in statefile.read_live()] == [role]
     assert len(paths) == 2

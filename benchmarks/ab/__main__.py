@@ -98,7 +98,7 @@ def _judge(report: Mapping[str, Any], named: Sequence[str]) -> int:
     if named:
         wrong |= {name: found[name] for name in OUT_OF_REACH if found[name] == "worse"}
     else:
-        wrong |= {name: word for name, word in found.items() if word != "the same"}
+        wrong |= {name: word for name, word in found.items() if word != "no difference shown"}
     alike = not report["answers"]["differences"]
     print(f"named beforehand as worse: {', '.join(named) or 'nothing'}; found otherwise: {wrong or 'nothing'}")
     print(f"answers: {'alike' if alike else 'they differ'}")

@@ -15,18 +15,16 @@ import benchmarks.demo
 from benchmarks.demo import report
 from benchmarks.demo.load import REPLICAS, STREAMS, loads
 from benchmarks.demo.measure import Start, measures, run_start
+from benchmarks.rigs.about import commit
+from benchmarks.rigs.arm import Arm, turns
 from benchmarks.rigs.side_by_side import guarded, plan, positive, work_folder
 from benchmarks.rigs.user_arms import ARMS
 from benchmarks.rigs.whole_server import model_folder
 from benchmarks.server.load import Load
 from benchmarks.server.report import kept
 from omni_fastpath.tools.ab import rows, verdict
-from omni_fastpath.tools.ab.about import commit
 from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
-from omni_fastpath.tools.ab.arm import Arm
 from omni_fastpath.tools.ab.phases import Phases
-from omni_fastpath.tools.ab.table import print_table
-from omni_fastpath.tools.ab.turns import turns
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,7 +88,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         report.draw(starts, asked, told, output / "demo.png")
     for line in report.heading(told):
         console.print(line, highlight=False)
-    print_table(console, report.COLUMNS, table, rows.by_arm)
+    rows.print_table(console, report.COLUMNS, table)
     for line in (*rows.summary(table), report.CLOSED_LOOP, kept(start.engines for start in starts)):
         console.print(line, highlight=False)
     console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
@@ -106,11 +104,11 @@ def _measure(
     starts, answers = [], []
     with work_folder("demo-") as work:
         with phases.phase("model folder"):
-            model = model_folder("qwen3_omni")
+            model_folder("qwen3_omni")
         for place, arm in enumerate(arms, 1):
             title = f"{place}/{len(arms)} {arm.name}"
             log = output / "demo-logs" / f"{place}-{arm.name}.log"
-            start, answered = run_start(title, arm, asked, model=model, work=work, log=log, phases=phases)
+            start, answered = run_start(title, arm, asked, work=work, log=log, phases=phases)
             starts.append(start)
             answers.append(answered)
     return starts, answers

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.demo.load import STAGES
-from benchmarks.rigs import user_arms, whole_server
-from benchmarks.rigs.server import Server
+from benchmarks.rigs import user_arms
+from benchmarks.rigs.arm import Arm
+from benchmarks.rigs.captures import run_closed_loop
+from benchmarks.rigs.quantiles import quantile
 from benchmarks.rigs.side_by_side import served
 from benchmarks.rigs.whole_server import FEWEST, checked
 from benchmarks.server.figures import Figure, by_request
 from benchmarks.server.load import Load
 from benchmarks.server.measure import kept_time, run_level
 from omni_fastpath.tools.ab.answers import Answers
-from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.capture import Capture, run_closed_loop
+from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.phases import Phases
-from omni_fastpath.tools.ab.quantiles import quantile
 from omni_fastpath.tools.ab.verdict import Measure
 
 ROLES = frozenset({"api"})
@@ -55,7 +53,6 @@ class Start:
         requests: The times of each request, by load.
         start_s: How long the server took to be ready.
         engines: How well the light engines kept time, by engine: one that was late measured itself.
-        proof: What the server's state files said after the load.
         moved: Fastpath: how far its counters moved meanwhile.
     """
 
@@ -64,12 +61,11 @@ class Start:
     requests: Mapping[str, Sequence[Mapping[str, Any]]]
     start_s: float
     engines: Mapping[str, Mapping[str, float]]
-    proof: user_arms.Proof
-    moved: Mapping[str, Mapping[str, int]]
+    moved: user_arms.Counters
 
 
 def run_start(
-    title: str, arm: Arm, loads: Mapping[str, Load], *, model: Path, work: Path, log: Path, phases: Phases
+    title: str, arm: Arm, loads: Mapping[str, Load], *, work: Path, log: Path, phases: Phases
 ) -> tuple[Start, Answers]:
     """Start the arm's server, prove that it is that arm, load it, prove it again, and stop it, whatever happens.
 
@@ -81,14 +77,7 @@ def run_start(
         ServerError: It did not start.
         MeasureError: A request failed, or the server ended.
     """
-    import omni_simulated_device
-
-    temporary = work / "tmp"
-    temporary.mkdir(mode=0o700, exist_ok=True)
-    environment = user_arms.environment(arm, json.dumps({"stages": STAGES}), temporary)
-    environment[omni_simulated_device.ENABLE_VARIABLE] = "light"
-    deploy = user_arms.deploy_config(arm, whole_server.deploy(loads["waves"].deploy), work)
-    server = Server(model, deploy, environment=environment, log_path=log)
+    server = user_arms.server_of(arm, loads["waves"].deploy, STAGES, work, log, light=True)
     figures: dict[str, dict[str, float]] = {}
     captures: dict[str, Sequence[Capture]] = {}
     with served(server, title, "API server and light engines", phases):
@@ -102,15 +91,13 @@ def run_start(
                 found, captures[name] = run_level(server, load, level, first_wave)
                 figures[name] = {figure: value for figure, value in found.items() if not math.isnan(value)}
         with phases.phase(f"{title}: proof of the arm after the load"):
-            time.sleep(user_arms.STATE_FILES_SETTLE_S)
-            proof = user_arms.prove(server, arm, ROLES)
             sent = FEWEST + sum(map(len, captures.values()))
-            moved = user_arms.check_engaged(before, proof, sent) if arm.on else {}
+            moved = user_arms.prove_after(server, arm, ROLES, before, sent)
     assert server.start_s is not None
     requests = {name: by_request(each) for name, each in captures.items()}
     first_audio_s = [each["first_audio_s"] for each in requests["paced"]]
     figures["paced"][TTFP_P90] = 1000 * quantile([each for each in first_audio_s if each is not None], 0.9)
-    start = Start(arm.name, figures, requests, server.start_s, kept_time(log), proof, moved)
+    start = Start(arm.name, figures, requests, server.start_s, kept_time(log), moved)
     return start, [each.answer() for name in loads for each in captures[name]]
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.demo.load import SILENT, STAGES
 from benchmarks.demo.measure import Start
+from benchmarks.rigs.about import about
 from benchmarks.server.load import Load
 from omni_fastpath.tools.ab import rows
-from omni_fastpath.tools.ab.about import about
 from omni_fastpath.tools.ab.rows import ARMS, Row
 
 COLUMNS = ("measure", *ARMS, "fastpath / stock", "verdict")
@@ -68,7 +68,7 @@ def plain(
 ) -> dict[str, Any]:
     """Everything that the table and the picture rest on, as plain data."""
     return {
-        "schema": 4,
+        "schema": 5,
         "about": told,
         "parity": parity,
         "summary": rows.summary(table),

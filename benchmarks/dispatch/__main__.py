@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import benchmarks.dispatch
-from benchmarks.dispatch.outputs import request_output
+from benchmarks.rigs import about
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.arms import ARMS, EVENT, FASTPATH, FASTPATH_AGAIN, IN_TURN, STOCK
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import switch_on
 from benchmarks.rigs.results import say, show, spread
 from omni_fastpath.declare import Process
-from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm
 
 ITEMS = 200
 EVERY = 16
@@ -53,6 +52,21 @@ CASES = {
     "of 32, others wait": Case(32, stage=2, contested=True),
     "of 32, ends wait": Case(32, ends=True),
 }
+
+
+def request_output(name: str, heard: bool) -> Any:
+    """What upstream's processing makes of an entry; made once, because making it is not dispatch."""
+    import torch
+    from vllm.outputs import RequestOutput
+    from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
+
+    from benchmarks.rigs.inprocess import SAMPLE_RATE
+
+    payload = MultimodalPayload({"audio": torch.ones(1 if heard else 0)}, {"sr": SAMPLE_RATE})
+    completion = MultimodalCompletionOutput(
+        multimodal_output=payload, index=0, text="", token_ids=[], cumulative_logprob=None, logprobs=None
+    )
+    return RequestOutput(name, None, [], None, [completion], finished=False)
 
 
 def measure(arm: Arm, case: Case, repeats: int) -> list[float]:

@@ -9,13 +9,12 @@ from typing import Any
 
 import benchmarks.forward_gate
 from benchmarks.forward_gate.component import TOKENS, measure
-from benchmarks.rigs import results
+from benchmarks.rigs import about, results
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.arms import STOCK, STOCK_AGAIN
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import check, switch_on
 from omni_fastpath.declare import Process
-from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm
 
 GATED = Arm("fastpath", {"OMNI_FASTPATH_FORWARD_GATE": "1"})
 ARMS = {arm.name: arm for arm in (STOCK, GATED, STOCK_AGAIN)}

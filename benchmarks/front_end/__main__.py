@@ -10,13 +10,12 @@ from typing import Any
 
 import benchmarks.front_end
 from benchmarks.front_end.ended import ended
-from benchmarks.rigs import results
+from benchmarks.rigs import about, results
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.arms import STOCK, STOCK_AGAIN
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import switch_on
 from omni_fastpath.declare import Process
-from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm
 
 _ON = "OMNI_FASTPATH_LEAN_FRONT_END"
 MODES = ("full", "line")

@@ -12,7 +12,6 @@ import json
 import random
 import string
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.rigs import server_arms, user_arms, whole_server
-from benchmarks.rigs.server import Server
+from benchmarks.rigs.about import about, commit
+from benchmarks.rigs.arm import Arm, turns
+from benchmarks.rigs.captures import run_closed_loop
 from benchmarks.rigs.side_by_side import guarded, plan, positive, served, work_folder
-from omni_fastpath.tools.ab.about import about, commit
 from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
-from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.capture import Request, chat_request, run_closed_loop
+from omni_fastpath.tools.ab.capture import Request, chat_request
 from omni_fastpath.tools.ab.phases import Phases
-from omni_fastpath.tools.ab.turns import turns
 
 REPLICAS, STAGES = 2, 3
 DEPLOY = "qwen3_omni_2x.yaml"
@@ -90,11 +88,11 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     answers: list[tuple[str, Answers]] = []
     with work_folder("parity-") as work:
         with phases.phase("model folder"):
-            model = whole_server.model_folder("qwen3_omni")
+            whole_server.model_folder("qwen3_omni")
         for place, arm in enumerate(arms, 1):
             log = output / "parity-logs" / f"{place}-{arm.name}.log"
             title = f"{place}/{len(arms)} {arm.name}"
-            answers.append((arm.name, run_start(title, arm, asked, model, work, log, phases)))
+            answers.append((arm.name, run_start(title, arm, asked, work, log, phases)))
     parity = compare(answers)
     said = {"about": about(), "parity": parity}
     (output / "parity.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
@@ -102,30 +100,21 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     return 1 if parity["differences"] else 0
 
 
-def run_start(
-    title: str, arm: Arm, asked: Sequence[Request], model: Path, work: Path, log: Path, phases: Phases
-) -> Answers:
+def run_start(title: str, arm: Arm, asked: Sequence[Request], work: Path, log: Path, phases: Phases) -> Answers:
     """What a start of the arm's server answered; it is proved to be the arm before the requests and after them.
 
     Raises:
         WrongArmError: The server is not what its arm says, or its patches did not take effect.
         ServerError: It did not start, or ended early.
     """
-    (work / "tmp").mkdir(mode=0o700, exist_ok=True)
-    device = json.dumps({"stages": {stage: {"base_ms": step} for stage, step in STEP_MS.items()}})
-    environment = user_arms.environment(arm, device, work / "tmp")
-    deploy = user_arms.deploy_config(arm, whole_server.deploy(DEPLOY), work)
-    server = Server(model, deploy, environment=environment, log_path=log)
+    server = user_arms.server_of(arm, DEPLOY, {stage: {"base_ms": step} for stage, step in STEP_MS.items()}, work, log)
     roles = server_arms.roles(STAGES, REPLICAS)
     with served(server, title, "seven processes", phases):
         before = user_arms.prove(server, arm, roles)
         with phases.phase(f"{title}: {len(asked)} requests, {STREAMS} at a time"):
             captures = run_closed_loop(server.url, asked, STREAMS)
         with phases.phase(f"{title}: proof of the arm after the load"):
-            time.sleep(user_arms.STATE_FILES_SETTLE_S)
-            after = user_arms.prove(server, arm, roles)
-            if arm.on:
-                user_arms.check_engaged(before, after, len(asked))
+            user_arms.prove_after(server, arm, roles, before, len(asked))
     return [each.answer() for each in captures]
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import benchmarks.processing
+from benchmarks.rigs import about
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.arms import ARMS, LEAN_PROCESSING, STOCK, STOCK_AGAIN
 from benchmarks.rigs.driver import alternate, parser
 from benchmarks.rigs.process_arms import check, switch_on
 from benchmarks.rigs.results import say, show, spread
 from omni_fastpath.declare import Process
-from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm
 
 REQUESTS = 16
 LENGTHS = (50, 450, 900, 1950)

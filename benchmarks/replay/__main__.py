@@ -10,11 +10,10 @@ from typing import Any
 import benchmarks.replay
 from benchmarks.replay import report, subjects
 from benchmarks.replay.load import CELLS, USUAL, Cell
-from benchmarks.rigs import process_arms, results
+from benchmarks.rigs import about, process_arms, results
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.driver import announced, run_arm
 from omni_fastpath.declare import Process
-from omni_fastpath.tools.ab import about
-from omni_fastpath.tools.ab.arm import Arm
 
 SECONDS = 30.0
 CALIBRATION_S = 5.0

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from benchmarks.replay.load import CODE2WAV, STAGE_NAMES, STAGES, THINKER, Request, Schedule, first_audible
 from benchmarks.replay.measure import Stamps
-from omni_fastpath.tools.ab.quantiles import quantile
+from benchmarks.rigs.quantiles import quantile
 
 NEVER = -1
 

@@ -36,7 +36,7 @@ from benchmarks.replay.load import (
     audible,
     warm_ids,
 )
-from omni_fastpath.tools.ab.arm import Arm
+from benchmarks.rigs.arm import Arm
 
 DRAIN_S = 10.0
 """How long after the feeder's end the orchestrator may work off what is queued; then the run is cut off."""

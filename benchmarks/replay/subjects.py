@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from benchmarks.rigs.arm import Arm
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools.ab.arm import Arm
 
 _ON = {"OMNI_FASTPATH": "1"}
 _ORDER = "OMNI_FASTPATH_BUDGETED_DRAIN__ORDER"

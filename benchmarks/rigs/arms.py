@@ -1,8 +1,8 @@
-"""The arms of the in-process benchmarks; the benchmark builds its pipeline with ``event_driven``."""
+"""The arms that several benchmarks have; one in this process builds its pipeline with ``event_driven``."""
 
 from __future__ import annotations
 
-from omni_fastpath.tools.ab.arm import Arm
+from benchmarks.rigs.arm import Arm
 
 STOCK = Arm("stock")
 EVENT = Arm("stock, event-driven", event_driven=True)

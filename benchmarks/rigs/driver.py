@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks.rigs.arm import Arm, clean, turns
 from benchmarks.rigs.arms import ARMS
 from benchmarks.rigs.results import progress, save
-from omni_fastpath.tools.ab.arm import Arm, clean
-from omni_fastpath.tools.ab.turns import turns
 
 AnArm = TypeVar("AnArm", bound=Arm)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from benchmarks.rigs.arm import Arm, WrongArmError
 from omni_fastpath import config
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.install import apply, is_installed, row_here
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools.ab.arm import Arm, WrongArmError
 
 SERVES = (State.APPLIED, State.SUPERSEDED)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_fastpath.tools.ab.about import about
+from benchmarks.rigs.about import about
 
 FOLDER = Path("results")
 

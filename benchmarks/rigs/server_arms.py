@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
+from benchmarks.rigs.arm import FOREIGN, Arm, WrongArmError
 from benchmarks.rigs.process_arms import SERVES, has_no_use
 from benchmarks.rigs.server import Server
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
-from omni_fastpath.tools.ab.arm import FOREIGN, Arm, WrongArmError
+
+STATE_FILES_SETTLE_S = 2.5
+"""After which a state file has the last counters: ``omni_fastpath.statefile.REFRESH_S``, and a little."""
 
 
 def environment(arm: Arm) -> dict[str, str | None]:

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from benchmarks.rigs.arm import WrongArmError
 from benchmarks.rigs.server import Server, ServerError
 from omni_fastpath.tools.ab import verdict
-from omni_fastpath.tools.ab.arm import WrongArmError
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.serving import MeasureError, tail
 

@@ -2,59 +2,58 @@
 
 from __future__ import annotations
 
-import dataclasses
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
 
-import omni_simulated_device
-from benchmarks.rigs import server_arms as serving
+from benchmarks.rigs import server_arms, whole_server
+from benchmarks.rigs.arm import Arm, WrongArmError
+from benchmarks.rigs.arms import FASTPATH, STOCK
 from benchmarks.rigs.server import Server
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.statefile import Snapshot
 from omni_fastpath.tools import overlay
-from omni_fastpath.tools.ab.arm import Arm, WrongArmError
 
-STOCK = Arm("stock")
-FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"})
-"""Its server is told the same by its deploy YAML, as a user would."""
 ARMS = (STOCK, FASTPATH)
+"""What fastpath's environment says, its server is told by its deploy YAML, as a user would."""
 
 ENGAGED: Mapping[str, str] = {
     "nonblocking_dequeue": "dequeued",
     "budgeted_drain": "items",
     "final_output_wakeup": "woken",
+    "requests_first": "requests",
 }
 """Patches of the API server process, with the counter that must have moved in the fastpath arm."""
 
-STATE_FILES_SETTLE_S = 2.5
-"""After which a state file has the last counters: ``omni_fastpath.publish.REFRESH_S``, and a little."""
+Counters = Mapping[str, Mapping[str, int]]
+"""Of the API server process, by patch and event."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Proof:
-    """What a server's state files said.
+def server_of(
+    arm: Arm, deploy: str, stages: Mapping[str, Mapping[str, float]], work: Path, log: Path, *, light: bool = False
+) -> Server:
+    """The arm's server, not started yet; nothing of ours from this shell gets through.
 
-    Attributes:
-        processes: Role to patch to state and reason.
-        counters: Patch to counter to value, of the API server process.
+    Args:
+        arm: What it should be.
+        deploy: Which of the simulated device's deploy YAMLs.
+        stages: As `whole_server.environment` has them.
+        work: The start's folder, of `side_by_side.work_folder`.
+        log: Where its log goes.
+        light: Light engines instead of stage processes.
     """
-
-    processes: dict[str, dict[str, dict[str, str]]]
-    counters: dict[str, dict[str, int]]
-
-
-def environment(arm: Arm, device: str, temporary: Path) -> dict[str, str | None]:
-    """What the arm's server gets on top of the harness's; nothing of ours from this shell gets through."""
+    temporary = work / "tmp"
+    temporary.mkdir(mode=0o700, exist_ok=True)
     # Sockets go to the folder, so that a server that is not asked to clean up leaves none in /tmp.
-    return {
-        **serving.environment(arm),
+    environment = {
+        **whole_server.environment(arm, stages, light=light),
         **dict.fromkeys(arm.environment),
         "TMPDIR": str(temporary),
         "VLLM_RPC_BASE_PATH": str(temporary),
-        omni_simulated_device.CONFIG_VARIABLE: device,
     }
+    config = deploy_config(arm, whole_server.deploy(deploy), work)
+    return Server(whole_server.model_folder("qwen3_omni"), config, environment=environment, log_path=log)
 
 
 def deploy_config(arm: Arm, base: Path, folder: Path) -> Path:
@@ -66,8 +65,8 @@ def deploy_config(arm: Arm, base: Path, folder: Path) -> Path:
     return path
 
 
-def prove(server: Server, arm: Arm, roles: Iterable[str]) -> Proof:
-    """Read the server's state files and check that it is what the arm says, by the means that a user has.
+def prove(server: Server, arm: Arm, roles: Iterable[str]) -> Counters:
+    """The counters of a server's API process, after a check that it is what the arm says, by a user's means.
 
     Args:
         server: Ready to be asked.
@@ -77,25 +76,23 @@ def prove(server: Server, arm: Arm, roles: Iterable[str]) -> Proof:
     Raises:
         WrongArmError: It is not.
     """
-    found = serving.prove(server, arm, roles)
-    check_means(arm, api_environment(server))
-    return proof_of(found)
-
-
-def api_environment(server: Server) -> dict[str, str]:
-    """The environment that the API server process really has."""
+    found = server_arms.prove(server, arm, roles)
     [pid] = [pid for pid, role in server.processes().items() if role == "api"]
-    return psutil.Process(pid).environ()
+    check_means(arm, psutil.Process(pid).environ())
+    return {name: dict(each.counters) for name, each in found["api"].patches.items() if each.counters}
 
 
-def proof_of(snapshots: Mapping[str, Snapshot]) -> Proof:
-    """What the report shows of a server's state files."""
-    processes = {
-        role: {name: {"state": each.state.value, "reason": each.reason} for name, each in found.patches.items()}
-        for role, found in snapshots.items()
-    }
-    counters = {name: dict(each.counters) for name, each in snapshots["api"].patches.items() if each.counters}
-    return Proof(processes, counters)
+def prove_after(
+    server: Server, arm: Arm, roles: Iterable[str], before: Counters, requests: int
+) -> dict[str, dict[str, int]]:
+    """How far fastpath's counters moved during so many requests, after the same check; none of stock's do.
+
+    Raises:
+        WrongArmError: The server is not what the arm says, or a patch did not take effect at least once a request.
+    """
+    time.sleep(server_arms.STATE_FILES_SETTLE_S)
+    after = prove(server, arm, roles)
+    return check_engaged(before, after, requests) if arm.on else {}
 
 
 def check_means(arm: Arm, api_environment: Mapping[str, str]) -> None:
@@ -110,15 +107,15 @@ def check_means(arm: Arm, api_environment: Mapping[str, str]) -> None:
         raise WrongArmError(f"this server is no {arm.name} arm: its API server process has {said}, wanted {wanted}")
 
 
-def check_engaged(before: Proof, after: Proof, requests: int) -> dict[str, dict[str, int]]:
+def check_engaged(before: Counters, after: Counters, requests: int) -> dict[str, dict[str, int]]:
     """How far the fastpath arm's counters moved during a load of so many requests.
 
     Raises:
         WrongArmError: A patch was applied but did not take effect at least once a request.
     """
     moved = {
-        name: {event: count - before.counters.get(name, {}).get(event, 0) for event, count in events.items()}
-        for name, events in after.counters.items()
+        name: {event: count - before.get(name, {}).get(event, 0) for event, count in events.items()}
+        for name, events in after.items()
     }
     idle = [
         f"{name}: {event} moved by {moved.get(name, {}).get(event, 0)} during {requests} requests"

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.rigs import results, server_arms
+from benchmarks.rigs import about, results, server_arms
+from benchmarks.rigs.arm import Arm, turns
 from omni_fastpath.releases import installed_release
-from omni_fastpath.tools.ab import about, verdict
-from omni_fastpath.tools.ab.arm import Arm
+from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.serving import MeasureError
-from omni_fastpath.tools.ab.turns import turns
 from omni_fastpath.tools.ab.verdict import Measure
 
 STEP_MS: Mapping[str, float] = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}

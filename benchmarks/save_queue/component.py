@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rigs import results
+from benchmarks.rigs.arm import Arm, turns
+from benchmarks.rigs.arms import STOCK, STOCK_AGAIN
+from benchmarks.rigs.quantiles import quantile
 from benchmarks.rigs.results import progress
 from benchmarks.save_queue.loads import Hang, Load
 from benchmarks.save_queue.rig import STAGES
-from benchmarks.save_queue.subjects import AGAIN, CAPPED, FASTPATH, STOCK, subjects
-from omni_fastpath.tools.ab.arm import Arm
-from omni_fastpath.tools.ab.quantiles import quantile
-from omni_fastpath.tools.ab.turns import turns
+from benchmarks.save_queue.subjects import CAPPED, FASTPATH, subjects
 
 STEP_MS = {0: 15.0, 1: 12.0}
 """Of the thinker and the talker, as the simulated device's defaults."""
 IDLE_TOKENS = 64
 IDLE_ARRIVALS_S = 0.7
 """All streams are there before the first has ended."""
-QUIET = (STOCK, AGAIN, FASTPATH)
+QUIET = (STOCK, STOCK_AGAIN, FASTPATH)
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -51,7 +51,7 @@ def idle(configs: Mapping[int, Path], streams: Sequence[int], runs: int, stages:
 def _show_idle(title: str, measured: Runs) -> None:
     columns = ("", "chunks/s", "to stock", "first p50", "first p99", "largest gap p99", "cores", "holds", "copied")
     rates = {name: sum(run["chunks_per_s"] for run in runs) / len(runs) for name, runs in measured.items()}
-    stock = (rates[STOCK.name] + rates[AGAIN.name]) / 2
+    stock = (rates[STOCK.name] + rates[STOCK_AGAIN.name]) / 2
     rows = []
     for name, runs in measured.items():
         felt = [stream for run in runs for stream in run["streams"]]
@@ -59,7 +59,7 @@ def _show_idle(title: str, measured: Runs) -> None:
         cells += [f"{quantile((each['first_s'] for each in felt), share) * 1e3:.0f} ms" for share in (0.5, 0.99)]
         cells += [f"{quantile((each['gap_s'] for each in felt), 0.99) * 1e3:.0f} ms"]
         cells += [f"{sum(run['cores'] for run in runs) / len(runs):.2f}"]
-        cells += [str(sum(run["counters"].get(key, 0) for run in runs)) for key in ("holds", "copied_tensors")]
+        cells += [str(sum(run["counters"].get(key, 0) for run in runs)) for key in ("holds", "owned_payloads")]
         rows.append(cells)
     results.show(title, columns, rows)
 

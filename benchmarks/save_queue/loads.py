@@ -62,7 +62,7 @@ def run_load(rig: Rig, receiver: Receiver, load: Load, tag: str) -> dict[str, An
         "digests": [received[name].digest for name in names],
         "chunks_per_s": sum(len(each.at_s) for each in received.values()) / took_s,
         "cores": (time.process_time() - cpu_s) / took_s,
-        "counters": counters(),
+        "counters": dict(counters()),
     }
 
 
@@ -123,7 +123,7 @@ def run_hang(rig: Rig, receiver: Receiver, hang: Hang, tag: str) -> dict[str, An
                 next_s = now + 0.25
                 most = max(most, sum(map(_size, shared_memory(tag))))
         found = {"others": [tokens[name] / hang.seconds for name in others], "hung": tokens[hung] / hang.seconds}
-        found_counters = counters()
+        found_counters = dict(counters())
     finally:
         open_again.set()
         undo()
@@ -151,20 +151,13 @@ def _settle(rig: Rig, timeout_s: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-def _entry() -> Any:
-    from omni_fastpath.ledger import LEDGER
-
-    return next((entry for entry in LEDGER if entry.patch.name == "save_queue_cap"), None)
-
-
 def counters() -> dict[str, int]:
     """The patch's counters in this process; empty when it is off."""
-    entry = _entry()
-    return {} if entry is None else dict(entry.counters)
+    from omni_fastpath.ledger import LEDGER
+
+    return next((entry.counters for entry in LEDGER if entry.patch.name == "save_queue_cap"), {})
 
 
 def reset_counters() -> None:
     """Let a run's counters and maxima be its own."""
-    entry = _entry()
-    for name in [] if entry is None else list(entry.counters):
-        entry.counters[name] = 0
+    counters().update(dict.fromkeys(counters(), 0))

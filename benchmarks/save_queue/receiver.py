@@ -52,9 +52,6 @@ class Receiver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def wait_until_ready(self) -> None:
         """Return when its imports are done."""
         assert self._pipe.poll(READY_TIMEOUT_S), "the receiver did not start"
@@ -80,7 +77,7 @@ class Receiver:
         """Fetch nothing more of the streams that have not ended, which were aborted."""
         self._pipe.send("")
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process."""
         self._pipe.close()
         self._process.join(timeout=5)

@@ -45,9 +45,9 @@ def stage_configs(folder: Path) -> dict[int, Path]:
     """
     found = {stage: folder / f"stage{stage}.pickle" for stage in STAGES}
     if not all(path.exists() for path in found.values()):
+        from benchmarks.rigs.arm import clean
         from benchmarks.rigs.driver import run_module  # here, so that a fork of this module has nothing of ours
         from benchmarks.rigs.server import OFFLINE
-        from omni_fastpath.tools.ab.arm import clean
 
         environment = {**clean(), "OMNI_SIMULATED_DEVICE": "1", **OFFLINE}
         root = Path(__file__).resolve().parents[2]
@@ -167,7 +167,6 @@ class Rig:
         self.depth = int(vllm_config.max_concurrent_batches)
         """Steps in flight: 2 with async scheduling."""
         self.in_flight: deque[Step] = deque()
-        self.external_ids: set[str] = set()
         self._feeder: Any = None
 
     def __enter__(self) -> Self:
@@ -177,15 +176,13 @@ class Rig:
         self.close()
 
     def close(self) -> None:
-        """Stop the adapter's threads and remove what its streams left in shared memory."""
+        """Stop the adapter's threads and remove what this stage put into shared memory and nobody fetched."""
         self.adapter.shutdown()
         for thread in (self.adapter.save_thread, self.adapter.recv_thread):
             thread.join(timeout=5)
+        self.connector.close()  # what the last send put after the adapter had closed it
         if self._feeder is not None:  # or it removes, when it is collected, a later rig's segments of the same names
             self._feeder.close()
-        for name in self.external_ids:
-            for path in shared_memory(name):
-                path.unlink(missing_ok=True)
 
     # ---- Requests ----
 
@@ -208,7 +205,6 @@ class Rig:
         from vllm.v1.request import Request
 
         name = external_req_id or request_id
-        self.external_ids.add(name)
         if self.adapter.receives_chunks:
             self._feed(name, prompt or name, prompt_tokens, tokens)
         request = Request.from_engine_core_request(

@@ -17,10 +17,10 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rigs import arm as compare
 from benchmarks.rigs import process_arms
 from benchmarks.rigs.server import OFFLINE
 from omni_fastpath.declare import Process
-from omni_fastpath.tools.ab import arm as compare
 
 START_TIMEOUT_S = 180.0
 CALL_TIMEOUT_S = 600.0
@@ -41,8 +41,6 @@ IMPORTED = (
 
 ON = {"OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"}
 
-STOCK = compare.Arm("stock")
-AGAIN = compare.Arm("stock again")
 FASTPATH = compare.Arm("fastpath", ON)
 CAPPED = compare.Arm("fastpath, max_bytes 4 MiB", {**ON, "OMNI_FASTPATH_SAVE_QUEUE_CAP__MAX_BYTES": "4MiB"})
 

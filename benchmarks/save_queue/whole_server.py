@@ -15,15 +15,17 @@ from typing import Any
 
 from benchmarks.rigs import results
 from benchmarks.rigs import server_arms as arms
+from benchmarks.rigs.arm import Arm
+from benchmarks.rigs.arms import STOCK, STOCK_AGAIN
+from benchmarks.rigs.captures import audio_gaps_s, digest, ttfp_s
 from benchmarks.rigs.open_loop import run_open_loop
+from benchmarks.rigs.quantiles import quantile
 from benchmarks.rigs.results import progress
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import STEP_MS, checked, deploy, run_starts
 from benchmarks.rigs.whole_server import environment as environment_of
-from benchmarks.save_queue.subjects import AGAIN, FASTPATH, STOCK
-from omni_fastpath.tools.ab.arm import Arm
+from benchmarks.save_queue.subjects import FASTPATH
 from omni_fastpath.tools.ab.capture import Capture, chat_request
-from omni_fastpath.tools.ab.quantiles import quantile
 
 SLOW_MS = 200.0
 OUTPUT_TOKENS = 32
@@ -31,10 +33,8 @@ RATE = 5.0
 """Arrivals a second."""
 STREAMS = 16
 FIRST_SLOW = 3
-ARMS = (STOCK, FASTPATH, AGAIN)
+ARMS = (STOCK, FASTPATH, STOCK_AGAIN)
 """One server start each; the second stock is the A/A pair."""
-STATE_S = 3.0
-"""A state file is not older than two seconds."""
 
 Batches = dict[int, list[list[dict[str, Any]]]]
 """By the number of slow streams: of each batch its streams."""
@@ -72,7 +72,7 @@ def _measure(arm: Arm, slow: Sequence[int], runs: int, stage: int, model: Path, 
         for number, count in itertools.product(range(runs), slow):
             progress(f"{arm.name}: run {number + 1} of {runs}, {count} slow")
             found[count].append([_felt(capture) for capture in _batch(server.url, count)])
-        time.sleep(STATE_S)
+        time.sleep(arms.STATE_FILES_SETTLE_S)
         arms.prove(server, arm, arms.roles(len(STEP_MS)))
     return found
 
@@ -92,10 +92,10 @@ def _batch(url: str, slow: int) -> Sequence[Capture]:
 def _felt(capture: Capture) -> dict[str, Any]:
     return {
         "slow": str(capture.request.body["request_id"]).startswith("slow"),
-        "first_s": capture.ttfp_s,
+        "first_s": ttfp_s(capture),
         "e2e_s": capture.e2e_s,
-        "gap_s": max(capture.audio_gaps_s, default=0.0),
-        "digest": capture.digest(),
+        "gap_s": max(audio_gaps_s(capture), default=0.0),
+        "digest": digest(capture),
     }
 
 

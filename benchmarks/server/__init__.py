@@ -15,10 +15,10 @@ on model runner v2, where the talker sends only ends. Closed loop: a wave is as 
 first one starts at once, later ones start as earlier requests end, which is issue #4561's case. Open loop: requests
 arrive at a rate, at the same times for every arm.
 
-Arms: ``stock`` (poll loop) and ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS), both without
-statistics (``-nolog``) and with two API processes (``-2api``);
-``fastpath`` (its default set), ``fastpath-lean``, ``fastpath-all`` (every patch of the API process), and each of these
-alone with what it requires (``only-NAME``). With several API processes, processor time by thread is summed over them.
+Arms: ``stock`` (poll loop), ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS) and ``fastpath``
+(its default set), each without statistics too (``-nolog``) and with two API processes (``-2api``); the default set
+with one opt-in patch more (``with-NAME``) or one patch less (``without-NAME``: what requires it is off too), and each
+patch alone with what it requires (``only-NAME``). With several API processes, processor time by thread is summed.
 
 Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is
 in every result line: an instrument that was late measured itself. Verdicts are those of

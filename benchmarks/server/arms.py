@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from omni_fastpath.declare import Patch, Process
+from benchmarks.rigs.arm import Arm
+from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools.ab.arm import Arm
 
 
 @dataclass(frozen=True)
@@ -29,25 +29,23 @@ def _with(patch: Patch) -> Iterator[Patch]:
     yield patch
 
 
-def _switched_on(*patches: Patch) -> dict[str, str]:
-    return {each.env: "1" for patch in patches for each in _with(patch)}
+def _switched_on(patch: Patch) -> dict[str, str]:
+    return {each.env: "1" for each in _with(patch)}
 
 
-_HERE = [patch for patch in PATCHES if Process.SERVER in patch.processes]
-_LEAN = [patch for patch in _HERE if patch.name in ("lean_processing", "lean_front_end")]
 _VARIANTS = {"": (), "-nolog": ("--disable-log-stats",), "-2api": ("--api-server-count", "2")}
+_ON = {"OMNI_FASTPATH": "1"}
 
 ARMS: Mapping[str, ServerArm] = {
     arm.name: arm
     for arm in (
         *(
-            ServerArm(name + suffix, event_driven=name == "event", arguments=arguments)
+            ServerArm(name + suffix, environment, name == "event", arguments)
             for suffix, arguments in _VARIANTS.items()
-            for name in ("stock", "event")
+            for name, environment in (("stock", {}), ("event", {}), ("fastpath", _ON))
         ),
-        ServerArm("fastpath", {"OMNI_FASTPATH": "1"}),
-        ServerArm("fastpath-lean", {"OMNI_FASTPATH": "1", **_switched_on(*_LEAN)}),
-        ServerArm("fastpath-all", {"OMNI_FASTPATH": "1", **_switched_on(*_HERE)}),
+        *(ServerArm(f"without-{patch.name}", {**_ON, patch.env: "0"}) for patch in PATCHES if patch.default_on),
+        *(ServerArm(f"with-{patch.name}", {**_ON, patch.env: "1"}) for patch in PATCHES if not patch.default_on),
         *(ServerArm(f"only-{patch.name}", _switched_on(patch)) for patch in PATCHES),
     )
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
-from benchmarks.rigs.playback import ran_dry_s, seconds_of
+from benchmarks.rigs.captures import audio_gaps_s, ttfp_s, ttft_s
+from benchmarks.rigs.quantiles import quantile
 from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
 from omni_fastpath.tools.ab.capture import Capture
-from omni_fastpath.tools.ab.quantiles import quantile
+
+BYTES_A_SECOND = 24_000 * 2
+HEADER_BYTES = 44
 
 
 class Figure(StrEnum):
@@ -49,13 +52,13 @@ def figures(
     """
     begun = min(capture.started_at_s for capture in captures)
     ended = max(capture.started_at_s + capture.e2e_s for capture in captures)
-    audio_s = sum(seconds_of(event.audio) for capture in captures for event in capture.audio_pieces)
+    audio_s = sum(_seconds_of(event.audio) for capture in captures for event in capture.audio_pieces)
     found: dict[str, float] = {Figure.THROUGHPUT: len(captures) / (ended - begun)}
     if streamed:
         found |= _pieces(sorted(captures, key=lambda capture: capture.started_at_s), first_wave)
     return found | {
-        Figure.E2E: _ms(captures, "e2e_s", 0.5),
-        Figure.E2E_P99: _ms(captures, "e2e_s", 0.99),
+        Figure.E2E: _ms(captures, _e2e_s, 0.5),
+        Figure.E2E_P99: _ms(captures, _e2e_s, 0.99),
         Figure.FRONT_MS: 1000 * cpu_s[FRONT_END] / len(captures),
         Figure.ORCHESTRATOR_MS: 1000 * cpu_s[ORCHESTRATOR] / len(captures),
         Figure.PROCESS_A_SECOND: 1000 * sum(cpu_s.values()) / audio_s if audio_s else math.nan,
@@ -68,10 +71,10 @@ def by_request(captures: Sequence[Capture]) -> list[dict[str, float | None]]:
     return [
         {
             "started_s": capture.started_at_s - ordered[0].started_at_s,
-            "first_text_s": capture.ttft_s,
-            "first_audio_s": capture.ttfp_s,
+            "first_text_s": ttft_s(capture),
+            "first_audio_s": ttfp_s(capture),
             "ended_s": capture.e2e_s,
-            "largest_gap_s": max(capture.audio_gaps_s, default=None),
+            "largest_gap_s": max(audio_gaps_s(capture), default=None),
         }
         for capture in ordered
     ]
@@ -81,19 +84,44 @@ def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:
     """Figures of answers that came piece by piece, in the order of starting."""
     first, later = captures[:first_wave], captures[first_wave:]
     half, most = (Figure.LATER_TTFP, Figure.LATER_TTFP_P99) if first_wave else (Figure.TTFP, Figure.TTFP_P99)
-    gaps = [max(gaps) for capture in captures if (gaps := capture.audio_gaps_s)]
-    dry = [ran_dry_s([(event.at_s, seconds_of(event.audio)) for event in each.audio_pieces]) for each in captures]
+    gaps = [max(gaps) for capture in captures if (gaps := audio_gaps_s(capture))]
+    dry = [_ran_dry_s([(event.at_s, _seconds_of(event.audio)) for event in each.audio_pieces]) for each in captures]
     return {
-        Figure.FIRST_TTFP: _ms(first, "ttfp_s", 0.5),
-        half: _ms(later, "ttfp_s", 0.5),
-        most: _ms(later, "ttfp_s", 0.99),
-        Figure.FIRST_TEXT: _ms(captures, "ttft_s", 0.5),
+        Figure.FIRST_TTFP: _ms(first, ttfp_s, 0.5),
+        half: _ms(later, ttfp_s, 0.5),
+        most: _ms(later, ttfp_s, 0.99),
+        Figure.FIRST_TEXT: _ms(captures, ttft_s, 0.5),
         Figure.GAP: 1000 * quantile(gaps, 0.5),
         Figure.GAP_P99: 1000 * quantile(gaps, 0.99),
         Figure.DRY: 1000 * quantile(dry, 0.99),
     }
 
 
-def _ms(captures: Sequence[Capture], name: str, share: float) -> float:
-    times = [value for capture in captures if (value := getattr(capture, name)) is not None]
+def _seconds_of(audio: bytes) -> float:
+    """How long a packet plays: of a chat stream a WAV file of its own, of speech raw PCM."""
+    header = HEADER_BYTES if audio[:4] == b"RIFF" else 0
+    return max(0, len(audio) - header) / BYTES_A_SECOND
+
+
+def _ran_dry_s(packets: Sequence[tuple[float, float]]) -> float:
+    """How long a listener heard nothing who plays from the first packet on.
+
+    Args:
+        packets: When each came and how long it plays, seconds.
+    """
+    if not packets:
+        return 0.0
+    ends, silent = packets[0][0], 0.0
+    for came, plays in packets:
+        silent += max(0.0, came - ends)
+        ends = max(ends, came) + plays
+    return silent
+
+
+def _e2e_s(capture: Capture) -> float:
+    return capture.e2e_s
+
+
+def _ms(captures: Sequence[Capture], time_of: Callable[[Capture], float | None], share: float) -> float:
+    times = [value for capture in captures if (value := time_of(capture)) is not None]
     return 1000 * quantile(times, share)

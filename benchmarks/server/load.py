@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+from benchmarks.rigs.captures import run_closed_loop
 from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.whole_server import FEWEST, STEP_MS
-from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, run_closed_loop, speech_request
+from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, speech_request
 
 Api = Literal["chat", "chat-whole", "speech"]
 Model = Literal["qwen3_omni", "qwen3_tts"]

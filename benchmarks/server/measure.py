@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rigs import server_arms, user_arms, whole_server
+from benchmarks.rigs import server_arms, whole_server
+from benchmarks.rigs.captures import digest, run_closed_loop
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.whole_server import FEWEST, checked, measure_of
 from benchmarks.server import threads
 from benchmarks.server.arms import ServerArm
 from benchmarks.server.figures import Figure, by_request, figures
 from benchmarks.server.load import Load
-from omni_fastpath.tools.ab.capture import Capture, run_closed_loop
+from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.verdict import Measure
 
 Start = Mapping[str, Any]
@@ -83,7 +84,7 @@ def api_processes(server: Server) -> list[int]:
 
 def gated_bytes(server: Server) -> float:
     """What ``forward_gate`` has taken off the wire so far, in all stages, once their state files are up to date."""
-    time.sleep(user_arms.STATE_FILES_SETTLE_S)
+    time.sleep(server_arms.STATE_FILES_SETTLE_S)
     records = [each.patches["forward_gate"] for each in server.snapshots().values() if "forward_gate" in each.patches]
     return sum(count for record in records for name, count in record.counters.items() if name.endswith("_bytes"))
 
@@ -118,7 +119,7 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
             if host.stages:
                 found[f"{level:g}"][Figure.GATED] = (gated_bytes(server) - gated) / 2**20
             requests[f"{level:g}"] = by_request(captures)
-            answers[f"{level:g}"] = [capture.digest() for capture in captures]
+            answers[f"{level:g}"] = [digest(capture) for capture in captures]
     assert server.shutdown is not None
     return {
         "figures": found,

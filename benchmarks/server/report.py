@@ -6,12 +6,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from benchmarks.rigs import results
+from benchmarks.rigs import about, results
 from benchmarks.rigs.whole_server import judge, widest
 from benchmarks.server.figures import Figure
 from benchmarks.server.load import Load
 from benchmarks.server.measure import Host, Start, judged
-from omni_fastpath.tools.ab import about, verdict
+from omni_fastpath.tools.ab import verdict
 
 LATE_MS = 1.0
 """Where 99 of 100 steps of an engine are not within this, the table says so."""

@@ -1,12 +1,13 @@
 """``omni-fastpath``: what is on, what it does, and an overlay YAML to switch it on.
 
-Nothing here imports vllm or vllm-omni, except ``status --verify``, ``doctor`` and ``seams``: they look at functions.
+Nothing here imports vllm or vllm-omni, except ``status --verify`` and ``seams``: they look at functions.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -22,7 +23,7 @@ from omni_fastpath.config import ConfigError, unknown
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.tools import doctor, overlay, tables, upgrade
+from omni_fastpath.tools import overlay, tables, upgrade
 from omni_fastpath.tools.findings import Severity
 from omni_fastpath.tools.status import status_report
 
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0: fine. 1: an installation or a live process that does not do what was asked for (``doctor``: any finding
-        above ``info``). 2: a usage or configuration error. ``ab`` has others besides (``ab/command.py``).
+        above ``info``). 2: a usage error, or a refusal, which is all that is printed. ``ab`` has others besides
+        (``ab/command.py``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -44,8 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except (ConfigError, OSError) as error:
-        # Under the table that a command has printed, and never in the midst of piped output.
-        sys.stdout.flush()
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
         return REFUSED
     return code
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     status = commands.add_parser("status", help="this installation and the live processes", allow_abbrev=False)
+    status.add_argument("--all", action="store_true", help="also this installation, and each process by itself")
     status.add_argument("--json", action="store_true", help="everything as one JSON document")
     status.add_argument(
         "--verify", action="store_true", help="compare every seam with the installed vllm and vllm-omni"
@@ -72,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     examine.add_argument("--json", action="store_true", help="the report as one JSON document")
-    examine.add_argument("--no-verify", action="store_true", help="do not import vllm to look at each seam")
     examine.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also judge what this YAML comes to here")
     examine.set_defaults(run=_doctor)
 
@@ -80,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         "explain", help="what a patch does, or all patches in a line each", allow_abbrev=False
     )
     explain.add_argument("patch", nargs="?", metavar="PATCH")
-    explain.add_argument("--matrix", action="store_true", help="what it is on each release, as Markdown")
+    pages = explain.add_mutually_exclusive_group()
+    pages.add_argument("--matrix", action="store_true", help="what it is on each release, as Markdown")
+    pages.add_argument("--markdown", action="store_true", help="its keys and variables, as Markdown")
     explain.set_defaults(run=_explain)
 
     seams = commands.add_parser("seams", help="each seam as the installed release has it", allow_abbrev=False)
@@ -108,7 +110,7 @@ def _ab(words: Sequence[str]) -> int:
     missing = [name for name in ("aiohttp", "scipy") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"ab needs {' and '.join(missing)}, which vLLM-Omni brings; without it: pip install 'omni-fastpath[ab]'"
+            f"ab needs {' and '.join(missing)}, which vLLM-Omni brings; without it: pip install {' '.join(missing)}"
         )
     from omni_fastpath.tools.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
 
@@ -136,21 +138,19 @@ def _show(report: Any, show: Callable[[Any, Console], None], *, as_json: bool) -
 
 def _status(arguments: argparse.Namespace) -> int:
     report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=arguments.verify)
-    _show(report, tables.show_status, as_json=arguments.json)
+    _show(report, functools.partial(tables.show_status, every=arguments.all), as_json=arguments.json)
     return _code(report, "error")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    verify = not arguments.no_verify and vllm_omni_release() is not None
-    report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=verify, deep=True)
-    _show({**report, "issue": doctor.issue(report)}, doctor.show, as_json=arguments.json)
+    with tables.console(sys.stderr).status("Looking at the installation and its live servers, ten seconds at most ..."):
+        report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, deep=True)
+    _show({**report, "issue": tables.issue(report)}, tables.show_doctor, as_json=arguments.json)
     return _code(report, "error", "warning")
 
 
 def _code(report: Mapping[str, Any], *trouble: Severity) -> int:
     """What the command ends with where findings of these severities are trouble."""
-    if report["configuration_error"] is not None:
-        return REFUSED
     return TROUBLE if any(finding["severity"] in trouble for finding in report["findings"]) else FINE
 
 
@@ -161,6 +161,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     named = _named("explain", arguments.patch)
     if arguments.matrix:
         _print(tables.matrix(named))
+    elif arguments.markdown:
+        _print(tables.keys(named))
     elif arguments.patch is None:
         _show(named, tables.show_patches, as_json=False)
     else:

@@ -21,12 +21,3 @@ def is_left_out(allowed: str | None) -> bool:
     As ``vllm/envs.py`` reads it: split at commas, names compared as they stand.
     """
     return allowed is not None and ENTRY_POINT not in allowed.split(",")
-
-
-def upstreams_left_out(allowed: str | None) -> list[str]:
-    """vLLM-Omni's own plugins that vLLM does not load under this value, by name: its models would not be known."""
-    if allowed is None:
-        return []
-    found = entry_points(group="vllm.general_plugins")
-    own = {each.name for each in found if each.value.partition(".")[0] == "vllm_omni"}
-    return sorted(own.difference(allowed.split(",")))

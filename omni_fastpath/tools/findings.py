@@ -7,16 +7,15 @@ write them into scripts. What is healthy gives nothing above ``info``.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from omni_fastpath import config
 from omni_fastpath.declare import Patch, State
+from omni_fastpath.process_role import MASTER, NAMESPACE, master_off
 from omni_fastpath.tools import entrypoint
 from omni_fastpath.tools.servers import Server
-from omni_fastpath.variables import HANDOFF, MASTER, NAMESPACE, master_off
 
 Severity = Literal["error", "warning", "info"]
 """``error``: something that was asked for does not happen. ``warning``: it happens, and something beside it is wrong.
@@ -41,6 +40,7 @@ class Facts:
         asked: The patches whose release matters here.
         servers: The live ones of this user.
         hooks: The hook plugins as this shell finds them (``HookManager.told``); None where they were not loaded.
+        misspelt: Top-level keys of deploy YAMLs that are nearly ours, each after whose YAML it is.
     """
 
     patches: Sequence[Patch]
@@ -49,6 +49,7 @@ class Facts:
     asked: frozenset[str] = frozenset()
     servers: Sequence[Server] = ()
     hooks: Mapping[str, Any] | None = None
+    misspelt: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def entry_point_missing(facts: Facts) -> Iterator[Finding]:
     """The package can be imported and is not installed, so that vLLM never loads it."""
     if not facts.report["installation"]["entry_points"]:
         what = "no entry point of omni-fastpath is visible in this environment: vllm never loads it"
-        do = "Install the package (`pip install omni-fastpath`) into the environment that runs the server."
+        do = "Install omni-fastpath (its wheel, or `pip install .` in a clone) where the server runs."
         yield Finding("error", HERE, what, do, {"groups": list(entrypoint.GROUPS)})
 
 
@@ -166,7 +167,7 @@ def variable_unknown(facts: Facts) -> Iterator[Finding]:
         if master_off(environ):
             continue  # nothing is looked at
         ours = set(config.said(environ, facts.patches)).difference(known)
-        for name in sorted(each for each in environ if each in ours or _is_beside(each)):
+        for name in sorted(each for each in environ if each in ours or config.is_beside(each)):
             meant = config.nearest(name, known) or MASTER
             consequence = "refuses to start with it" if name.startswith(NAMESPACE) else "ignores it"
             hint = f"did you mean {meant!r}? A server with something on {consequence}"
@@ -175,11 +176,12 @@ def variable_unknown(facts: Facts) -> Iterator[Finding]:
             yield Finding("warning", subject, what, f"Rename it to {meant}, or unset it.", evidence)
 
 
-@_rule("configuration-refused", threshold="a server started here and now would refuse to start")
-def configuration_refused(facts: Facts) -> Iterator[Finding]:
-    """Variables, or the deploy YAML that was asked about, that a server refuses."""
-    if (error := facts.report["configuration_error"]) is not None:
-        yield Finding("error", HERE, f"the server would refuse to start: {error}", "Correct what it names.")
+@_rule("key-misspelt", threshold=f"a top-level key of a deploy YAML that is nearly `{config.KEY}`")
+def key_misspelt(facts: Facts) -> Iterator[Finding]:
+    """A block that nobody reads: vLLM-Omni ignores it, and so do we."""
+    for subject, key in facts.misspelt:
+        what = f"the top-level key {key!r} of the deploy YAML is ignored; did you mean {config.KEY!r}?"
+        yield Finding("warning", subject, what, f"Rename it to {config.KEY}, or remove it.", {"key": key})
 
 
 @_rule("hook-plugin-off", threshold="one hook plugin that cannot be loaded, registered or called, or that raised")
@@ -281,10 +283,3 @@ def metrics_without_us(facts: Facts) -> Iterator[Finding]:
 def _shell_and_servers(facts: Facts) -> Iterator[tuple[str, Mapping[str, str]]]:
     yield HERE, facts.environ
     yield from ((each.subject, each.environ) for each in facts.servers if each.environ is not None)
-
-
-def _is_beside(name: str) -> bool:
-    """Whether a name would be in our namespace if it were spelt right: OMNI_FAST_PATH, omni_fastpath."""
-    if name.startswith(NAMESPACE) or name == HANDOFF:
-        return False
-    return re.sub(r"[^A-Z0-9]", "", name.upper()).startswith(("OMNIFASTPATH", "VLLMOMNIFASTPATH"))

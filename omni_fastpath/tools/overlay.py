@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from omni_fastpath import config
-from omni_fastpath.config import KEY, Block, ConfigError, refusal, resolve, shown
+from omni_fastpath.config import KEY, Block, ConfigError, read_blocks, refusal, resolve, shown
 from omni_fastpath.declare import Patch
-from omni_fastpath.deploy_yaml import read_blocks
+from omni_fastpath.process_role import MASTER
 
 
 def bundled() -> dict[str, Path]:
@@ -23,22 +26,40 @@ def bundled() -> dict[str, Path]:
 
 
 def find(name_or_path: str) -> Path:
-    """The deploy YAML that a file's path or a bundled one's name means; a file that is there comes first.
+    """The deploy YAML that a file's path, a bundled one's name or a model's folder means; a file comes first.
 
     Raises:
-        ConfigError: Neither is there.
+        ConfigError: None is there; the message has the bundled names that a model's name is most like.
     """
     path = Path(name_or_path)
     if path.is_file():
         return path.resolve()
     known = bundled()
-    name = name_or_path.removesuffix(".yaml")
+    name, described = name_or_path.removesuffix(".yaml"), path / "config.json"
+    if described.is_file():
+        name = json.loads(described.read_bytes()).get("model_type", name)
     if name in known:
         return known[name].resolve()
     if not known:
         raise ConfigError(f"{name_or_path}: no such file, and no vllm-omni whose deploy YAMLs have names")
-    hint = f"nearest: {', '.join(config.close(name, known)) or 'none'}; `omni-fastpath overlay --list` names them all"
+    near = [*config.close(name, known), *_of_model(name, known)]
+    hint = f"nearest: {', '.join(dict.fromkeys(near)) or 'none'}; `omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of the installed vllm-omni; {hint}")
+
+
+def _of_model(model: str, known: Iterable[str]) -> list[str]:
+    """The bundled names that have the longest beginning in common with a model's name, the shortest first."""
+    letters = {name: re.sub("[^a-z0-9]", "", name.lower().rpartition("/")[2]) for name in (model, *known)}
+    like = {name: len(os.path.commonprefix([letters[model], letters[name]])) for name in known}  # noqa: RUF071
+    return sorted((name for name, count in like.items() if count == max(3, *like.values())), key=len)
+
+
+def misspelt(path: Path) -> list[str]:
+    """The top-level keys of a deploy YAML and its bases that are nearly ours; none where it cannot be read."""
+    try:
+        return [key for block in read_blocks(path) for key in block.misspelt]
+    except ConfigError:
+        return []
 
 
 def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Patch]) -> Any:
@@ -54,6 +75,7 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
         return True
     inherits = resolve(base, {}, patches).asked
     block: dict[str, Any] = {} if inherits else {patch.name: True for patch in patches if patch.default_on}
+    wrong = []
     for assignment in sets:
         target, _, text = assignment.partition("=")
         name, dot, key = target.strip().partition(".")
@@ -63,9 +85,11 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
             value = None
         if value is None and text.strip() != "null":
             place, takes = f"--set {assignment}", "patch.key=value, patch=true, patch=false"
-            raise refusal(place, found=shown(assignment), allowed=takes)
+            wrong.append(str(refusal(place, found=shown(assignment), allowed=takes)))
         held = block.get(name)
         block[name] = {**(held if isinstance(held, dict) else {}), key: value} if dot else value
+    if wrong:
+        raise ConfigError("\n".join(wrong))
     return block
 
 
@@ -90,4 +114,7 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     resolve([*blocks, Block(where, value)], {}, patches)
     document = {"base_config": str(base.resolve()), KEY: value}
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
-    return f"# Written by `omni-fastpath overlay`; start the server with --deploy-config and this file.\n{body}"
+    head = "# Written by `omni-fastpath overlay`; start the server with --deploy-config and this file.\n"
+    if base in bundled().values():
+        head += f"# Where vllm-omni lies elsewhere write it again, or use {MASTER}=1 and --deploy-config {base.name}.\n"
+    return head + body

@@ -16,11 +16,11 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import process_role, processid, statefile
+from omni_fastpath import process_role, statefile
 from omni_fastpath.declare import State
 
-SCRAPE_S = 10.0
-"""How long ``/metrics`` may take, seconds: as long as Prometheus waits for it by default."""
+SCRAPE_S = 2.0
+"""How long ``/metrics`` may take, seconds: somebody waits for the answer."""
 
 _PROGRAMS = ("vllm", "vllm-omni")
 _MODULES = ("/cli/main.py", ".entrypoints.cli.main")
@@ -57,6 +57,12 @@ class Server:
         """Whether any patch is on in any of its processes."""
         return any(record["state"] != State.OFF.value for each in self.snapshots for record in each["patches"].values())
 
+    @property
+    def deploy_config(self) -> Path | None:
+        """The file that its command names as its deploy YAML, seen from here."""
+        named = process_role.value(self.command, "--deploy-config")
+        return None if named is None else Path(f"/proc/{self.pid}/cwd", named)
+
     def shown(self) -> dict[str, Any]:
         """What ``status`` shows of it: ``pid``, and ``model`` and ``port`` as its arguments name them."""
         arguments = self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
@@ -78,7 +84,7 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
     """
     started = by_command_line()
     snapshots = _snapshots([None, *(_facts(pid).get("environ") for pid in started)])
-    above = {pid: set(processid.ancestors(pid)) for pid in {*started, *snapshots}}
+    above = {pid: set(process_role.ancestors(pid)) for pid in {*started, *snapshots}}
     found = []
     for root in sorted(pid for pid, ancestors in above.items() if ancestors.isdisjoint(above)):
         own = tuple(snapshots[pid] for pid in sorted(snapshots) if pid == root or root in above[pid])

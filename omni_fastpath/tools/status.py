@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import platform
 import sys
@@ -14,15 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_fastpath import __version__, config, install, statefile
-from omni_fastpath.config import ConfigError, Resolved
-from omni_fastpath.declare import Patch, State
-from omni_fastpath.deploy_yaml import resolve_file
+from omni_fastpath.config import Resolved, resolve_file
+from omni_fastpath.declare import Patch
 from omni_fastpath.ledger import logger
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import entrypoint, overlay, servers, upgrade
-from omni_fastpath.tools.findings import Facts, judge
+from omni_fastpath.tools.findings import HERE, Facts, judge
 
-SCHEMA = 5
+SCHEMA = 6
 """Of the report; a key is only ever added under the same number."""
 
 
@@ -50,33 +50,33 @@ def look(
         deploy_config: A deploy YAML's name or path, to be resolved with these variables.
         verify: Compare every seam with what is installed.
         deep: Ask live servers for their ``/metrics``, and load the hook plugins in this process.
+
+    Raises:
+        ConfigError: A server started here and now would refuse these variables or that YAML.
     """
-    error: str | None = None
-    resolved: Resolved | None = None
-    by_environment: Resolved | None = None
-    try:
-        by_environment = config.resolve([], environ, patches, partial=True)
-        resolved = resolve_file(overlay.find(deploy_config), environ, patches) if deploy_config else None
-    except ConfigError as refused:
-        error = str(refused)
+    file = overlay.find(deploy_config) if deploy_config else None
+    resolved = (
+        config.resolve([], environ, patches, partial=True) if file is None else resolve_file(file, environ, patches)
+    )
     live = servers.live_servers(scrape=deep)
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "installation": _installation(environ, patches),
         "processes": [_process(each, server.pid, patches) for server in live for each in server.snapshots],
         "servers_without_state": [server.shown() for server in live if not server.snapshots],
-        "resolved": json.loads(resolved.to_json()) if resolved else None,
+        "resolved": json.loads(resolved.to_json()) if file else None,
         "verify": _verify(patches) if verify else None,
-        "configuration_error": error,
     }
-    asked = resolved.enabled if resolved else _asked_by(by_environment, patches)
-    return Facts(patches, environ, report, frozenset(asked), live, _hooks() if deep else None)
+    asked = resolved.enabled if file else _asked_by(resolved, patches)
+    yamls = {HERE: file, **{server.subject: server.deploy_config for server in live}}
+    misspelt = [(subject, key) for subject, path in yamls.items() if path for key in overlay.misspelt(path)]
+    return Facts(patches, environ, report, frozenset(asked), live, _hooks() if deep else None, misspelt)
 
 
-def _asked_by(found: Resolved | None, patches: Sequence[Patch]) -> set[str]:
+def _asked_by(found: Resolved, patches: Sequence[Patch]) -> set[str]:
     """The patches whose release matters: the default set, for a YAML not seen here, and what the environment says."""
-    enabled, origins = (found.enabled, found.origins) if found else ({}, {})
-    return {each.name for each in patches if each.name in enabled or (each.default_on and not origins.get(each.name))}
+    missing = (each.name for each in patches if each.default_on and not found.origins.get(each.name))
+    return {*found.enabled, *missing}
 
 
 def _hooks() -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ def _hooks() -> Mapping[str, Any]:
     manager, quiet = HookManager(), logger.disabled
     logger.disabled = True  # it is told as a finding
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(io.StringIO()):
             manager.load()
     finally:
         logger.disabled = quiet
@@ -104,7 +104,6 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[
         "entry_points": entrypoint.visible_groups(),
         "vllm_plugins": allowed,
         "excluded_by_vllm_plugins": entrypoint.is_left_out(allowed),
-        "upstreams_excluded_by_vllm_plugins": entrypoint.upstreams_left_out(allowed),
         # What a name of nobody's holds may be a secret: OMNI_FASTPATH_HF_TOKEN.
         "environment": {name: environ[name] if name in known else None for name in config.said(environ, patches)},
         "state_folder": str(statefile.folder()),
@@ -115,9 +114,8 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[
 def _declared(patch: Patch) -> dict[str, Any]:
     row = install.row_here(patch)
     return {
-        "summary": patch.summary,
         "default_on": patch.default_on,
-        "requires": list(patch.requires),
+        "headline": next((counter.headline for counter in patch.counters), ""),
         "tested": list(patch.releases),
         "release_problem": install.release_problem(patch),
         "release_state": install.state_here(patch).value,
@@ -132,8 +130,7 @@ def _process(snapshot: Mapping[str, Any], server: int, patches: Sequence[Patch])
     for name, record in snapshot["patches"].items():
         count = record["counters"].get(first.get(name))
         took_effect = {"counter": first.get(name), "count": count}
-        idle = record["state"] == State.APPLIED.value and count == 0
-        records[name] = {**record, "took_effect": took_effect, "idle": idle}
+        records[name] = {**record, "took_effect": took_effect}
     return {**snapshot, "server": server, "patches": records}
 
 

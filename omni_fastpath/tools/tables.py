@@ -1,10 +1,12 @@
-"""What the commands show, as tables."""
+"""What the commands show: tables, findings in full, and a block to paste into an issue."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -14,12 +16,18 @@ from rich.table import Table
 
 from omni_fastpath import config, install
 from omni_fastpath.declare import Fit, Patch, Row, State
+from omni_fastpath.process_role import MASTER, ON_UNSUPPORTED
+from omni_fastpath.tools.findings import HERE, PACKAGES, SEVERITIES
 
 # Piped output is read by grep and by people later: no cell may be cut or wrapped there.
 _PIPED_WIDTH = 10_000
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 """Of findings, by severity."""
+
+
+_FOR_AN_ISSUE = ("patch", "state", "package", "versions", "seams", "variable", "nearest")
+"""Evidence that goes into an issue: names and words of ours. No path, reason of an exception or value does."""
 
 
 class _Console(Console):
@@ -58,55 +66,79 @@ def _print(table: Table, to: Console) -> None:
     to.print()
 
 
-def show_status(report: Mapping[str, Any], to: Console) -> None:
-    """What ``status_report`` found, findings last."""
-    _show_installation(report["installation"], to)
+def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
+    """For each server the answer, what is not as it should be, and a row for each patch; then what else was asked for.
+
+    Args:
+        report: What ``status_report`` found.
+        to: Where it is shown.
+        every: Whether the installation and each process are shown by themselves too.
+    """
+    for server, processes in itertools.groupby(report["processes"], key=lambda process: process["server"]):
+        _show_server(server, list(processes), report, to)
+    for server in report["servers_without_state"]:
+        what = f"{server['model'] or 'model not named'}, port {server['port'] or 'not named'}"
+        to.print(
+            f"server {server['pid']} ({what}): OFF: it has no state file. Nothing was asked for there, its "
+            "VLLM_PLUGINS leaves us out, or it runs where its files are not seen from here.\n"
+        )
+        _show_findings(f"server {server['pid']}", report, to)
+    if not (report["processes"] or report["servers_without_state"]):
+        to.print("No live server of this user.")
+    to.print(_versions(report["installation"]))
+    _show_findings(HERE, report, to)
     if report["verify"] is not None:
         _show_verify(report, to)
     if report["resolved"] is not None:
         _show_resolved(report["resolved"], to)
-    _show_processes(report["processes"], to)
-    for server in report["servers_without_state"]:
-        what = f"{server['model'] or 'model not named'}, port {server['port'] or 'not named'}"
-        to.print(
-            f"The server {server['pid']} ({what}) has no state file: nothing was asked for there, its VLLM_PLUGINS "
-            "leaves us out, or it runs where its files are not seen from here."
-        )
+    if every:
+        _show_installation(report["installation"], to)
+        _show_processes(report["processes"], to)
+    to.print("More: `omni-fastpath status --all`. What to do about what is wrong: `omni-fastpath doctor`.")
+
+
+_GRAVEST = (State.FAILED, State.UNSUPPORTED, State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE, State.OFF)
+"""Of what a patch is in several processes, the one that is told of the server."""
+
+
+def _show_server(server: int, processes: Sequence[Mapping[str, Any]], report: Mapping[str, Any], to: Console) -> None:
+    declared = report["installation"]["patches"]
+    table, states, handled = _table("", "patch", "state", "what it did, or why"), {}, ""
+    for name in dict.fromkeys(name for process in processes for name in process["patches"]):
+        records = [process["patches"][name] for process in processes if name in process["patches"]]
+        states[name] = state = min((State(record["state"]) for record in records), key=_GRAVEST.index)
+        of_state = [record for record in records if record["state"] == state]
+        said = "; ".join(dict.fromkeys(record["reason"] for record in of_state))
+        if state is State.APPLIED and (counter := of_state[0]["took_effect"]["counter"]) is not None:
+            count = sum(record["took_effect"]["count"] or 0 for record in of_state)
+            said = f"{count:,} {counter}"
+            handled = f"; {count:,} {headline}" if (headline := declared[name]["headline"]) else handled
+        table.add_row(name, state.value, said)
+    defaults = [state for name, state in states.items() if name in declared and declared[name]["default_on"]]
+    on = sum(state.satisfies_requirement for state in defaults)
+    is_on = any(state is not State.OFF for state in states.values())
+    answer = f"ON, {on} of {len(defaults)} default patches applied{handled}" if is_on else "OFF"
+    port = next((process["port"] for process in processes if process["port"]), "not named")
+    to.print(f"server {server} port {port}: {answer}", style="bold")
+    _show_findings(f"server {server}", report, to)
+    _print(table, to)
+
+
+def _show_findings(subject: str, report: Mapping[str, Any], to: Console) -> None:
     for finding in report["findings"]:
-        said = f"{finding['severity']} {finding['id']}, {finding['subject']}: {finding['what']}"
-        to.print(said, style=STYLES[finding["severity"]])
-    if report["findings"]:
-        to.print("`omni-fastpath doctor` says what to do about it.")
+        if finding["subject"] == subject:
+            to.print(f"{finding['severity']} {finding['id']}: {finding['what']}", style=STYLES[finding["severity"]])
 
 
 def _show_installation(installation: Mapping[str, Any], to: Console) -> None:
     table = _table("This installation", "what", "found")
-    table.add_row("omni-fastpath", installation["omni_fastpath"])
-    for name in ("vllm_omni", "vllm"):
-        found = installation[name]
-        told = f"{found['distribution']} {found['version']}" if found else "not installed"
-        table.add_row(name.replace("_", "-"), told)
     table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
-    plugins, upstreams = installation["vllm_plugins"], installation["upstreams_excluded_by_vllm_plugins"]
-    excluded = f" (excludes {', '.join(upstreams)})" if upstreams else ""
-    table.add_row("VLLM_PLUGINS", "not set: every plugin loads" if plugins is None else f"{plugins!r}{excluded}")
+    plugins = installation["vllm_plugins"]
+    table.add_row("VLLM_PLUGINS", "not set: every plugin loads" if plugins is None else repr(plugins))
     for name, text in installation["environment"].items():
         table.add_row(name, "(not a variable of ours)" if text is None else repr(text))
     table.add_row("state files", installation["state_folder"])
     _print(table, to)
-
-    table = _table("Patches", "patch", "default", "this release", "summary")
-    for name, patch in installation["patches"].items():
-        default = "on" if patch["default_on"] else "opt-in"
-        table.add_row(name, default, _on_this_release(patch), patch["summary"])
-    _print(table, to)
-
-
-def _on_this_release(patch: Mapping[str, Any]) -> str:
-    if patch["release_problem"]:
-        return "not tested"
-    state = patch["release_state"]
-    return "; ".join(filter(None, ("tested" if state == State.APPLIED.value else state, patch["release_words"])))
 
 
 def _show_verify(report: Mapping[str, Any], to: Console) -> None:
@@ -134,10 +166,7 @@ def _listed(values_: Mapping[str, Any]) -> str:
 
 
 def _show_processes(processes: Sequence[Mapping[str, Any]], to: Console) -> None:
-    if not processes:
-        to.print("No live process of this user has omni-fastpath loaded.")
-        return
-    table = _table("Live processes", "pid", "role", "process", "patch", "state", "took effect", "reason")
+    table = _table("Live processes", "pid", "role", "process", "patch", "state", "reason")
     for process in processes:
         for name, record in process["patches"].items():
             table.add_row(
@@ -145,16 +174,65 @@ def _show_processes(processes: Sequence[Mapping[str, Any]], to: Console) -> None
                 process["role"],
                 process["process_name"],
                 name,
-                "applied but idle" if record["idle"] else record["state"],
-                _took_effect(record),
+                record["state"],
                 record["reason"] or "-",
             )
     _print(table, to)
 
 
-def _took_effect(record: Mapping[str, Any]) -> str:
-    counter, count = record["took_effect"].values()
-    return "-" if count is None or record["state"] != State.APPLIED.value else f"{count} {counter}"
+def show_doctor(report: Mapping[str, Any], to: Console) -> None:
+    """Every finding in full, then the block for an issue, which the report has as ``issue``."""
+    for finding in report["findings"]:
+        severity = finding["severity"]
+        to.print(f"{severity} {finding['id']}: {finding['subject']}", style=STYLES[severity])
+        to.print(f"  {finding['what']}")
+        for name, value in finding["evidence"].items():
+            to.print(f"  {name}: {_written(value)}")
+        to.print(f"  found from: {finding['threshold']}\n  do: {finding['do']}\n")
+    counts = Counter(finding["severity"] for finding in report["findings"])
+    told = ", ".join(f"{counts[each]} {each}" for each in SEVERITIES if counts[each])
+    servers = {process["server"] for process in report["processes"]}
+    to.print(f"live servers that report: {len(servers)}; {told or 'nothing found'}", style="bold")
+    to.print(f"\nFor an issue:\n\n```\n{report['issue']}\n```")
+
+
+def issue(report: Mapping[str, Any]) -> str:
+    """Versions, variables of ours, states and findings; nothing that could name a user, a host or a secret."""
+    return "\n".join(_issue(report))
+
+
+def _issue(report: Mapping[str, Any]) -> Iterator[str]:
+    installation = report["installation"]
+    yield _versions(installation)
+    said = [name if value is None else f"{name}={value}" for name, value in installation["environment"].items()]
+    yield f"variables: {', '.join(said) or 'none'}"
+    for server, grouped in itertools.groupby(report["processes"], key=lambda process: process["server"]):
+        processes = list(grouped)
+        running = {", ".join(f"{each} {process[each]}" for each in PACKAGES) for process in processes}
+        yield f"server {server}: {len(processes)} processes report; {'; '.join(sorted(running))}"
+        states: dict[str, Counter[str]] = {}
+        for process in processes:
+            for name, record in process["patches"].items():
+                states.setdefault(name, Counter())[record["state"]] += 1
+        for name, counts in states.items():
+            yield f"  {name}: {', '.join(f'{state} x{count}' for state, count in counts.items())}"
+    yield "findings:" if report["findings"] else "findings: none"
+    for finding in report["findings"]:
+        evidence = finding["evidence"]
+        seen = ", ".join(f"{name} {_written(evidence[name])}" for name in _FOR_AN_ISSUE if name in evidence)
+        yield f"  {finding['severity']} {finding['id']} ({finding['subject']}){': ' if seen else ''}{seen}"
+
+
+def _versions(installation: Mapping[str, Any]) -> str:
+    found = [f"omni-fastpath {installation['omni_fastpath']}"]
+    for name in ("vllm_omni", "vllm"):
+        of = installation[name]
+        found.append(f"{of['distribution']} {of['version']}" if of else f"no {name.replace('_', '-')}")
+    return ", ".join([*found, f"Python {installation['python']}", installation["platform"]])
+
+
+def _written(value: Any) -> str:
+    return ("; ".join(value) or "none") if isinstance(value, list) else str(value)
 
 
 def show_seams(patches: Sequence[Mapping[str, Any]], to: Console) -> None:
@@ -185,11 +263,9 @@ def show_patch(patch: Patch, to: Console) -> None:
     facts.add_row("requires", ", ".join(patch.requires) or "nothing")
     facts.add_row("switch", f"fastpath.{patch.name}, {patch.env}")
     _print(facts, to)
-    defaults = patch.options().model_dump(mode="json")
     options = _table("Values", "key", "default", "allowed", "meaning", "variable")
-    for key, found in patch.options.model_fields.items():
-        allowed, variable = config.allowed(patch.options, key), config.value_variable(patch, key)
-        options.add_row(key, json.dumps(defaults[key]), allowed, found.description or "-", variable)
+    for value in _values(patch):
+        options.add_row(*value)
     row = install.row_here(patch)
     fit = row if isinstance(row, Fit) else patch.fits[-1]
     seams = _table(f"Seams on {', '.join(fit.releases)}", "slot", "use")
@@ -204,6 +280,33 @@ def show_patch(patch: Patch, to: Console) -> None:
         if table.row_count:
             _print(table, to)
     to.print(matrix([patch]))
+
+
+def _values(patch: Patch) -> Iterator[tuple[str, str, str, str, str]]:
+    """Of each value of a patch: key, default, what is allowed, meaning and variable."""
+    defaults = patch.options().model_dump(mode="json")
+    for key, found in patch.options.model_fields.items():
+        allowed, variable = config.allowed(patch.options, key), config.value_variable(patch, key)
+        yield key, json.dumps(defaults[key]), allowed, found.description or "-", variable
+
+
+def keys(patches: Sequence[Patch]) -> str:
+    """Every key of the block and every variable, as Markdown."""
+    every = "which patches are on; `true` is the default set"
+    refuse = "`fail`: refuse to start when a patch that is on cannot serve"
+    lines = [
+        "| key | default | allowed | what it does | variable |",
+        "| --- | --- | --- | --- | --- |",
+        f"| `{config.KEY}` | absent: off | true, false or a mapping | {every} | `{MASTER}` |",
+        f"| `on_unsupported` | `warn` | `warn` or `fail` | {refuse} | `{ON_UNSUPPORTED}` |",
+    ]
+    for patch in patches:
+        default = "in the default set" if patch.default_on else "opt-in"
+        allowed = "true, false or a mapping" if patch.options.model_fields else "true or false"
+        lines.append(f"| `{patch.name}` | {default} | {allowed} | {patch.summary} | `{patch.env}` |")
+        for key, default, *told, variable in _values(patch):
+            lines.append(" | ".join([f"| `{patch.name}.{key}` | `{default}`", *told, f"`{variable}` |"]))
+    return "\n".join(lines)
 
 
 def matrix(patches: Sequence[Patch]) -> str:

@@ -35,14 +35,14 @@ Fragility:
     what ends a request. A changed body makes the patch unsupported and upstream's loop runs. The arrival is seen by an
     attribute put on each client's own queue object, because upstream's socket reader holds that object; it is taken off
     when the loop ends. What waits in that queue is seen in the ``deque`` inside of it; a queue without one is polled.
-    Read: of the orchestrator ``_shutdown_event``, ``request_states``, ``stage_pools``, ``num_stages`` and
-    ``_orch_monitor``; of a pool ``clients``, ``stage_type`` and ``final_output``; of a request's state
-    ``stage_submit_ts``, ``streaming``, ``final_output_stage_ids``, ``final_stage_id`` and ``sampling_params_list``;
-    of a client ``outputs_queue``; of a raw output ``outputs``, ``scheduler_stats`` and ``finished_requests``; of its
-    entries ``request_id``, ``finish_reason``, ``is_segment_finished``, ``kv_transfer_params`` and the keys of
-    ``multimodal_output``; of a request output ``request_id``, ``finished``, ``error`` and ``outputs`` with ``text``,
-    ``token_ids`` and ``multimodal_output``. Set: ``_unavailable_replicas`` of a pool while a death is held,
-    ``outputs`` of a raw output from which an entry is taken.
+    Read: of the orchestrator ``_shutdown_event``, ``request_states``, ``stage_pools``, ``num_stages``,
+    ``_event_driven_orch`` and ``_orch_monitor``; of a pool ``clients``, ``stage_type`` and ``final_output``; of a
+    request's state ``stage_submit_ts``, ``streaming``, ``final_output_stage_ids``, ``final_stage_id`` and
+    ``sampling_params_list``; of a client ``outputs_queue``; of a raw output ``outputs``, ``scheduler_stats`` and
+    ``finished_requests``; of its entries ``request_id``, ``finish_reason``, ``is_segment_finished``,
+    ``kv_transfer_params`` and the keys of ``multimodal_output``; of a request output ``request_id``, ``finished``,
+    ``error`` and ``outputs`` with ``text``, ``token_ids`` and ``multimodal_output``. Set: ``_unavailable_replicas`` of
+    a pool while a death is held, ``outputs`` of a raw output from which an entry is taken.
 Upstream thread:
     vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop), issue
     #4680 (many replicas).
@@ -85,8 +85,7 @@ class DrainOptions(Options):
         "with stage_order, or where a plugin chooses the stage: under the other orders no output is asked",
     )
     order: Literal["stage_order", "downstream_first", "visible_first"] = Field(
-        default="visible_first",
-        description="which stage is served first when several have raw outputs waiting",
+        default="visible_first", description="which stage is served first when several have raw outputs waiting"
     )
     floor: float | None = Field(
         default=None,
@@ -111,7 +110,7 @@ PATCH = Patch(
     options=DrainOptions,
     requires=("nonblocking_dequeue",),
     counters=(
-        Counter("items", "raw outputs processed", moves_with="vllm:request_success_total"),
+        Counter("items", "raw outputs processed", moves_with="vllm:request_success_total", headline="outputs handled"),
         Counter("passes", "passes over a replica that took at least one raw output"),
         Counter("ended_empty", "passes that ended because the queue was empty"),
         Counter("ended_routable", "passes that ended at a routable output with more queued"),
@@ -119,19 +118,11 @@ PATCH = Patch(
         Counter("ended_time", "passes that ended on the time budget with more queued (NAPI's time_squeeze)"),
         Counter("ended_floor", "passes of a stage that was due: one raw output ahead of the order"),
         Counter("ended_outranked", "passes that ended because another stage goes first since the last yield"),
-        Counter(
-            "held", "ends of requests, and what followed them, held until what came before elsewhere was dispatched"
-        ),
+        Counter("held", "ends of requests, and what followed them, held until what came before was dispatched"),
         Counter("judge_errors", "raw outputs that could not be judged; each ended its pass"),
         Counter("wakeups", "times the idle loop woke"),
-        Counter(
-            "longest_stretch_us", "longest stretch between two yields to the event loop, microseconds", is_maximum=True
-        ),
-        Counter(
-            "longest_away_us",
-            "longest time that a yield took: socket readers and others, microseconds",
-            is_maximum=True,
-        ),
+        Counter("longest_stretch_us", "longest stretch between two yields to the event loop", is_maximum=True),
+        Counter("longest_away_us", "longest time that a yield took: socket readers and others", is_maximum=True),
     ),
     rows=ROWS,
 )

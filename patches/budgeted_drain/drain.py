@@ -12,21 +12,17 @@ yet": the loop yields after ``_YIELD_AFTER_NS`` of work, inside a pass too.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable
-from itertools import count
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
-from omni_fastpath.hooks.specs import PassReport
+from omni_fastpath.hooks import HOOKS, PassReport
+from omni_fastpath.ledger import Entry
 
-from . import DrainOptions
-from .dispatch import POLL_WAIT_S, Dispatcher, Hooks
-from .held_ends import HeldEnds
+from .dispatch import POLL_WAIT_S, Dispatcher
 from .membership import Membership
 from .order import Order, floor_of
 from .replicas import QueuedReplica, Stage
-from .upstream import FIRST_AUDIO_KEY, can_dequeue
+from .upstream import FIRST_AUDIO_KEY, can_dequeue, gauge_of
 from .wakeup import Wakeup
 
 _YIELD_AFTER_NS = 100_000
@@ -38,27 +34,18 @@ the look at membership, since every arrival, attach and shutdown wakes the loop.
 
 
 class DrainLoop:
-    """Serves one orchestrator's stages until shutdown.
+    """Serves one orchestrator's stages until shutdown, with the hooks that plugins implement when it is made.
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
-        limits: Item and time budget, whether a routable output ends a pass, order and floor.
-        counters: The patch's engagement counters.
-        hooks: What plugins decide and observe.
-        gauge: Told how many raw outputs wait; None where upstream's loop would not tell it.
+        runtime: The patch in this process: its values, which are kept, and its counters.
     """
 
     running: ClassVar[tuple[DrainLoop, ...]] = ()
     """The loops of this process that run now; replaced, never changed, because other threads read it."""
 
-    def __init__(
-        self,
-        orchestrator: Any,
-        limits: DrainOptions,
-        counters: dict[str, int],
-        hooks: Hooks,
-        gauge: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, orchestrator: Any, runtime: Entry) -> None:
+        limits, counters = runtime.options, runtime.counters
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._monitor = orchestrator._orch_monitor
         self._stage_pools = orchestrator.stage_pools
@@ -66,19 +53,14 @@ class DrainLoop:
         self._max_time_ns = limits.max_time_us * 1000
         self._stop_at_routable = limits.stop_at_first_routable
         self._counters = counters
-        self._on_pass_end = hooks.on_pass_end
-        self._gauge = gauge
+        self._on_pass_end = HOOKS.observer("on_pass_end")
+        self._gauge = gauge_of(orchestrator)
         self._poll_ns = 0
         self._wakeup = Wakeup(counters)
+        self._members = members = Membership(orchestrator, can_dequeue, self._arrived, FIRST_AUDIO_KEY)
         floor = floor_of(limits.floor, orchestrator.num_stages)
-        self._order = Order(limits.order, floor, hooks.next_stage, orchestrator.request_states)
-        numbers = count()
-        on_put = self._wakeup.wake if gauge is None else self._wake_and_report
-        self._members = Membership(orchestrator, can_dequeue, on_put, numbers, FIRST_AUDIO_KEY)
-        self._held_ends = HeldEnds(self._members)
-        self._dispatcher = Dispatcher(
-            orchestrator, self._members, self._held_ends, hooks, counters, numbers, self._order.charge
-        )
+        self._order = Order(limits.order, floor, HOOKS.chooser(), orchestrator.request_states, members.stages)
+        self._dispatcher = Dispatcher(orchestrator, members, counters, self._order.charge)
 
     async def run(self) -> None:
         """Dispatch until the orchestrator's shutdown event is set; errors propagate as upstream's loops let them."""
@@ -89,11 +71,9 @@ class DrainLoop:
         members = self._members
         try:
             while not self._shutdown.is_set():
-                happened = False
                 if members.stale or perf_counter_ns() >= members.look_ns:
-                    happened = await self._look()
-                if members.polled:
-                    happened |= await self._poll()
+                    await self._look()
+                happened = await self._poll() if members.polled else False
                 stage = self._order.next()
                 if stage is not None:
                     await self._pass(stage)
@@ -112,23 +92,20 @@ class DrainLoop:
     async def _idle(self) -> None:
         """Sleep until an output, an attach, a poll or shutdown is due."""
         members = self._members
-        if self._held_ends:  # something else than this loop took what they wait for
-            for replica in members.queued.values():
-                await self._dispatcher.release(replica, replica.first_waiting())
         self._monitor.note_loop(idle=True)
         if members.stale or members.has_backlog():
             await self._wakeup.yield_turns()  # it came behind the loop's back; the event loop still gets its turn
         elif not self._shutdown.is_set():
             await self._wakeup.sleep(POLL_WAIT_S if members.polled else _IDLE_WAIT_S)
 
-    def _wake_and_report(self) -> None:
+    def _arrived(self) -> None:
         self._wakeup.wake()
         self._report_backlog()
 
     def _report_backlog(self) -> None:
         """Tell upstream's monitor how many raw outputs wait, as its event-driven loop does at each put and get."""
         if self._gauge is not None:
-            self._gauge(sum(len(replica.waiting) for replica in self._members.queued.values()))
+            self._gauge(sum(len(replica.waiting) for replica in self._members.queued()))
 
     # ---- The replicas, and what can only be polled ----
 
@@ -138,17 +115,14 @@ class DrainLoop:
             self._members.stale = True
             self._wakeup.wake_from_any_thread()
 
-    async def _look(self) -> bool:
-        """Look which replicas there are; whether that has changed."""
+    async def _look(self) -> None:
+        """Look which replicas there are, and release what waits for what left, or for what others took."""
         joined, left = self._members.look(perf_counter_ns())
-        if joined or left:
-            self._order.arrange(self._members.stages)
         for replica in joined:
             if not replica.waiting and not replica.is_gone():
                 await self._dispatcher.take_one(replica)  # there is none yet; asking starts upstream's socket reader
-        for replica in left:
-            await self._dispatcher.release(replica, math.inf)
-        return bool(joined or left)
+        for replica in (*left, *self._members.queued()):
+            await self._dispatcher.release(replica)
 
     async def _poll(self) -> bool:
         """Poll what can only be polled, if that is due; whether there was anything."""
@@ -187,13 +161,13 @@ class DrainLoop:
         while ended is None:
             item_ns = now_ns
             outcome = await dispatcher.take_one(replica, judge=judges and order.contested)
-            if outcome in ("nothing", "unreadable"):
-                ended = "empty" if outcome == "nothing" else "gone"
+            if outcome == "nothing":
+                ended = "gone"
                 break
             now_ns = perf_counter_ns()
             order.charge(stage, now_ns - item_ns)
             if replica.awaited_by:
-                await dispatcher.release(replica, replica.first_waiting())
+                await dispatcher.release(replica)
                 now_ns = perf_counter_ns()
             worked_ns += now_ns - item_ns
             taken += 1

@@ -5,7 +5,7 @@ request at once, and where only audio was asked for upstream loses a message who
 until what arrived before it, of its request, has been dispatched. Only what has been read from the sockets can be seen
 here; the rest is as early or late as upstream would have it.
 
-A held end waits for two things. *Arrivals* in the queues of other stages: each leaves its queue when the order reaches
+A held end waits for two things. *Arrivals* in the queues of stages: each leaves its queue when the order reaches
 it, and a stage that is awaited has a floor, so that this wait ends. *Held ends* of the same request with a smaller
 number: so no two wait for each other. What an end waits for is looked up again whenever it might go; in between one
 replica is awaited, up to one number.
@@ -13,29 +13,13 @@ replica is awaited, up to one number.
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, insort
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Literal, Protocol
 
-from .replicas import QueuedReplica, Slot, Stage
-
-_AWAITED = attrgetter("awaited")
-
-Extent = Literal["nowhere", "before", "everywhere"]
-"""At which other stages an end waits: ``before``, an end of its stage, at the stages before. ``everywhere``, an end of
-the whole request: an error, a death, and a session's end, which comes at whichever stage ends last. ``nowhere``, what
-follows a held end from the same replica: it waits for that alone."""
-
+from .membership import Membership
+from .replicas import QueuedReplica, Slot
 
 Dispatch = Callable[[], Awaitable[object]]
-
-
-class _Stages(Protocol):
-    @property
-    def stages(self) -> list[Stage]: ...
 
 
 @dataclass(eq=False)
@@ -46,99 +30,79 @@ class HeldEnd:
         number: Its place among the arrivals at all replicas.
         source: Stage and replica that it came from; nothing of a request overtakes what is held of it from there.
         request_ids: The requests that it ends: one, or those that a death strands.
-        extent: At which other stages it waits.
+        limits: At which stages it waits: the number below which what arrived there goes first. None for what follows a
+            held end from the same replica: it waits for that alone.
         dispatch: Dispatches it.
         failed: It fails the requests: of a stage that is not seen only the end (the stage's statistics) goes first.
-        overwritten_by: Stages whose later text would overwrite this message at upstream: what waits there goes first,
-            whenever it came. Upstream sends the message when the stages before have ended, so that it is not later.
-        awaited: Number up to which a replica must have come; None while none is awaited.
+        awaited: Number up to which a replica must have come; -1 while none is awaited.
     """
 
     number: int
     source: Slot
     request_ids: frozenset[str]
-    extent: Extent
+    limits: Mapping[int, float]
     dispatch: Dispatch
     failed: bool = False
-    overwritten_by: frozenset[int] = frozenset()
-    awaited: int | None = field(default=None, init=False)
-
-    def waits_at(self, stage_id: int) -> bool:
-        """Whether what came before it at another stage goes first."""
-        return self.extent == "everywhere" or (self.extent == "before" and stage_id < self.source[0])
+    awaited: int = field(default=-1, init=False)
 
 
-class HeldEnds:
+class HeldEnds(dict[str, list[HeldEnd]]):
     """What is held, by request.
 
     Args:
         members: The stages that there are now.
     """
 
-    def __init__(self, members: _Stages) -> None:
+    def __init__(self, members: Membership) -> None:
+        super().__init__()
         self._members = members
-        self._by_request: dict[str, list[HeldEnd]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_request)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_request
 
     def hold(self, end: HeldEnd) -> bool:
         """Hold an end if something goes before it; whether it is held."""
         if not self._waits(end):
             return False
         for request_id in end.request_ids:
-            self._by_request.setdefault(request_id, []).append(end)
+            self.setdefault(request_id, []).append(end)
         return True
 
-    def passed(self, replica: QueuedReplica, number: float) -> list[HeldEnd]:
-        """Release the ends that may go when all arrivals below ``number`` at a replica are dispatched, or lost.
+    def passed(self, replica: QueuedReplica) -> list[HeldEnd]:
+        """Release the ends that may go now that what came before what waits at a replica is dispatched, or lost.
 
         Returns:
             Those ends; of one request in the order in which they must be dispatched.
         """
-        count = bisect_left(replica.awaited_by, number, key=_AWAITED)
-        candidates = replica.awaited_by[:count]
-        del replica.awaited_by[:count]
+        waiting, number = replica.awaited_by, replica.first_waiting()
+        candidates = [end for end in waiting if end.awaited < number]
+        replica.awaited_by = [end for end in waiting if end.awaited >= number]
         for end in candidates:
-            end.awaited = None
+            end.awaited = -1
         released = []
         while candidates:
             end = candidates.pop()
-            if end.awaited is not None or end in released or self._waits(end):
+            if end.awaited >= 0 or end in released or self._waits(end):
                 continue
             released.append(end)
             for request_id in end.request_ids:
-                others = self._by_request[request_id]
+                others = self[request_id]
                 others.remove(end)
                 candidates += others  # they may have waited for this one
                 if not others:
-                    del self._by_request[request_id]
+                    del self[request_id]
         return released
 
     def _waits(self, end: HeldEnd) -> bool:
         """Whether something goes before an end; if that is an arrival, its replica is awaited from now on."""
         for request_id in end.request_ids:
-            for other in self._by_request.get(request_id, ()):
-                if other.number < end.number and (other.source == end.source or end.waits_at(other.source[0])):
+            for other in self.get(request_id, ()):
+                if other.number < end.number and (other.source == end.source or other.source[0] in end.limits):
                     return True
-        if end.extent == "nowhere":
-            return False
         for stage in self._members.stages:
-            limit = self._limit(end, stage.stage_id)
+            limit = end.limits.get(stage.stage_id, 0)
             ends = end.failed and not stage.final_output
             for replica in stage.replicas:
                 number = replica.last_before(limit, end.request_ids, ends=ends)
                 if number is not None:
                     end.awaited = number
-                    insort(replica.awaited_by, end, key=_AWAITED)
+                    replica.awaited_by.append(end)
                     return True
         return False
-
-    def _limit(self, end: HeldEnd, stage_id: int) -> float:
-        """Number below which what waits at a stage goes before an end."""
-        if stage_id in end.overwritten_by:
-            return math.inf
-        return end.number if stage_id != end.source[0] and end.waits_at(stage_id) else -math.inf

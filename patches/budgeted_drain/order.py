@@ -11,6 +11,7 @@ floor alone makes it no more than that plus one. An idle stage saves nothing up 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from omni_fastpath.hooks.specs import BacklogView
@@ -49,16 +50,6 @@ def floor_of(floor: float | None, stages: int) -> float:
     return min(FLOOR if floor is None else floor, greatest)
 
 
-def rank(order: str, stages: Sequence[Stage]) -> list[Stage]:
-    """The stages, first served first, by a built-in order; for ``stage_order`` where a round starts."""
-    by_stage_id = sorted(stages, key=lambda stage: stage.stage_id)
-    if order == "downstream_first":
-        return by_stage_id[::-1]
-    if order == "visible_first":
-        return sorted(stages, key=lambda stage: (not stage.final_output, -stage.stage_id))
-    return by_stage_id
-
-
 class Order:
     """Chooses the stage whose turn it is.
 
@@ -68,17 +59,25 @@ class Order:
             for has at least ``AWAITED_FLOOR``.
         ask: A plugin's choice, asked when more than one stage has a backlog and none is due; None without one.
         request_states: The orchestrator's live requests, for the plugin.
+        stages: The stages; their replicas come and go.
     """
 
-    def __init__(self, order: str, floor: float, ask: NextStage | None, request_states: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        order: str,
+        floor: float,
+        ask: NextStage | None,
+        request_states: Mapping[str, Any],
+        stages: Sequence[Stage],
+    ) -> None:
         self._order = order
         self._period = 1.0 / floor if floor else 0.0
         self._awaited_period = 1.0 / max(floor, AWAITED_FLOOR)
         self._ask = ask
         self._request_states = request_states
+        self._stages = stages
         self._spent_ns = 0.0
-        self._ranked: list[Stage] = []
-        self._may_bring_first_audio: list[Stage] = []
+        self._turn = 0  # in stage_order, the stage at which the round begins
         self.in_turn = order == "stage_order" or ask is not None
         """Whether the end of a pass can let another stage in, other than one that is due."""
         self.contested = False
@@ -86,60 +85,46 @@ class Order:
         self.due: Stage | None = None
         """The stage that the last decision chose because it was due, not because of the order."""
 
-    def arrange(self, stages: Sequence[Stage]) -> None:
-        """Take note of the stages that there are now; one that was not there before starts now, owed nothing."""
-        for stage in stages:
-            if stage not in self._ranked:
-                stage.due_ns = max(stage.due_ns, self._spent_ns)
-        self._ranked = rank(self._order, stages)
-        self._may_bring_first_audio = [
-            stage for stage in self._ranked if self._order == "visible_first" and stage.first_audio_key is not None
-        ]
-
     def next(self) -> Stage | None:
         """The stage that is served now; None when no stage has a backlog."""
         now = self._spent_ns
-        first: Stage | None = None
-        due: Stage | None = None
-        several = False
-        for stage in self._ranked:
-            if stage.has_backlog():
-                if first is None:
-                    first = stage
-                else:
-                    several = True
-                if not self._period and not stage.is_awaited():
-                    stage.due_ns = now  # nothing is owed where there is no floor
-                elif stage.due_ns < now and (due is None or stage.due_ns < due.due_ns):
-                    due = stage
-            else:  # idle: nothing is saved up
-                stage.due_ns = now + stage.pause_ns
-        if several and self._may_bring_first_audio:
-            first = self._with_first_audio(first)
-        if not several or (due is first and self._ask is None):  # a plugin may choose another one
-            due = None
-        self.due = due
-        self.contested = several
-        if due is not None:
-            return due
-        if several and self._ask is not None:
-            return self._ask_plugin(first)
-        return first
+        waiting: list[Stage] = []
+        for stage in self._stages:
+            if not stage.has_backlog():
+                stage.due_ns = now + stage.pause_ns  # idle: nothing is saved up
+                continue
+            waiting.append(stage)
+            if not self._period and not stage.is_awaited():
+                stage.due_ns = now  # nothing is owed where there is no floor
+        self.due = None
+        self.contested = len(waiting) > 1
+        if not self.contested:
+            return waiting[0] if waiting else None
+        first, owed = min(waiting, key=self._place), min(waiting, key=attrgetter("due_ns"))
+        if owed.due_ns < now and (owed is not first or self._ask is not None):  # a plugin may choose another one
+            self.due = owed
+            return owed
+        if self._ask is None:
+            return first
+        queues = {stage.stage_id: tuple(replica.waiting for replica in stage.replicas) for stage in waiting}
+        chosen = self._ask(BacklogView(queues, self._request_states))
+        return next((stage for stage in waiting if stage.stage_id == chosen), first)
+
+    def _place(self, stage: Stage) -> tuple[bool, int]:
+        """The place of a stage in the built-in order; the least is served first."""
+        if self._order == "stage_order":
+            return stage.stage_id < self._turn, stage.stage_id
+        first = self._order == "downstream_first" or stage.final_output or stage.has_first_audio()
+        return not first, -stage.stage_id
 
     def pass_ended(self, stage: Stage) -> None:
         """A pass over ``stage`` ended by the order's leave: in ``stage_order`` the next one's turn comes."""
-        self._begin_round_at(stage, 1)
+        self._turn = stage.stage_id + 1
 
     def would_go_on(self, stage: Stage) -> bool:
         """Whether ``stage``, in the middle of its pass, would be chosen again after what has arrived."""
-        self._begin_round_at(stage, 0)
+        self._turn = stage.stage_id
         return self.next() is stage and self.due is None
-
-    def _begin_round_at(self, stage: Stage, after: int) -> None:
-        """In ``stage_order``, let the round begin at a stage, or so many after it."""
-        if self._order == "stage_order" and stage in self._ranked:
-            at = self._ranked.index(stage) + after
-            self._ranked = self._ranked[at:] + self._ranked[:at]
 
     def charge(self, stage: Stage, nanoseconds: int) -> None:
         """Note that processing a raw output of ``stage`` took so long."""
@@ -152,20 +137,3 @@ class Order:
             # What it got beyond its floor is held against it for no longer than its dearest raw output is worth: a
             # stage that had the loop to itself for a while would starve afterwards.
             stage.due_ns = max(stage.due_ns, now + pause)
-
-    def _with_first_audio(self, first: Stage | None) -> Stage | None:
-        """The stage that goes first when those at which first audio waits count as seen."""
-        for stage in self._may_bring_first_audio:
-            if stage.has_first_audio() and (first is None or not first.final_output or stage.stage_id > first.stage_id):
-                return stage
-        return first
-
-    def _ask_plugin(self, first: Stage | None) -> Stage | None:
-        waiting = {
-            stage.stage_id: tuple(replica.waiting for replica in stage.replicas)
-            for stage in self._ranked
-            if stage.has_backlog()
-        }
-        assert self._ask is not None
-        chosen = self._ask(BacklogView(waiting, self._request_states))
-        return next((stage for stage in self._ranked if stage.stage_id == chosen and chosen in waiting), first)

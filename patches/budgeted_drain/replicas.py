@@ -20,15 +20,17 @@ class Replica:
     """One replica of a stage: the client that was in one slot of upstream's pool when it was looked at.
 
     Attributes:
+        stage: Its stage.
         pool: Upstream's ``StagePool``.
         slot: Stage and replica.
         client: Upstream's client in that slot.
     """
 
-    __slots__ = ("client", "pool", "slot")
+    __slots__ = ("client", "pool", "slot", "stage")
 
-    def __init__(self, pool: Any, slot: Slot, client: Any) -> None:
-        self.pool = pool
+    def __init__(self, stage: Stage, slot: Slot, client: Any) -> None:
+        self.stage = stage
+        self.pool = stage.pool
         self.slot = slot
         self.client = client
 
@@ -77,24 +79,25 @@ class QueuedReplica(Replica):
     attribute in front, which ``stop_watching`` takes off.
 
     Args:
-        stage: Its stage, with what the order knows of it.
+        stage: Its stage, whose replica it is from now on.
         slot: Stage and replica.
         client: Upstream's client, with the dequeue of ``nonblocking_dequeue``.
         waiting: What stands in that client's queue; read only.
         numbers: The count that numbers the arrivals at all replicas.
 
     Attributes:
-        arrivals: What waits, in the order of arrival.
+        waiting: What stands in the queue; nothing once the replica has left.
+        arrivals: The same, numbered, in the order of arrival.
         taken: Number of the last arrival that was taken; -1 before the first.
-        awaited_by: The held ends that wait until ``HeldEnd.awaited`` has been passed here, in the order of that number.
+        awaited_by: The held ends that wait until ``HeldEnd.awaited`` has been passed here.
         first_audio: Number of the last arrival that brings a request's first audio from a stage that is not seen.
     """
 
-    __slots__ = ("_dequeue", "_numbers", "_put", "arrivals", "awaited_by", "first_audio", "stage", "taken", "waiting")
+    __slots__ = ("_dequeue", "_numbers", "_put", "arrivals", "awaited_by", "first_audio", "taken", "waiting")
 
     def __init__(self, stage: Stage, slot: Slot, client: Any, waiting: deque[Any], numbers: Iterator[int]) -> None:
-        super().__init__(stage.pool, slot, client)
-        self.stage = stage
+        super().__init__(stage, slot, client)
+        stage.join(self)
         self.waiting = waiting
         self.arrivals: deque[Arrival] = deque()
         self.awaited_by: list[HeldEnd] = []
@@ -118,10 +121,11 @@ class QueuedReplica(Replica):
         self._put = vars(queue)["put_nowait"] = put_and_notify
 
     def stop_watching(self) -> None:
-        """Give the queue its own ``put_nowait`` back, unless another wrapper stands in front of ours."""
+        """Give the queue its own ``put_nowait`` back, unless another wrapper stands in front of ours, and forget it."""
         attributes = vars(self.client.outputs_queue)
         if attributes.get("put_nowait") is self._put:
             del attributes["put_nowait"]
+        self.waiting = deque()
 
     def take(self) -> Any:
         """The next raw output; None when the queue is empty.
@@ -142,7 +146,8 @@ class QueuedReplica(Replica):
         while len(arrivals) < len(waiting):
             arrival = Arrival(next(self._numbers), waiting[len(arrivals)])
             arrivals.append(arrival)
-            if self.stage.first_audio_key is not None and _has_key(arrival.item, self.stage.first_audio_key):
+            key = self.stage.first_audio_key
+            if key is not None and not self.stage.final_output and _has_key(arrival.item, key):
                 self.first_audio = arrival.number
 
     def first_waiting(self) -> float:
@@ -161,7 +166,7 @@ class QueuedReplica(Replica):
 
 
 class Stage:
-    """One stage with its replicas that have output queues.
+    """One stage with its replicas that have output queues; it may have none yet, or none any more.
 
     Attributes:
         stage_id: The stage.
@@ -170,7 +175,7 @@ class Stage:
         replicas: The one whose turn it is first.
         due_ns: When it is due, on the clock of processing time.
         pause_ns: What must be spent for its floor to be worth a raw output such as its last one.
-        first_audio_key: The name in a payload by which upstream knows first audio that it gives the user although the
+        first_audio_key: The name in a payload by which upstream knows first audio that it gives the user although its
             stage is not seen; None where there is no such thing.
     """
 
@@ -180,18 +185,22 @@ class Stage:
         self.stage_id = stage_id
         self.pool = pool
         self.final_output = bool(pool.final_output)
-        self.first_audio_key = None if self.final_output else first_audio_key
+        self.first_audio_key = first_audio_key
         self.replicas: deque[QueuedReplica] = deque()
         self.due_ns = self.pause_ns = 0.0
+
+    def join(self, replica: QueuedReplica) -> None:
+        """A replica is of this stage from now on. Without any client upstream's pool does not know what is seen."""
+        self.final_output = bool(self.pool.final_output)
+        self.replicas.append(replica)
 
     def take_turn(self) -> QueuedReplica | None:
         """The next replica in rotation that has a backlog; None when there is none."""
         replicas = self.replicas
         for _ in range(len(replicas)):
-            replica = replicas[0]
             replicas.rotate(-1)
-            if replica.waiting:
-                return replica
+            if replicas[-1].waiting:
+                return replicas[-1]
         return None
 
     def has_backlog(self) -> bool:

@@ -10,44 +10,35 @@ from typing import Any
 
 from omni_fastpath.hooks.specs import RawOutputView
 
+from .upstream import DRAINABLE, RequestOutputKind
 
-class DefaultPolicy:
-    """Routable is what is terminal, an error, makes a forward happen, or brings the user something new.
+
+def is_routable(view: RawOutputView) -> bool:
+    """Whether a raw output is terminal, an error, makes a forward happen, or brings the user something new.
 
     Of a DELTA request that is text, token ids or a modality with elements in this output; of any other, any output.
-
-    Args:
-        drainable: Modality keys that upstream empties after each DELTA output (``DRAINABLE_MODALITIES``). Other keys
-            are state that is repeated, and say nothing about novelty.
-        delta: Upstream's ``RequestOutputKind.DELTA``.
     """
-
-    def __init__(self, drainable: tuple[str, ...], delta: Any) -> None:
-        self._drainable = drainable
-        self._delta = delta
-
-    def __call__(self, view: RawOutputView) -> bool:
-        """Whether this raw output is routable."""
-        for entry in view.raw_outputs.outputs:
-            if entry.finish_reason is not None or _forwards(entry):
-                return True
-        return any(self._is_new(view, output) for output in view.processed)
-
-    def _is_new(self, view: RawOutputView, output: Any) -> bool:
-        if output.finished or getattr(output, "error", None) is not None:
+    for entry in view.raw_outputs.outputs:
+        if entry.finish_reason is not None or _forwards(entry):
             return True
-        state = view.request_states.get(output.request_id)
-        if state is None or not view.final_output:  # upstream drops the first and shows no user the second
-            return False
-        if getattr(state.sampling_params_list[view.stage_id], "output_kind", None) is not self._delta:
-            return True
-        for completion in output.outputs:
-            if completion.text or completion.token_ids:
-                return True
-            payload = getattr(completion, "multimodal_output", None)
-            if payload is not None and any(_has_elements(payload.get(key)) for key in self._drainable):
-                return True
+    return any(_is_new(view, output) for output in view.processed)
+
+
+def _is_new(view: RawOutputView, output: Any) -> bool:
+    if output.finished or getattr(output, "error", None) is not None:
+        return True
+    state = view.request_states.get(output.request_id)
+    if state is None or not view.final_output:  # upstream drops the first and shows no user the second
         return False
+    if getattr(state.sampling_params_list[view.stage_id], "output_kind", None) is not RequestOutputKind.DELTA:
+        return True
+    for completion in output.outputs:
+        if completion.text or completion.token_ids:
+            return True
+        payload = getattr(completion, "multimodal_output", None)
+        if payload is not None and any(_has_elements(payload.get(key)) for key in DRAINABLE):
+            return True
+    return False
 
 
 def _forwards(entry: Any) -> bool:

@@ -16,9 +16,11 @@ from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.outputs.output_modality import DRAINABLE_MODALITIES
 
-from .routable import DefaultPolicy
+__all__ = ["EngineDeadError", "FinishReason", "RequestOutputKind"]
 
-__all__ = ["EngineDeadError", "FinishReason"]
+
+DRAINABLE = tuple(sorted(map(str, DRAINABLE_MODALITIES)))
+"""The keys of a payload that upstream empties after each DELTA output; any other is state that is repeated."""
 
 
 def _never(_output: Any) -> bool:
@@ -30,17 +32,10 @@ is_diffusion_start: Callable[[Any], bool] = getattr(
     vllm_omni.diffusion.data, "is_diffusion_request_started_output", _never
 )
 KEEPS_LAST_MESSAGE = "pending_final_output" in OrchestratorRequestState.__dataclass_fields__
-_HAS_GAUGE = hasattr(OrchestratorMonitor, "set_dispatch_queue_size")
 
 # From 0.32 on. Before, the reading has another name, and no stage sends the first audio of another.
 read = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw
 FIRST_AUDIO_KEY: str | None = getattr(vllm_omni.data_entry_keys, "FIRST_AUDIO_KEY", None)
-
-
-def default_policy() -> DefaultPolicy:
-    """A fresh default policy with upstream's names in it."""
-    drainable = tuple(sorted(str(modality) for modality in DRAINABLE_MODALITIES))
-    return DefaultPolicy(drainable, RequestOutputKind.DELTA)
 
 
 def can_dequeue(client: Any) -> bool:
@@ -51,7 +46,6 @@ def can_dequeue(client: Any) -> bool:
 
 def gauge_of(orchestrator: Any) -> Callable[[int], None] | None:
     """The function that upstream's event-driven loop tells how many raw outputs wait; None where it tells none."""
-    if not _HAS_GAUGE or not isinstance(orchestrator._orch_monitor, OrchestratorMonitor):
-        return None
-    gauge: Callable[[int], None] = orchestrator._orch_monitor.set_dispatch_queue_size
-    return gauge
+    monitor = orchestrator._orch_monitor
+    is_told = orchestrator._event_driven_orch and isinstance(monitor, OrchestratorMonitor)
+    return getattr(monitor, "set_dispatch_queue_size", None) if is_told else None

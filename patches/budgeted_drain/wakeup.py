@@ -7,10 +7,15 @@ import contextlib
 from collections.abc import Sized
 from time import perf_counter_ns
 
+from omni_fastpath import way_in
+
 YIELD_TURNS = 3
 """Most turns of the event loop in a yield. What stands in a socket is in the client's queue after three: in the first
 the selector finds it, in the second its handler runs, in the third vLLM's reader. When nothing else is about to run
 after the first, the selector has found nothing, and the other two would do so too."""
+
+SUBMISSION_TURNS = 16
+"""Most turns while a request waits for its submission: from upstream's queue to a stage's socket it takes a dozen."""
 
 
 class Wakeup:
@@ -65,8 +70,9 @@ class Wakeup:
         """Let everything else on the event loop run, and what stands in the sockets come in."""
         began_ns = perf_counter_ns()
         self._note_stretch(began_ns)
-        scheduled = self._scheduled
-        for _ in range(YIELD_TURNS):
+        scheduled, turns = self._scheduled, 0
+        while turns < YIELD_TURNS or (way_in.SUBMITTED and turns < SUBMISSION_TURNS):
+            turns += 1
             await asyncio.sleep(0)
             if scheduled is not None and not scheduled:
                 break

@@ -109,7 +109,6 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     options=FrontEndOptions,
-    default_on=False,
     taken_off="taken_off",
     counters=(
         Counter("files", "WAV and PCM files made without libsndfile"),

@@ -56,7 +56,6 @@ PATCH = Patch(
     summary="an output's cost does not grow with its request; what nothing receives is not built",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    default_on=False,
     counters=(
         Counter("raw_outputs", "raw outputs that it processed", moves_with="vllm:request_success_total"),
         Counter("not_built", "outputs in the middle of a request that nothing receives, which were not built"),

@@ -144,7 +144,7 @@ PATCH = Patch(
         Counter("holds", "holds that began: a stream left out of steps until what is on its way has drained"),
         Counter("held_steps", "steps that held streams were left out of"),
         Counter("expired_holds", "holds that max_hold_s ended, each for one step"),
-        Counter("copied_tensors", "tensors that were copied because what they lay in is not the queue's"),
+        Counter("owned_payloads", "payloads that waited over a step: what lay in memory of others was copied"),
         Counter("max_queued_tasks", "most save tasks queued and being sent", is_maximum=True),
         Counter(
             "max_outstanding_bytes",

@@ -20,7 +20,7 @@ from typing import Any
 from omni_fastpath.ledger import logger
 
 from .fair_queue import SLOW_S, FairQueue, QueuedTask
-from .payload import OwnedPayload, own, restored
+from .payload import own, weigh
 from .unfetched import Unfetched
 
 PAYLOAD = "multimodal_output"
@@ -147,13 +147,12 @@ class SaveQueue:
         """Weigh a task, and copy what it must not share; what the save thread has taken is upstream's to read."""
         task = queued.task
         try:
-            payload, nbytes, copies = own(task.get(PAYLOAD), all_tensors=self._copies_all)
+            self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
+            if queued.is_waiting and queued.nbytes:
+                task[PAYLOAD] = own(task[PAYLOAD], all_tensors=self._copies_all)
+                self._counters["owned_payloads"] += 1
         except NotImplementedError:  # a kind of tensor that cannot be looked at: it is sent all the same
             return
-        self._fair.weighed(queued, nbytes)
-        if copies and queued.is_waiting:
-            task[PAYLOAD] = payload
-            self._counters["copied_tensors"] += copies
 
     def _sort_in(self) -> None:
         """Put what has come into its streams' deques; under the lock."""
@@ -173,7 +172,7 @@ class SaveQueue:
                 self._between_sends(time.monotonic())
         except Exception as error:
             self.step_aside(error)
-        return len(self) > 0
+        return bool(self._inbox or self._fair.waiting)
 
     def popleft(self) -> dict[str, Any]:
         """The next task.
@@ -185,7 +184,7 @@ class SaveQueue:
         before = fair.sending  # none, as upstream's loop asks first
         task = None
         try:
-            if len(self) and not self.is_aside:
+            if (self._inbox or fair.waiting) and not self.is_aside:
                 with self._lock:
                     if not self.is_aside:
                         task = self._take()
@@ -193,17 +192,7 @@ class SaveQueue:
             self.step_aside(error)
             if fair.sending is not before and fair.sending is not None:
                 task = fair.sending.task
-        task = self._inbox.popleft() if task is None else task
-        for _ in range(2):
-            try:
-                if type(task.get(PAYLOAD)) is OwnedPayload:
-                    task[PAYLOAD] = restored(task[PAYLOAD])
-            except Exception as error:
-                self.step_aside(error)
-            else:
-                return task
-        del task[PAYLOAD]  # upstream's send raises without it, and is handled as any send that fails
-        return task
+        return self._inbox.popleft() if task is None else task
 
     def _take(self) -> dict[str, Any]:
         """The next task into the save thread's hand, under the lock."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from omni_fastpath.deploy_gate import HEADLESS, PLANS, READER
+from omni_fastpath.startup import HEADLESS, PLANS, READER
 
 Key = tuple[str, str]
 """A slot: its module, and its path in it."""

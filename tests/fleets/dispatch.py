@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from tests.fleets import dispatch_judge as judge
@@ -34,12 +35,7 @@ def verdicts(seeds: Iterable[int]) -> Iterator[Verdict]:
 
 
 def _judged(script: Fleet, stocks: list[Outcome], fasts: list[Outcome]) -> Verdict:
-    names = "+".join(modality for _, modality in script.stages)
-    about = (
-        f"{names}, replicas {script.replicas}, async_chunk {script.async_chunk}, {len(script.requests)} requests, "
-        f"{len(script.deaths)} deaths, {len(script.attaches)} attaches, "
-        f"cost {[round(c * 1e6) for c in script.cost_s]} us"
-    )
+    about = f"{len(script.requests)} requests, {replace(script, requests=(), fast=())}"
     verdict = Verdict(script.seed, about)
     event_driven, polled = stocks
     # What stock does in both modes, or leaves behind in one, is upstream's: a session without async-chunk whose last

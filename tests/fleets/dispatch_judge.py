@@ -28,7 +28,6 @@ class Request:
         given_back: What an abort gave back.
         ends: The stages of the messages that said that they were the last.
         last_is_end: Its very last message said so.
-        replicas: The replica slots that its messages name, by stage.
     """
 
     stages: Messages = field(default_factory=lambda: defaultdict(list))
@@ -36,7 +35,6 @@ class Request:
     given_back: list[Any] = field(default_factory=list)
     ends: list[int | None] = field(default_factory=list)
     last_is_end: bool = False
-    replicas: dict[int | None, set[int | None]] = field(default_factory=lambda: defaultdict(set))
 
     @property
     def finals(self) -> int:
@@ -58,7 +56,6 @@ def requests_of(outcome: Outcome) -> dict[str, Request]:
             request.given_back.append((each.stage, *each.text))
         else:
             request.stages[each.stage].append(each.text)
-            request.replicas[each.stage].add(each.replica)
     return found
 
 
@@ -145,7 +142,7 @@ def _sent_its_end(name: str, stage: int, outcome: Outcome) -> bool:
     return ended
 
 
-def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa: PLR0912, PLR0915 - one branch an event
+def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa: PLR0912 - one branch an event
     """First in, first out; no end before what had come before it; who is stranded gets what had come before the death.
 
     The last two are ours: stock's poll loop promises neither.
@@ -153,7 +150,6 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa
     problems: list[str] = []
     waiting: dict[tuple[str, str], deque[Note]] = defaultdict(deque)
     came_at: dict[Any, int] = {}
-    due: dict[Any, float] = {}  # what can only be polled is read at upstream's pace, with stock too
     died: dict[str, tuple[int, float]] = {}
     in_front: dict[str, float] = {}
     heard: set[str] = set()
@@ -165,7 +161,6 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa
             note: Note = more[0]
             waiting[note.replica, note.request].append(note)
             came_at[note.uid] = place
-            due[note.uid] = when + (grace_s if fleet.stages[note.stage][1] == "image" else 0.0)
         elif what == "went":
             for note in more[0]:
                 line = waiting[note.replica, note.request]
@@ -206,11 +201,7 @@ def _of_log(fleet: Fleet, outcome: Outcome, *, ours: bool) -> list[str]:  # noqa
             if ours and not while_dispatching and name in died:
                 stranded = {request for (request, at), replica in bound.items() if (at, replica) == (stage, name)}
                 for (replica, request), line in waiting.items():
-                    early = [
-                        each.uid
-                        for each in line
-                        if came_at[each.uid] < died[name][0] and due[each.uid] <= when and _matters(fleet, each)
-                    ]
+                    early = [each.uid for each in line if came_at[each.uid] < died[name][0] and _matters(fleet, each)]
                     if request in stranded - over and early and (replica == name or replica not in died):
                         problems.append(f"{request}: stranded on {name} before {early[:3]} of {replica} went")
         elif what == "ended":

@@ -40,8 +40,6 @@ class Request:
         abort_at: When its user aborts it.
         abort_rpc: Whether the user waits for the abort.
         in_flight_s: For how long a stage goes on sending after the abort.
-        image_s: How long a diffusion stage takes for it.
-        image: What it makes: ``image``, ``error``.
     """
 
     name: str
@@ -53,8 +51,6 @@ class Request:
     abort_at: float | None = None
     abort_rpc: bool = False
     in_flight_s: float = 0.0
-    image_s: float = 0.002
-    image: Literal["image", "error"] = "image"
 
     @property
     def session(self) -> bool:
@@ -80,35 +76,18 @@ class Attach:
 
 
 @dataclass(frozen=True)
-class Hook:
-    """What a plugin does with one hook.
-
-    Attributes:
-        name: The hook.
-        does: ``well``, ``none``, ``raises``, ``exits``, ``cancels`` or ``nonsense``.
-        after: So many calls go well before.
-    """
-
-    name: str
-    does: str
-    after: int
-
-
-@dataclass(frozen=True)
 class Fast:
     """How our arm is configured.
 
     Attributes:
         event_driven: The orchestrator's mode.
         options: Values of ``budgeted_drain``.
-        hooks: What its plugin does; empty for none.
-        seed: Of what the plugin chooses where it behaves.
+        chooser: Seed of what its plugin chooses as the next stage; None: it has none.
     """
 
     event_driven: bool
     options: dict[str, Any]
-    hooks: tuple[Hook, ...] = ()
-    seed: int = 0
+    chooser: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +97,7 @@ class Fleet:
     seed: int
     async_chunk: bool
     stages: tuple[tuple[bool, str], ...]
-    """For each stage whether its outputs go to the user, and its modality; ``image`` is a diffusion stage."""
+    """For each stage whether its outputs go to the user, and its modality."""
     replicas: tuple[int, ...]
     cost_s: tuple[float, ...]
     """What processing a raw output of each stage takes."""
@@ -128,8 +107,6 @@ class Fleet:
     deaths: tuple[Death, ...] = ()
     attaches: tuple[Attach, ...] = ()
     fast: tuple[Fast, ...] = field(default_factory=tuple)
-    reader_s: float = 0.0
-    """What a message costs the front end; 0: nobody reads before the end."""
 
 
 PIPELINES: dict[str, tuple[tuple[bool, str], ...]] = {
@@ -138,26 +115,22 @@ PIPELINES: dict[str, tuple[tuple[bool, str], ...]] = {
     "all": ((True, "text"), (True, "text"), (True, "audio")),
     "tts": ((False, "latent"), (True, "audio")),
     "text": ((True, "text"),),
-    "image": ((True, "text"), (True, "image")),
 }
-
-_MISBEHAVE = ("none", "raises", "exits", "cancels", "nonsense")
-_HOOKS = ("is_routable", "next_stage", "on_dequeued", "on_pass_end", "on_routed")
 
 
 def fleet(seed: int) -> Fleet:
     """The fleet of a seed."""
     rng = random.Random(seed)
-    name = rng.choices(list(PIPELINES), weights=(8, 2, 2, 3, 1, 2))[0]
+    name = rng.choices(list(PIPELINES), weights=(8, 2, 2, 3, 1))[0]
     stages = PIPELINES[name]
-    async_chunk = len(stages) > 1 and name != "image" and rng.random() < 0.7
+    async_chunk = len(stages) > 1 and rng.random() < 0.7
     count = rng.choice((1, 1, 2, 2, 3))
     replicas = tuple(rng.randrange(1, count + 1) for _ in stages)
     troubled = rng.random() < 0.7
     sessions = rng.random() < 0.15 and name in ("omni", "tts", "all")
     pace = rng.choice((0.0005, 0.001, 0.003))
     requests = tuple(
-        _request(rng, n, name, stages, async_chunk=async_chunk, troubled=troubled, sessions=sessions, pace=pace)
+        _request(rng, n, stages, async_chunk=async_chunk, troubled=troubled, sessions=sessions, pace=pace)
         for n in range(rng.randrange(1, 10))
     )
     last = max(request.at for request in requests) + 0.03
@@ -182,14 +155,12 @@ def fleet(seed: int) -> Fleet:
         deaths=deaths,
         attaches=attaches,
         fast=tuple(_fast(rng, len(stages)) for _ in range(2)),
-        reader_s=rng.choice((0.0, 1e-4, 2e-3)),
     )
 
 
 def _request(
     rng: random.Random,
     number: int,
-    pipeline: str,
     stages: tuple[tuple[bool, str], ...],
     *,
     async_chunk: bool,
@@ -205,8 +176,7 @@ def _request(
     segments = rng.randrange(2, 4) if session else 1
     at = rng.choice((0.0, rng.uniform(0.0, 0.05)))
     made = tuple(
-        _segment(rng, number * 100 + segment, stages, async_chunk=async_chunk, pace=pace, pipeline=pipeline)
-        for segment in range(segments)
+        _segment(rng, number * 100 + segment, stages, async_chunk=async_chunk, pace=pace) for segment in range(segments)
     )
     if session:  # upstream forwards what has a KV-ready mark as no session's (``_handle_kv_ready_raw_outputs``)
         made = tuple(tuple(tuple(s for s in steps if s.kind != "kv") for steps in segment) for segment in made)
@@ -223,8 +193,6 @@ def _request(
         abort_at=max(0.0, at + rng.uniform(-0.001, 0.06)) if aborted else None,
         abort_rpc=rng.random() < 0.5,
         in_flight_s=rng.choice((0.0, 0.002, 1.0)),
-        image_s=rng.choice((0.0, 0.001, 0.02)),
-        image="error" if troubled and rng.random() < 0.1 else "image",
     )
 
 
@@ -235,15 +203,11 @@ def _segment(
     *,
     async_chunk: bool,
     pace: float,
-    pipeline: str,
 ) -> tuple[tuple[Step, ...], ...]:
     """Each stage's steps; under async-chunk a stage begins and ends after the one before it has."""
     made: list[tuple[Step, ...]] = []
     begin = end = 0.0
     for stage, (_, modality) in enumerate(stages):
-        if modality == "image":
-            made.append(())
-            continue
         if not async_chunk:
             begin = end = 0.0
         count = rng.choice((1, 2, 3, 5, 8, 12, 18))
@@ -278,8 +242,7 @@ def _kind(rng: random.Random, modality: str, heard: float, *, last: bool) -> Kin
 
 def _with_error(rng: random.Random, segment: tuple[tuple[Step, ...], ...]) -> tuple[tuple[Step, ...], ...]:
     """One stage fails at some step, and sends nothing after it."""
-    stages = [stage for stage, steps in enumerate(segment) if steps]
-    stage = rng.choice(stages)
+    stage = rng.randrange(len(segment))
     steps = tuple(step for step in segment[stage] if step.kind != "kv")
     steps = steps[: rng.randrange(1, len(steps) + 1)]
     broken = (*steps[:-1], Step(steps[-1].at, steps[-1].kind, steps[-1].value, "error"))
@@ -294,11 +257,4 @@ def _fast(rng: random.Random, stages: int) -> Fast:
         "max_time_us": rng.choice((50, 2000)),
         "stop_at_first_routable": rng.random() < 0.7,
     }
-    hooks: tuple[Hook, ...] = ()
-    if rng.random() < 0.4:
-        chosen = rng.sample(_HOOKS, rng.randrange(1, 4))
-        hooks = tuple(
-            Hook(name, "well" if rng.random() < 0.5 else rng.choice(_MISBEHAVE), rng.choice((0, 0, 3, 20)))
-            for name in chosen
-        )
-    return Fast(rng.random() < 0.5, options, hooks, rng.randrange(1 << 30))
+    return Fast(rng.random() < 0.5, options, rng.randrange(1 << 30) if rng.random() < 0.2 else None)

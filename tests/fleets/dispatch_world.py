@@ -11,11 +11,10 @@ import asyncio
 import gc
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -23,13 +22,13 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine import OmniEngineCoreOutput
 from vllm_omni.engine.messages import AbortRequestMessage, ShutdownRequestMessage, StageSubmissionMessage
-from vllm_omni.outputs import OmniRequestOutput
 
 from benchmarks.rigs.engine_requests import engine_request
 from benchmarks.rigs.inprocess import Pipeline, Replica, Stage, audio, batch, codes, silent, text
+from omni_fastpath.hooks import HOOKS, BacklogView, hookimpl
 from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 from tests.fleets import virtual_time
-from tests.fleets.dispatch_script import Attach, Death, Fast, Fleet, Hook, Request, Step
+from tests.fleets.dispatch_script import Attach, Death, Fast, Fleet, Request, Step
 from tests.fleets.report import quiet
 from tests.patches import content
 
@@ -53,7 +52,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Note:
-    """An entry of a raw output (or a diffusion stage's output) that was sent.
+    """An entry of a raw output that was sent.
 
     Attributes:
         uid: Which; the same in every arm.
@@ -79,7 +78,6 @@ class Said:
     Attributes:
         request: Whose.
         stage: Of which stage.
-        replica: From which of its slots.
         ends: It says that it is the request's last, or is an error.
         kind: ``error``, ``abort`` (what an abort gives back) or ``output``.
         text: What it says, as plain data without times; which replica made it is another question.
@@ -87,7 +85,6 @@ class Said:
 
     request: str
     stage: int | None
-    replica: int | None
     ends: bool
     kind: str
     text: tuple[Any, ...]
@@ -101,7 +98,6 @@ class Said:
         return cls(
             found.request_id,
             found.stage_id,
-            None if error else found.replica_id,
             error or bool(getattr(found, "finished", False)),
             "error" if error else "abort" if aborted else "output",
             _say(found),
@@ -109,9 +105,6 @@ class Said:
 
 
 def _say(found: Any) -> tuple[Any, ...]:
-    output: Any = getattr(found, "engine_outputs", None)
-    if getattr(output, "images", None) or getattr(output, "error", None):
-        return ("image", output.finished, content.plain(output.images), output.error)
     kind, *rest = content.message(found)
     said = rest if kind == "ErrorMessage" else rest[1:]
     return (
@@ -220,85 +213,6 @@ class Engine(Replica):
         return not self.outputs_queue.empty()
 
 
-class Painter:
-    """A replica of a diffusion stage."""
-
-    stage_type, final_output, final_output_type = "diffusion", True, "image"
-    custom_process_input_func = None
-
-    def __init__(self, world: World, stage_id: int, name: str) -> None:
-        self.world, self.stage_id, self.name = world, stage_id, name
-        self.ready: deque[Any] = deque()
-        self.aborted: set[str] = set()
-        self.dead = self.told = self.down = False
-
-    async def add_request_async(self, request_id: str, *_args: Any, **_kwargs: Any) -> None:
-        """Begin to paint.
-
-        Raises:
-            EngineDeadError: It died.
-        """
-        if self.dead:
-            self.world.note("refused", request_id, self.stage_id, self.name)
-            raise EngineDeadError
-        self.world.note("submitted", request_id, self.stage_id, self.name)
-        self.world.pending += 1
-        wanted = self.world.requests[request_id]
-        self.world.loop.call_later(wanted.image_s, self._done, wanted)
-
-    def _done(self, wanted: Request) -> None:
-        self.world.pending -= 1
-        if self.dead or wanted.name in self.aborted:
-            return
-        if wanted.image == "error":
-            output = OmniRequestOutput.from_error(wanted.name, "no such colour")
-        else:
-            output = OmniRequestOutput(
-                request_id=wanted.name, finished=True, final_output_type="image", images=[7], stage_id=self.stage_id
-            )
-        note = Note(("image", wanted.name), wanted.name, self.stage_id, self.name, True, wanted.image == "error")
-        self.world.came(output, note)
-        self.ready.append(output)
-
-    def get_diffusion_output_nowait(self) -> Any:
-        """What is ready, first in first out.
-
-        Raises:
-            EngineDeadError: Nothing is left, and it died.
-        """
-        if self.ready:
-            output = self.ready.popleft()
-            self._tell_front()
-            return output
-        if self.dead:
-            if not self.told:
-                self.world.note("heard", self.stage_id, self.name)
-            self.told = True
-            raise EngineDeadError
-        return None
-
-    async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """Paint no further."""
-        self.aborted |= set(request_ids)
-
-    def die(self) -> None:
-        """Paint nothing any more."""
-        self.dead = True
-        self._tell_front()
-
-    def _tell_front(self) -> None:
-        if self.dead and not self.ready:
-            self.world.note("in front", self.stage_id, self.name)
-
-    def waits(self) -> bool:
-        """Whether something is still to be read."""
-        return bool(self.ready) or (self.dead and not self.told)
-
-    def shutdown(self) -> None:
-        """Nothing to shut down."""
-        self.down = True
-
-
 class World:
     """One fleet on one arm, in the middle of it."""
 
@@ -333,7 +247,7 @@ class World:
             put(message)
 
         vars(self.pipeline.outputs)["_put"] = say
-        self.engines: list[list[Any]] = [[] for _ in made]
+        self.engines: list[list[Engine]] = [[] for _ in made]
         for stage_id, pool in enumerate(self.pipeline.pools):
             model = SimpleNamespace(max_model_len=1_000_000, model_stage="", async_chunk=fleet.async_chunk)
             pool._stage_vllm_config = SimpleNamespace(model_config=model)
@@ -341,14 +255,10 @@ class World:
                 pool.clients[replica_id] = self._engine(stage_id, replica_id)
         self._listen()
 
-    def _engine(self, stage_id: int, replica_id: int) -> Any:
+    def _engine(self, stage_id: int, replica_id: int) -> Engine:
         name = f"{stage_id}.{len(self.engines[stage_id])}"
         seen, modality = self.fleet.stages[stage_id]
-        engine: Any
-        if modality == "image":
-            engine = Painter(self, stage_id, name)
-        else:
-            engine = Engine(self, stage_id, Stage(seen, modality), replica_id, name)
+        engine = Engine(self, stage_id, Stage(seen, modality), replica_id, name)
         self.engines[stage_id].append(engine)
         return engine
 
@@ -381,8 +291,6 @@ class World:
             return await process(stage_id, replica_id, raw, ids)
 
         async def handling(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-            if self.fleet.stages[stage_id][1] == "image":
-                self.note("went", [self._notes[id(each)][1] for each in outputs if id(each) in self._notes])
             await handle(stage_id, replica_id, outputs)
             self._answered()
 
@@ -487,15 +395,6 @@ class World:
         for attach in self.fleet.attaches:
             self._at(attach.at, self._attach, attach)
         self.loop.call_later(_QUIET_S, self._watch)
-        if self.fleet.reader_s:
-            self.loop.call_later(self.fleet.reader_s, self._read)
-
-    def _read(self) -> None:
-        """The front end takes a message; what it says was noted when it was put."""
-        if not self.pipeline.outputs.sync_q.empty():
-            self.pipeline.outputs.sync_q.get_nowait()
-        if not self.told_to_stop:
-            self.loop.call_later(self.fleet.reader_s, self._read)
 
     def _at(self, at: float, act: Any, *args: Any) -> None:
         self.pending += 1
@@ -534,7 +433,7 @@ class World:
         self.pending -= 1
         engines = self.engines[death.stage]
         engine = engines[death.which % len(engines)]
-        if not engine.dead and not engine.down if isinstance(engine, Painter) else not engine.dead:
+        if not engine.dead:
             self.note("died", death.stage, engine.name)
             engine.die()
 
@@ -630,76 +529,23 @@ def _ours(names: set[str], upstreams: Any) -> set[str]:
     return found
 
 
-# ---- Hooks ----
-
-
-_HOOKS: dict[str, Callable[[Callable[..., Any]], Any]] = {
-    "is_routable": lambda answer: lambda view: answer((view,)),
-    "next_stage": lambda answer: lambda view: answer((view,)),
-    "on_dequeued": lambda answer: lambda stage_id, replica_id, raw_outputs: answer((stage_id, replica_id, raw_outputs)),
-    "on_pass_end": lambda answer: lambda report: answer((report,)),
-    "on_routed": lambda answer: lambda stage_id, replica_id, output: answer((stage_id, replica_id, output)),
-}
-"""A function of each hook's parameters."""
-
-
-def plugin(fast: Fast) -> Any:
-    """A plugin that does what the fleet says."""
-    from omni_fastpath.hooks import hookimpl
-
-    rng, made = random.Random(fast.seed), ModuleType("fleet")
-    for hook in fast.hooks:
-        setattr(made, hook.name, hookimpl(_HOOKS[hook.name](_answerer(hook, rng))))
-    return made
-
-
-def _answerer(hook: Hook, rng: random.Random) -> Any:
-    calls = 0
-
-    def answer(args: tuple[Any, ...]) -> Any:
-        nonlocal calls
-        calls += 1
-        if hook.does == "well" or calls <= hook.after:
-            if hook.name == "is_routable":
-                return rng.random() < 0.5
-            if hook.name == "next_stage":
-                return rng.choice([*args[0].waiting, None, 0])
-            return None
-        if hook.does == "raises":
-            raise ValueError("the plugin is broken")
-        if hook.does == "exits":
-            raise SystemExit("the plugin leaves")
-        if hook.does == "cancels":
-            raise asyncio.CancelledError
-        if hook.does == "nonsense":
-            return rng.choice([-1, 99, "two", 1.5, [], object()])
-        return None
-
-    return answer
-
-
 # ---- Playing ----
 
 
-@contextmanager
-def _plugged(fast: Fast | None, outcome: Outcome) -> Iterator[None]:
-    if fast is None or not fast.hooks:
-        yield
-        return
-    from omni_fastpath.hooks import HOOKS
+class Chooser:
+    """A plugin that chooses any stage, one without a backlog or none.
 
-    made = plugin(fast)
-    try:
-        HOOKS.register(made, "fleet")
-    except ValueError as refused:
-        outcome.facts["plugin refused"] = str(refused)
-        yield
-        return
-    try:
-        yield
-    finally:
-        if HOOKS._pluggy.is_registered(made):
-            HOOKS.unregister(made)
+    Args:
+        seed: Of what it chooses.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    @hookimpl
+    def next_stage(self, view: BacklogView) -> int | None:
+        """Whatever it is."""
+        return self._random.choice([*view.waiting, None, 0])
 
 
 def play(fleet: Fleet, arm: Arm) -> Outcome:
@@ -713,7 +559,10 @@ def play(fleet: Fleet, arm: Arm) -> Outcome:
         stack.enter_context(quiet())
         if arm.fast is not None:
             stack.enter_context(options(**arm.fast.options))
-            stack.enter_context(_plugged(arm.fast, outcome))
+            if arm.fast.chooser is not None:
+                chooser = Chooser(arm.fast.chooser)
+                HOOKS.register(chooser)
+                stack.callback(HOOKS.unregister, chooser)
         stack.enter_context(virtual_time.on(loop))
         _run(world, loop)
     while not world.pipeline.rpc.sync_q.empty():

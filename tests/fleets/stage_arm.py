@@ -229,7 +229,6 @@ class Arm(Rig):
 
     def _arrive(self, stream: Stream, turn: int) -> None:
         self._arrived[stream.name] = turn
-        self.external_ids.add(self.prefix + stream.name)
         self._updates[stream.name] = [*stream.segments, None] if stream.segments else []
         self._give(stream, Segment(stream.prompt, stream.tokens), 0, resumable=bool(stream.segments))
         while stream.is_upfront and self._updates[stream.name]:
@@ -345,6 +344,7 @@ class Arm(Rig):
         if not self.defects:
             self._look_at_counts()
         self.close()
+        self.outside.close()
         deadline = time.monotonic() + 5.0
         for thread in set(threading.enumerate()) - self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm_omni")
+
+from tests.fleets import dispatch_judge as judge
+from tests.fleets.dispatch_script import Fleet, Request
+from tests.fleets.dispatch_world import Arm, Note, Outcome, Said
+
 pytestmark = pytest.mark.upstream
 
 
 def _fleet(**changes: Any) -> Any:
-    from tests.fleets.dispatch_script import Fleet, Request
-
     request = Request("q", 0.0, "DELTA", (2,), ((),))
     fleet = Fleet(
         seed=0,
@@ -28,10 +32,8 @@ def _fleet(**changes: Any) -> Any:
 
 def _outcome(*, log: tuple[tuple[Any, ...], ...] = (), said: tuple[tuple[int, bool], ...] = ()) -> Any:
     """An arm with a log, or with a message of each stage named, and whether it said that it was the last."""
-    from tests.fleets.dispatch_world import Arm, Outcome, Said
-
     texts = {stage: iter(range(100)) for stage, _ in said}
-    messages = [Said("q", stage, 0, ends, "output", (stage, next(texts[stage]))) for stage, ends in said]
+    messages = [Said("q", stage, ends, "output", (stage, next(texts[stage]))) for stage, ends in said]
     return Outcome(Arm("arm", event_driven=False), log=list(log), messages=messages)
 
 
@@ -49,8 +51,6 @@ _HEARD = ("died", 0.0, 0, "0.0"), ("in front", 1.0, 0, "0.0"), ("heard", 1.001, 
 )
 def test_who_may_be_sent_to_a_dead_replica(log: tuple[tuple[Any, ...], ...], wrong: str | None) -> None:
     """The news waits behind what the replica sent before; next in line, it is read within a round, and holds."""
-    from tests.fleets import dispatch_judge as judge
-
     found = judge._of_log(_fleet(), _outcome(log=log), ours=True)
     assert (wrong in found[0]) if wrong else not found
 
@@ -75,26 +75,16 @@ def test_binding_of_a_request_that_failed_while_its_stages_were_given_it(
     log: tuple[tuple[Any, ...], ...], is_upstreams: bool
 ) -> None:
     """Upstream goes on giving a request to its stages after a death has failed it; any other binding is a defect."""
-    from tests.fleets import dispatch_judge as judge
-
     outcome = _outcome(log=log)
     assert judge._upstreams_leftover(_fleet(), "bindings of stage 2", "q", outcome) is is_upstreams
     assert not judge._upstreams_leftover(_fleet(async_chunk=False), "bindings of stage 2", "q", outcome)
 
 
-@pytest.mark.parametrize(
-    ("kind", "came", "wrong"), [("image", 0.99, False), ("image", 0.9, True), ("audio", 0.99, True)]
-)
-def test_what_a_stranded_request_gets_first(kind: str, came: float, wrong: bool) -> None:
-    """All that came before the death; of a stage that can only be polled, what was due to be read."""
-    from tests.fleets import dispatch_judge as judge
-    from tests.fleets.dispatch_world import Note
-
-    fleet = _fleet(stages=((True, "text"), (True, kind)), replicas=(1, 1), cost_s=(0.001, 0.001))
-    note = Note(("q's",), "q", 1, "1.0", True, False)
-    log = (*_given(0, 1), ("came", came, note), ("died", 1.0, 0, "0.0"), ("buried", 1.0, 0, "0.0", False))
-    found = judge._of_log(fleet, _outcome(log=log), ours=True)
-    assert ("stranded" in found[0]) if wrong else not found
+def test_what_a_stranded_request_gets_first() -> None:
+    """All that came before the death."""
+    came = ("came", 0.99, Note(("q's",), "q", 1, "1.0", True, False))
+    log = (*_given(0, 1), came, ("died", 1.0, 0, "0.0"), ("buried", 1.0, 0, "0.0", False))
+    assert "stranded" in judge._of_log(_fleet(), _outcome(log=log), ours=True)[0]
 
 
 _TWICE = (2, False), (0, False), (1, False), (0, True), (2, True)
@@ -116,8 +106,6 @@ def test_stocks_second_end_of_an_audio_only_request(
     ours: tuple[tuple[int, bool], ...], stock: tuple[tuple[int, bool], ...], same: bool
 ) -> None:
     """Where stock's text end and its audio end both say that they are the last, ours may leave out the former alone."""
-    from tests.fleets import dispatch_judge as judge
-
     fleet = _fleet()
     arms = _outcome(said=ours), _outcome(said=stock)
     assert judge.ends_once(fleet, fleet.requests[0], *arms) is same

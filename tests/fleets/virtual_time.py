@@ -43,7 +43,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self.now = 1000.0
         self.turns = 0
-        self.idle_since = self.now
         super().__init__(_Timeless(self))
 
     def time(self) -> float:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omni_fastpath.patches import PATCHES
+from tests.patches.drive import recording
 from tests.patches.upstream_calls import UpstreamCalls
-
-
-@pytest.fixture(autouse=True)
-def _fresh_counters() -> None:
-    """Counters are a process's; each test starts from zero."""
-    from omni_fastpath.ledger import LEDGER
-
-    for entry in LEDGER:
-        for name in entry.counters:
-            entry.counters[name] = 0
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +22,19 @@ def _seams_alone_are_called(request: pytest.FixtureRequest) -> Iterator[None]:
     with UpstreamCalls(PATCHES) as calls:
         yield
     assert calls.undeclared() == []
+
+
+@pytest.fixture
+def recorder() -> Iterator[Any]:
+    """A recorder of what the hooks are told, registered meanwhile."""
+    with recording() as found:
+        yield found
+
+
+@pytest.fixture(params=[False, True], ids=["poll", "event-driven"])
+def event_driven(request: pytest.FixtureRequest) -> bool:
+    """Both modes of the orchestrator."""
+    return bool(request.param)
 
 
 @pytest.fixture(scope="session")

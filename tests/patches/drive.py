@@ -37,6 +37,8 @@ def options(**values: Any) -> Iterator[None]:
 @contextmanager
 def _installed(process: Process, *variables: str) -> Iterator[None]:
     apply(config.resolve([], dict.fromkeys(variables, "1"), PATCHES), process)
+    for entry in LEDGER:
+        entry.counters.update(dict.fromkeys(entry.counters, 0))
     try:
         yield
     finally:
@@ -64,24 +66,23 @@ def only(*names: str, process: Process = Process.SERVER, **values: Any) -> Itera
             if entry.state in (State.SUPERSEDED, State.NOT_APPLICABLE):
                 pytest.skip(f"{entry.patch.name} is {entry.state.value} on this release")
             assert entry.state is State.APPLIED, entry.reason
-            entry.counters.update(dict.fromkeys(entry.counters, 0))
         if entry is not None:
             entry.options = entry.patch.options(**values)
         yield entry
 
 
 @contextmanager
-def recording() -> Iterator[Any]:
-    """A recorder, registered meanwhile."""
+def recording(plugin: Any = None) -> Iterator[Any]:
+    """A recorder, or this plugin, registered meanwhile."""
     from omni_fastpath.hooks import HOOKS
     from tests.fakes.recorder import Recorder
 
-    recorder = Recorder()
-    HOOKS.register(recorder)
+    registered = plugin or Recorder()
+    HOOKS.register(registered)
     try:
-        yield recorder
+        yield registered
     finally:
-        HOOKS.unregister(recorder)
+        HOOKS.unregister(registered)
 
 
 def every_look_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
@@ -94,14 +95,12 @@ def every_look_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
 
 
 def queued_replica(stage: Any, *waiting: Any, replica_id: int = 0, clock: Iterator[int] | None = None) -> Any:
-    """A replica of ``stage`` for tests without upstream, at which these wait; it is added to the stage."""
+    """A replica of ``stage`` for tests without upstream, at which these wait."""
     from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
 
     items = deque(waiting)
     client = SimpleNamespace(get_output_nowait=lambda: items.popleft() if items else None)
-    made = QueuedReplica(stage, (stage.stage_id, replica_id), client, items, clock or count())
-    stage.replicas.append(made)
-    return made
+    return QueuedReplica(stage, (stage.stage_id, replica_id), client, items, clock or count())
 
 
 def stages(replicas: int) -> list[Any]:

@@ -286,6 +286,8 @@ def _state(state: Any) -> dict[str, Any]:
 
 def everything(found: Any) -> Any:
     """Plain data of a message or an output, with all times, and with the token ids so far."""
+    if hasattr(found, "detach") or isinstance(found, int):  # a tensor and an enum have a `__dict__`, too
+        return plain(found)
     if isinstance(found, SimpleNamespace):
         return everything(vars(found))
     if hasattr(found, "__dict__") or hasattr(found, "__struct_fields__"):

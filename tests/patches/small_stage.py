@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,8 @@ class SmallStage:
         self._put = self.adapter.connector.put
         self.adapter.connector.put = self._noted
         self._counts: dict[str, int] = defaultdict(int)
-        self._streams: set[str] = set()
+        self.streams: set[str] = set()
+        """Those that may have something in shared memory."""
         self._aborted: set[str] = set()
 
     def _noted(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
@@ -166,7 +168,7 @@ class SmallStage:
         for thread in (self.adapter.save_thread, self.adapter.recv_thread):
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} still waits after the end"
-        for stream in self._streams:
+        for stream in self.streams:
             for path in self.segments(stream):
                 path.unlink(missing_ok=True)
 
@@ -189,9 +191,14 @@ class SmallStage:
             **fields,
         )
         request.external_req_id, request.payload_sender_info = self.stream(name), None
-        self._streams.add(request.external_req_id)
+        self.streams.add(request.external_req_id)
         self.scheduler.add_request(request)
         return request
+
+    def add_all(self, tokens: Mapping[str, int]) -> None:
+        """Add requests that sample so many tokens each."""
+        for name, count in tokens.items():
+            self.add(name, tokens=count)
 
     def abort(self, name: str) -> None:
         """Abort a request, as when its client goes away."""

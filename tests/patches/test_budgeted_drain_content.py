@@ -12,6 +12,13 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm_omni")
+
+from vllm.v1.engine import FinishReason
+from vllm.v1.metrics.stats import SchedulerStats
+
+from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
+from omni_fastpath.ledger import LEDGER
 from tests.patches.drive import switched_on
 
 pytestmark = pytest.mark.upstream
@@ -19,17 +26,9 @@ pytestmark = pytest.mark.upstream
 Script = Callable[[Any], None]
 
 
-@pytest.fixture(params=[False, True], ids=["poll", "event-driven"])
-def event_driven(request: pytest.FixtureRequest) -> bool:
-    """Each fact holds in both modes of the orchestrator, and each arm runs in the same one."""
-    return bool(request.param)
-
-
 @pytest.fixture
 def both(event_driven: bool) -> Callable[[Script], None]:
     """Run a script on stock, then with the default set on, whose counters must say that it was."""
-    from benchmarks.rigs.inprocess import Pipeline
-    from omni_fastpath.ledger import LEDGER
 
     def run(script: Script) -> None:
         for arm in (contextlib.nullcontext(), switched_on()):
@@ -46,10 +45,6 @@ def three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
     """Requests of mixed lengths on two replicas a stage; thinker text, talker codes, code2wav N N N A."""
 
     def script(pipeline: Any) -> None:
-        from vllm.v1.engine import FinishReason
-
-        from benchmarks.rigs.inprocess import audio, batch, codes, silent, text
-
         rng = random.Random(seed)
         plans: dict[tuple[int, int], list[Any]] = {(s, r): [] for s in range(3) for r in range(2)}
         for n in range(6):
@@ -86,10 +81,6 @@ def test_statistics_only_batches_are_kept(both: Any) -> None:
     seen: list[Any] = []
 
     def script(pipeline: Any) -> None:
-        from vllm.v1.metrics.stats import SchedulerStats
-
-        from benchmarks.rigs.inprocess import batch
-
         orchestrator = pipeline.orchestrator
         process = orchestrator._process_llm_stage_outputs
 
@@ -113,10 +104,6 @@ def test_streaming_segments_are_seen_one_by_one(both: Any) -> None:
     seen: list[Any] = []
 
     def script(pipeline: Any) -> None:
-        from vllm.v1.engine import FinishReason
-
-        from benchmarks.rigs.inprocess import batch, text
-
         pipeline.add_request("session", resumable=True)
         route = pipeline.orchestrator._route_output
 
@@ -147,14 +134,12 @@ def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
 
     Upstream's event-driven loop of 0.30 leaves it packed.
     """
+    import torch
+    from vllm_omni.engine.serialization import serialize_additional_information
+
     seen: list[Any] = []
 
     def script(pipeline: Any) -> None:
-        import torch
-        from vllm_omni.engine.serialization import serialize_additional_information
-
-        from benchmarks.rigs.inprocess import batch, codes
-
         entry = codes("somebody")
         entry.multimodal_output = None
         entry.pooling_output_payload = serialize_additional_information({"codes": {"audio": torch.ones(2, 3)}})

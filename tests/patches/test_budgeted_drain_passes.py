@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.patches.drive import IN_TURN, every_look_takes, options, recording, run
+pytest.importorskip("vllm_omni")
+
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch, codes, silent
+from omni_fastpath.ledger import LEDGER
+from tests.patches.drive import IN_TURN, every_look_takes, options, run
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
-
-
-@pytest.fixture
-def recorder() -> Iterator[Any]:
-    """A recorder, registered for the test."""
-    with recording() as plugin:
-        yield plugin
 
 
 def _passes(recorder: Any, stage_id: int) -> list[tuple[int, str]]:
@@ -31,10 +32,6 @@ def _drain(
 
     ``beside`` more wait at the talker, one for each of its passes, as long as the stages take turns.
     """
-    from vllm.sampling_params import RequestOutputKind
-
-    from benchmarks.rigs.inprocess import Pipeline, batch, codes
-
     with options(**({"max_time_us": 1_000_000} | (values or {}))):
         pipeline = Pipeline()
         for request in ("one", "two", "beside"):
@@ -51,18 +48,12 @@ def _contested(recorder: Any, kind: str, *entries: Any, stage: int = 2, **values
 
 def test_delta_passes_over_the_silent_and_stops_at_audio(recorder: Any) -> None:
     """N N N A N N: the first pass takes four and ends at A, the second finds the queue empty."""
-    from benchmarks.rigs.inprocess import audio, silent
-
     _contested(recorder, "DELTA", *[silent("one")] * 3, audio("one", 1.0), silent("one"), silent("one"))
     assert _passes(recorder, 2) == [(4, "routable"), (2, "empty")]
 
 
 def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
     """Under FINAL_ONLY upstream makes no object before the end, which is what stops the pass."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import audio, silent
-
     end = audio("one", 2.0, finish=FinishReason.STOP)
     messages = _contested(recorder, "FINAL_ONLY", silent("one"), audio("one", 1.0), end, silent("two"), silent("two"))
     assert _passes(recorder, 2) == [(3, "routable"), (2, "empty")]
@@ -71,10 +62,6 @@ def test_final_only_passes_over_everything_but_the_end(recorder: Any) -> None:
 
 def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
     """What leaves no processed object behind is read from the raw output."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import silent
-
     error = silent("one")
     error.finish_reason, error.stop_reason = FinishReason.ERROR, "broke"
     _contested(recorder, "DELTA", silent("two"), error, silent("two"), silent("two"))
@@ -83,9 +70,6 @@ def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
 
 def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
     """Nothing routable in sight: the pass ends on the item budget, counted as that."""
-    from benchmarks.rigs.inprocess import silent
-    from omni_fastpath.ledger import LEDGER
-
     _drain(recorder, "DELTA", *[silent("one")] * 10, values={"max_items": 4})
     assert _passes(recorder, 2) == [(4, "items"), (4, "items"), (2, "empty")]
     assert LEDGER.named("budgeted_drain").counters["ended_items"] == 2
@@ -93,9 +77,6 @@ def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
 
 def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dear processing: the pass ends on the time budget, counted as that, not on the item budget."""
-    from benchmarks.rigs.inprocess import silent
-    from omni_fastpath.ledger import LEDGER
-
     every_look_takes(monkeypatch, 40_000)
     _drain(recorder, "DELTA", *[silent("one")] * 9, values={"max_time_us": 100})
     counters = LEDGER.named("budgeted_drain").counters
@@ -106,8 +87,6 @@ def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pyte
 
 def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
     """``stop_at_first_routable: false`` leaves the budgets alone to end a pass."""
-    from benchmarks.rigs.inprocess import audio
-
     entries = [audio("one", float(i)) for i in range(10)]
     _contested(recorder, "DELTA", *entries, stop_at_first_routable=False, max_items=8)
     assert _passes(recorder, 2) == [(8, "items"), (2, "empty")]
@@ -115,8 +94,6 @@ def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
 
 def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: Any) -> None:
     """An exception from upstream's processing is not swallowed: the orchestrator's thread ends with it."""
-    from benchmarks.rigs.inprocess import Pipeline, batch, silent
-
     pipeline = Pipeline()
 
     async def broken(*_: Any) -> Any:
@@ -131,8 +108,6 @@ def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: An
 
 def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others on the event loop run in the middle of a pass whose items are dear; the longest stretch is recorded."""
-    from benchmarks.rigs.inprocess import Pipeline, batch, silent
-    from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.budgeted_drain import drain
 
     monkeypatch.setattr(drain, "_YIELD_AFTER_NS", 0)
@@ -144,8 +119,6 @@ def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: p
     process = pipeline.orchestrator._process_llm_stage_outputs
 
     async def dear(*args: Any) -> Any:
-        import asyncio
-
         asyncio.get_running_loop().call_soon(lambda: ran_between.append(len(recorder.of("dequeued"))))
         return await process(*args)
 
@@ -158,8 +131,6 @@ def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: p
 
 def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle loop that is woken for one raw output handles it and sleeps again, without a look at who is there."""
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch
-
     every_look_takes(monkeypatch, 40_000)
     with Pipeline() as pipeline:
         pipeline.add_request("one")
@@ -184,11 +155,6 @@ def test_death_of_a_replaced_client_does_not_evict_its_successor(
     recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that re-registers into its slot in the middle of a pass survives what its predecessor still queues."""
-    import asyncio
-
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, batch, silent
     from omni_fastpath.patches.budgeted_drain import drain
 
     monkeypatch.setattr(drain, "_YIELD_AFTER_NS", 0)
@@ -217,14 +183,12 @@ def test_death_of_a_replaced_client_does_not_evict_its_successor(
 
 def test_a_drain_that_cannot_be_built_leaves_upstreams_loop(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If our loop fails to start, upstream's runs, and the state says so."""
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.patches.budgeted_drain import wrappers
+    from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(wrappers, "drain_loop", broken)
+    monkeypatch.setattr(DrainLoop, "__init__", broken)
     pipeline = Pipeline()
     pipeline.add_request("one")
     with pipeline:

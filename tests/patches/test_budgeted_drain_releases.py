@@ -5,7 +5,6 @@ The real orchestrator, stage pools, output processors and client; both arms in o
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -19,18 +18,8 @@ from tests.patches.test_overtaking import dying_thinker
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
-THINKER, TALKER, CODE2WAV = range(3)
-
-
-@pytest.fixture(params=[False, True], ids=["poll", "event-driven"])
-def event_driven(request: pytest.FixtureRequest) -> bool:
-    """The orchestrator's mode."""
-    return bool(request.param)
-
-
-def drain_on(**values: Any) -> AbstractContextManager[Any]:
-    """The drain and what it requires, installed as a server installs them."""
-    return only("nonblocking_dequeue", "budgeted_drain", **values)
+THINKER, TALKER = range(2)
+DRAIN = ("nonblocking_dequeue", "budgeted_drain")
 
 
 def run(script: Any, event_driven: bool) -> list[Any]:
@@ -81,7 +70,7 @@ def test_messages_are_the_same(event_driven: bool, bursts: bool, seed: int, kind
 
     script = three_stage_script(seed, RequestOutputKind[kind], bursts=bursts)
     stock = run(script, event_driven)
-    with drain_on(**values):
+    with only(*DRAIN, **values):
         fast = run(script, event_driven)
     assert LEDGER.named("budgeted_drain").counters["items"] > 0
     assert not LEDGER.named("budgeted_drain").counters["judge_errors"]
@@ -94,7 +83,7 @@ def test_a_death_is_told_once_whatever_becomes_of_its_slot(event_driven: bool, s
     """Who was bound to the dead replica gets what came before, then one error; the one in its slot is not touched."""
     from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
 
-    with drain_on(order="stage_order", floor=0.0):
+    with only(*DRAIN, order="stage_order", floor=0.0):
         pipeline = dying_thinker(event_driven, "D")
         pool, dead = pipeline.pools[THINKER], pipeline.replicas[THINKER][1]
         new = Replica(THINKER, QWEN3_OMNI[THINKER], 1)

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.patches.drive import switched_on
+pytest.importorskip("vllm_omni")
 
-pytestmark = pytest.mark.upstream
+from benchmarks.rigs.inprocess import Pipeline, audio, batch
+from omni_fastpath.ledger import LEDGER
 
-
-@pytest.fixture
-def on() -> Iterator[None]:
-    """The default set."""
-    with switched_on():
-        yield
+pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
 
 
-def pipeline(**given: Any) -> Any:
-    """A pipeline in event-driven mode."""
-    from benchmarks.rigs.inprocess import Pipeline
-
-    return Pipeline(event_driven=True, **given)
-
-
-def test_upstreams_readers_are_not_there(on: None) -> None:
+def test_upstreams_readers_are_not_there() -> None:
     """None of upstream's reader, poller and dispatch tasks exist, and our counters move."""
-    import asyncio
-
-    from benchmarks.rigs.inprocess import audio, batch
-    from omni_fastpath.ledger import LEDGER
-
-    with pipeline() as running:
+    with Pipeline(event_driven=True) as running:
         running.add_request("one")
         running.put(2, batch(audio("one", 1.0)))
         running.settle()
@@ -46,11 +30,8 @@ def test_upstreams_readers_are_not_there(on: None) -> None:
         assert len(running.messages()) == 1
 
 
-@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
-def test_client_that_is_replaced_by_one_to_be_polled(on: None, event_driven: bool) -> None:
+def test_client_that_is_replaced_by_one_to_be_polled(event_driven: bool) -> None:
     """Another client in a replica's slot, one without a queue, is polled from then on; nothing breaks."""
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch
-
     waiting = [batch(audio("one", 1.0))]
 
     class Double:
@@ -81,12 +62,9 @@ def test_client_that_is_replaced_by_one_to_be_polled(on: None, event_driven: boo
     assert running.crash is None
 
 
-@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
-def test_monitor_is_told(on: None, event_driven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monitor_is_told(event_driven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's monitor sees the backlog shrink to nothing in event-driven mode, and is told none in poll mode."""
-    from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch
+    from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor  # not on every release
 
     monkeypatch.setenv("VLLM_OMNI_ORCH_MONITOR_PATH", str(tmp_path / "monitor.json"))
     told: list[int] = []

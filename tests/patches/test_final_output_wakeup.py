@@ -26,29 +26,12 @@ def _on() -> Iterator[None]:
         yield
 
 
-class _Alive:
-    """What upstream's liveness check looks at."""
+def _engine(is_alive: Callable[[], bool] = lambda: True) -> Any:
+    """Upstream's, without stages; *is_alive* says whether its orchestrator is."""
+    from benchmarks.rigs.inprocess import front_end
 
-    def __init__(self) -> None:
-        self.value = True
-
-
-def _engine() -> tuple[Any, _Alive]:
-    from benchmarks.rigs.upstream import OmniEngineBase, give_output
-
-    class Engine(OmniEngineBase):  # type: ignore[misc]
-        def __init__(self) -> None:  # no super(): there are no stages
-            give_output(self, janus.Queue(), None, event_driven=False)
-            self.alive = _Alive()
-
-        def is_alive(self) -> bool:
-            return self.alive.value
-
-        def __del__(self) -> None:
-            """Nothing to shut down."""
-
-    engine = Engine()
-    return engine, engine.alive
+    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=SimpleNamespace(is_alive=is_alive))
+    return front_end(pipeline, {}, event_driven=False).engine
 
 
 def _message(number: int) -> Any:
@@ -77,7 +60,7 @@ def test_a_message_from_another_thread_wakes_the_waiter(
     from omni_fastpath.patches.final_output_wakeup import wrappers
 
     monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 60.0)  # only the message can end the wait
-    engine, _ = _engine()
+    engine = _engine()
     waiting = threading.Event()
 
     def produce() -> None:
@@ -107,7 +90,7 @@ async def test_silence_ends_in_a_look_at_the_orchestrator(drain: str, monkeypatc
     from omni_fastpath.patches.final_output_wakeup import wrappers
 
     monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 0.01)
-    engine, _ = _engine()
+    engine = _engine()
     assert await getattr(engine, drain)() is None
     assert _counters() == {"woken": 0, "liveness_checks": 1, "turns": 0}
     assert engine._output_drain_executor is None
@@ -119,8 +102,9 @@ async def test_a_dead_orchestrator_is_noticed(drain: str, monkeypatch: pytest.Mo
     from omni_fastpath.patches.final_output_wakeup import wrappers
 
     monkeypatch.setattr(wrappers, "_LIVENESS_INTERVAL_S", 0.05)
-    engine, alive = _engine()
-    asyncio.get_running_loop().call_soon(setattr, alive, "value", False)
+    alive = [True]
+    engine = _engine(lambda: bool(alive))
+    asyncio.get_running_loop().call_soon(alive.clear)
     for message in (None, "the last", None):
         if message is None:
             with pytest.raises(RuntimeError, match="Orchestrator died unexpectedly"):
@@ -133,7 +117,7 @@ async def test_a_dead_orchestrator_is_noticed(drain: str, monkeypatch: pytest.Mo
 @each_drain
 async def test_another_queue_than_januss_is_left_to_upstream(drain: str) -> None:
     """An engine whose queue is no janus queue (upstream's own tests have such) is answered by upstream alone."""
-    engine, _ = _engine()
+    engine = _engine()
     sync = queue.Queue[str]()
     engine.output_queue = SimpleNamespace(sync_q=sync)
     try:
@@ -151,7 +135,7 @@ async def test_a_message_between_the_look_and_the_arming_is_not_missed(monkeypat
     """What is put after the first look and before the waiter is armed is found by the second look."""
     from omni_fastpath.patches.final_output_wakeup import wrappers
 
-    engine, _ = _engine()
+    engine = _engine()
     arm = wrappers.WakeOnPut.arm
 
     def late(self: Any) -> Any:
@@ -162,15 +146,22 @@ async def test_a_message_between_the_look_and_the_arming_is_not_missed(monkeypat
     assert await engine.try_get_output_async() == "just now"
 
 
-async def test_cancellation_leaves_nothing_armed() -> None:
-    """A drain that is cancelled while it waits leaves no waiter behind; later puts wake nobody and are kept."""
-    engine, _ = _engine()
+@pytest.mark.parametrize("in_a_turn", [False, True])
+async def test_a_drain_that_is_cancelled_has_taken_nothing(in_a_turn: bool) -> None:
+    """While it waits it leaves no waiter behind, and the turn comes before the message is taken: puts are kept."""
+    from omni_fastpath.patches.final_output_wakeup.wrappers import WakeOnPut
+
+    engine = _engine()
+    if in_a_turn:
+        engine.output_queue.sync_q.put_nowait("kept")
+        WakeOnPut.of(engine.output_queue).turns.left = 0
     task = asyncio.create_task(engine.try_get_output_async())
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0 if in_a_turn else 0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    engine.output_queue.sync_q.put_nowait("kept")
+    if not in_a_turn:
+        engine.output_queue.sync_q.put_nowait("kept")
     assert await engine.try_get_output_async() == "kept"
 
 
@@ -178,7 +169,7 @@ def test_a_closed_front_end_does_not_disturb_the_orchestrator() -> None:
     """A put after the waiter's event loop was closed succeeds: the orchestrator must not die of the front end's end."""
     from omni_fastpath.patches.final_output_wakeup.wrappers import WakeOnPut
 
-    engine, _ = _engine()
+    engine = _engine()
     loop = asyncio.new_event_loop()
     WakeOnPut.of(engine.output_queue)._waiter = loop.create_future()
     loop.close()
@@ -189,7 +180,7 @@ def test_a_closed_front_end_does_not_disturb_the_orchestrator() -> None:
 @each_drain
 async def test_nothing_is_lost_or_reordered_under_load(drain: str) -> None:
     """Ten thousand messages from another thread, in bursts and singly, arrive once each and in order."""
-    engine, _ = _engine()
+    engine = _engine()
     total = 10_000
 
     def produce() -> None:
@@ -215,7 +206,7 @@ def test_taking_the_patch_off_gives_the_queue_back() -> None:
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.final_output_wakeup.wrappers import WakeOnPut
 
-    engine, _ = _engine()
+    engine = _engine()
     WakeOnPut.of(engine.output_queue)
     assert "_put" in vars(engine.output_queue)
     uninstall(LEDGER.named("final_output_wakeup").patch)
@@ -262,7 +253,6 @@ async def _drained(event_driven: bool, messages: int) -> list[int]:
     return watch.batches
 
 
-@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event"])
 async def test_a_full_queue_does_not_keep_the_event_loop_to_itself(event_driven: bool) -> None:
     """Of a thousand messages that wait, a few are taken, then everybody else has a turn, and so on."""
     from omni_fastpath.patches.final_output_wakeup.wrappers import _LARGEST_BATCH
@@ -277,7 +267,7 @@ async def test_a_batch_is_a_millisecond_of_work(monkeypatch: pytest.MonkeyPatch)
     """Messages of 250 microseconds go by four, those of 3 milliseconds one by one, cheap ones sixteen at a time."""
     from omni_fastpath.patches.final_output_wakeup import wrappers
 
-    engine, _ = _engine()
+    engine = _engine()
     for number in range(200):
         engine.output_queue.sync_q.put_nowait(number)
     worked_ns = 0
@@ -300,18 +290,3 @@ async def test_a_batch_is_a_millisecond_of_work(monkeypatch: pytest.MonkeyPatch)
     assert (await take(12, 3_000_000))[2:] == [1] * 8
     assert (await take(80, 1_000))[-2] == 16
     assert taken == list(range(140))
-
-
-async def test_a_drain_that_is_cancelled_in_a_turn_has_taken_nothing() -> None:
-    """The turn comes before the message is taken."""
-    from omni_fastpath.patches.final_output_wakeup.wrappers import WakeOnPut
-
-    engine, _ = _engine()
-    engine.output_queue.sync_q.put_nowait("kept")
-    WakeOnPut.of(engine.output_queue).turns.left = 0
-    task = asyncio.create_task(engine.try_get_output_async())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await engine.try_get_output_async() == "kept"

@@ -1,11 +1,10 @@
-"""``forward_gate`` on the real scheduler, connector, encoder, decoder, output processor and orchestrator."""
+"""``forward_gate`` on the real scheduler, adapter and connector."""
 
 from __future__ import annotations
 
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,58 +19,27 @@ pytestmark = pytest.mark.upstream
 TALKER = 1
 
 
-def gated() -> AbstractContextManager[Any]:
-    """The patch installed as in a stage process; its entry in the ledger."""
-    return only("forward_gate", process=Process.STAGE)
-
-
 @pytest.fixture
 def gate() -> Iterator[Any]:
     """The patch installed as in a stage process; its entry in the ledger."""
-    with gated() as entry:
+    with only("forward_gate", process=Process.STAGE) as entry:
         yield entry
 
 
-def play(rig: Any, enough: Callable[[Any], bool] | None = None) -> list[Any]:
-    """Run the rig until nothing is left, or until an output is enough; every raw output, as it leaves the scheduler."""
-    update, found = rig.update, []
+def play(rig: Any) -> dict[str, list[Any]]:
+    """Run the rig until nothing is left; each request's outputs, as they leave the scheduler."""
+    update, found = rig.update, defaultdict(list)
 
     def recorded() -> Any:
         outputs = update()
-        found.extend(outputs.values())
+        for raw in outputs.values():
+            for output in raw.outputs:
+                found[output.request_id].append(output)
         return outputs
 
     rig.update = recorded
-    if enough is None:
-        rig.run()
-    while enough is not None and not any(enough(output) for raw in found for output in raw.outputs):
-        rig.turn()
+    rig.run()
     return found
-
-
-def by_request(raws: Sequence[Any]) -> dict[str, list[Any]]:
-    """Each request's outputs, in order."""
-    found = defaultdict(list)
-    for raw in raws:
-        for output in raw.outputs:
-            found[output.request_id].append(output)
-    return dict(found)
-
-
-def wire(raw: Any) -> Any:
-    """A raw output as the orchestrator decodes it."""
-    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
-    from vllm_omni.engine import OmniEngineCoreOutputs
-
-    frames = [bytearray(frame) for frame in MsgpackEncoder().encode(raw)]  # writable, as zmq's
-    return MsgpackDecoder(OmniEngineCoreOutputs).decode(frames)
-
-
-def without_payload(output: Any) -> list[Any]:
-    """An output but for its payload; 0.28 has not all of it."""
-    said = ("new_token_ids", "finish_reason", "stop_reason", "num_generation_tokens", "is_segment_finished")
-    found = [getattr(output, name, None) for name in (*said, "kv_transfer_params", "pooling_output")]
-    return [*found, repr(getattr(output, "prefill_stats", None))]
 
 
 # ---- What is taken out, and what is not ----
@@ -94,103 +62,22 @@ def test_list_is_recognised_after_pickling(gate: Any) -> None:
     assert wrappers._kept_in_step(scheduler, step, output) is None
 
 
-@pytest.mark.every_release
-def test_gate_leaves_all_but_the_payload(tmp_path: Path) -> None:
-    """On each release: the orchestrator gets the same outputs without the payload, the next stage the same chunks."""
-    from omni_fastpath.install import row_here
-    from tests.patches.small_stage import SmallStage, stage_config
-
-    config = stage_config(tmp_path)
-
-    def played() -> tuple[dict[str, list[Any]], Any]:
-        with SmallStage(config, device="cpu") as stage:
-            for name, tokens in (("a", 12), ("b", 20), ("c", 7)):
-                stage.add(name, tokens=tokens)
-            stage.run()
-        return stage.outputs, stage.chunks
-
-    def keys(outputs: list[Any]) -> list[Any]:
-        return [each.multimodal_output and sorted(each.multimodal_output) for each in outputs]
-
-    stock, chunks_of_stock = played()
-    with gated() as entry:
-        row = row_here(entry.patch)
-        assert row is not None
-        ours, chunks_of_ours = played()
-        assert (entry.state, "preview" in entry.reason) == (State.APPLIED, row.preview), entry.reason
-        counted = entry.counters["multimodal_outputs"]
-    assert chunks_of_ours == chunks_of_stock
-    assert ours.keys() == stock.keys()
-    for name, outputs in stock.items():
-        assert [without_payload(each) for each in ours[name]] == [without_payload(each) for each in outputs]
-        assert keys(outputs) == [each and ["codes.audio", "sr"] for each in keys(outputs)]
-        assert keys(ours[name]) == [each and ["sr"] for each in keys(outputs)]
-    assert counted == sum(each is not None for outputs in stock.values() for each in keys(outputs)) > 30
-
-
 # ---- Left alone: each with whom it would be missed by ----
 
 
-def deliver(pipeline: Any, raws: Sequence[Any]) -> None:
-    """Let the orchestrator dispatch the talker's raw outputs."""
-    with pipeline:
-        pipeline.put(TALKER, *(wire(raw) for raw in raws))
-        pipeline.settle()
-    assert pipeline.crash is None
-
-
-def payload_of(output: Any) -> set[str]:
-    """The keys of a processed output's payload."""
-    found = getattr(output.outputs[0], "multimodal_output", None)
-    return set(found or ())
-
-
-def cfg_companion(rig: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """A companion's output, which is bundled with its parent's."""
-    from benchmarks.rigs.inprocess import Pipeline
-
-    name = "a__cfg_uncond"
-    rig.add(name, tokens=3)
-    pipeline = Pipeline()
-    pipeline.add_request(name)
-    tracker = pipeline.orchestrator._cfg_tracker
-    tracker.register_parent("a")
-    tracker.register_companion("a", "uncond", name)
-    found: set[str] = set()
-    monkeypatch.setattr(tracker, "set_companion_output", lambda _id, output: found.update(payload_of(output)))
-    deliver(pipeline, play(rig))
-    return found
-
-
-def last_segment(rig: Any, _monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The end of a session, whose request is no longer resumable: the processed outputs."""
-    from benchmarks.rigs.inprocess import Pipeline
-
-    request = rig.add("a", tokens=3, resumable=True)
-    raws = play(rig)
-    assert not request.resumable
-    pipeline = Pipeline()
-    pipeline.add_request("a")
-    processor = pipeline.pools[TALKER].output_processor
-    processed = [o for raw in raws for o in processor.process_outputs(wire(raw).outputs, 1.0).request_outputs]
-    return set[str]().union(*(payload_of(output) for output in processed))
-
-
-@pytest.mark.parametrize("forced", [False, True], ids=["judged", "forced"])
-@pytest.mark.parametrize("case", [cfg_companion, last_segment])
-def test_left_alone(
-    case: Callable[..., set[str]], forced: bool, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who reads the payload in the orchestrator gets it; made to gate everything, the patch would take it away."""
+@pytest.mark.parametrize(("name", "fields"), [("a__cfg_uncond", {}), ("a", {"resumable": True})])
+def test_left_alone(name: str, fields: dict[str, Any], configs: dict[int, Path], gate: Any) -> None:
+    """A companion's outputs, which are bundled with its parent's, and a session's, whose end is not resumable."""
     from benchmarks.save_queue.rig import Rig
-    from omni_fastpath.patches.forward_gate import wrappers
 
-    if forced:
-        monkeypatch.setattr(wrappers, "verdict", lambda _: (State.APPLIED, "forced"))
-        monkeypatch.setattr(wrappers, "_needs_payload", lambda _: False)
     with Rig(configs[TALKER]) as rig:
-        found = case(rig, monkeypatch)
-    assert found == (set() if forced else {"codes"})
+        request = rig.add(name, tokens=3, **fields)
+        rig.add("another", tokens=3)
+        outputs = play(rig)
+    assert not request.resumable
+    keys = {of: {key for each in found for key in each.multimodal_output or ()} for of, found in outputs.items()}
+    assert "codes.audio" in keys[name]
+    assert "codes.audio" not in keys["another"]
 
 
 @pytest.mark.parametrize(
@@ -305,8 +192,8 @@ def test_error_while_gating_stops_the_gate_and_not_the_stage(
     monkeypatch.setattr(wrappers, function, lambda *_, **__: 1 // 0)
     with Rig(configs[TALKER]) as rig:
         rig.add("a", tokens=3)
-        outputs = by_request(play(rig))["a"]
+        outputs = play(rig)["a"]
     assert gate.state is State.FAILED
     assert outputs[-1].finished
-    assert any(output.multimodal_output for output in outputs)
+    assert all(output.multimodal_output for output in outputs)
     assert gate.counters["multimodal_outputs"] == 0

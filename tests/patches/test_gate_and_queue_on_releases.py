@@ -34,8 +34,7 @@ def patched(*names: str, **values: Any) -> AbstractContextManager[Any]:
 def played(config: Any, device: str = "cuda") -> SmallStage:
     """Three requests from their beginning to their end, in a stage that is over."""
     with SmallStage(config, device=device) as stage:
-        for name, tokens in TOKENS.items():
-            stage.add(name, tokens=tokens)
+        stage.add_all(TOKENS)
         stage.run()
         assert stage.adapter.save_thread.is_alive()
     return stage
@@ -49,6 +48,41 @@ def complete(stage: SmallStage, tokens: dict[str, int]) -> None:
         assert [key for key, _, _ in chunks] == [f"{stream}_0_{number}" for number in range(count)]
         assert [codes for _, codes, _ in chunks] == [[number, number] for number in range(count)]
         assert [last for _, _, last in chunks] == [False] * (count - 1) + [True]
+
+
+# ---- forward_gate ----
+
+
+def said(output: Any) -> list[Any]:
+    """An output but for its payload; 0.28 has not all of it."""
+    names = ("new_token_ids", "finish_reason", "stop_reason", "num_generation_tokens", "is_segment_finished")
+    found = [getattr(output, name, None) for name in (*names, "kv_transfer_params", "pooling_output")]
+    return [*found, repr(getattr(output, "prefill_stats", None))]
+
+
+def keys(output: Any) -> Any:
+    """Those of an output's payload, if it has one."""
+    return output.multimodal_output and sorted(output.multimodal_output)
+
+
+@pytest.mark.parametrize("others", [(), ("save_queue_cap",)], ids=["alone", "both patches"])
+def test_gate_leaves_all_but_the_payload(config: Any, others: tuple[str, ...]) -> None:
+    """The orchestrator gets the same outputs without it, the next stage the same chunks; where a slot is shared too."""
+    stock = played(config)
+    with patched(*others, "forward_gate") as entry:
+        row = row_here(entry.patch)
+        assert row is not None
+        ours = played(config)
+        assert (entry.state, "preview" in entry.reason) == (State.APPLIED, row.preview), entry.reason
+        assert all(LEDGER.named(name).state is State.APPLIED for name in others)
+        counted = entry.counters["multimodal_outputs"]
+    assert ours.chunks == stock.chunks
+    assert ours.outputs.keys() == stock.outputs.keys()
+    for name, outputs in stock.outputs.items():
+        assert [said(each) for each in ours.outputs[name]] == [said(each) for each in outputs]
+        assert {each and tuple(each) for each in map(keys, outputs)} <= {None, ("codes.audio", "sr")}
+        assert [keys(each) for each in ours.outputs[name]] == [keys(each) and ["sr"] for each in outputs]
+    assert counted == sum(keys(each) is not None for outputs in stock.outputs.values() for each in outputs) > 30
 
 
 # ---- save_queue_cap ----
@@ -70,22 +104,12 @@ def test_queue_sends_what_upstreams_does(device: str, config: Any) -> None:
         assert stage.queue._unfetched.nbytes > 0
 
 
-def test_both_patches_in_one_stage(config: Any) -> None:
-    """Both are applied, on releases where they share a slot too, and can be taken off."""
-    stock = played(config)
-    with patched("forward_gate", "save_queue_cap") as entry:
-        ours = played(config)
-        assert (entry.state, LEDGER.named("forward_gate").state) == (State.APPLIED, State.APPLIED)
-    assert ours.chunks == stock.chunks
-
-
 def test_streams_are_held(config: Any) -> None:
     """While nothing is sent, streams with the most are left out of steps; all is complete and in order after it."""
     tokens = {"a": 100, "b": 100, "c": 100}
     with patched("save_queue_cap", max_tasks=32, max_hold_s=600.0) as entry:
         with SmallStage(config) as stage:
-            for name, count in tokens.items():
-                stage.add(name, tokens=count)
+            stage.add_all(tokens)
             stage.open.clear()
             steps = [stage.step() for _ in range(90)]
             most, holds = stage.queue.tasks, entry.counters["holds"]
@@ -101,8 +125,7 @@ def test_abort_costs_the_others_nothing(config: Any) -> None:
     """What was queued of an aborted request goes out in order or not at all, as upstream has it; the others' does."""
     with patched("save_queue_cap") as entry:
         with SmallStage(config) as stage:
-            for name, tokens in TOKENS.items():
-                stage.add(name, tokens=tokens)
+            stage.add_all(TOKENS)
             stage.open.clear()
             for _ in range(5):
                 stage.step()
@@ -120,8 +143,7 @@ def test_unknown_task_ends_no_thread(config: Any) -> None:
     """A task of a shape that was not read makes the queue step aside; the save thread lives and loses nothing."""
     with patched("save_queue_cap") as entry:
         with SmallStage(config) as stage:
-            for name, tokens in TOKENS.items():
-                stage.add(name, tokens=tokens)
+            stage.add_all(TOKENS)
             stage.open.clear()
             for _ in range(4):
                 stage.step()
@@ -140,8 +162,7 @@ def test_released_segments_go_when_the_chunks_before_them_are_sent(config: Any) 
         release: Callable[[str], None] | None = getattr(stage.adapter, "release_shm_resources", None)
         if release is None:
             return
-        for name, tokens in TOKENS.items():
-            stage.add(name, tokens=tokens)
+        stage.add_all(TOKENS)
         stage.open.clear()
         for _ in range(max(TOKENS.values())):
             stage.step()

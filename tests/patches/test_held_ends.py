@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from omni_fastpath.patches.budgeted_drain.held_ends import Extent, HeldEnd, HeldEnds
+from omni_fastpath.patches.budgeted_drain.held_ends import HeldEnd, HeldEnds
 from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica, Stage
 from tests.patches.drive import queued_replica
 
@@ -27,7 +29,8 @@ class _Stages:
         clock = count()
         self.stages = [Stage(n, SimpleNamespace(final_output=seen)) for n, seen in enumerate(SEEN)]
         self.replicas: list[QueuedReplica] = [queued_replica(stage, clock=clock) for stage in self.stages]
-        self.held_ends = HeldEnds(self)
+        members: Any = self
+        self.held_ends = HeldEnds(members)
         for stage_id, raw_output in arrivals:
             self.replicas[stage_id].waiting.append(raw_output)
             self.replicas[stage_id].follow_queue()
@@ -36,7 +39,7 @@ class _Stages:
         """Take and dispatch the next raw output of a stage; the ends that may go then."""
         replica = self.replicas[stage_id]
         assert replica.take() is not None
-        return self.held_ends.passed(replica, replica.first_waiting())
+        return self.held_ends.passed(replica)
 
 
 def of(*request_ids: str, finish: str | None = None) -> Any:
@@ -44,13 +47,14 @@ def of(*request_ids: str, finish: str | None = None) -> Any:
     return SimpleNamespace(outputs=[SimpleNamespace(request_id=each, finish_reason=finish) for each in request_ids])
 
 
-def end(number: int, *request_ids: str, stage: int = 2, extent: Extent = "before", **more: Any) -> HeldEnd:
-    """What ends these requests at a stage, and arrived with this number."""
+def end(number: int, *request_ids: str, stage: int = 2, at: Iterable[int] | None = None, **more: Any) -> HeldEnd:
+    """What ends these requests at a stage, and arrived with this number; it waits at these stages, or those before."""
 
     async def dispatch() -> None:
         """Nothing: these tests look at what is released."""
 
-    return HeldEnd(number, (stage, 0), frozenset(request_ids), extent, dispatch, **more)
+    limits = dict.fromkeys(range(stage) if at is None else at, float(number))
+    return HeldEnd(number, (stage, 0), frozenset(request_ids), limits, dispatch, **more)
 
 
 def test_end_waits_for_what_arrived_before_it_of_its_request() -> None:
@@ -65,30 +69,27 @@ def test_end_waits_for_what_arrived_before_it_of_its_request() -> None:
     assert not any(replica.awaited_by for replica in found.replicas)
 
 
-@pytest.mark.parametrize(
-    ("extent", "stage", "waits"),
-    [("before", 0, False), ("everywhere", 0, True), ("before", 2, True), ("nowhere", 2, False)],
-)
-def test_where_an_end_waits(extent: Extent, stage: int, waits: bool) -> None:
-    """A stage's end at the stages before; an error, a death and a session's end everywhere; a follower nowhere."""
+@pytest.mark.parametrize(("at", "waits"), [((), False), ((0,), False), ((1,), True), (range(3), True)])
+def test_where_an_end_waits(at: Iterable[int], waits: bool) -> None:
+    """At the stages of which it has a limit."""
     found = _Stages((1, of("R")))
-    assert found.held_ends.hold(end(1, "R", stage=stage, extent=extent)) is waits
+    assert found.held_ends.hold(end(1, "R", at=at)) is waits
     assert found.stages[1].is_awaited() is waits
 
 
 def test_failure_waits_for_ends_alone_where_nothing_is_seen() -> None:
     """Of a stage that is not seen the end carries the stage's statistics; what the user sees goes first in any case."""
     found = _Stages((1, of("R")), (0, of("R")))
-    failure = end(2, "R", extent="everywhere", failed=True)
+    failure = end(2, "R", at=range(3), failed=True)
     assert found.held_ends.hold(failure)
     assert found.take(0) == [failure]
-    assert _Stages((1, of("R", finish="stop"))).held_ends.hold(end(1, "R", extent="everywhere", failed=True))
+    assert _Stages((1, of("R", finish="stop"))).held_ends.hold(end(1, "R", at=range(3), failed=True))
 
 
 def test_end_goes_behind_those_that_are_held_of_its_request() -> None:
     """An end behind that of the stage before; a death of several requests behind each of theirs."""
     found = _Stages((0, of("R")), (1, of("R")))
-    middle, last, death = end(2, "R", stage=1), end(3, "R"), end(4, "S", "R", stage=0, extent="everywhere")
+    middle, last, death = end(2, "R", stage=1), end(3, "R"), end(4, "S", "R", stage=0, at=range(3))
     for each in (middle, last, death):
         assert found.held_ends.hold(each)
     assert found.take(1) == []
@@ -98,7 +99,7 @@ def test_end_goes_behind_those_that_are_held_of_its_request() -> None:
 def test_what_follows_a_held_end_from_the_same_replica_stays_behind_it() -> None:
     """Also what ends nothing; the same request's end at an earlier stage does not wait for either."""
     found = _Stages((1, of("R")))
-    held, follower, other = end(1, "R"), end(2, "R", extent="nowhere"), end(3, "R", stage=0)
+    held, follower, other = end(1, "R"), end(2, "R", at=()), end(3, "R", stage=0)
     assert found.held_ends.hold(held)
     assert found.held_ends.hold(follower)
     assert not found.held_ends.hold(other)
@@ -108,7 +109,8 @@ def test_what_follows_a_held_end_from_the_same_replica_stays_behind_it() -> None
 def test_message_that_later_text_would_overwrite_waits_for_it() -> None:
     """What waits at such a stage goes first whenever it came; an error there that came later waits for the message."""
     found = _Stages((0, of("R")))
-    held, error = end(1, "R", overwritten_by=frozenset({0})), end(3, "R", stage=0, extent="everywhere", failed=True)
+    held, error = end(1, "R"), end(3, "R", stage=0, at=range(3), failed=True)
+    held.limits = {0: math.inf, 1: 1}
     assert found.held_ends.hold(held)
     found.replicas[0].waiting.append(of("R"))
     assert found.take(0) == []
@@ -122,7 +124,8 @@ def test_replica_that_leaves_is_awaited_no_longer() -> None:
     held = end(2, "R")
     found.held_ends.hold(held)
     gone = found.stages.pop(0).replicas[0]
-    assert found.held_ends.passed(gone, math.inf) == []
+    gone.waiting = deque()
+    assert found.held_ends.passed(gone) == []
     assert found.stages[0].is_awaited()
     assert found.take(1) == [held]
 

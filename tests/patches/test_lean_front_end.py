@@ -140,61 +140,61 @@ def aggregator(seed: int) -> Any:
 SEEDS = range(150)
 
 
+def summaries() -> list[Any]:
+    """What upstream returns for each seed, and logs meanwhile."""
+    return [aggregator(seed).build_and_log_summary() for seed in SEEDS]
+
+
 @pytest.fixture(scope="module")
-def stock() -> list[tuple[Any, list[str]]]:
-    """What upstream returns and logs for each seed."""
+def stock() -> tuple[list[Any], list[str]]:
+    """What upstream returns and logs."""
     needs_tables()
-    found = []
     with logged() as lines:
-        for seed in SEEDS:
-            lines.clear()
-            found.append((aggregator(seed).build_and_log_summary(), list(lines)))
-    return found
+        return summaries(), lines
 
 
-def test_the_text_is_upstreams(stock: list[Any]) -> None:
+def test_the_text_is_upstreams(stock: tuple[list[Any], list[str]]) -> None:
     """``full``: every record of a random request's summary, its place and order are stock's, and the result."""
     with switched_on() as counters, logged() as lines:
-        results = [aggregator(seed).build_and_log_summary() for seed in SEEDS]
+        results = summaries()
         assert _state()[0] == "applied"
         assert counters["tables"] > 2 * len(SEEDS)
-    assert results == [result for result, _ in stock]
-    assert lines == [line for _, theirs in stock for line in theirs]
+    assert results == stock[0]
+    assert lines == stock[1]
 
 
 def _is_table(line: str) -> bool:
     return "[OmniTiming]" not in line
 
 
-def test_a_line_is_upstreams_line(stock: list[Any]) -> None:
+def test_a_line_is_upstreams_line(stock: tuple[list[Any], list[str]]) -> None:
     """``line``: of each request upstream's [OmniTiming] line alone, and other records of that logger."""
     with switched_on("line") as counters, logged() as lines:
-        results = [aggregator(seed).build_and_log_summary() for seed in SEEDS]
-        assert counters["left_out"] == sum(_is_table(line) for _, theirs in stock for line in theirs)
-        assert lines == [line for _, theirs in stock for line in theirs if not _is_table(line)]
+        results = summaries()
+        assert counters["left_out"] == sum(map(_is_table, stock[1]))
+        assert lines == [line for line in stock[1] if not _is_table(line)]
         logging.getLogger(STATS).warning("Failed to record audio generated frames")
         assert "Failed to record" in lines[-1]
-    assert results == [result for result, _ in stock]
+    assert results == stock[0]
 
 
-def test_what_a_line_leaves_out_stands_at_debug(stock: list[Any]) -> None:
+def test_what_a_line_leaves_out_stands_at_debug(stock: tuple[list[Any], list[str]]) -> None:
     """``line``: with DEBUG on, all is written in stock's order, the tables with DEBUG as their level."""
     logging.getLogger(STATS).setLevel(logging.DEBUG)
     try:
         with switched_on("line") as counters, logged() as lines:
-            for seed in SEEDS:
-                aggregator(seed).build_and_log_summary()
+            summaries()
             assert counters["left_out"] == 0
     finally:
         logging.getLogger(STATS).setLevel(logging.NOTSET)
     # Every further line of a message begins with the first one's prefix, level included.
-    assert [line.replace("DEBUG", "INFO") for line in lines] == [line for _, theirs in stock for line in theirs]
+    assert [line.replace("DEBUG", "INFO") for line in lines] == stock[1]
     assert all(("DEBUG" in line) == _is_table(line) for line in lines)
 
 
 @pytest.mark.parametrize("what", ["an error of ours", "another text"])
 def test_a_table_that_cannot_be_trusted_is_upstreams(
-    what: str, stock: list[Any], monkeypatch: pytest.MonkeyPatch
+    what: str, stock: tuple[list[Any], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of each number of columns is compared; then the state says why, and all text is upstream's."""
     from omni_fastpath.patches.lean_front_end.summary_table import SummaryTable
@@ -204,11 +204,10 @@ def test_a_table_that_cannot_be_trusted_is_upstreams(
 
     with switched_on() as counters, logged() as lines:
         monkeypatch.setattr(SummaryTable, "get_string", broken if "error" in what else lambda _: "ours")
-        for seed in SEEDS:
-            aggregator(seed).build_and_log_summary()
+        summaries()
         assert counters["tables"] == 0
         state, reason = _state()
-    assert lines == [line for _, theirs in stock for line in theirs]
+    assert lines == stock[1]
     assert state == "failed"
     assert ("ZeroDivisionError" if "error" in what else "is not as PrettyTable prints it") in reason
 
@@ -448,6 +447,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "stage metrics": ({"return_stage_metrics": True}, {"metrics": {"stage_metrics": {"0": {"x": 1.5}}}}, 0),
     "echo": ({"echo": True}, {}, 8),
 }
+NAMES = {'a "model"': 8, "7310482956173849": 8, "模型": 8, "\ue000text\ue001": 0}
+"""And how many events are ours: none, where what marks the places of a form stands in it."""
+NAMED: list[tuple[dict[str, str], int]] = [
+    *(({key: name}, lean) for key in ("model", "one") for name, lean in NAMES.items()),
+    ({"one": "chatcmpl-".ljust(256, "x")}, 8),
+    ({"one": "chatcmpl-".ljust(257, "x")}, 0),
+]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -467,25 +473,13 @@ async def test_events_are_upstreams(case: str) -> None:
         assert _state()[0] == "applied"
 
 
-@pytest.mark.parametrize("name", ['a "model"', "7310482956173849", "\ue000text\ue001", "模型"])
-async def test_names_are_written_as_they_are(name: str) -> None:
-    """A model or a request's id with whatever in it, also what marks the places of a form."""
-    for more in ({"model": name}, {"one": name}):
-        expected = await _events(_request(), _outputs(), **more)
-        with switched_on():
-            assert await _events(_request(), _outputs(), **more) == expected
-            assert _state()[0] == "applied"
-
-
-async def test_a_long_id_is_not_kept() -> None:
-    """A client chooses the id, and a form outlives its request: one with a longer id is upstream's, and takes none."""
-    for length, lean in ((256, len(TEXTS)), (257, 0)):
-        one = "chatcmpl-".ljust(length, "x")
-        expected = await _events(_request(), _outputs(), one=one)
-        with switched_on() as counters:
-            assert await _events(_request(), _outputs(), one=one) == expected
-            assert counters["events"] == lean
-            assert _state()[0] == "applied"
+@pytest.mark.parametrize(("named", "lean"), NAMED)
+async def test_names_are_written_as_they_are(named: dict[str, str], lean: int) -> None:
+    """A model or a request's id; a client chooses the id, and a form outlives its request: a longer one takes none."""
+    expected = await _events(_request(), _outputs(), **named)
+    with switched_on() as counters:
+        assert await _events(_request(), _outputs(), **named) == expected
+        assert (counters["events"], _state()[0]) == (lean, "applied")
 
 
 async def test_two_requests_of_one_id_do_not_mix() -> None:

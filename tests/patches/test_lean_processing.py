@@ -73,27 +73,17 @@ def test_without_statistics_it_is_stocks(both: Both, seed: int) -> None:
 
 
 def test_real_loops_say_what_stock_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random fleets with deaths and attaches, both loops, default set; without codes, as with ``forward_gate``."""
-    from vllm_omni.engine import OmniEngineCoreOutput
-
+    """Random fleets with deaths and attaches, both loops; the talker without codes, as with ``forward_gate``."""
+    from benchmarks.rigs.inprocess import text
+    from omni_fastpath.ledger import LEDGER
     from tests.fleets import dispatch, dispatch_world
 
-    counted: list[int] = []
-
-    def codes(name: str, finish: Any = None, **more: Any) -> Any:
-        return OmniEngineCoreOutput(name, [7], finish_reason=finish, **more)
-
-    @contextmanager
-    def on() -> Iterator[None]:
-        with switched_on("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup") as counters:
-            yield
-            counted.append(counters["not_built"])
-
-    monkeypatch.setattr(dispatch, "switched_on", on)
-    monkeypatch.setattr(dispatch_world, "codes", codes)
+    others = ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup")
+    monkeypatch.setattr(dispatch, "switched_on", lambda: switched_on(*others))
+    monkeypatch.setattr(dispatch_world, "codes", lambda name, finish, **more: text(name, 7, finish=finish, **more))
     wrong = [f"seed {each.seed}: {line}" for each in dispatch.verdicts(range(10)) for line in each.wrong]
     assert not wrong, "\n".join(wrong)
-    assert sum(counted) > 0
+    assert LEDGER.named("lean_processing").counters["not_built"] > 0
 
 
 # ---- What is built, and what is not ----
@@ -129,66 +119,54 @@ def test_first_output_is_built_and_the_next_are_not(lean: tuple[Play, dict[str, 
     assert counters["not_built"] == 4
 
 
-def _becomes_a_session(play: Play) -> None:
-    play.orchestrator.request_states["r"].streaming.enabled = True
+def _has(owner: Callable[[Play], Any], **values: Any) -> Callable[[Play], None]:
+    """A condition: what *owner* finds has these attributes."""
+
+    def becomes_true(play: Play) -> None:
+        for name, value in values.items():
+            setattr(owner(play), name, value)
+
+    return becomes_true
 
 
-def _is_owned(play: Play) -> None:
-    request = play.orchestrator.request_states["r"]
-    request.session_owned, request.duplex_identity = True, object()  # the second on 0.28
+def _orchestrator(play: Play) -> Any:
+    return play.orchestrator
 
 
-def _is_split(play: Play) -> None:
-    play.orchestrator._pd_pair = (0, 1)
+def _request(play: Play) -> Any:
+    return play.orchestrator.request_states["r"]
 
 
-def _is_final(play: Play) -> None:
-    play.pipeline.pools[1].clients[0].final_output = True
-
-
-def _is_fed(play: Play) -> None:
-    play.orchestrator._stage_receives_async_chunks = lambda _stage_id: False
-
-
-def _has_no_chunks(play: Play) -> None:
-    play.orchestrator.async_chunk = False
+def _at_stage(play: Play) -> Any:
+    return play.pipeline.pools[1].output_processor.request_states["r"]
 
 
 def _is_duplex(play: Play) -> None:
     play.orchestrator.__class__ = type("Duplex", (type(play.orchestrator),), {})
 
 
-def _has_a_duplex_plane(play: Play) -> None:
-    orchestrator = play.orchestrator
-    orchestrator.duplex_control_plane = object()
-    orchestrator._duplex_output_decision = lambda *_: None  # 0.28
-
-
-def _comes_in_intervals(play: Play) -> None:
-    play.pipeline.pools[1].output_processor.request_states["r"].stream_interval = 2
-
-
 def _has_another_detokenizer(play: Play) -> None:
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-    class Other(IncrementalDetokenizer):  # type: ignore[misc]
-        pass
-
-    play.pipeline.pools[1].output_processor.request_states["r"].detokenizer = Other()
+    _at_stage(play).detokenizer = type("Other", (IncrementalDetokenizer,), {})()
 
 
 CONDITIONS: dict[str, Callable[[Play], Any]] = {
-    "session": _becomes_a_session,
-    "owned by a session": _is_owned,
+    "session": _has(lambda play: _request(play).streaming, enabled=True),
+    "owned by a session": _has(_request, session_owned=True, duplex_identity=object()),  # the second on 0.28
     "companion": lambda play: play.orchestrator._cfg_tracker._companion_ids.add("r"),
     "has companions": lambda play: play.orchestrator._cfg_tracker._companion_map.update(r={}),
-    "prefill and decode apart": _is_split,
-    "final output": _is_final,
-    "fed by the orchestrator": _is_fed,
-    "no async-chunk": _has_no_chunks,
+    "prefill and decode apart": _has(_orchestrator, _pd_pair=(0, 1)),
+    "final output": _has(lambda play: play.pipeline.pools[1].clients[0], final_output=True),
+    "fed by the orchestrator": _has(_orchestrator, _stage_receives_async_chunks=lambda _stage_id: False),
+    "no async-chunk": _has(_orchestrator, async_chunk=False),
     "duplex": _is_duplex,
-    "a duplex plane": _has_a_duplex_plane,
-    "stream interval": _comes_in_intervals,
+    "a duplex plane": _has(
+        _orchestrator,
+        duplex_control_plane=object(),
+        _duplex_output_decision=lambda *_: None,  # the second on 0.28
+    ),
+    "stream interval": _has(_at_stage, stream_interval=2),
     "a detokenizer that was not read": _has_another_detokenizer,
     "unknown to the orchestrator": lambda play: play.orchestrator.request_states.pop("r"),
 }
@@ -209,7 +187,7 @@ def test_a_request_that_becomes_a_session_is_built_again(lean: tuple[Play, dict[
     """An update from the user makes a session of a request that runs."""
     play, _ = lean
     assert not _talk(play)[-1].outputs
-    play.orchestrator.request_states["r"].streaming.enabled = True
+    CONDITIONS["session"](play)
     assert _talk(play)[-1].outputs
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patches.lean_processing_script import everything
 from tests.patches.test_lean_processing import switched_on
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
@@ -81,23 +82,10 @@ def _both(folder: Path, script: Callable[[Wire], Any], kind: type | None = None)
         return stock, _on_wire(folder, script, kind), counters
 
 
-def _plain(outputs: Any) -> Any:
-    """Everything in a raw output as plain data, tensors with type and shape."""
-    import msgspec
-    import torch
-
-    def of(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return str(value.dtype), tuple(value.shape), value.is_contiguous(), value.to(torch.float64).tolist()
-        if isinstance(value, msgspec.Struct):
-            return type(value).__name__, {name: of(getattr(value, name)) for name in value.__struct_fields__}
-        if isinstance(value, dict):
-            return {key: of(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [of(each) for each in value]
-        return value
-
-    return of(outputs)
+def _readers(descriptor: int) -> int:
+    """Callbacks at a socket's descriptor."""
+    selector: Any = vars(asyncio.get_running_loop())["_selector"]
+    return int(descriptor in {key.fd for key in selector.get_map().values()})
 
 
 def _raw(rng: random.Random, number: int) -> Any:
@@ -139,8 +127,8 @@ def test_what_comes_is_stocks(tmp_path: Path, seed: int) -> None:
             sent += burst
             if rng.random() < 0.5:
                 await asyncio.sleep(0.002)
-            found += [_plain(await wire.client.get_output_async()) for _ in range(burst)]
-        assert [each[1]["engine_index"] for each in found] == [*range(sent)]
+            found += [everything(await wire.client.get_output_async()) for _ in range(burst)]
+        assert [each["engine_index"] for each in found] == [*range(sent)]
         return found
 
     stock, ours, counters = _both(tmp_path, script)
@@ -198,21 +186,15 @@ def test_an_error_comes_after_what_was_before_it(tmp_path: Path, last: str) -> N
         wire.send(_raw(random.Random(3), 0), _raw(random.Random(4), 1))
         wire.send(EngineCoreProc.ENGINE_CORE_DEAD if last == "dead" else b"\xc1 no message")
         await asyncio.sleep(0.05)
-        found = [_plain(await wire.client.get_output_async()) for _ in range(2)]
+        found = [everything(await wire.client.get_output_async()) for _ in range(2)]
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what is compared
             await wire.client.get_output_async()
         await asyncio.sleep(0)  # the task's end is told one turn after its last message
-        return found, repr(caught.value), wire.client.resources.engine_dead, _readers(wire)
+        return found, repr(caught.value), wire.client.resources.engine_dead, _readers(wire.socket.FD)
 
     stock, ours, _ = _both(tmp_path, script)
     assert ours[:3] == stock[:3]
     assert ours[3] == 0  # a task that has ended leaves no callback that would find the socket readable for ever
-
-
-def _readers(wire: Wire) -> int:
-    """Callbacks at the socket's descriptor."""
-    selector: Any = vars(asyncio.get_running_loop())["_selector"]
-    return int(wire.socket.FD in {key.fd for key in selector.get_map().values()})
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -227,14 +209,13 @@ def test_shutdown_is_upstreams(tmp_path: Path, waits: bool) -> None:
         waiting = asyncio.ensure_future(wire.client.get_output_async()) if waits else None
         await asyncio.sleep(0.01)
         wire.client.resources()
-        selector: Any = vars(asyncio.get_running_loop())["_selector"]
-        left = [key.fd for key in selector.get_map().values() if key.fd == descriptor]
+        left = _readers(descriptor)
         with pytest.raises(EngineDeadError):
             await (waiting or wire.client.get_output_async())
         return wire.socket.closed, task.done(), task.cancelled(), left
 
     stock, ours, _ = _both(tmp_path, script)
-    assert ours == stock == (True, True, False, [])
+    assert ours == stock == (True, True, False, 0)
 
 
 def test_a_client_can_be_collected(tmp_path: Path) -> None:
@@ -299,9 +280,9 @@ def test_an_error_of_ours_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     async def script(wire: Wire) -> list[Any]:
         rng = random.Random(2)
         wire.send(*(_raw(rng, number) for number in range(100)))
-        found = [_plain(await wire.client.get_output_async()) for _ in range(100)]
+        found = [everything(await wire.client.get_output_async()) for _ in range(100)]
         wire.send(_raw(rng, 100))
-        return [*found, _plain(await wire.client.get_output_async())]
+        return [*found, everything(await wire.client.get_output_async())]
 
     stock = _on_wire(tmp_path, script)
     with switched_on():

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from omni_fastpath.hooks import HOOKS, BacklogView, hookimpl
+from omni_fastpath.hooks import BacklogView, hookimpl
 from omni_fastpath.patches.budgeted_drain.held_ends import HeldEnd
-from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, Order, floor_of, rank
+from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, Order, floor_of
 from omni_fastpath.patches.budgeted_drain.replicas import Stage
+from tests.fakes.recorder import Recorder
 from tests.patches.drive import queued_replica, recording, run, switched_on
 
 ORDERS = ("stage_order", "downstream_first", "visible_first")
@@ -30,42 +31,25 @@ def stage(stage_id: int, waiting: int = 0, *, seen: bool = True, replicas: int =
 
 def ordered(order: str, *members: Stage, floor: float = 0.0, ask: Any = None) -> Order:
     """An order that knows these stages."""
-    made = Order(order, floor, ask, {})
-    made.arrange(members)
-    return made
-
-
-def choices(order: Order, count: int) -> list[int]:
-    """The stages of the next passes, each of one item that costs nothing."""
-    found = []
-    for _ in range(count):
-        chosen = order.next()
-        if chosen is None:
-            break
-        replica = chosen.take_turn()
-        assert replica is not None
-        replica.waiting.popleft()
-        order.pass_ended(chosen)
-        found.append(chosen.stage_id)
-    return found
+    return Order(order, floor, ask, {}, members)
 
 
 # ---- The built-in orders ----
 
 
 @pytest.mark.parametrize(
-    ("order", "ranked", "passes"),
+    ("order", "passes"),
     [
-        ("stage_order", [0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2, 3]),
-        ("downstream_first", [3, 2, 1, 0], [3, 3, 2, 2, 1, 1, 0, 0]),
-        ("visible_first", [3, 0, 2, 1], [3, 3, 0, 0, 2, 2, 1, 1]),
+        ("stage_order", [0, 1, 2, 3, 0, 1, 2, 3]),
+        ("downstream_first", [3, 3, 2, 2, 1, 1, 0, 0]),
+        ("visible_first", [3, 3, 0, 0, 2, 2, 1, 1]),
     ],
 )
-def test_order_of_stages(order: str, ranked: list[int], passes: list[int]) -> None:
+def test_order_of_stages(order: str, passes: list[int]) -> None:
     """Who goes first, and who goes on while everybody has a backlog, for stages 0 and 3 that are seen."""
     members = [stage(n, 2, seen=n in (0, 3)) for n in range(4)]
-    assert [each.stage_id for each in rank(order, members)] == ranked
-    assert choices(ordered(order, *members), 99) == passes
+    served = serve(ordered(order, *members), dict.fromkeys(range(4), lambda: 0.0), 1.0)
+    assert [stage_id for _, stage_id, _ in served] == passes
 
 
 def test_stage_at_which_first_audio_waits_counts_as_seen() -> None:
@@ -240,13 +224,14 @@ def test_floors_hold_whatever_a_plugin_says(order: str, preferred: int) -> None:
 
 
 @pytest.mark.parametrize("order", ["downstream_first", "visible_first"])
-def test_stage_that_is_arranged_late_is_owed_nothing(order: str) -> None:
+def test_stage_whose_first_replica_comes_late_is_owed_nothing(order: str) -> None:
     """A stage that comes with a backlog after much was processed gets its floor from then on, and no more."""
-    late, high = stage(0, 1, seen=False), stage(1, 1)
-    made = ordered(order, high, floor=0.1)
+    late, high = stage(0, seen=False, replicas=0), stage(1, 1)
+    made = ordered(order, late, high, floor=0.1)
     costs: dict[int, Items] = dict.fromkeys(range(2), lambda: CHEAP)
     serve(made, {1: lambda: DEAR}, 30 * WINDOW, endless(high))
-    made.arrange([late, high])
+    serve(made, costs, CHEAP, endless(high))
+    queued_replica(late, "first")
     served = serve(made, costs, WINDOW, endless(late, high))
     for until in (WINDOW / 100, WINDOW / 10, WINDOW):
         assert 0.1 * until - CHEAP <= got(served, 0, 0, until) <= 0.1 * until + 2 * CHEAP
@@ -264,17 +249,9 @@ def test_floor_in_force(floor: float | None, count: int, expected: float) -> Non
 # ---- On the real orchestrator ----
 
 
-@pytest.fixture
-def plugins() -> Iterator[Any]:
-    """This process's hooks, without those that the test adds when it is over."""
-    before = HOOKS._pluggy.get_plugins()
-    yield HOOKS
-    for added in HOOKS._pluggy.get_plugins() - before:
-        HOOKS.unregister(added)
-
-
-def backlog() -> Any:
-    """A pipeline on which four raw outputs wait at each stage."""
+@pytest.mark.upstream
+def test_real_plugin_chooses() -> None:
+    """A plugin's order overrides the built-in one, and it is asked only while several stages have a backlog."""
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
 
     pipeline = Pipeline()
@@ -282,40 +259,17 @@ def backlog() -> Any:
     pipeline.put(0, *(batch(text("request-0", n)) for n in range(4)))
     pipeline.put(1, *(batch(codes("request-0")) for _ in range(4)))
     pipeline.put(2, *(batch(audio("request-0", float(n))) for n in range(4)))
-    return pipeline
-
-
-@pytest.mark.upstream
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ("stage_order", [0, 1, 2] * 4),
-        ("downstream_first", [2] * 4 + [1] * 4 + [0] * 4),
-        ("visible_first", [2] * 4 + [0] * 4 + [1] * 4),
-    ],
-)
-def test_real_order_of_dispatches(order: str, expected: list[int]) -> None:
-    """With a backlog everywhere the raw outputs are dispatched in the policy's order."""
-    with switched_on(order=order, floor=0.0), recording() as recorder:
-        run(backlog())
-    assert [stage_id for stage_id, _, _ in recorder.of("dequeued")] == expected
-
-
-@pytest.mark.upstream
-def test_real_plugin_chooses(plugins: Any) -> None:
-    """A plugin's order overrides the built-in one, and it is asked only while several stages have a backlog."""
     seen: list[set[int]] = []
 
-    class Upstreams:
+    class Upstreams(Recorder):
         @hookimpl
         def next_stage(self, view: BacklogView) -> int:
             seen.append(set(view.waiting))
             assert view.request_states.keys() == {"request-0"}
             return min(view.waiting)
 
-    with switched_on(order="downstream_first", floor=0.0), recording() as recorder:
-        plugins.register(Upstreams())
-        run(backlog())
+    with switched_on(order="downstream_first", floor=0.0), recording(Upstreams()) as recorder:
+        run(pipeline)
     assert [stage_id for stage_id, _, _ in recorder.of("dequeued")] == [0] * 4 + [1] * 4 + [2] * 4
     assert all(len(each) > 1 for each in seen)
 
@@ -337,7 +291,7 @@ def test_stage_that_is_awaited_has_a_floor(floor: float, share: float) -> None:
         return found / count
 
     assert abs(served(1000) - floor) <= 0.01
-    low.replicas[0].awaited_by.append(HeldEnd(0, (1, 0), frozenset(), "before", lambda: asyncio.sleep(0)))
+    low.replicas[0].awaited_by.append(HeldEnd(0, (1, 0), frozenset(), {}, lambda: asyncio.sleep(0)))
     assert abs(served(1000) - share) <= 0.01
     low.replicas[0].awaited_by.clear()
     served(300)  # what it is due by then

@@ -7,24 +7,23 @@ waits in the order of the stages, says what the messages are.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm_omni")
+
+from vllm.v1.engine import FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm_omni.outputs import OmniRequestOutput
+
+from benchmarks.rigs.inprocess import Pipeline, Stage, audio, batch, codes, text
+from omni_fastpath.ledger import LEDGER
 from tests.patches.content import endings, sequences
-from tests.patches.drive import recording, run, stages, switched_on
+from tests.patches.drive import run, stages, switched_on
 
 pytestmark = pytest.mark.upstream
-
-MODES = pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
-
-
-@pytest.fixture
-def recorder() -> Iterator[Any]:
-    """A recorder of what was dispatched."""
-    with recording() as found:
-        yield found
 
 
 def of(request_id: str, messages: list[Any]) -> list[Any]:
@@ -37,15 +36,8 @@ def dispatched(recorder: Any) -> list[tuple[int, list[str]]]:
     return [(stage, [entry.request_id for entry in raw.outputs]) for stage, _, raw in recorder.of("dequeued")]
 
 
-@MODES
 def test_raw_output_is_split_where_an_end_is_held(event_driven: bool) -> None:
     """Statistics, finished ids and other requests' entries go at once; the end goes after its text, counted as held."""
-    from vllm.v1.engine import FinishReason
-    from vllm.v1.metrics.stats import SchedulerStats
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
-    from omni_fastpath.ledger import LEDGER
-
     pipeline = Pipeline(event_driven=event_driven)
     pipeline.add_request("R")
     pipeline.add_request("S")
@@ -69,10 +61,6 @@ def test_raw_output_is_split_where_an_end_is_held(event_driven: bool) -> None:
 @pytest.mark.parametrize("audio_only", [False, True])
 def test_end_waits_for_what_came_before_it(recorder: Any, audio_only: bool) -> None:
     """Text that comes after an end is not waited for, unless it would overwrite the audio message at upstream."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, text
-
     pipeline = Pipeline(stages(1))
     state = pipeline.add_request("R")
     if audio_only:
@@ -95,6 +83,26 @@ def test_end_waits_for_what_came_before_it(recorder: Any, audio_only: bool) -> N
     assert [type(each).__name__ for each in messages if each.stage_id == 2] == ["OutputMessage"]
 
 
+def test_end_goes_when_what_it_waits_for_has_left(recorder: Any, event_driven: bool) -> None:
+    """A replica that is detached takes what waits in it along; an end that waited for that goes nevertheless."""
+    pipeline = Pipeline(stages(1), event_driven=event_driven)
+    pipeline.add_request("R")
+    pipeline.put(0, batch(text("R", 1)), batch(text("R", 2)))
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
+    handle = pipeline.orchestrator._handle_processed_outputs
+
+    async def detaching(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+        await handle(stage_id, replica_id, outputs)
+        if stage_id == 0:
+            pipeline.pools[0].clients[0] = None
+            pipeline.replicas[0].clear()
+
+    pipeline.orchestrator._handle_processed_outputs = detaching
+    with switched_on(floor=0.0):
+        run(pipeline)
+    assert [stage for stage, entries in dispatched(recorder) if entries] == [0, 2]
+
+
 def arriving(pipeline: Any, *batches: tuple[int, Any]) -> None:
     """Put raw outputs, each of a stage, into their queues in this order, before anything is dispatched."""
 
@@ -106,14 +114,9 @@ def arriving(pipeline: Any, *batches: tuple[int, Any]) -> None:
     pipeline.do(put_all)
 
 
-@MODES
 @pytest.mark.parametrize("session", [False, True], ids=["error", "session"])
 def test_end_at_a_stage_before_waits_too(session: bool, event_driven: bool) -> None:
     """An error, or a session's end, comes after what came before it at the stages behind, as in stock."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, text
-
     stop = FinishReason.STOP
 
     def fill(running: Any) -> None:
@@ -166,15 +169,9 @@ class Diffusion:
         self.down = True
 
 
-@MODES
 @pytest.mark.parametrize("end", ["image", "error", "death"])
 def test_diffusion_end_waits_for_text(end: str, event_driven: bool) -> None:
     """A diffusion stage's end, error or death comes after text that waits, as in stock, and leaves nothing behind."""
-    from vllm.v1.engine import FinishReason
-    from vllm.v1.engine.exceptions import EngineDeadError
-    from vllm_omni.outputs import OmniRequestOutput
-
-    from benchmarks.rigs.inprocess import Pipeline, Stage, batch, text
 
     def made(event_driven: bool) -> Any:
         pipeline = Pipeline((Stage(True, "text"), Stage(True, "image")), async_chunk=False, event_driven=event_driven)
@@ -206,10 +203,6 @@ def test_diffusion_end_waits_for_text(end: str, event_driven: bool) -> None:
 
 def dying_thinker(event_driven: bool, audio_of: str, count: int = 5) -> Any:
     """Two thinkers; ``D`` is bound to the second, which dies; codes of ``S`` wait, and audio of ``audio_of``."""
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes
-
     pipeline = Pipeline(stages(2), event_driven=event_driven)
     pipeline.add_request("S")
     pipeline.add_request("D", replicas=[1, 0, 0])
@@ -219,7 +212,6 @@ def dying_thinker(event_driven: bool, audio_of: str, count: int = 5) -> Any:
     return pipeline
 
 
-@MODES
 def test_death_waits_for_its_own_requests_alone(recorder: Any, event_driven: bool) -> None:
     """The user of a dead replica is told at once when nothing of his waits, whatever else does."""
     with switched_on(order="stage_order", floor=0.0):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,13 +24,6 @@ THINKER, TALKER, CODE2WAV = range(3)
 DRAIN = ("nonblocking_dequeue", "budgeted_drain")
 
 
-@contextmanager
-def observed(*others: str) -> Iterator[None]:
-    """The patch installed as a server installs it, with these beside it."""
-    with only(*others, "queue_metrics"):
-        yield
-
-
 def shown(metric: str) -> dict[tuple[str, ...], Any]:
     """The samples of a metric now, by their labels' values."""
     record = LEDGER.snapshot()["queue_metrics"]
@@ -42,12 +34,6 @@ def shown(metric: str) -> dict[tuple[str, ...], Any]:
 def counts(metric: str) -> dict[tuple[str, ...], int]:
     """How many observations a histogram has, by its labels' values."""
     return {labels: sum(each["counts"]) for labels, each in shown(metric).items()}
-
-
-@pytest.fixture(params=[False, True], ids=["poll", "event-driven"])
-def event_driven(request: pytest.FixtureRequest) -> bool:
-    """Both modes of the orchestrator."""
-    return bool(request.param)
 
 
 @pytest.fixture(params=[(), DRAIN], ids=["upstream's loop", "drain"])
@@ -79,7 +65,7 @@ def test_what_is_routed_is_counted_and_sent_as_without_the_patch(event_driven: b
     """Each raw output once, in both of upstream's loops and under the drain; first audio once; no message differs."""
     with only(*others):
         expected = sequences(run(filled(event_driven)))
-    with observed(*others):
+    with only(*others, "queue_metrics"):
         assert sequences(run(filled(event_driven))) == expected
         routed = {THINKER: 5, TALKER: 4, CODE2WAV: 3}
         assert counts("residence_seconds") == {(str(n), str(at)): routed[n] for n in routed for at in range(2)}
@@ -92,7 +78,7 @@ def test_what_is_routed_is_counted_and_sent_as_without_the_patch(event_driven: b
 @every_release
 def test_depth_is_what_waits_now() -> None:
     """Of each replica from the start on, and of none when the orchestrator is gone; what was counted stays."""
-    with observed():
+    with only("queue_metrics"):
         pipeline = filled(event_driven=False)
         with pipeline:
             pipeline.settle()
@@ -117,7 +103,7 @@ def test_an_exception_of_ours_reaches_nobody(
     with only(*others):
         expected = sequences(run(filled(event_driven)))
     monkeypatch.setattr(Account, "routed", lambda *_: 1 / 0)
-    with observed(*others):
+    with only(*others, "queue_metrics"):
         assert sequences(run(filled(event_driven))) == expected
         entry = LEDGER.named("queue_metrics")
         assert entry.state is State.FAILED
@@ -282,7 +268,7 @@ def test_pauses_of_full_collections_are_timed(monkeypatch: pytest.MonkeyPatch) -
 def test_the_api_processs_delays_are_shown() -> None:
     """Pauses and the orchestrator's lag from its beginning on, the front end's from its first request on."""
     callbacks = list(gc.callbacks)
-    with observed():
+    with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
 
         run(filled(event_driven=False))
@@ -309,10 +295,7 @@ def test_a_stages_save_queue_is_shown() -> None:
     """In a stage nothing of the server is wrapped; of a step's batch (0.32) each task counts."""
     from vllm_omni.distributed.omni_connectors.transfer_adapter.base import OmniTransferAdapterBase
 
-    from omni_fastpath import config
-    from omni_fastpath.install import apply, seams_here, uninstall
-    from omni_fastpath.patches import PATCHES
-    from omni_fastpath.patches.queue_metrics import PATCH
+    from omni_fastpath.install import seams_here
     from omni_fastpath.seams import find, is_ours
 
     class Adapter(OmniTransferAdapterBase):  # type: ignore[misc]
@@ -321,18 +304,14 @@ def test_a_stages_save_queue_is_shown() -> None:
 
         recv_loop = save_loop
 
-    apply(config.resolve([], {"OMNI_FASTPATH_QUEUE_METRICS": "1"}, PATCHES), Process.STAGE)
-    try:
-        assert LEDGER.named("queue_metrics").state is State.APPLIED
-        wrapped = {seam.qualname for seam in seams_here(PATCH) if is_ours(find(seam).raw())}
+    with only("queue_metrics", process=Process.STAGE) as entry:
+        wrapped = {seam.qualname for seam in seams_here(entry.patch) if is_ours(find(seam).raw())}
         assert wrapped == {"OmniTransferAdapterBase.__init__"}
         adapter = Adapter(None)
         adapter._pending_save_reqs.extend([{"request": 1}, {"batch": [{"request": 2}, {"request": 3}]}])
         assert [each["value"] for each in shown("save_queue_tasks").values()] == [3]
-        assert LEDGER.named("queue_metrics").counters["observed"] == 1
+        assert entry.counters["observed"] == 1
         assert shown("residence_seconds") == {}
-    finally:
-        uninstall(PATCH)
-        adapter.stop_event.set()
-        adapter.save_thread.join()
-        adapter.recv_thread.join()
+    adapter.stop_event.set()
+    adapter.save_thread.join()
+    adapter.recv_thread.join()

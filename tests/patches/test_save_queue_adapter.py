@@ -5,19 +5,17 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typing_extensions import Self
 
 from omni_fastpath.declare import State
-from tests.patches.save_path import PATIENCE_S, Gate, entry, patched, unique, until
+from tests.patches.save_path import Gate, entry, patched, unique, until
+from tests.patches.small_stage import SmallStage, stage_config
 
 pytestmark = pytest.mark.upstream
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 POISON = -7
 
 
@@ -26,6 +24,12 @@ def counters() -> Iterator[dict[str, int]]:
     """The patch is on; its counters, from nothing."""
     with patched() as found:
         yield found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _config(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The configuration of every stage."""
+    Stage.config = stage_config(tmp_path_factory.mktemp("model"))
 
 
 class Request:
@@ -46,79 +50,40 @@ class Request:
         return self.finished
 
 
-def send_codes(transfer_manager: Any, multimodal_output: Any, request: Any, is_finished: bool = False) -> Any:
-    """An input processor that sends what was queued, keeping nothing."""
-    from vllm_omni.data_entry_keys import CodesStruct, OmniPayloadStruct
-
-    if multimodal_output is None:
-        return None
-    return OmniPayloadStruct(codes=CodesStruct(audio=multimodal_output["codes"]["audio"]))
-
-
-class Stage:
-    """A stage's adapter with the patch's queue, and the next stage's side; a context manager.
+class Stage(SmallStage):
+    """A stage with the patch's queue, a gate in front of its connector, and the next stage's side.
 
     Args:
         device: Kind of device that the payloads come from.
     """
 
+    config: Any = None
+
     def __init__(self, *, device: str = "cuda") -> None:
-        from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler
         from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
-        from vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter import (
-            OmniChunkTransferAdapter,
-        )
 
-        from omni_fastpath.patches.save_queue_cap import wrappers
-
-        model = SimpleNamespace(
-            stage_id=0,
-            stage_connector_config={"name": "SharedMemoryConnector", "extra": {"stage_id": 0}},
-            async_chunk=True,
-            max_model_len=4096,
-            worker_type="ar",
-            custom_process_next_stage_input_func=None,
-        )
-        config = SimpleNamespace(
-            model_config=model,
-            scheduler_config=SimpleNamespace(max_num_seqs=64, async_scheduling=True),
-            parallel_config=SimpleNamespace(pipeline_parallel_size=1),
-            device_config=SimpleNamespace(device_type=device),
-        )
-        self.adapter = OmniChunkTransferAdapter(config)
-        self.adapter.custom_process_next_stage_input_func = send_codes
+        super().__init__(self.config, device=device)
         self.gate = Gate(self.adapter.connector)
-        self.scheduler = OmniARScheduler.__new__(OmniARScheduler)
-        self.scheduler.chunk_transfer_adapter, self.scheduler.vllm_config = self.adapter, config
-        wrappers.wrapped_scheduler_made(lambda: None, self.scheduler, (), {})
-        self.queue: Any = self.adapter._pending_save_reqs
         self.receiver = SharedMemoryConnector({"stage_id": 1})
         self.ended: set[str] = set()
         self._next: dict[str, int] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.gate.open()
-        self.adapter.shutdown()
-        for thread in (self.adapter.save_thread, self.adapter.recv_thread):
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive(), f"{thread.name} still waits after the end"
-        for path in segments():
-            path.unlink(missing_ok=True)
+        super().__exit__()
 
     def save(self, request: Request, *values: int, finish: bool = False, tensor: Any = None) -> None:
         """Queue a payload for each value; the last ends the request if asked for."""
         import torch
 
+        self.streams.add(request.external_req_id)
         for value in values:
             request.num_computed_tokens += 1
             request.finished = finish and value == values[-1]
             payload = torch.full((4,), value, dtype=torch.int64) if tensor is None else tensor
             self.adapter.save_async({"codes.audio": payload}, request)
 
-    def abort(self, request: Request) -> None:
+    def abort_request(self, request: Request) -> None:
         """What the scheduler does when a client goes away."""
         from vllm.v1.request import RequestStatus
 
@@ -167,12 +132,6 @@ class Stage:
         return found
 
 
-def segments() -> list[Path]:
-    """What this process's tests have in shared memory."""
-    mine = unique("").rsplit("-", 2)[0]
-    return [path for path in SHARED_MEMORY.iterdir() if path.name.removeprefix("shm_").startswith(mine)]
-
-
 # ---- Order ----
 
 
@@ -191,7 +150,7 @@ def test_every_chunk_once_and_in_order(counters: dict[str, int]) -> None:
         stage.look()
         until(lambda: stage.queue.nbytes == 0, "the look at what was fetched")
         assert not stage.queue._fair.streams
-        assert not segments()
+        assert not any(map(stage.segments, stage.streams))
 
 
 def test_backlog_of_a_slow_stream_waits_for_the_others(
@@ -228,12 +187,12 @@ def test_aborted_backlog_is_discarded_and_cleaned_up() -> None:
         stage.gate.shut(request.external_req_id)
         stage.save(request, *range(3, 8))
         until(lambda: stage.gate.inside)
-        stage.abort(request)
+        stage.abort_request(request)
         stage.drain()
         stage.look()
         until(lambda: stage.queue.nbytes == 0, "the look at what was cleaned up")
         assert stage.fetch(request) == []
-        assert not segments()
+        assert not stage.segments(request.external_req_id)
         assert not stage.adapter._sender_tokens
 
 
@@ -246,7 +205,7 @@ def test_external_id_used_again_after_an_abort() -> None:
         stage.drain()
         stage.block()
         stage.save(old, 3, 4, 5)
-        stage.abort(old)
+        stage.abort_request(old)
         stage.save(new, *range(100, 104), finish=True)
         stage.drain()
         assert stage.fetch(new) == [100, 101, 102, 103]
@@ -260,7 +219,7 @@ def test_clean_up_waits_for_a_step_on_a_cpu_device() -> None:
         stage.save(request, 0, 1)
         stage.drain()
         stage.block()
-        stage.abort(request)
+        stage.abort_request(request)
         stage.queue.before_step()
         stage.drain()
         assert entry().state is State.APPLIED
@@ -287,7 +246,8 @@ def test_segments_count_until_fetched_and_those_of_text_alone_never(information:
     with Stage() as stage:
         stage.save(request, *range(5))
         stage.drain()
-        sizes = [path.stat().st_size for path in segments() if not path.name.startswith("shm_")]
+        found = stage.segments(request.external_req_id)
+        sizes = [path.stat().st_size for path in found if not path.name.startswith("shm_")]
         assert len(sizes) == 5
         assert stage.queue.nbytes == (sum(sizes) if counts else 0)
         assert stage.queue.of(request.external_req_id) == (stage.queue.nbytes, 0)
@@ -314,35 +274,7 @@ def test_what_is_sent_is_what_was_queued(counters: dict[str, int]) -> None:
         buffer.fill_(POISON)
         stage.drain()
         assert stage.fetch(request) == list(range(6))
-    assert counters["copied_tensors"] == 6
-
-
-@pytest.mark.parametrize("fails", [1, 2])
-def test_payload_that_cannot_be_restored_fails_as_a_send(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once: a second attempt restores it. Not at all: its send fails, upstream records it, the rest goes on."""
-    import torch
-
-    from omni_fastpath.patches.save_queue_cap import payload, save_queue
-
-    request = Request(unique("s"), "internal")
-    restored, left = payload.restored, list(range(fails))
-
-    def failing(owned: Any) -> Any:
-        if left:
-            left.pop()
-            raise MemoryError
-        return restored(owned)
-
-    monkeypatch.setattr(save_queue, "restored", failing)
-    with Stage(device="cpu") as stage:
-        stage.block()
-        stage.save(request, 0, 1, 2, tensor=torch.zeros(4, dtype=torch.int64))
-        stage.queue.before_step()
-        stage.drain()
-        failed = list(stage.adapter.collect_failed_send_request_ids())
-        assert (len(stage.fetch(request)), failed) == ((3, []) if fails == 1 else (2, ["internal"]))
-        assert stage.adapter.save_thread.is_alive()
-    assert entry().state is State.FAILED
+    assert counters["owned_payloads"] == 6
 
 
 # ---- Stepping aside ----
@@ -359,14 +291,14 @@ def ours() -> dict[str, tuple[Any, str]]:
         for name, member in vars(owner).items()
         if inspect.isfunction(member) and name not in upstream_calls | {"all_waiting", "_forget"}
     }
-    return found | {name: (save_queue, name) for name in ("stream_of", "has_receiver", "own")}
+    return found | {name: (save_queue, name) for name in ("stream_of", "has_receiver", "own", "weigh")}
 
 
 NAMES = [
     "SaveQueue.before_step", "SaveQueue._own", "SaveQueue._sort_in", "SaveQueue._take", "SaveQueue._between_sends",
     "SaveQueue._count_put", "FairQueue.push", "FairQueue.pop", "FairQueue.sent", "FairQueue.weighed",
     "FairQueue.forget_idle", "FairQueue._offer", "FairQueue._charge", "Unfetched.put", "Unfetched.look",
-    "Unfetched._gone", "stream_of", "has_receiver", "own",
+    "Unfetched._gone", "stream_of", "has_receiver", "own", "weigh",
 ]  # fmt: skip
 
 
@@ -393,14 +325,12 @@ def test_exception_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch, cap
 
         requests = [Request(unique(f"s{n}")) for n in range(3)]
         with monkeypatch.context() as patch, Stage(device="cpu") as stage:
-            scheduler = stage.scheduler
-            scheduler.running, scheduler.current_step = [], 0
             patch.setattr(owner, attribute, failing)
             blocker = stage.block()
             for value in range(4):
                 for request in requests:
                     stage.save(request, value, finish=value == 3)
-                wrapped_schedule(lambda: None, scheduler, (), {})
+                wrapped_schedule(lambda: None, stage.scheduler, (), {})
             stage.drain()
             if at_call < 4 and not stage.queue.is_aside:
                 stage.look()
@@ -417,13 +347,15 @@ def test_exception_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_setting_up_that_fails_leaves_upstreams_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stage starts all the same, and the state says what happened."""
-    from omni_fastpath.patches.save_queue_cap import wrappers
+    """The stage starts all the same, and the state says what happened; here at the last moment, with ours in place."""
+    report = entry().report
 
-    def failing(_scheduler: Any) -> None:
-        raise RuntimeError("injected")
+    def failing(state: State, reason: str) -> None:
+        if state is State.APPLIED:
+            raise RuntimeError("injected")
+        report(state, reason)
 
-    monkeypatch.setattr(wrappers, "obstacle_to_holds", failing)
+    monkeypatch.setattr(entry(), "report", failing)
     request = Request(unique("s"))
     with Stage() as stage:
         assert type(stage.queue) is deque

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,38 +12,11 @@ pytest.importorskip("vllm_omni")
 
 from tests.patches.content import endings, sequences
 from tests.patches.drive import only, stages
+from tests.patches.test_budgeted_drain_content import three_stage_script
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
-STEPS = {"one": 12, "two": 5, "three": 1}
 MODES = [(False, False), (True, True), (False, True)]
-
-
-def pipeline(event_driven: bool) -> Any:
-    """Three stages with two replicas each, and the requests."""
-    from benchmarks.rigs.inprocess import Pipeline
-
-    found = Pipeline(stages(2), event_driven=event_driven)
-    for number, name in enumerate(STEPS):
-        found.add_request(name, replicas=[number % 2] * 3)
-    return found
-
-
-def raw_outputs() -> Iterator[tuple[int, Any]]:
-    """Stage and raw output, step by step: tokens, codec frames, and audio at every third step and the last one."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import audio, batch, codes, silent, text
-
-    for step in range(max(STEPS.values())):
-        for name, steps in STEPS.items():
-            if step >= steps:
-                continue
-            finish = FinishReason.STOP if step == steps - 1 else None
-            heard = finish is not None or step % 3 == 0
-            yield 0, batch(text(name, 100 + step, finish=finish))
-            yield 1, batch(codes(name, finish=finish))
-            yield 2, batch(audio(name, 0.25 * step, finish=finish) if heard else silent(name))
 
 
 def outputs(messages: list[Any]) -> dict[tuple[str, int | None], list[tuple[Any, ...]]]:
@@ -51,30 +24,29 @@ def outputs(messages: list[Any]) -> dict[tuple[str, int | None], list[tuple[Any,
     return sequences(each for each in messages if type(each).__name__ == "OutputMessage")
 
 
-def served(*pipelines: Any) -> list[list[Any]]:
-    """The messages of each, with the same raw outputs put into each in turn."""
+def served(modes: tuple[bool, bool], drains: int) -> list[list[Any]]:
+    """The messages of an orchestrator in each mode, served at the same time; so many of them have our drain."""
+    from vllm.sampling_params import RequestOutputKind
+
+    from benchmarks.rigs.inprocess import Pipeline
+    from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
+
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(each) for each in pipelines]
-        # Each has its own: on some releases processing takes the payload out.
-        for rows in zip(*(raw_outputs() for _ in running), strict=True):
-            for each, (stage, raw) in zip(running, rows, strict=True):
-                each.put(stage, raw, replica_id=list(STEPS).index(raw.outputs[0].request_id) % 2)
+        running = [stack.enter_context(Pipeline(stages(2), event_driven=mode)) for mode in modes]
+        threads = stack.enter_context(ThreadPoolExecutor())
+        list(threads.map(three_stage_script(0, RequestOutputKind.DELTA, bursts=True), running))
         for each in running:
             each.settle()
-    assert [each.crash for each in pipelines] == [None] * len(pipelines)
-    return [each.messages() for each in pipelines]
+        assert len(DrainLoop.running) == drains
+    assert [each.crash for each in running] == [None, None]
+    return [each.messages() for each in running]
 
 
 @pytest.mark.parametrize("modes", MODES, ids=["poll", "event-driven", "both"])
 def test_two_orchestrators_serve_as_on_stock(modes: tuple[bool, bool]) -> None:
     """At the same time, under every patch of theirs, also one in each mode: each request's messages are stock's."""
-    from omni_fastpath.ledger import LEDGER
-
-    expected = [outputs(each) for each in served(*map(pipeline, modes))]
+    expected = [outputs(each) for each in served(modes, drains=0)]
     with only("nonblocking_dequeue", "budgeted_drain", "lean_processing"):
-        before = LEDGER.named("budgeted_drain").counters["items"]
-        found = served(*map(pipeline, modes))
-        taken = LEDGER.named("budgeted_drain").counters["items"] - before
+        found = served(modes, drains=2)
     assert [outputs(each) for each in found] == expected
-    assert [endings(each) for each in found] == [dict.fromkeys(STEPS, (1, "end"))] * 2
-    assert taken == 2 * sum(1 for _ in raw_outputs())
+    assert [endings(each) for each in found] == [{f"request-{n}": (1, "end") for n in range(6)}] * 2

@@ -12,6 +12,8 @@ called. Where a patch has wrapped the function, what it wraps is.
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import functools
 import inspect
 import re
@@ -148,35 +150,21 @@ def functions_named(tree: ast.Module, packages: Collection[str]) -> Iterator[tup
     """
     imported: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and _is_among(node.module or "", packages):
-            for alias in node.names:
-                imported[alias.asname or alias.name] = _from_module(node.module or "", alias.name)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if _is_among(alias.name, packages):
-                    imported[(alias.asname or alias.name).partition(".")[0]] = _module(
-                        alias.name if alias.asname else alias.name.partition(".")[0]
-                    )
+        if not isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "level", None):
+            continue
+        for alias in node.names:
+            if _is_among(getattr(node, "module", alias.name), packages):
+                alone = copy.copy(node)
+                alone.names = [alias]
+                # What only another release needs may be deprecated on this one, or not there.
+                with warnings.catch_warnings(), contextlib.suppress(ImportError):
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    exec(compile(ast.Module([alone], []), "<an import of ours>", "exec"), imported)  # noqa: S102
     for node in ast.walk(tree):
         if isinstance(node, (ast.Name, ast.Attribute)):
             path = _path_of(_value(node, imported), packages)
             if path is not None:
                 yield path, ast.unparse(node)
-
-
-def _module(name: str) -> Any:
-    """A module; None where there is none. What only another release needs may be deprecated on this one."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return __import__(name, fromlist=["*"])
-    except ModuleNotFoundError:
-        return None
-
-
-def _from_module(module: str, name: str) -> Any:
-    owner = _module(module)
-    return getattr(owner, name) if hasattr(owner, name) else _module(f"{module}.{name}")
 
 
 def _value(node: ast.expr, imported: Mapping[str, Any]) -> Any:

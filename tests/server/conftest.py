@@ -1,4 +1,4 @@
-"""Real servers on the simulated device, shared by the tests of a session; one at a time."""
+"""Real servers on the simulated device, shared by the tests of a process; one at a time in each."""
 
 from __future__ import annotations
 

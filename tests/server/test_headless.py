@@ -56,7 +56,8 @@ def talkers(server: Any) -> list[dict[str, Any]]:
 
 def test_headless_stages_serve_and_one_more_attaches(server: Callable[..., Any], tmp_path: Path) -> None:
     """Thinker beside the API server, talker and code2wav headless; a second talker joins and gets its share."""
-    from omni_fastpath.tools.ab.capture import chat_request, differences, run_closed_loop
+    from benchmarks.rigs.captures import differences, run_closed_loop
+    from omni_fastpath.tools.ab.capture import chat_request
     from omni_fastpath.tools.ab.serving import free_port
 
     requests = [chat_request(f"Question {n}", max_tokens=8 + n, ignore_eos=True) for n in range(8)]

@@ -40,7 +40,8 @@ def _ours(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 def test_any_of_two_api_servers_shows_the_whole_tree(server: Callable[..., Any]) -> None:
     """Both API processes, their parent and every stage, each patch with one state; what the dashboard asks is there."""
-    from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
+    from benchmarks.rigs.captures import run_closed_loop
+    from omni_fastpath.tools.ab.capture import chat_request
 
     requests = [chat_request(f"Question {n}", modalities=("text", "audio"), max_tokens=6) for n in range(8)]
     environment = {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_QUEUE_METRICS": "1"}

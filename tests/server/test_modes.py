@@ -20,7 +20,7 @@ def _speech() -> list[Any]:
 
 def test_tts_answers_alike_on_the_event_driven_loop(server: Callable[..., Any]) -> None:
     """Two-stage Qwen3-TTS, which 0.30 runs event-driven without a variable: every sample is the same."""
-    from omni_fastpath.tools.ab.capture import differences, run_closed_loop
+    from benchmarks.rigs.captures import differences, run_closed_loop
 
     captures, found = [], {}
     for switch in ("0", "1"):

@@ -152,13 +152,14 @@ def _edited(deploy: Path) -> dict[str, Any]:
     text = deploy.read_text()
     deploy.write_text(text.replace("queue_metrics: true", "queue_metrics: false"))
     try:
-        return _command("doctor", "--no-verify")
+        return _command("doctor")
     finally:
         deploy.write_text(text)
 
 
 def _observe(server: Any, overlay: Path | None = None) -> Observed:
-    from omni_fastpath.tools.ab.capture import chat_request, run_closed_loop
+    from benchmarks.rigs.captures import run_closed_loop
+    from omni_fastpath.tools.ab.capture import chat_request
 
     seen = Observed()
     with server:
@@ -174,7 +175,7 @@ def _observe(server: Any, overlay: Path | None = None) -> Observed:
         seen.idle_switches_per_s = _idle_switches(server)
         seen.states, seen.stage_states = states(server), all_states(server, "stage")
         if overlay is not None:
-            seen.status, seen.healthy = _command("status"), _command("doctor", "--no-verify")
+            seen.status, seen.healthy = _command("status"), _command("doctor")
             seen.edited = _edited(overlay)
         # A code2wav process dies under three long requests; new ones find no replica.
         victim = _pid(server, "stage2_replica0")
@@ -186,7 +187,7 @@ def _observe(server: Any, overlay: Path | None = None) -> Observed:
 
 
 def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
-    from omni_fastpath.tools.ab.capture import run_closed_loop
+    from benchmarks.rigs.captures import run_closed_loop
 
     timer = threading.Timer(1.5, psutil.Process(pid).kill)
     timer.start()
@@ -207,7 +208,7 @@ def _unequal_counts(stock: Observed, fast: Observed) -> dict[str, tuple[float | 
 
 def _unlike(fast: Observed, stock: Observed) -> list[str]:
     """Where answers, counts and summaries disagree."""
-    from omni_fastpath.tools.ab.capture import differences
+    from benchmarks.rigs.captures import differences
 
     found = [*differences(fast.mixed, stock.mixed), *differences(fast.bad, stock.bad)]
     found += [f"{name}: {theirs} in stock, {ours}" for name, (theirs, ours) in _unequal_counts(stock, fast).items()]
@@ -290,7 +291,7 @@ def test_doctor_finds_nothing_while_it_is_well_and_an_edited_yaml(arms: tuple[Ob
 
 def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:
     """Text, tokens, every audio chunk, metadata, finish reasons, usage and the one end of each request are equal."""
-    from omni_fastpath.tools.ab.capture import differences
+    from benchmarks.rigs.captures import differences
 
     stock, fast = arms
     assert all(capture.succeeded for capture in stock.mixed)

@@ -25,7 +25,7 @@ def test_every_patch_serves_and_answers_are_stocks(server: Callable[..., Any]) -
     """Each patch is in each process what its row says, and each answer is the one of a stock server."""
     import vllm_omni
 
-    from omni_fastpath.tools.ab.capture import differences, run_closed_loop
+    from benchmarks.rigs.captures import differences, run_closed_loop
 
     if Path(vllm_omni.__file__).is_relative_to(sys.prefix):
         pytest.skip("test_parity has the installed release")

@@ -1,7 +1,6 @@
 """The simulated device's answers follow from content and seed alone."""
 
 import numpy as np
-import pytest
 
 from omni_simulated_device import content
 
@@ -27,11 +26,3 @@ def test_samples_follow_from_every_code() -> None:
         changed = [*frame]
         changed[place] = changed[place] % (content.CODEBOOK_SIZE - 1) + 1
         assert not np.array_equal(reference, content.frame_samples(changed, 1920))
-
-
-@pytest.mark.parametrize("position", [0, 255, 256, 65536])
-def test_tags_come_back(position: int) -> None:
-    """A row's tag says again whose it is, where it stands and how long the text will be."""
-    rows = content.encode_tags(KEY, [position, position + 1], 77)
-    assert content.decode_tag(rows[0].astype(np.float32).tolist()) == content.RowTag(KEY, position, 77)
-    assert content.decode_tag(rows[1].tolist()).position == position + 1

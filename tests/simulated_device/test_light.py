@@ -6,15 +6,13 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
-
 from omni_simulated_device import config
 from omni_simulated_device.light import behaviour
 
 
 def test_silent_outputs_come_before_each_with_audio() -> None:
     """With ``silent`` 3 code2wav sends N N N A for each chunk, and ends with the last one."""
-    settings = msgspec.structs.asdict(config.StageSettings(silent=3))
+    settings = config.StageSettings(silent=3)
     stage = behaviour.build(behaviour.StageSpec("code2wav", 4096, 2150, 16, 4, 25, 25, False, 0, settings))
     chunks = deque(SimpleNamespace(frames=[[1] * 16], context=0, last=last) for last in (False, True))
     live: Any = SimpleNamespace(stream=SimpleNamespace(chunks=chunks), outputs=0, silent=0)

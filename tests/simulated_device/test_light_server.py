@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 import omni_simulated_device
+from benchmarks.rigs.captures import differences, run_closed_loop
 from benchmarks.rigs.server import Server
-from omni_fastpath.tools.ab.capture import Request, chat_request, differences, run_closed_loop, speech_request
+from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request
 from omni_simulated_device import models
 from tests.questions import of_each_kind
 from tests.simulated_device import raw_outputs

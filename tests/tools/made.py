@@ -60,7 +60,6 @@ REPORT: dict[str, Any] = {
     },
     "processes": [{**snapshot(10), "server": 10}, {**snapshot(12, "stage"), "server": 10}],
     "verify": {"drum": [], "flute": []},
-    "configuration_error": None,
 }
 
 SERVER = Server(

@@ -9,9 +9,8 @@ import pytest
 import yaml
 from pydantic import Field
 
-from omni_fastpath.config import ConfigError, resolve
+from omni_fastpath.config import ConfigError, read_blocks, resolve
 from omni_fastpath.declare import Options
-from omni_fastpath.deploy_yaml import read_blocks
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import overlay
 from tests.fakes.upstream import patch

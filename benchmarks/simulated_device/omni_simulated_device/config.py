@@ -62,6 +62,10 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     silent: Count = 0
     """Code2wav of light engines: outputs without audio, a step each, before each one with."""
 
+    def step_s(self, tokens: int, requests: int) -> float:
+        """What a step of so many tokens and requests takes, seconds."""
+        return self.base_ms * 1e-3 + self.per_token_us * 1e-6 * tokens + self.per_req_us * 1e-6 * requests
+
     def __post_init__(self) -> None:
         for low, high in (("min_tokens", "max_tokens"), ("min_frames", "max_frames")):
             least, most = getattr(self, low), getattr(self, high)

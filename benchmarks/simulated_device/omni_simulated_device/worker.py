@@ -134,12 +134,7 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
             inter_stage_outputs=inter_stage,
             multimodal_outputs=client,
         )
-        cost = self.settings
-        step_s = (
-            cost.base_ms * 1e-3
-            + cost.per_token_us * 1e-6 * scheduler_output.total_num_scheduled_tokens
-            + cost.per_req_us * 1e-6 * len(results)
-        )
+        step_s = self.settings.step_s(scheduler_output.total_num_scheduled_tokens, len(results))
         self._device_free_at = max(time.monotonic(), self._device_free_at) + step_s
         pending = _DeviceOutput(output, self._device_free_at)
         return pending if self._async else pending.get_output()

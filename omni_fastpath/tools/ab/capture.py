@@ -14,7 +14,6 @@ import asyncio
 import base64
 import dataclasses
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -116,21 +115,6 @@ class Capture:
         return b"".join(map(_samples, [b"".join(files)] if self.is_byte_stream else files))
 
     @property
-    def ttft_s(self) -> float | None:
-        """Time to first text, seconds."""
-        return next((piece.at_s for piece in self.pieces if piece.text), None)
-
-    @property
-    def ttfp_s(self) -> float | None:
-        """Time to first audio, seconds."""
-        return next((piece.at_s for piece in self.audio_pieces), None)
-
-    @property
-    def audio_gaps_s(self) -> list[float]:
-        """Times between successive pieces of audio, seconds."""
-        return [after.at_s - before.at_s for before, after in itertools.pairwise(self.audio_pieces)]
-
-    @property
     def succeeded(self) -> bool:
         """Whether the request was answered to its end without an error."""
         return self.status == 200 and self.error is None and not self.aborted
@@ -190,10 +174,6 @@ class Capture:
             "error": self.error,
             "error_code": self.error_code,
         }
-
-    def digest(self) -> str:
-        """SHA-256 of `answer`."""
-        return _digest(self.answer())
 
 
 def _sha256(data: bytes) -> str:
@@ -267,35 +247,18 @@ async def _record_events(capture: Capture, content: aiohttp.StreamReader) -> Non
         capture.fail("the event stream ended without [DONE]")
 
 
-def run_closed_loop(
-    base_url: str, requests: Sequence[Request], max_concurrency: int = 1, *, headers: Mapping[str, str] | None = None
-) -> list[Capture]:
-    """Keep *max_concurrency* requests in flight, started in the given order, until all are answered.
+def ask(base_url: str, requests: Sequence[Request], headers: Mapping[str, str]) -> list[Capture]:
+    """Send requests one after another, each when the one before is answered."""
 
-    Captures come back in the order of *requests*.
-    """
-    captures: dict[int, Capture] = {}
-    waiting = iter(enumerate(requests))
-
-    async def worker(to: aiohttp.ClientSession) -> None:
-        for index, request in waiting:
-            captures[index] = await send(to, request)
-
-    async def run() -> None:
+    async def run() -> list[Capture]:
         async with session(base_url, headers=headers) as to:
-            await asyncio.gather(*(worker(to) for _ in range(max_concurrency)))
+            return [await send(to, request) for request in requests]
 
-    asyncio.run(run())
-    return [captures[index] for index in range(len(requests))]
-
-
-def differences(ours: Sequence[Capture], theirs: Sequence[Capture]) -> list[str]:
-    """Where two runs of the same requests disagree, one line each; empty when they agree."""
-    return answers_differ([each.answer() for each in ours], [each.answer() for each in theirs])
+    return asyncio.run(run())
 
 
 def answers_differ(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """``differences`` of what `Capture.answer` said of each request."""
+    """Where two runs of the same requests disagree, one line each, by what `Capture.answer` said of each request."""
     found = [] if len(ours) == len(theirs) else [f"{len(ours)} captures against {len(theirs)}"]
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         unequal = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]

@@ -3,8 +3,11 @@ r"""Two settings of a server, started in turn, measured alike, and what can be s
   omni-fastpath ab --starts 6 --a OMNI_FASTPATH=0 --b OMNI_FASTPATH=1 \
     -- vllm serve MODEL --omni --port {port} \
     -- vllm bench serve --omni --port {port} --model MODEL --backend openai-chat-omni \
-         --endpoint /v1/chat/completions --percentile-metrics ttft,tpot,itl,e2el,audio_ttfp,audio_rtf \
+         --endpoint /v1/chat/completions --request-rate RATE --num-prompts 300 \
+         --percentile-metrics ttft,tpot,itl,e2el,audio_ttfp,audio_rtf,audio_underrun \
          --save-result --result-filename {result}
+
+RATE is what the server gets in a busy hour: all at once, the client's default, measures saturation.
 
 Both commands are your own and run without a shell. Each server is proved to be its arm by the state files of its own
 processes, loaded by your client, and sent fixed requests whose answers are compared: byte by byte where
@@ -19,8 +22,9 @@ arm of the first file is what the other is judged against.
 Placeholders: {port} in both commands, {result} in the client's (a path for its JSON).
 
 Exit codes: 0 measured, no measure is worse and the answers are alike; 1 a measure is worse or only the first arm has
-it, more requests failed, or the answers differ; 2 usage; 3 the measurement failed; 130 interrupted. After 3 and 130
-nothing is left running, and the report has what was measured until then, marked as incomplete.
+it, more requests failed, or the answers differ; 2 usage; 3 the measurement failed; 4 too few starts to decide anything,
+and nothing of 1; 130 interrupted. After 3 and 130 nothing is left running, and the report has what was measured until
+then, marked as incomplete.
 """
 
 from __future__ import annotations
@@ -33,8 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omni_fastpath.config import refusal
-from omni_fastpath.tools.ab import commands, files, measures, report, requests, series, states
-from omni_fastpath.tools.ab.arm import Arm
+from omni_fastpath.tools.ab import commands, files, measures, report, series, states
 from omni_fastpath.tools.ab.files import Series
 from omni_fastpath.tools.ab.interrupts import Interrupted, Interrupts
 from omni_fastpath.tools.ab.phases import Phases
@@ -96,7 +99,7 @@ def _plan(options: argparse.Namespace, serve: Sequence[str], bench: Sequence[str
     commands.check("serve command", serve, [commands.PORT])
     commands.check_reachable(serve)
     commands.check("bench command", bench, [commands.PORT, commands.RESULT])
-    arms = Arm("A", commands.variables("--a", options.a)), Arm("B", commands.variables("--b", options.b))
+    arms = series.Arm("A", commands.variables("--a", options.a)), series.Arm("B", commands.variables("--b", options.b))
     for arm in arms:
         # Refused here, and not by a server in the midst of a series.
         states.expected(series.environment(arm), serve)
@@ -108,7 +111,7 @@ def _plan(options: argparse.Namespace, serve: Sequence[str], bench: Sequence[str
         starts=options.starts,
         serve=serve,
         bench=bench,
-        requests=requests.fixed(bench),
+        requests=commands.fixed(bench),
         primary=options.primary,
         out=_output_folder(options.out),
     )
@@ -126,7 +129,16 @@ def _measure(plan: series.Plan) -> int:
     for arm in plan.arms:
         progress.print(f"{arm.name}: {' '.join(map('='.join, series.shown_variables(arm).items())) or 'as it is'}")
     order = " ".join(arm.name for arm in plan.order)
-    progress.print(f"{len(plan.order)} starts, one after another: {order}; to {plan.out}")
+    count, load_s = len(plan.order), commands.load_s(plan.bench)
+    load = (
+        f"{count * load_s / 60:.0f} minutes of load"
+        if load_s
+        else f"{count} loads of all requests at once (saturation)"
+    )
+    progress.print(f"{count} starts, one after another: {order}; to {plan.out}")
+    progress.print(
+        f"This takes {load}, and {count} times what the server needs to start and stop, on idle accelerators."
+    )
     interrupts = Interrupts()
     with interrupts.caught():
         found, ended = series.run(plan, Phases(progress, len(plan.order) * series.PHASES_A_START), interrupts)
@@ -152,4 +164,5 @@ def _reported(found: Series, folder: Path) -> int:
         report.show(judged, out)
         for line in written:
             out.print(line, soft_wrap=True)
+        out.print(report.notes(judged)[0], style="bold")
     return judged.exit_code

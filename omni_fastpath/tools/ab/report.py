@@ -17,12 +17,11 @@ from omni_fastpath.tools.ab import answers, measures, rows
 from omni_fastpath.tools.ab.files import Series
 from omni_fastpath.tools.ab.interrupts import INTERRUPTED
 from omni_fastpath.tools.ab.rows import Row
-from omni_fastpath.tools.ab.table import print_table
 
 SCHEMA = 4
 """Of the JSON report; a key is only ever added under the same number."""
 
-FINE, DIFFERENT, FAILED, ENDED_BY_SIGNAL = 0, 1, 3, 130
+FINE, DIFFERENT, FAILED, UNDECIDED, ENDED_BY_SIGNAL = 0, 1, 3, 4, 130
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,17 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: no measure is worse and the answers are alike. 1: one is, or they are not. 3, 130: failed, interrupted."""
+        """0: no measure is worse and the answers are alike. 1: one is, or they are not. 4: nothing can be decided.
+
+        3, 130: failed, interrupted.
+        """
         if not self.series.is_whole:
             return ENDED_BY_SIGNAL if self.series.ended == INTERRUPTED else FAILED
         a, b = map(statistics.fmean, self.failed.values())
         lost = any(in_b > in_a for _, (in_a, in_b) in self.lacking)
-        return DIFFERENT if b > a or lost or self.named("worse") or self.answers["differences"] else FINE
+        if b > a or lost or self.named("worse") or self.answers["differences"]:
+            return DIFFERENT
+        return FINE if self.named("better") or self.named("no difference shown") else UNDECIDED
 
 
 def judge(series: Series) -> Report:
@@ -151,11 +155,11 @@ def as_data(report: Report) -> dict[str, Any]:
 
 
 def show(report: Report, console: Console) -> None:
-    """The table, its sentences, what the answers came to."""
+    """The table, what it rests on, what the answers came to; what the table says is left for the end."""
     for line in heading(report):
         console.print(line)
-    print_table(console, report.columns, report.table, rows.by_arm)
-    for line in notes(report):
+    rows.print_table(console, report.columns, report.table)
+    for line in notes(report)[1:]:
         console.print(line)
     for line in alarms(report):
         console.print(line, style="bold red")

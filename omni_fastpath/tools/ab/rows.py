@@ -9,7 +9,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any, Protocol
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.verdict import Measure, Verdict
@@ -55,9 +60,7 @@ def rows(measures: Sequence[Measure], starts: Sequence[AStart], arms: tuple[str,
         each.title: {arm: [each.read(start) for start in starts if start.arm == arm] for arm in arms}
         for each in measures
     }
-    named = [each for each in measures if each.primary] + [
-        each for each in measures if each.judged and not each.primary
-    ]
+    named = sorted((each for each in measures if each.primary or each.judged), key=lambda each: not each.primary)
     a, b = ({each.title: values[each.title][arm] for each in named} for arm in arms)
     verdicts = verdict.verdicts(named, a, b)
     return [Row(each, values[each.title], verdicts.get(each.title)) for each in measures]
@@ -96,9 +99,9 @@ def summary(table: Sequence[Row]) -> list[str]:
     first, second = primary.values
     counts = ", ".join(f"{word} in {words.count(word)}" for word in dict.fromkeys(words))
     if set(words) == {"too few starts"}:
-        counts = "too few starts for a verdict on any of them, so that the table describes these starts and no others"
+        counts = "too few starts to decide anything; the table describes these starts and no others"
     return [
-        f"{second[:1].upper()}{second[1:]} against {first}, {len(words)} rows that were named beforehand: {counts}.",
+        f"{second[:1].upper()}{second[1:]} against {first}, on {len(words)} measures named beforehand: {counts}.",
         verdict.legend(primary.measure, len(words) - 1, min(map(len, primary.values.values()))),
     ]
 
@@ -107,16 +110,29 @@ def as_data(table: Sequence[Row]) -> list[dict[str, Any]]:
     """The table as plain data."""
     return [
         {
-            "group": row.measure.group,
-            "name": row.measure.name,
-            "unit": row.measure.unit,
-            "better": row.measure.better,
-            "primary": row.measure.primary,
-            "values": {
-                arm: [None if math.isnan(value) else value for value in values] for arm, values in row.values.items()
-            },
+            **{key: getattr(row.measure, key) for key in ("group", "name", "unit", "better", "primary")},
+            "values": {arm: [None if math.isnan(each) else each for each in row.values[arm]] for arm in row.values},
             "ratio": row.ratio,
             "verdict": None if row.verdict is None else asdict(row.verdict),
         }
         for row in table
     ]
+
+
+def print_table(console: Console, columns: Sequence[str], found: Sequence[Row]) -> None:
+    """The rows on a terminal, in their groups, coloured by their verdicts; columns are as ``by_arm`` gives them.
+
+    Names are users' own: a square bracket in them is no markup.
+    """
+    table = Table(box=None if not console.is_terminal else Table().box, padding=(0, 1))
+    for place, name in enumerate(columns):
+        is_text = place == 0 or name == "verdict"
+        table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=not console.is_terminal)
+    for group, of_group in groupby(found, key=lambda row: row.measure.group):
+        table.add_row(Text(group), style="bold")
+        *_, last = shown_rows = list(of_group)
+        for row in shown_rows:
+            style = {"better": "green", "worse": "red"}.get(row.verdict.word) if row.verdict is not None else None
+            words = (Text(f"  {cell}" if place == 0 else cell) for place, cell in enumerate(by_arm(row)))
+            table.add_row(*words, style=style, end_section=row is last)
+    console.print(table)

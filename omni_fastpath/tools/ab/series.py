@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from omni_fastpath.config import ConfigError
-from omni_fastpath.tools.ab import commands, measures, redaction, requests, serving, states
-from omni_fastpath.tools.ab.about import about, commit
-from omni_fastpath.tools.ab.arm import Arm, WrongArmError
-from omni_fastpath.tools.ab.capture import Request, run_closed_loop
-from omni_fastpath.tools.ab.files import Series, Start
+from omni_fastpath.process_role import NAMESPACE
+from omni_fastpath.tools.ab import commands, measures, redaction, serving, states
+from omni_fastpath.tools.ab.capture import Request, ask
+from omni_fastpath.tools.ab.files import Series, Start, about
 from omni_fastpath.tools.ab.interrupts import INTERRUPTED, Interrupted, Interrupts
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.serving import LOG_FOLLOWS, Child, MeasureError, Serving, tail
-from omni_fastpath.tools.ab.turns import turns
-from omni_fastpath.variables import NAMESPACE
 
 PHASES_A_START = 5
 
-EXPECTED = (MeasureError, WrongArmError, ConfigError, OSError)
+EXPECTED = (MeasureError, ConfigError, OSError)
 """What ends a series and says itself what it was; anything else is a mistake of this program."""
 
 _MATTER = (NAMESPACE, "VLLM_OMNI_", "VLLM_PLUGINS")
@@ -34,12 +31,20 @@ _KEY = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True)
+class Arm:
+    """A name, and the variables that its servers have besides this shell's."""
+
+    name: str
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is measured.
 
     Attributes:
         arms: The second is judged against the first.
-        starts: Of each arm.
+        starts: Of each arm, an even number.
         serve: The server's command, with its placeholders.
         bench: The client's.
         requests: The fixed requests.
@@ -57,8 +62,9 @@ class Plan:
 
     @property
     def order(self) -> list[Arm]:
-        """The arm of each start."""
-        return [arm for _, arm in turns(self.arms, self.starts)]
+        """The arm of each start, A B B A, so that what drifts on the machine hits both alike."""
+        a, b = self.arms
+        return [a, b, b, a] * (self.starts // 2)
 
 
 def environment(arm: Arm) -> dict[str, str]:
@@ -78,7 +84,6 @@ def run(plan: Plan, phases: Phases, interrupts: Interrupts) -> tuple[Series, Exc
     Returns:
         What was measured, and what ended it before its end; None where nothing did.
     """
-    commit()  # of the code that runs, whatever is committed meanwhile
     found: list[Start] = []
     ended: Exception | Interrupted | None = None
     try:
@@ -126,7 +131,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
         with phases.phase(f"{title}: starting the server"):
             server.start()
         with phases.phase(f"{title}: proof of the arm"):
-            states.prove(server, arm, wanted)
+            states.prove(server, arm.name, wanted)
         with phases.phase(f"{title}: benchmark client"):
             found = _result(client, server, result)
         with phases.phase(f"{title}: {len(plan.requests)} fixed requests, proof of the arm"):
@@ -134,7 +139,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
                 answers = _ask(server.url, plan.requests, commands.headers(bench))
             time.sleep(states.SETTLE_S if wanted.enabled else 0.0)
             server.check()
-            said = states.prove(server, arm, wanted)
+            said = states.prove(server, arm.name, wanted)
         start = Start(
             arm=arm.name,
             variables=shown_variables(arm),
@@ -146,7 +151,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
             measured=measures.read(found),
             failed=found.get("failed") or 0,
             answers=answers,
-            questions=requests.digest(plan.requests),
+            questions=commands.digest(plan.requests),
             states=states.as_data(said),
         )
         start.write(plan.out / "starts" / f"{named}.json")
@@ -185,5 +190,4 @@ def _ask(url: str, sent: Sequence[Request], headers: Mapping[str, str]) -> list[
     """What the fixed requests were answered, one after another; with the headers that the client sends."""
     key = None if "authorization" in map(str.lower, headers) else os.environ.get(_KEY)
     own = {"Authorization": f"Bearer {key}"} if key else {}
-    captures = run_closed_loop(url, sent, headers={**own, **headers})
-    return [capture.answer() for capture in captures]
+    return [capture.answer() for capture in ask(url, sent, {**own, **headers})]

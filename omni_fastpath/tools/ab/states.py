@@ -8,20 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_fastpath import statefile
-from omni_fastpath.config import ConfigError, refusal
+from omni_fastpath.config import ConfigError, refusal, resolve_file
 from omni_fastpath.declare import Process, State
-from omni_fastpath.deploy_yaml import resolve_file
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.process_role import NAMESPACE, master_off, value
 from omni_fastpath.statefile import Snapshot
 from omni_fastpath.tools import entrypoint
-from omni_fastpath.tools.ab.arm import Arm, WrongArmError
-from omni_fastpath.tools.ab.commands import option
-from omni_fastpath.tools.ab.serving import Child
+from omni_fastpath.tools.ab.serving import Child, MeasureError
 from omni_fastpath.tools.overlay import find
-from omni_fastpath.variables import NAMESPACE, master_off
 
 SETTLE_S = 2.5
-"""After which a state file has the last counters: ``omni_fastpath.publish.REFRESH_S``, and a little."""
+"""After which a state file has the last counters: ``omni_fastpath.statefile.REFRESH_S``, and a little."""
 
 _SERVES = (State.APPLIED, State.SUPERSEDED)
 _FINE = (*_SERVES, State.NOT_APPLICABLE)
@@ -49,7 +46,7 @@ def expected(environ: Mapping[str, str], serve: Sequence[str]) -> Expected:
     Raises:
         ConfigError: That server would refuse to start, or would not load us and leave no proof.
     """
-    deploy = option(serve, "--deploy-config")
+    deploy = value(serve, "--deploy-config")
     found = resolve_file(None if deploy is None else find(deploy), environ, PATCHES)
     if found.unknown:
         raise ConfigError("\n".join(found.unknown))
@@ -64,11 +61,11 @@ def expected(environ: Mapping[str, str], serve: Sequence[str]) -> Expected:
     )
 
 
-def prove(server: Child, arm: Arm, wanted: Expected) -> list[Snapshot]:
+def prove(server: Child, arm: str, wanted: Expected) -> list[Snapshot]:
     """The state files of a server's processes, which say that it is its arm.
 
     Raises:
-        WrongArmError: They do not, some seconds after it was ready either.
+        MeasureError: They do not, some seconds after it was ready either.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -78,7 +75,7 @@ def prove(server: Child, arm: Arm, wanted: Expected) -> list[Snapshot]:
         if not problems:
             return found
         if time.monotonic() > deadline:
-            raise WrongArmError(f"this server is not what {arm.name} says:\n  " + "\n  ".join(problems))
+            raise MeasureError(f"this server is not what {arm} says:\n  " + "\n  ".join(problems))
         server.interrupts.check()
         time.sleep(0.5)
 

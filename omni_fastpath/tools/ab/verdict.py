@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from omni_fastpath.tools.ab.quantiles import quantile
 
 PRIMARY_ALPHA = 0.03
 """Four starts an arm can reach p = 0.029, for one measure and no more."""
@@ -28,7 +27,7 @@ STARTS = 6
 """Starts an arm unless told otherwise: p = 0.0022 can be reached, so that nine other measures have a chance."""
 
 Better = Literal["higher", "lower"]
-Word = Literal["better", "worse", "the same", "too few starts"]
+Word = Literal["better", "worse", "no difference shown", "too few starts"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class Verdict:
     """What can be said of one measure.
 
     Attributes:
-        word: ``better`` or ``worse`` (B against A), ``the same`` (no difference was found: the interval says how large
-            a one may have been missed), or ``too few starts``, with which no difference could have been found.
+        word: ``better`` or ``worse`` (B against A), ``no difference shown`` (the interval says how large a one may have
+            been missed), or ``too few starts``, with which none could have been found.
         ratio: As ``ratio`` says it.
         interval: The ratios that the test does not reject; None with too few starts, or where a value is zero.
         p: Two-sided and exact.
@@ -175,15 +174,15 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Median of all B / A, which lies within the interval; None where a start has no value, or one of A is zero."""
     if 0 in a or not (_is_whole(a) and _is_whole(b)):
         return None
-    return quantile((each / base for each in b for base in a), 0.5)
+    return statistics.median(each / base for each in b for base in a)
 
 
 def _verdict(measure: Measure, a: Sequence[float], b: Sequence[float], p: float, threshold: float) -> Verdict:
-    word: Word = "the same"
+    word: Word = "no difference shown"
     if least_p(len(a), len(b)) > threshold:
         word = "too few starts"
     elif p <= threshold:
-        higher = quantile(b, 0.5) > quantile(a, 0.5)
+        higher = statistics.median(b) > statistics.median(a)
         word = "better" if higher == (measure.better == "higher") else "worse"
     return Verdict(word, ratio(a, b), interval(a, b, threshold), p, threshold)
 

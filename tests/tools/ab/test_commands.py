@@ -10,7 +10,7 @@ import pytest
 
 from omni_fastpath.config import ConfigError
 from omni_fastpath.tools import cli
-from omni_fastpath.tools.ab import commands, redaction, requests
+from omni_fastpath.tools.ab import commands, redaction
 
 PYTHON = sys.executable
 
@@ -32,15 +32,6 @@ def test_only_the_placeholders_are_filled_in() -> None:
         '{"a": {}}',
         "--out=x.json",
     ]
-
-
-def test_options_are_read_as_vllm_reads_them() -> None:
-    """``_`` in an option is ``-``, in its value it stays; the last one counts."""
-    words = ["vllm", "--deploy_config", "a_b.yaml", "--served_model_name=m_1"]
-    assert commands.option(words, "--deploy-config") == "a_b.yaml"
-    assert commands.option(words, "--served-model-name") == "m_1"
-    assert commands.option([*words, "--deploy-config=c"], "--deploy-config") == "c"
-    assert commands.option(["vllm", "--deploy-config"], "--deploy-config") is None
 
 
 def test_the_clients_headers() -> None:
@@ -109,7 +100,6 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
         (["--", "SERVE", "--", PYTHON, "{port}"], "bench command: found no {result}"),
         (["--", PYTHON, "{port}", "--host", "10.0.0.5", "--", "BENCH"], "serve command: found --host 10.0.0.5"),
         (["--", PYTHON, "{port}", "--ssl-certfile", "c", "--", "BENCH"], "serve command: found --ssl-certfile"),
-        (["--", PYTHON, "{port}", "--uds=/s", "--", "BENCH"], "serve command: found --uds"),
         (["--", "no-such-program", "{port}", "--", "BENCH"], "serve command: found 'no-such-program'"),
         (["--", PYTHON, "{port}", "--config", "c", "--", "BENCH"], "serve command: found --config"),
         (["--a", "VLLM_PLUGINS=x", "--a", "OMNI_FASTPATH=0", "--", "SERVE", "--", "BENCH"], "VLLM_PLUGINS: found x"),
@@ -135,20 +125,20 @@ def test_usage_errors_name_the_key(arguments: list[str], said: str, capsys: pyte
 def test_fixed_requests_go_where_the_clients_go() -> None:
     """The endpoint, the model and the extra body are the client's; greedy, with a seed; the same whenever asked for."""
     bench = ["vllm", "bench", "serve", "--model", "m", "--backend", "openai-chat-omni", "--extra-body"]
-    sent = requests.fixed([*bench, '{"modalities": ["audio"], "stream": false}'])
+    sent = commands.fixed([*bench, '{"modalities": ["audio"], "stream": false}'])
     assert len({request.body["messages"][0]["content"] for request in sent}) == 8
     body = sent[0].body
     assert (body["model"], body["modalities"], body["temperature"], body["seed"]) == ("m", ["audio"], 0.0, 0)
     assert body["stream"] is True
-    assert sent == requests.fixed([*bench, '{"modalities": ["audio"]}'])
-    spoken, *_ = requests.fixed(["--endpoint=/v1/audio/speech", "--extra-body", '{"voice": "anna"}'])
+    assert sent == commands.fixed([*bench, '{"modalities": ["audio"]}'])
+    spoken, *_ = commands.fixed(["--endpoint=/v1/audio/speech", "--extra-body", '{"voice": "anna"}'])
     assert (spoken.path, spoken.body["voice"], spoken.body["seed"]) == ("/v1/audio/speech", "anna", 0)
 
 
 @pytest.mark.parametrize("bench", [["--endpoint", "/v1/completions"], []])
 def test_where_no_request_is_known_none_is_sent(bench: list[str]) -> None:
     """Nothing is guessed."""
-    assert requests.fixed(bench) == []
+    assert commands.fixed(bench) == []
 
 
 def test_without_what_it_needs_it_says_how_to_get_it(

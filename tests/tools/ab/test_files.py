@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omni_fastpath.config import ConfigError
-from omni_fastpath.tools.ab import files, report, requests
+from omni_fastpath.tools.ab import commands, files, report
 from omni_fastpath.tools.ab.capture import chat_request
 from omni_fastpath.tools.ab.files import Series, Start
 
@@ -48,7 +48,7 @@ def test_starts_that_were_asked_different_things_are_refused(tmp_path: Path) -> 
 def test_the_model_s_name_is_no_difference_of_what_was_asked() -> None:
     """Two servers may call one model by two names; another prompt is another question."""
     one, other, third = (
-        requests.digest([chat_request(prompt, model=model)]) for prompt, model in (("a", "m"), ("a", "n"), ("b", "m"))
+        commands.digest([chat_request(prompt, model=model)]) for prompt, model in (("a", "m"), ("a", "n"), ("b", "m"))
     )
     assert one == other != third
 

@@ -29,11 +29,11 @@ def _row(a: list[float], b: list[float], *, primary: bool = True) -> Row:
 
 @pytest.mark.parametrize("primary", [True, False])
 def test_one_cold_start_makes_no_ratio(primary: bool) -> None:
-    """Of equal medians and the verdict "the same" the ratio is 1, in a row without a verdict too."""
+    """Of equal medians and the verdict "no difference shown" the ratio is 1, in a row without a verdict too."""
     row = _row([400.0, *[100.0] * 5], [100.0] * 6, primary=primary)
     assert row.ratio == 1.0
     assert rows.by_arm(row)[1:4] == ["100 (100 to 400)", "100 (100 to 100)", "1.00"]
-    assert row.verdict is None or (row.verdict.word, row.verdict.ratio) == ("the same", row.ratio)
+    assert row.verdict is None or (row.verdict.word, row.verdict.ratio) == ("no difference shown", row.ratio)
 
 
 @pytest.mark.parametrize("values", [[NONE, 1.0, 3.0], [1.0, NONE, 3.0], [1.0, 3.0, NONE]])

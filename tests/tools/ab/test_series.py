@@ -65,10 +65,10 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
 ) -> None:
     """The order, what each start measured, the states of each arm, and every file; two starts decide nothing."""
     monkeypatch.setenv("VLLM_OMNI_TOKEN", "secret")
-    assert _ab(serve(), bench(), *OFF_ON) == 0
+    assert _ab(serve(), bench(), *OFF_ON) == 4
     found = _report()
     assert found["order"] == ["A", "B", "B", "A"]
-    assert (found["complete"], found["exit_code"], found["worse"], found["better"]) == (True, 0, [], [])
+    assert (found["complete"], found["exit_code"], found["worse"], found["better"]) == (True, 4, [], [])
     assert found["arms"] == {arm: f"OMNI_FASTPATH={on} VLLM_OMNI_TOKEN=***" for arm, on in (("A", 0), ("B", 1))}
     primary = next(row for row in found["rows"] if row["primary"])
     assert primary["name"] == "median_audio_ttfp"
@@ -83,6 +83,8 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     shown = capsys.readouterr()
     assert "A: OMNI_FASTPATH=0" in shown.out
     assert "median_audio_ttfp, ms" in shown.out
+    assert "too few starts" in shown.out.splitlines()[-1]
+    assert "4 starts, one after another: A B B A" in shown.err
     assert "4/4 A: benchmark client" in shown.err
     assert " left" in shown.err
 
@@ -256,11 +258,11 @@ def test_the_fixed_requests_have_the_clients_headers(monkeypatch: pytest.MonkeyP
 
     sent: list[Any] = []
 
-    def run_closed_loop(*_: object, headers: dict[str, str]) -> list[Any]:
+    def ask(_url: str, _requests: object, headers: dict[str, str]) -> list[Any]:
         sent.append(headers)
         return []
 
     monkeypatch.setenv("OPENAI_API_KEY", "old")
-    monkeypatch.setattr(series, "run_closed_loop", run_closed_loop)
+    monkeypatch.setattr(series, "ask", ask)
     series._ask("http://127.0.0.1:1", [chat_request("x")], {"authorization": "Bearer new", "x": "1"})
     assert sent == [{"authorization": "Bearer new", "x": "1"}]

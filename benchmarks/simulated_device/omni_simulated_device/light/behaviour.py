@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_simulated_device import content
+from omni_simulated_device.config import StageSettings
 from omni_simulated_device.light.stream import Chunk, Stream
 from omni_simulated_device.light.wire import Request
 
@@ -92,7 +93,7 @@ class StageSpec:
         left_context: Frames that code2wav decodes again.
         client_gets_payload: Whether a talker's codes are sent to the orchestrator too.
         seed: Of everything.
-        settings: `config.StageSettings` as a mapping.
+        settings: Of the device, for this stage.
     """
 
     model_stage: str
@@ -104,7 +105,7 @@ class StageSpec:
     left_context: int
     client_gets_payload: bool
     seed: int
-    settings: dict[str, Any]
+    settings: StageSettings
 
 
 class _Behaviour:
@@ -118,9 +119,9 @@ class _Behaviour:
     def begin(self, live: Live) -> None:
         """A request has come."""
 
-    def ready(self, live: Live) -> bool:
-        """Whether there is anything to make a step on."""
-        raise NotImplementedError
+    def ready(self, live: Live) -> bool:  # noqa: ARG002 - some stages' own question
+        """Whether there is anything to make a step on; a first stage has its prompt."""
+        return True
 
     def cost_tokens(self, live: Live) -> int:
         """Tokens that the request's next step computes."""
@@ -161,13 +162,9 @@ class Thinker(_Behaviour):
         room, most = self.spec.context - len(request.prompt), params.get("max_tokens", 16)
         limit = room if most is None else min(room, int(most))
         if not params.get("ignore_eos"):
-            length = content.choose(stream.key, "text length", settings["min_tokens"], settings["max_tokens"])
+            length = content.choose(stream.key, "text length", settings.min_tokens, settings.max_tokens)
             live.ends_at = max(length, int(params.get("min_tokens", 0)) + 1)
         stream.text_tokens = limit if live.ends_at is None else min(live.ends_at, limit)
-
-    def ready(self, live: Live) -> bool:  # noqa: ARG002 - each stage's own question
-        """Always."""
-        return True
 
     def answer(self, live: Live) -> Answer:
         """The next token."""
@@ -214,7 +211,7 @@ class _Talker(_Behaviour):
 
     def _length(self, live: Live, key: bytes) -> int:
         settings = self.spec.settings
-        frames = content.choose(key, "frames", settings["min_frames"], settings["max_frames"])
+        frames = content.choose(key, "frames", settings.min_frames, settings.max_frames)
         return max(frames, live.stream.text_tokens, int(live.request.params.get("min_tokens", 0)))
 
     def _arrays(self, live: Live) -> Arrays:
@@ -253,10 +250,6 @@ class SpeechTalker(_Talker):
         spoken = [request.information.get(name) for name in content.SPEECH_CONTENT]
         stream.key = content.content_key(self.spec.seed, "speech", request.prompt, spoken, _sampling_seed(request))
 
-    def ready(self, live: Live) -> bool:  # noqa: ARG002 - each stage's own question
-        """Always."""
-        return True
-
 
 class Code2Wav(_Behaviour):
     """Last stage: a chunk's audio, after as many outputs without audio as the settings say."""
@@ -275,7 +268,7 @@ class Code2Wav(_Behaviour):
     def answer(self, live: Live) -> Answer:
         """The chunk's audio, or an output without any before it."""
         live.outputs += 1
-        if live.silent < self.spec.settings["silent"]:
+        if live.silent < self.spec.settings.silent:
             live.silent += 1
             return Answer([], self._audio(np.zeros(0, np.float32)))
         live.silent = 0

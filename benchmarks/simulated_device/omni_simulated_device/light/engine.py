@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -161,15 +161,8 @@ class Engine:
         if not lives:
             self._wait(now)
             return
-        settings: Mapping[str, float] = self.spec.behaviour.settings
         computed = [self._behaviour.cost_tokens(live) for live in lives]
-        tokens = sum(computed)
-        due = (
-            now
-            + settings["base_ms"] * 1e-3
-            + settings["per_token_us"] * 1e-6 * tokens
-            + settings["per_req_us"] * 1e-6 * len(lives)
-        )
+        due = now + self.spec.behaviour.settings.step_s(sum(computed), len(lives))
         began = time.thread_time()
         first = [not live.outputs for live in lives]
         self._step = [(live, self._behaviour.answer(live)) for live in lives]

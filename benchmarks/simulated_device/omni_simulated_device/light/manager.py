@@ -233,7 +233,6 @@ def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
     connector = model.stage_connector_config
     extra = (connector.get("extra") if isinstance(connector, dict) else None) or {}
     omni = hasattr(hf_config, "thinker_config")
-    settings = device.stage(model.model_stage)
     return StageSpec(
         model_stage=model.model_stage,
         context=int(model.max_model_len),
@@ -245,7 +244,7 @@ def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
         left_context=int(extra.get("codec_left_context_frames", 25)) if omni else 0,
         client_gets_payload=gets_payload,
         seed=device.seed,
-        settings=msgspec.structs.asdict(settings),
+        settings=device.stage(model.model_stage),
     )
 
 

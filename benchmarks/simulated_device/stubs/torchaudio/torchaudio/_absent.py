@@ -1,4 +1,4 @@
-"""What every function of the stand-in does when it is called."""
+"""What every function of a stand-in does when it is called; torchvision's distribution takes it in too."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -13,8 +13,8 @@ def absent_from(module: str) -> Callable[[str], Callable[..., NoReturn]]:
 
         def refuse(*_args: object, **_kwargs: object) -> NoReturn:
             raise NotImplementedError(
-                f"{module}.{name} was called, but this environment holds an import-only stand-in for torchaudio; "
-                "install the real package to process recorded audio"
+                f"{module}.{name} was called, but this environment holds an import-only stand-in; "
+                "install the real package to process images, video or recorded audio"
             )
 
         return refuse

@@ -17,17 +17,17 @@ from unittest.mock import Mock
 
 import pytest
 
-from omni_fastpath import __version__, publish, statefile
+from omni_fastpath import __version__, statefile
 from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.metrics import Collector
-from omni_fastpath.publish import Publisher, stage_and_replica
+from omni_fastpath.statefile import Publisher, stage_and_replica
 from tests.fakes.processes import ROOT
 from tests.fakes.upstream import patch
 
 DRUM = patch("drum", counters=(Counter("beats", "beats"),))
 FLUTE = patch("flute", counters=())
-KEEP_FRESH = publish.Publisher._keep_fresh
+KEEP_FRESH = statefile.Publisher._keep_fresh
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,8 @@ def _ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "runtime").mkdir(mode=0o700, exist_ok=True)
     monkeypatch.setattr(LEDGER, "_entries", {})
     monkeypatch.setattr(LEDGER, "_listeners", [])
-    monkeypatch.setattr("omni_fastpath.publish.atexit.register", lambda function: function)
-    monkeypatch.setattr(publish.Publisher, "_keep_fresh", lambda self: None)
+    monkeypatch.setattr("omni_fastpath.statefile.atexit.register", lambda function: function)
+    monkeypatch.setattr(statefile.Publisher, "_keep_fresh", lambda self: None)
 
 
 def on_disk() -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_figures_that_fail_stop_nobody(who: str) -> None:
 
 def test_a_process_in_which_all_is_off_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clean stock arm runs nothing of ours; where a patch is anything but off, one thread looks after the file."""
-    monkeypatch.setattr(publish.Publisher, "_keep_fresh", KEEP_FRESH)
+    monkeypatch.setattr(statefile.Publisher, "_keep_fresh", KEEP_FRESH)
     started: list[str] = []
     monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
     Publisher(Process.STAGE, None).start()
@@ -178,13 +178,13 @@ def test_a_forked_child_leaves_its_parents_file_alone() -> None:
 SCRIPT = """
 import os, shutil, sys, time
 from tests.fakes.upstream import patch
-from omni_fastpath import publish, statefile
+from omni_fastpath import statefile
 from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
-publish.REFRESH_S = 0.01
+statefile.REFRESH_S = 0.01
 drum = patch("drum", counters=(Counter("beats", "beats"),))
 LEDGER.set(drum, State.APPLIED, "yes")
-publish.Publisher(Process.SERVER, None).start()
+statefile.Publisher(Process.SERVER, None).start()
 LEDGER.named("drum").counters["beats"] = 5
 def beats():
     return statefile.read_live()[0]["patches"]["drum"]["counters"]["beats"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 def quantile(values: Iterable[float], share: float) -> float:
     """The value below which ``share`` of the values lie, linear between neighbours; NaN of nothing."""
-    import numpy as np  # noqa: PLC0415 - dear to import, and an extra of ours
+    import numpy as np
 
     known = list(values)
     return float(np.quantile(known, share)) if known else math.nan

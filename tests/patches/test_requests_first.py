@@ -1,0 +1,291 @@
+"""Requests on their way in: who counts and until when, how long outputs wait for them, on upstream's own objects."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import janus
+import pytest
+
+from omni_fastpath import way_in
+from tests.patches.drive import only
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+
+@pytest.fixture
+def on() -> Iterator[Any]:
+    """The patch alone."""
+    with only("requests_first") as entry:
+        yield entry
+        assert not way_in.SUBMITTED
+
+
+def on_the_way() -> int:
+    """How many requests are."""
+    from omni_fastpath.patches.requests_first.wrappers import _on_their_way
+
+    return len(_on_their_way)
+
+
+# ---- Who counts, and until when ----
+
+
+async def _ask(answer: Any, path: str = "/v1/chat/completions", method: str = "POST") -> Any:
+    """Ask a FastAPI application of one route, which `answer` is; its exception, if it raises one."""
+    from fastapi import FastAPI
+
+    came: list[str] = []
+    app = FastAPI()
+    app.add_api_route("/{path:path}", answer, methods=["POST", "GET"], response_model=None)
+    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "root_path": ""}
+
+    async def receive() -> Any:
+        if came:
+            await asyncio.Event().wait()  # the client stays
+        came.append("its body")
+        return {"type": "http.request", "body": b""}
+
+    async def send(_message: Any) -> None:
+        await asyncio.sleep(0)
+
+    return await app(scope, receive, send)
+
+
+async def _submit(refused: bool = False) -> None:
+    """Submit a request to upstream's engine, whose processing of inputs is ours; it may refuse."""
+    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+
+    class Engine(AsyncOmniEngine):  # type: ignore[misc]
+        def __init__(self) -> None:  # no super(): there are no stages
+            pass
+
+        def add_request(self, *_args: Any, **_kwargs: Any) -> None:
+            assert "one" in way_in.SUBMITTED
+            if refused:
+                raise ValueError
+
+        def __del__(self) -> None:
+            """Nothing to shut down."""
+
+    await Engine().add_request_async(request_id="one", prompt="Hello.")
+
+
+async def test_a_request_counts_until_it_is_submitted(on: Any) -> None:
+    """Not until its answer has ended; the orchestrator's count is another, which its end gives back at the latest."""
+    from starlette.responses import StreamingResponse
+
+    seen = []
+
+    async def chunks() -> Any:
+        seen.append(on_the_way())
+        await _submit()
+        seen.append(on_the_way())
+        yield b"Hello."
+        seen.append(len(way_in.SUBMITTED))
+
+    async def answer() -> Any:
+        return StreamingResponse(chunks())
+
+    await _ask(answer)
+    assert seen == [1, 0, 1]
+    assert (on.counters["requests"], on.counters["submitted"]) == (1, 1)
+
+
+async def test_a_request_counts_in_whichever_context_it_comes(on: Any) -> None:
+    """As uvicorn starts the next one of a connection in the context of the last; an application inside counts once."""
+    from fastapi import FastAPI
+
+    async def inner() -> None:
+        assert on_the_way() == 1
+
+    async def outer() -> None:
+        before = on_the_way()
+        await _submit()
+        await _ask(inner)
+        assert (before, on_the_way()) == (1, 0)
+
+    await _ask(outer)
+    assert on.counters["requests"] == 2
+
+    async def mounted(scope: Any, *_rest: Any) -> None:
+        await FastAPI()({**scope}, *_rest)
+
+    app = FastAPI()
+    app.mount("/inner", mounted)
+    scope = {"type": "http", "method": "POST", "path": "/inner/v1/completions", "headers": [], "query_string": b""}
+    never: Any = asyncio.Event().wait
+    await app(scope, never, lambda _message: asyncio.sleep(0))
+    assert on.counters["requests"] == 3
+
+
+@pytest.mark.parametrize("fails", ["before", "in the submission", "after", "cancelled", "not at all"])
+async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
+    """However it ends, and once: another one that is on the way stays so."""
+    between, both = asyncio.Event(), asyncio.Event()
+
+    async def waits() -> None:
+        await between.wait()
+
+    async def answer() -> str:
+        assert on_the_way() == 2
+        both.set()
+        if fails == "before":
+            raise ValueError
+        if fails == "cancelled":
+            await asyncio.sleep(60)
+        await _submit(refused=fails == "in the submission")
+        assert on_the_way() == 1
+        if fails == "after":
+            raise ValueError
+        return "Hello."
+
+    other, asked = asyncio.create_task(_ask(waits)), asyncio.create_task(_ask(answer))
+    await both.wait()
+    if fails == "cancelled":
+        asked.cancel()
+    with pytest.raises((ValueError, asyncio.CancelledError)) if fails != "not at all" else nullcontext():
+        await asked
+    assert on_the_way() == 1
+    between.set()
+    await other
+    assert on_the_way() == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "counts"),
+    [
+        ("POST", "/v1/audio/speech", 1),
+        ("POST", "/behind/a/proxy/v1/completions", 1),
+        ("POST", "/v1/images/generations", 0),
+        ("GET", "/v1/chat/completions", 0),
+        ("GET", "/metrics", 0),
+        ("GET", "/health", 0),
+    ],
+)
+async def test_requests_for_text_and_speech_count(on: Any, method: str, path: str, counts: int) -> None:
+    """And no other route's."""
+
+    async def answer() -> None:
+        assert on_the_way() == counts
+
+    await _ask(answer, path, method)
+
+
+async def test_who_waits_for_something_else_counts_no_more(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow client, a file from elsewhere, a paused engine."""
+    from omni_fastpath.patches.requests_first import wrappers
+
+    monkeypatch.setattr(wrappers, "_LONGEST_WAY_S", 0.001)
+
+    async def answer() -> None:
+        await asyncio.sleep(0.1)
+        assert on_the_way() == 0
+
+    await _ask(answer)
+
+
+async def test_a_submitted_request_counts_until_the_orchestrator_has_handled_it(on: Any) -> None:
+    """In its thread too it gives back what it counts, though handling it fails."""
+    from benchmarks.rigs.inprocess import Pipeline
+
+    async def answer() -> None:
+        await _submit()
+        with pytest.raises(AttributeError):
+            await pipeline.orchestrator._handle_add_request(SimpleNamespace(request_id="one"))
+        assert not way_in.SUBMITTED
+
+    pipeline = Pipeline()
+    await _ask(answer)
+
+
+# ---- How long outputs wait ----
+
+
+class _Time:
+    """A clock that sleeps move, and nothing else; ``passes`` is called when time has passed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, passes: Callable[[], None] = lambda: None) -> None:
+        self.ns = 0
+        self._passes = passes
+        monkeypatch.setattr(asyncio, "sleep", self._sleep)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.ns += round(seconds * 1e9)
+        if seconds:
+            self._passes()
+
+
+async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the one wait that is saved up at first; and no wait is longer than its bound and a tick."""
+    from omni_fastpath.patches.requests_first.hold import LONGEST_NS, TICK_S, Hold
+
+    time = _Time(monkeypatch)
+    hold = Hold({"one"}, on.counters, lambda: time.ns)
+    longest = waited = 0
+    while time.ns < 10_000_000_000:
+        before = time.ns
+        await hold.before_output()
+        longest, waited = max(longest, time.ns - before), waited + time.ns - before
+        time.ns += 70_000
+    assert longest <= LONGEST_NS + TICK_S * 1e9
+    assert 0.3 < (waited - LONGEST_NS) / time.ns <= 1 / 3
+    assert on.counters["waited_us"] == waited // 1000
+    assert on.counters["waits"] == on.counters["cut_short"] > 1000
+
+
+async def test_a_wait_ends_with_the_way_in(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the last request that is on it; nobody waits for none."""
+    from omni_fastpath.patches.requests_first.hold import Hold
+
+    requests = {"one"}
+    time = _Time(monkeypatch, requests.clear)
+    hold = Hold(requests, on.counters, lambda: time.ns)
+    for _ in range(20):
+        await hold.before_output()
+    assert time.ns == 1_000_000
+    assert (on.counters["waits"], on.counters["cut_short"]) == (1, 0)
+
+
+@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event"])
+@pytest.mark.parametrize(
+    "patches",
+    [("requests_first",), ("final_output_wakeup", "requests_first"), ("requests_first", "final_output_wakeup")],
+    ids=", then ".join,
+)
+async def test_upstreams_drain_waits(event_driven: bool, patches: tuple[str, ...]) -> None:
+    """While a request is on its way; all messages come, in order, whichever drain it is and whoever else wraps it."""
+    from vllm_omni.engine.messages import OutputMessage
+
+    from benchmarks.rigs.inprocess import front_end
+    from benchmarks.rigs.upstream import output_writer
+
+    taken: list[int] = []
+    outputs = janus.Queue[Any]()
+    done = asyncio.get_running_loop().create_future()
+
+    async def put(message: Any) -> None:
+        taken.append(message.engine_outputs)
+        if message.engine_outputs == 99:
+            done.set_result(None)
+
+    for number in range(100):
+        outputs.sync_q.put_nowait(OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False))
+    pipeline: Any = SimpleNamespace(outputs=outputs, writer=output_writer(outputs), thread=threading.current_thread())
+    with ExitStack() as stack:
+        entries = {patch: stack.enter_context(only(patch)) for patch in patches}  # the inner one is written first
+        from omni_fastpath.patches.requests_first import wrappers
+
+        wrappers._on_their_way.add(wrappers.Journey())
+        found = front_end(pipeline, {"one": SimpleNamespace(put=put)}, event_driven=event_driven)
+        found._final_output_handler()
+        await asyncio.wait_for(done, 30)
+        found.final_output_task.cancel()
+        await asyncio.gather(found.final_output_task, return_exceptions=True)
+        assert entries["requests_first"].counters["cut_short"] > 0
+    assert taken == list(range(100))
