@@ -3,13 +3,13 @@
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
-PYTEST := $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15
+PYTEST := $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -rs
 SHELL := /bin/bash
 
 setup:
 	@bash scripts/setup.sh
 
-demo: setup ## what the package is for: a server on light engines, stock and fastpath, side by side; under ten minutes
+demo: setup ## what the package is for: a server on light engines, stock and fastpath, side by side; five minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.demo $(ARGS)
 
 parity: setup ## the same answers: a server with real stage engines, stock and fastpath, byte by byte; four minutes

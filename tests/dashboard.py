@@ -1,4 +1,4 @@
-"""The dashboard as the tests read it."""
+"""The dashboard and the alert rules as the tests read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-DASHBOARD = Path(__file__).resolve().parents[1] / "benchmarks/dashboard/omni-fastpath.json"
+import yaml
+
+import omni_fastpath
+
+FOLDER = Path(omni_fastpath.__file__).parent / "tools/dashboard"
+DASHBOARD, ALERTS = FOLDER / "omni-fastpath.json", FOLDER / "alerts.yaml"
 
 
 def panels() -> list[dict[str, Any]]:
@@ -21,14 +26,13 @@ def queries() -> list[str]:
     return [target["expr"] for panel in panels() for target in panel["targets"]]
 
 
+def alerts() -> list[dict[str, Any]]:
+    """Every alert rule."""
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def families_in(query: str) -> list[str]:
     """The metric families that a query asks for; of a histogram its own name."""
     names = re.findall(r"\b((?:vllm|vllm_omni):\w+|omni_fastpath_\w+)", query)
     return [re.sub(r"_(bucket|count|sum)$", "", name) for name in names]
-
-
-def filled_in(query: str, window: str) -> str:
-    """A query with everything chosen, over a window of time."""
-    for name, value in (("$job", ".*"), ("$instance", ".*"), ("$model_name", ".*"), ("$__rate_interval", window)):
-        query = query.replace(name, value)
-    return query

@@ -1,4 +1,4 @@
-"""``omni-fastpath``: what is on, what it does, and an overlay YAML to switch it on.
+"""``omni-fastpath``: what is on, what it does, an overlay YAML to switch it on, and a dashboard.
 
 Nothing here imports vllm or vllm-omni, except ``status --verify`` and ``seams``: they look at functions.
 """
@@ -97,6 +97,15 @@ def _parser() -> argparse.ArgumentParser:
     write.add_argument("--set", action="append", default=[], metavar="PATCH.KEY=VALUE", help="also PATCH=true or false")
     write.add_argument("--force", action="store_true", help="overwrite OUT")
     write.set_defaults(run=_overlay, parser=write)
+
+    boards = commands.add_parser(
+        "dashboard",
+        help="write a Grafana dashboard, alert rules, and a compose file that shows them",
+        allow_abbrev=False,
+    )
+    default = "omni-fastpath-dashboard"
+    boards.add_argument("folder", nargs="?", type=Path, default=default, metavar="DIR", help=f"default: {default}")
+    boards.set_defaults(run=_dashboard)
 
     # For the help alone: argparse would swallow one of its `--`.
     commands.add_parser(_AB, help="two settings of a server, measured in turn, and their answers", add_help=False)
@@ -215,4 +224,21 @@ def _overlay(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{output} is there already; --force overwrites it")
     output.write_text(text, encoding="utf-8")
     print(f"wrote {output}; start the server with --deploy-config {output}", file=sys.stderr)  # noqa: T201
+    return FINE
+
+
+# dashboard
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    here = sorted((Path(__file__).parent / "dashboard").iterdir())
+    files = {arguments.folder / file.name: file.read_bytes() for file in here}
+    others = [str(path) for path, content in files.items() if path.exists() and path.read_bytes() != content]
+    if others:
+        raise ConfigError(f"{', '.join(others)}: there already, with other content; name another folder")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        path.write_bytes(content)
+        _print(str(path))
+    print("compose.yaml says in its first lines how to look at them", file=sys.stderr)  # noqa: T201
     return FINE

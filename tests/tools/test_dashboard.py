@@ -1,15 +1,20 @@
-"""The Grafana dashboard: it is one, and asks for nothing that nobody exports."""
+"""The Grafana dashboard, the alert rules and what shows them: written out as they are, asking what is exported."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 
 from omni_fastpath.patches import PATCHES
-from tests.dashboard import DASHBOARD, families_in, queries
+from omni_fastpath.tools import cli
+from tests.dashboard import ALERTS, DASHBOARD, FOLDER, alerts, families_in, queries
 
 OWN = {
     *(metric.name for patch in PATCHES for metric in patch.metrics),
@@ -39,14 +44,51 @@ def test_two_servers_are_not_one(query: str) -> None:
         assert "instance" in by
 
 
-@pytest.mark.parametrize("query", queries())
+@pytest.mark.parametrize("query", [*queries(), *(rule["expr"] for rule in alerts())])
 def test_what_is_asked_of_us_is_exported(query: str) -> None:
-    """Each name is one of ours, or upstream's."""
+    """Each name is one of ours, or upstream's; a counter is one of its patch's."""
     for name in families_in(query):
         assert name in OWN or name.startswith(("vllm:", "vllm_omni:")), name
+    counters = {(patch.name, counter.name) for patch in PATCHES for counter in patch.counters}
+    assert {*re.findall(r'patch="(\w+)", event="(\w+)"', query)} <= counters
 
 
 def test_every_figure_of_queue_metrics_has_a_panel() -> None:
     """None is exported for nobody."""
     asked = set(itertools.chain.from_iterable(map(families_in, queries())))
     assert {metric.name for patch in PATCHES for metric in patch.metrics} <= asked
+
+
+def test_prometheus_takes_the_alert_rules() -> None:
+    """Its own checker says so."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool, which comes with Prometheus, is not installed: the alert rules were read as YAML alone")
+    subprocess.run([promtool, "check", "rules", str(ALERTS)], check=True)
+
+
+def test_what_the_compose_file_shows_is_there() -> None:
+    """Each file that it mounts lies beside it, each that it carries is YAML, and the server alone is filled in."""
+    text = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
+    compose = yaml.safe_load(text)
+    mounted = {volume.split(":")[0] for each in compose["services"].values() for volume in each["volumes"]}
+    assert mounted == {f"./{DASHBOARD.name}", f"./{ALERTS.name}"}
+    assert all(yaml.safe_load(each["content"]) for each in compose["configs"].values())
+    assert re.findall(r"\$\W*(\w+)", text) == ["SERVER"]
+
+
+def test_the_command_writes_them_and_overwrites_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Into a folder that it makes, and again over the same; beside a file of another content nothing is written."""
+    folder = tmp_path / "made"
+    command = ["dashboard", str(folder)]
+    assert cli.main(command) == cli.main(command) == cli.FINE
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == {
+        each.name: each.read_bytes() for each in FOLDER.iterdir()
+    }
+    (folder / ALERTS.name).write_text("mine")
+    (folder / DASHBOARD.name).unlink()
+    capsys.readouterr()
+    assert cli.main(command) == cli.REFUSED
+    assert f"{folder / ALERTS.name}: there already, with other content" in capsys.readouterr().err
+    assert (folder / ALERTS.name).read_text() == "mine"
+    assert not (folder / DASHBOARD.name).exists()
