@@ -6,31 +6,31 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 import benchmarks.demo
 from benchmarks.demo import report
-from benchmarks.demo.load import REPLICAS, STREAMS, loads
+from benchmarks.demo.load import SHARE, waves
 from benchmarks.demo.measure import Start, measures, run_start
-from benchmarks.rigs.about import commit
-from benchmarks.rigs.arm import Arm, turns
+from benchmarks.demo.progress import Progress
+from benchmarks.rigs import about
+from benchmarks.rigs.arm import turns
 from benchmarks.rigs.side_by_side import guarded, plan, positive, work_folder
 from benchmarks.rigs.user_arms import ARMS
 from benchmarks.rigs.whole_server import model_folder
-from benchmarks.server.load import Load
 from benchmarks.server.report import kept
 from omni_fastpath.tools.ab import rows, verdict
-from omni_fastpath.tools.ab.answers import Answers, compare, parity_line
-from omni_fastpath.tools.ab.phases import Phases
+from omni_fastpath.tools.ab.answers import Answers, compare
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_PHASES_A_START = 6
-_MINUTES_A_START = 0.75
-"""On two cores."""
+_STARTS = 2
+_MINUTES_A_START = 1.2
+"""On two slow cores."""
+_NUMBERS, _PICTURE = "demo.json", "demo.svg"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         0: the table is true and the arms answered alike. 1: it could not be measured, or they did not. 2: usage.
         130: interrupted.
     """
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.picture is not None:
+        return _draw(options.output / _NUMBERS, options.picture, parser)
     command = shlex.join(["python", "-m", "benchmarks.demo", *(sys.argv[1:] if argv is None else argv)])
     return guarded("The demo", lambda console: _run(options, command, console))
 
@@ -52,66 +55,73 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--streams", type=positive, metavar="N", help=f"in the waves (default {STREAMS})")
-    parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=REPLICAS, help="of each stage (default 4)")
-    parser.add_argument(
-        "--starts",
-        type=positive,
-        metavar="N",
-        help=f"starts an arm: stock, fastpath, fastpath, stock, ... (default {verdict.STARTS})",
-    )
-    parser.add_argument("--quick", action="store_true", help="one start an arm and a small load: tries the demo itself")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "results", metavar="DIR", help="where the report goes (default results/)"
-    )
+    count = f"starts of each: stock, fastpath, fastpath, stock, ... (default {_STARTS}; {verdict.STARTS} for verdicts)"
+    parser.add_argument("--starts", type=positive, metavar="N", help=count)
+    parser.add_argument("--quick", action="store_true", help="one start of each, a small load: tries the demo itself")
+    parser.add_argument("--output", type=Path, default=ROOT / "results", metavar="DIR", help="default results/")
+    what = "start nothing; draw what the last run with this --output measured"
+    parser.add_argument("--picture", type=Path, metavar="FILE", help=what)
     return parser
 
 
+def _draw(numbers: Path, picture: Path, parser: argparse.ArgumentParser) -> int:
+    """Draw a run that is over; anything that is wrong is a usage error."""
+    try:
+        data = json.loads(numbers.read_text(encoding="utf-8"))
+        if data["schema"] != report.SCHEMA:
+            parser.error(f"{numbers}: found schema {data['schema']}, allowed: {report.SCHEMA}; run the demo again")
+        report.draw(data, picture)
+    except OSError as error:
+        parser.error(f"{error}; --picture needs a run of the demo before it, and a folder to write to")
+    return 0
+
+
 def _run(options: argparse.Namespace, command: str, console: Console) -> int:
-    commit()  # of the code that runs, whatever is committed meanwhile
-    streams = options.streams or (4 if options.quick else STREAMS)
-    asked = loads(streams, options.replicas, quick=options.quick)
-    arms = [arm for _, arm in turns(ARMS, options.starts or (1 if options.quick else verdict.STARTS))]
-    names = [arm.name for arm in arms]
+    about.commit()  # of the code that runs, whatever is committed meanwhile
+    load = waves(quick=options.quick)
+    arms = [arm for _, arm in turns(ARMS, options.starts or (1 if options.quick else _STARTS))]
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
-    phases = Phases(console, len(arms) * _PHASES_A_START + 2)
-    for line in plan("The demo", "python -m benchmarks.demo", names, _MINUTES_A_START):
+    [streams] = load.levels
+    asked = (
+        f"Each gets {load.count(streams)} requests, {streams:g} at a time, then half as many at {SHARE:g} of the rate "
+        "that stock bore. A first comparison comes after two."
+    )
+    lines = plan("The demo", "python -m benchmarks.demo", [arm.name for arm in arms], _MINUTES_A_START)
+    for line in (*lines, asked, report.WHAT_IS_REAL):
         console.print(line, highlight=False)
-    starts, answers = _measure(arms, asked, output, phases)
-    with phases.phase("report"):
-        parity = compare(list(zip(names, answers, strict=True)))
-        table = rows.rows(measures(asked), starts)
-        told = report.describe(asked, names, command, phases.elapsed_s)
-        data = report.plain(starts, table, parity, told)
-        (output / "demo.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        report.draw(starts, asked, told, output / "demo.png")
-    for line in report.heading(told):
-        console.print(line, highlight=False)
-    rows.print_table(console, report.COLUMNS, table)
-    for line in (*rows.summary(table), report.CLOSED_LOOP, kept(start.engines for start in starts)):
-        console.print(line, highlight=False)
-    console.print(parity_line(parity), style="bold red" if parity["differences"] else None, highlight=False)
-    for what, name in (("picture", "demo.png"), ("numbers", "demo.json")):
-        console.print(f"{what} {output / name}", highlight=False, soft_wrap=True)
-    console.print(f"Wall time {told['minutes']:.1f} minutes.", highlight=False)
-    return 1 if parity["differences"] else 0
+    starts: list[Start] = []
+    answers: list[tuple[str, Answers]] = []
+    progress = Progress(console, len(arms), 60 * _MINUTES_A_START)
 
+    def show() -> bool:
+        """Write and print what there is so far; whether all starts answered alike."""
+        parity, table = compare(answers), rows.rows(measures(streams, starts), starts)
+        data = report.plain(load, starts, table, parity, command)
+        (output / _NUMBERS).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        report.draw(data, output / _PICTURE)
+        report.show(console, data, table)
+        console.print(f"Picture: {output / _PICTURE}", highlight=False, soft_wrap=True)
+        return not parity["differences"]
 
-def _measure(
-    arms: Sequence[Arm], asked: Mapping[str, Load], output: Path, phases: Phases
-) -> tuple[list[Start], list[Answers]]:
-    starts, answers = [], []
-    with work_folder("demo-") as work:
-        with phases.phase("model folder"):
+    with progress.live, work_folder("demo-") as work:
+        with progress.phase("model folder"):
             model_folder("qwen3_omni")
         for place, arm in enumerate(arms, 1):
-            title = f"{place}/{len(arms)} {arm.name}"
-            log = output / "demo-logs" / f"{place}-{arm.name}.log"
-            start, answered = run_start(title, arm, asked, work=work, log=log, phases=phases)
+            title, log = f"{place}/{len(arms)} {arm.name}", output / "demo-logs" / f"{place}-{arm.name}.log"
+            rate = starts[0].rate if starts else None
+            start, answered = run_start(title, arm, load, rate, work=work, log=log, phases=progress)
+            progress.start_is_over()
             starts.append(start)
-            answers.append(answered)
-    return starts, answers
+            answers.append((arm.name, answered))
+            if len(ARMS) == place < len(arms):
+                console.print("A first comparison, one start of each:", style="bold")
+                show()
+    alike = show()
+    for line in (report.NOTES, kept(each.engines for each in starts), about.line()):
+        console.print(line, highlight=False)
+    console.print(f"Numbers: {output / _NUMBERS}. {progress.elapsed_s / 60:.1f} minutes.", highlight=False)
+    return 0 if alike else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every start of the demo is asked: three loads of `benchmarks.server`, one after the other."""
+"""What every start of the demo is asked: two loads of `benchmarks.server`, one after the other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SILENT = 3
 
 STREAMS = 32
 REPLICAS = 4
-RATE = 10.0
-"""Requests a second of the open loop."""
+SHARE = 0.8
+"""Of the requests a second that stock bore in the closed loop: the rate of the open one."""
 
 STAGES: Mapping[str, Mapping[str, float]] = {
     "thinker": {"base_ms": 6.0},
@@ -29,20 +29,21 @@ stage nothing queues, and nothing gets faster (``benchmarks.server``).
 """
 
 
-def loads(streams: int = STREAMS, replicas: int = REPLICAS, *, quick: bool = False) -> dict[str, Load]:
-    """By name: ``alone``, one request after another; ``waves``, a closed loop; ``paced``, an open one.
+def waves(*, quick: bool = False) -> Load:
+    """A closed loop, which finds out what a server bears.
 
     Answers of one length would end together and be followed by requests that start together, which is a load of its
     own: lengths vary, the same way in every start.
 
     Args:
-        streams: Requests in flight in the closed loop.
-        replicas: Of each stage.
         quick: A small load, whose figures mean nothing.
     """
-    usual = Load(replicas=replicas, tokens=20 if quick else 100, vary=0.5)
-    return {
-        "alone": dataclasses.replace(usual, levels=(1,), requests=2 if quick else 6),
-        "waves": dataclasses.replace(usual, levels=(streams,), waves=2 if quick else 4),
-        "paced": dataclasses.replace(usual, loop="open", arrivals="even", levels=(RATE,), requests=6 if quick else 50),
-    }
+    usual = Load(levels=(STREAMS,), replicas=REPLICAS, waves=3, tokens=100, vary=0.5)
+    return dataclasses.replace(usual, levels=(4,), waves=2, tokens=20) if quick else usual
+
+
+def paced(like: Load, rate: float) -> Load:
+    """An open loop of such requests, half as many: the same arrivals for every start, *rate* of them a second."""
+    [streams] = like.levels
+    requests = like.count(streams) // 2
+    return dataclasses.replace(like, loop="open", arrivals="even", levels=(rate,), requests=requests)

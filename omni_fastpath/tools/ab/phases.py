@@ -23,6 +23,11 @@ class Phases:
         """Since the run began, seconds."""
         return time.monotonic() - self._begun
 
+    @property
+    def left_s(self) -> float:
+        """Until the run is over, seconds, at the pace so far."""
+        return self.elapsed_s / self._done * (self._total - self._done)
+
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """One phase; its time and the time left are printed when it is over, or that it did not come to its end."""
@@ -34,8 +39,7 @@ class Phases:
             how = "  done"
         finally:
             self._done += 1
-            left = self.elapsed_s / self._done * (self._total - self._done)
-            self._say(f"{how} {name}: {time.monotonic() - begun:.1f} s; about {left / 60:.1f} min left")
+            self._say(f"{how} {name}: {time.monotonic() - begun:.1f} s; about {self.left_s / 60:.1f} min left")
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # what cannot be said ends nothing that is measured
