@@ -230,7 +230,8 @@ def test_one_unfetched_stream_stops_no_other(configs: dict[int, Path], monkeypat
         until(lambda: (made.rig.turn(), made.receive(*others), len(left) == 1)[2], "the others' end")
         assert [len(made.tokens[name]) for name in (*others, text)] == [60, 60, 60, 300]
         # Another is held for a moment where the fetching is slow: which share is whose is test_save_queue_policy's.
-        assert unfetched in held and text not in held
+        assert unfetched in held
+        assert text not in held
         before = len(made.tokens[unfetched])
         until(lambda: (made.receive(unfetched), made.rig.turn(), not made.rig.busy())[2], "its end")
         assert before < 500 == len(made.tokens[unfetched])
