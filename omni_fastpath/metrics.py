@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from omni_fastpath import process_role, statefile
+from omni_fastpath import process_role, statefile, threads
 from omni_fastpath.declare import Metric, Patch, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger, warn_once
 from omni_fastpath.seams import MARK, is_ours
@@ -47,14 +47,15 @@ class Collector:
     def collect(self) -> Iterable[Any]:
         """The metric families; of this process alone when the state files cannot be read."""
         try:
-            processes = [(self._own, {"role": self._role, "patches": self._ledger.snapshot()})]
+            mine = {"pid": os.getpid(), "threads": threads.own(), "role": self._role}
+            processes = [(self._own, {**mine, "patches": self._ledger.snapshot()})]
             try:
                 processes += list(_elsewhere())
             except Exception as error:
                 warn_once(f"the state files cannot be read, /metrics shows this process alone: {error}")
             declared = {entry.patch.name: entry.patch for entry in self._ledger}
-            figures = _figure_families(processes, declared)
-            return [*_families(processes, declared), *(family for family in figures if family.samples)]
+            more = [_thread_family(processes), *_figure_families(processes, declared)]
+            return [*_families(processes, declared), *(family for family in more if family.samples)]
         except Exception as error:
             warn_once(f"/metrics goes without the patches: {error}")
             return []
@@ -152,6 +153,23 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
         for key, value in samples.items():
             family.add_metric(key, value)
     return [family for family, _ in families]
+
+
+def _thread_family(processes: _Processes) -> Any:
+    """Processor time of each API process's two threads, as the kernel has it now."""
+    from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
+
+    found: dict[_Labels, float] = {}
+    for where, snapshot in processes:
+        known = snapshot.get("threads") or {}
+        used = threads.used(snapshot["pid"]) if known else {}
+        for name in (name for name, thread in known.items() if thread in used):
+            found[(*where, name)] = found.get((*where, name), 0.0) + used[known[name]]
+    meaning = "Processor time of the front end's and of the orchestrator's thread"
+    family = CounterMetricFamily("omni_fastpath_thread_cpu_seconds", meaning, labels=[*_OF_PROCESS, "thread"])
+    for labels, seconds in found.items():
+        family.add_metric(labels, seconds)
+    return family
 
 
 def _figure_families(processes: _Processes, declared: Mapping[str, Patch]) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from omni_fastpath import __version__, process_role
+from omni_fastpath import __version__, process_role, threads
 from omni_fastpath.declare import Process, State
 from omni_fastpath.ledger import LEDGER, warn_once
 from omni_fastpath.releases import vllm_omni_release, vllm_release
@@ -63,7 +63,8 @@ class Snapshot(BaseModel):
     """A state file.
 
     ``started`` is in clock ticks since boot, ``updated`` in seconds since 1970. ``port`` is that of ``vllm serve``,
-    where its command line says it. ``hooks`` is what ``HookManager.told`` says.
+    where its command line says it. ``hooks`` is what ``HookManager.told`` says, ``threads`` of a server's process what
+    ``omni_fastpath.threads.own`` says.
     """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
@@ -83,6 +84,7 @@ class Snapshot(BaseModel):
     patches: dict[str, PatchRecord]
     port: int | None = None
     hooks: dict[str, Any] | None = None
+    threads: dict[str, int] = {}
 
     @property
     def is_live(self) -> bool:
@@ -266,6 +268,8 @@ class Publisher:
             # Not under the lock: a patch whose figures fail reports that, and a report comes here again.
             hooks = None if self._hooks is None else self._hooks()
             now = {"source": self._source, "patches": LEDGER.snapshot(), "hooks": hooks}
+            if self._fixed["role"] == Process.SERVER.value:
+                now["threads"] = threads.own()
             with self._lock:
                 self._write(now)
         except Exception as error:

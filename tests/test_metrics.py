@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from omni_fastpath import metrics, process_role, statefile
+from omni_fastpath import metrics, process_role, statefile, threads
 from omni_fastpath.declare import Counter, Metric, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger
 from omni_fastpath.metrics import Collector
@@ -31,6 +31,12 @@ DRUM = patch(
 SNAPSHOT = {"omni_fastpath": "0", "vllm": None, "vllm_omni": None, "source": None}
 
 Sample = dict[str, str]
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process's own are shown where a test is about them."""
+    monkeypatch.setattr(threads, "own", dict)
 
 
 @pytest.fixture
@@ -191,6 +197,23 @@ def test_a_child_of_a_script_is_a_server_of_its_own(monkeypatch: pytest.MonkeyPa
     for name, root in (("ApiServer_0", 4711), ("Process-1", os.getpid()), ("ApiServer_0_of_mine", os.getpid())):
         monkeypatch.setattr(multiprocessing, "current_process", lambda name=name: SimpleNamespace(name=name))
         assert metrics._root() == root
+
+
+def test_the_threads_of_every_api_process_are_shown(
+    ledger: Ledger, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel has now of those that each names; nothing of one that has ended, and nothing of a stage."""
+    me = os.getpid()
+    used = {me: {1: 0.5, 2: 9.0}, 21: {5: 1.5, 6: 2.5}}
+    monkeypatch.setattr(threads, "own", lambda: {"front_end": 1, "orchestrator": 3})
+    monkeypatch.setattr(threads, "used", used.__getitem__)
+    tree[11] = [me, 1], engine(0)
+    tree[21] = [me, 1], {**described("server", "ApiServer_0"), "threads": {"front_end": 5, "orchestrator": 6}}
+    assert values(collected(ledger), "omni_fastpath_thread_cpu_seconds_total", "thread") == {
+        ("server", "front_end"): 0.5,
+        ("ApiServer_0", "front_end"): 1.5,
+        ("ApiServer_0", "orchestrator"): 2.5,
+    }
 
 
 # What a patch has besides

@@ -57,6 +57,7 @@ def test_file_says_what_the_ledger_says() -> None:
     assert (found["role"], found["source"], found["process_name"]) == ("server", "deploy.yaml", "MainProcess")
     assert (found["omni_fastpath"], found["pid"]) == (__version__, os.getpid())
     assert found["patches"] == LEDGER.snapshot()
+    assert found["threads"] == {"front_end": threading.main_thread().native_id}
 
 
 def test_nothing_is_written_when_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:
