@@ -499,27 +499,32 @@ def blocks_of(path: str | Path, deploy: Mapping[Any, Any]) -> list[Block]:
 
 
 def read_blocks(path: str | Path) -> list[Block]:
-    """Read the ``fastpath`` value of a deploy YAML and of the files that it builds on, the base first.
+    """Read the ``fastpath`` value of a deploy YAML and of the files that it builds on; as ``read_chain``."""
+    return [_block(file, data) for file, data in read_chain(path).items()]
+
+
+def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
+    """Read a deploy YAML and the files that it builds on, the base first.
 
     ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
 
     Raises:
         UnreadableError: A file cannot be read, or the chain comes back to a file.
     """
-    blocks: list[Block] = []
+    files: list[tuple[Path, Mapping[Any, Any]]] = []
     current: Path | None = Path(path)
     while current is not None:
-        if current.resolve() in {block.path.resolve() for block in blocks}:
-            chain = " -> ".join(str(each) for each in [*(block.path for block in blocks), current])
-            raise UnreadableError(f"base_config in {blocks[-1].path}: the chain comes back to a file: {chain}")
+        if current.resolve() in {file.resolve() for file, _ in files}:
+            chain = " -> ".join(str(each) for each in [*(file for file, _ in files), current])
+            raise UnreadableError(f"base_config in {files[-1][0]}: the chain comes back to a file: {chain}")
         data = _load(current)
-        blocks.append(_block(current, data))
+        files.append((current, data))
         base = data.get("base_config")
         if not isinstance(base, str | None):
             wrong = refusal(f"base_config in {current}", found=shown(base), allowed="the path of a deploy YAML")
             raise UnreadableError(str(wrong))
         current = None if base is None else current.parent / base
-    return blocks[::-1]
+    return dict(files[::-1])
 
 
 def _load(path: Path) -> Mapping[Any, Any]:

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from packaging.version import Version
+
 from omni_fastpath import config
-from omni_fastpath.declare import Patch, State
-from omni_fastpath.process_role import MASTER, NAMESPACE, master_off
+from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.process_role import MASTER, NAMESPACE, boolean, master_off
+from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
 from omni_fastpath.tools import entrypoint
 from omni_fastpath.tools.servers import Server
 
@@ -27,6 +30,10 @@ PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
 """Whose versions a state file has."""
 IDLE_REQUESTS = 20
 """What upstream's counter must have reached before an idle patch is called idle."""
+FULL = 0.85
+"""Of a core; an API process's two threads wait for each other long before they have all of it."""
+UNDERRUN_S, UNDERRUN = 0.1, "vllm_omni:audio_underrun_s"
+"""From where on upstream itself calls an answer interrupted, and its histogram of each answer's longest silence."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,7 @@ class Facts:
         servers: The live ones of this user.
         hooks: The hook plugins as this shell finds them (``HookManager.told``); None where they were not loaded.
         misspelt: Top-level keys of deploy YAMLs that are nearly ours, each after whose YAML it is.
+        unramped: Servers, as findings name them, whose audio chunks could grow and do not (``overlay.lacks_ramp``).
     """
 
     patches: Sequence[Patch]
@@ -50,6 +58,7 @@ class Facts:
     servers: Sequence[Server] = ()
     hooks: Mapping[str, Any] | None = None
     misspelt: Sequence[tuple[str, str]] = ()
+    unramped: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -275,6 +284,67 @@ def metrics_without_us(facts: Facts) -> Iterator[Finding]:
         if server.metrics and server.is_on and not is_shown:
             what = "its /metrics has no series of omni-fastpath"
             yield Finding("warning", server.subject, what, do, {"series": len(server.metrics)})
+
+
+@_rule("api-process-full", threshold=f"its front end and its orchestrator take more than {FULL} of a core together")
+def api_process_full(facts: Facts) -> Iterator[Finding]:
+    """Its two threads cannot have more than one core together: outputs wait, whatever the GPUs could do."""
+    for server in facts.servers:
+        shares = {name: round(server.busy.get(name, 0.0), 2) for name in (FRONT_END, ORCHESTRATOR)}
+        if sum(shares.values()) > FULL:
+            told = f"front end {shares[FRONT_END]:.2f}, orchestrator {shares[ORCHESTRATOR]:.2f}"
+            what = f"its API process is full: {told} of the one core that they share"
+            do = f"Take work off it: {'; '.join(_relief(server, facts))}."
+            yield Finding("warning", server.subject, what, do, shares)
+
+
+_ALONE = frozenset(
+    {"--stage-id", "--omni-master-address", "--omni-master-port", "--omni-replica-address", "--omni-dp-size-local"}
+    | {"--headless", "--enable-fault-tolerance", "--enable-elastic-ep", "--enable-sleep-mode"}
+)
+"""Options beside which vLLM-Omni refuses several API servers, as far as a command line shows it."""
+
+
+def _relief(server: Server, facts: Facts) -> Iterator[str]:
+    """What takes work off a full API process, the most first."""
+    given = {word.partition("=")[0].replace("_", "-") for word in server.command if word.startswith("--")}
+    beside = sorted(given & _ALONE)
+    if boolean((server.environ or {}).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "")):
+        beside.append("LoRA adapters that change at run time")
+    installed = facts.report["installation"]["vllm_omni"] or {"version": "0"}
+    if Version(next((each["vllm_omni"] for each in server.snapshots), None) or installed["version"]) < Version("0.30"):
+        yield "vLLM-Omni takes several API servers (`--api-server-count 2`) from 0.30 on"
+    elif beside:
+        yield f"several API servers are not to be had beside {', '.join(beside)}"
+    else:
+        more = "a higher `--api-server-count`" if "--api-server-count" in given else "`--api-server-count 2`"
+        yield f"{more}, unless it has diffusion stages, other hosts' stages, Ray, sleep mode or duplex sessions"
+    states = [each["patches"] for each in server.snapshots if each["role"] == Process.SERVER.value]
+    on = {name for each in states for name, record in each.items() if record["state"] != State.OFF.value}
+    patches = (each for each in facts.patches if each.default_on and Process.SERVER in each.processes)
+    off = [each.name for each in patches if each.name not in on]
+    if off:
+        yield f"switch on what is off here: {', '.join(off)}" if on else f"{MASTER}=1: nothing of ours is on here"
+    if "--disable-log-stats" not in given:
+        yield "`--disable-log-stats`, which ends vLLM-Omni's own metrics too"
+
+
+@_rule(
+    "audio-runs-dry",
+    threshold=f"{UNDERRUN} above {UNDERRUN_S} on average of {IDLE_REQUESTS} answers or more, of Qwen3-TTS or Breeze "
+    "without a ramp of chunk sizes",
+)
+def audio_runs_dry(facts: Facts) -> Iterator[Finding]:
+    """Listeners hear silence within answers, and upstream has a remedy that is off."""
+    do = (
+        "Put `codec_chunk_ramp` into the `extra` of the connector between its stages, in the deploy YAML: sizes that "
+        "grow up to codec_chunk_frames, such as [4, 4, 8, 16, 25]. Qwen3-TTS also takes `codec_chunk_adaptive: true`."
+    )
+    for server in facts.servers:
+        silent_s, answers = (server.metrics.get(f"{UNDERRUN}_{part}", 0.0) for part in ("sum", "count"))
+        if server.subject in facts.unramped and answers >= IDLE_REQUESTS and silent_s > UNDERRUN_S * answers:
+            what = f"the longest silence within an answer was {silent_s / answers:.2f} s, on average"
+            yield Finding("warning", server.subject, what, do, {"answers": answers})
 
 
 # ---- What several rules need ----

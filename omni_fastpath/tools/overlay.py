@@ -62,6 +62,30 @@ def misspelt(path: Path) -> list[str]:
         return []
 
 
+_RAMPED = ("qwen3tts", "breezetts")
+"""Models whose audio chunks upstream can let grow, by how their names and those of their deploy YAMLs have it."""
+_RAMPS = ("codec_chunk_ramp", "codec_chunk_adaptive")
+
+
+def lacks_ramp(path: Path, model: str | None) -> bool:
+    """Whether a server of one of these models sends chunks of the full size from the second one on.
+
+    Args:
+        path: Its deploy YAML; where it or a base of it cannot be read nothing is known, and the answer is no.
+        model: What its command calls the model.
+    """
+    try:
+        files = config.read_chain(path)
+        connectors = [each for data in files.values() for each in (data.get("connectors") or {}).values()]
+        extra = {key: value for each in connectors for key, value in (each.get("extra") or {}).items()}
+    except (ConfigError, AttributeError):  # it was edited since into what no server reads
+        return False
+    names = [re.sub("[^a-z0-9]", "", name.lower()) for name in (model or "", *(file.name for file in files))]
+    is_streamed = all(data.get("async_chunk") is not False for data in files.values())
+    is_one = any(each in name for each in _RAMPED for name in names)
+    return is_one and is_streamed and not any(extra.get(key) for key in _RAMPS)
+
+
 def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Patch]) -> Any:
     """The ``fastpath`` value of the overlay: ``true``, or the mapping that the ``--set`` options ask for.
 

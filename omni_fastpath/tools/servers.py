@@ -7,7 +7,9 @@ us out; its command line shows that it is there. Environments and command lines 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import time
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +18,17 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import process_role, statefile
-from omni_fastpath.declare import State
+from omni_fastpath import process_role, statefile, threads
+from omni_fastpath.declare import Process, State
 
 SCRAPE_S = 2.0
 """How long ``/metrics`` may take, seconds: somebody waits for the answer."""
 
+LOOK_S = 2.0
+"""How long threads are watched, seconds: for a share of a core to a hundredth."""
+
+_NO_YAML = "environment"
+"""What a state file names as its source where no deploy YAML was read."""
 _PROGRAMS = ("vllm", "vllm-omni")
 _MODULES = ("/cli/main.py", ".entrypoints.cli.main")
 """Of vLLM's command line and vLLM-Omni's, as a file and as ``python -m`` names them."""
@@ -38,6 +45,8 @@ class Server:
         snapshots: The state files of its tree.
         edited_yaml: Its deploy YAML, where that was written after the server began.
         metrics: Each series of its ``/metrics`` with the sum of its samples; empty where nothing answered.
+        busy: Shares of a core that the threads of its busiest API process took, by what they do (``omni_fastpath.
+            threads``); empty where nobody watched.
     """
 
     pid: int
@@ -46,6 +55,7 @@ class Server:
     snapshots: tuple[Mapping[str, Any], ...] = ()
     edited_yaml: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    busy: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def subject(self) -> str:
@@ -59,16 +69,24 @@ class Server:
 
     @property
     def deploy_config(self) -> Path | None:
-        """The file that its command names as its deploy YAML, seen from here."""
-        named = process_role.value(self.command, "--deploy-config")
+        """The deploy YAML that it read, or that its command names, seen from here."""
+        read = [each["source"] for each in self.snapshots if each["pid"] == self.pid and each["source"] != _NO_YAML]
+        named = next(iter(read), None) or process_role.value(self.command, "--deploy-config")
         return None if named is None else Path(f"/proc/{self.pid}/cwd", named)
+
+    @property
+    def model(self) -> str | None:
+        """The model's name or path, as its arguments have it."""
+        first = next(iter(self._arguments), "-")
+        return shown_model(process_role.value(self._arguments, "--model") if first.startswith("-") else first)
+
+    @property
+    def _arguments(self) -> Sequence[str]:
+        return self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
 
     def shown(self) -> dict[str, Any]:
         """What ``status`` shows of it: ``pid``, and ``model`` and ``port`` as its arguments name them."""
-        arguments = self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
-        first = next(iter(arguments), "-")
-        model = process_role.value(arguments, "--model") if first.startswith("-") else first
-        return {"pid": self.pid, "model": shown_model(model), "port": process_role.port(arguments)}
+        return {"pid": self.pid, "model": self.model, "port": process_role.port(self._arguments)}
 
 
 def shown_model(model: str | None) -> str | None:
@@ -101,6 +119,36 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
             )
         )
     return found
+
+
+Used = tuple[float, Mapping[int, Mapping[int, float]]]
+"""A time, and what the threads of API processes had used of processors by then (``omni_fastpath.threads.used``)."""
+
+
+def used(live: Sequence[Server]) -> Used:
+    """What the threads of these servers have used until now."""
+    return time.monotonic(), {pid: threads.used(pid) for each in live for pid in _api_processes(each)}
+
+
+def watched(live: Sequence[Server], since: Used) -> list[Server]:
+    """The servers, each with what its threads took of a core since then; waits until that was ``LOOK_S`` ago."""
+    began, before = since
+    if live:
+        time.sleep(max(0.0, began + LOOK_S - time.monotonic()))
+    took_s = time.monotonic() - began
+    return [dataclasses.replace(each, busy=_busy(each, before, took_s)) for each in live]
+
+
+def _api_processes(server: Server) -> dict[int, Mapping[str, int]]:
+    """Each with what its state file knows of its threads; without a state file the server's first process."""
+    own = (each for each in server.snapshots if each["role"] == Process.SERVER.value)
+    return {each["pid"]: each.get("threads") or {} for each in own} or {server.pid: {}}
+
+
+def _busy(server: Server, before: Mapping[int, Mapping[int, float]], took_s: float) -> dict[str, float]:
+    spent = [threads.spent(pid, before[pid], threads.used(pid), known) for pid, known in _api_processes(server).items()]
+    most = max(spent, key=lambda each: each[threads.FRONT_END] + each[threads.ORCHESTRATOR])
+    return {name: seconds / took_s for name, seconds in most.items()}
 
 
 def by_command_line() -> list[int]:

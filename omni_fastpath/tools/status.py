@@ -49,7 +49,7 @@ def look(
         patches: The declarations.
         deploy_config: A deploy YAML's name or path, to be resolved with these variables.
         verify: Compare every seam with what is installed.
-        deep: Ask live servers for their ``/metrics``, and load the hook plugins in this process.
+        deep: Ask live servers for their ``/metrics``, watch their threads, and load the hook plugins in this process.
 
     Raises:
         ConfigError: A server started here and now would refuse these variables or that YAML.
@@ -59,6 +59,7 @@ def look(
         config.resolve([], environ, patches, partial=True) if file is None else resolve_file(file, environ, patches)
     )
     live = servers.live_servers(scrape=deep)
+    used = servers.used(live) if deep else None
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "installation": _installation(environ, patches),
@@ -70,7 +71,12 @@ def look(
     asked = resolved.enabled if file else _asked_by(resolved, patches)
     yamls = {HERE: file, **{server.subject: server.deploy_config for server in live}}
     misspelt = [(subject, key) for subject, path in yamls.items() if path for key in overlay.misspelt(path)]
-    return Facts(patches, environ, report, frozenset(asked), live, _hooks() if deep else None, misspelt)
+    read = [(each, each.deploy_config) for each in live if deep]
+    unramped = [server.subject for server, path in read if path and overlay.lacks_ramp(path, server.model)]
+    hooks = _hooks() if deep else None
+    if used is not None:  # at last, since what takes time stands between
+        live = servers.watched(live, used)
+    return Facts(patches, environ, report, frozenset(asked), live, hooks, misspelt, unramped)
 
 
 def _asked_by(found: Resolved, patches: Sequence[Patch]) -> set[str]:

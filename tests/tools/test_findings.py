@@ -13,7 +13,18 @@ import pytest
 from omni_fastpath import patches as shipped
 from omni_fastpath.tools import cli, findings, status
 from omni_fastpath.tools.findings import RULES, Facts, Severity, judge
-from tests.tools.made import HEALTHY, REPORT, SERVER, UPSTREAMS, installation, record, reporting, saying, serving
+from tests.tools.made import (
+    HEALTHY,
+    REPORT,
+    SERVER,
+    UPSTREAMS,
+    installation,
+    record,
+    reporting,
+    saying,
+    serving,
+    snapshot,
+)
 
 
 def with_patch(**changed: Any) -> Facts:
@@ -37,6 +48,15 @@ UNUSABLE = {"used": [], "unusable": {"logbook": "no"}, "switched_off": {}}
 FAILED = {"patches": {"drum": record("failed", reason="a seam moved")}}
 IDLE: dict[str, Any] = {"patches": {"drum": record(count=0)}}
 
+BUSY = {"front_end": 0.5, "orchestrator": 0.4, "others": 0.1}
+
+
+def silent(seconds: float, answers: int = 20, server: str = SERVER.subject) -> Facts:
+    """Answers with so much silence in them, of a server whose chunks do not grow."""
+    histogram = {f"{findings.UNDERRUN}_sum": seconds, f"{findings.UNDERRUN}_count": float(answers)}
+    return dataclasses.replace(serving(metrics={**SERVER.metrics, **histogram}), unramped=[server])
+
+
 BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "upstream-missing": (lambda: installation(vllm_omni=None, patches={}), "error", "vllm-omni is not installed"),
     "patch-unsupported": (lambda: with_patch(release_problem=UNKNOWN), "error", f"drum: {UNKNOWN}"),
@@ -55,6 +75,8 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "yaml-changed": (lambda: serving(edited_yaml="deploy.yaml"), "warning", "was written after it started"),
     "patch-idle": (lambda: saying(stage=IDLE, **IDLE), "warning", "drum is applied and idle: beats is 0"),
     "metrics-without-us": (lambda: serving(metrics={UPSTREAMS: 100.0}), "warning", "no series of omni-fastpath"),
+    "api-process-full": (lambda: serving(busy=BUSY), "warning", "front end 0.50, orchestrator 0.40 of the one core"),
+    "audio-runs-dry": (lambda: silent(4.0), "warning", "the longest silence within an answer was 0.20 s, on average"),
 }
 
 
@@ -121,6 +143,32 @@ def test_idle_is_judged_by_upstreams_counter(reached: float, expected: list[str]
     server = dataclasses.replace(idle.servers[0], metrics={UPSTREAMS: reached, "omni_fastpath_x": 1.0})
     assert [found.id for found in judge(dataclasses.replace(idle, servers=(server,)))] == expected
     assert judge(saying(**IDLE)) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "said", "not_said"),
+    [
+        ({}, "`--api-server-count 2`, unless it has diffusion stages, other hosts' stages, Ray", "switch on"),
+        ({"command": ("vllm", "serve", "--api_server-count=2")}, "a higher `--api-server-count`", "count 2"),
+        ({"command": ("vllm", "serve", "--enable_sleep_mode")}, "beside --enable-sleep-mode", "count 2"),
+        ({"environ": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}}, "beside LoRA adapters that change", "count 2"),
+        ({"snapshots": (snapshot(10, vllm_omni="0.28.0"),)}, "(`--api-server-count 2`) from 0.30 on", "unless"),
+        ({"snapshots": ()}, "OMNI_FASTPATH=1: nothing of ours is on here", "drum"),
+        ({"snapshots": (snapshot(10, patches={"flute": record()}),)}, "switch on what is off here: drum;", "=1"),
+        ({"command": ("vllm", "serve", "--disable-log-stats")}, "count 2", "`--disable-log-stats`"),
+    ],
+)
+def test_a_full_api_process_is_told_what_its_limits_allow(changed: Any, said: str, not_said: str) -> None:
+    """By its release, its options and what is off; several API servers where upstream does not refuse them."""
+    [found] = judge(serving(busy=BUSY, **changed))
+    assert said in found.do
+    assert not_said not in found.do
+    assert judge(serving(busy={**BUSY, "front_end": 0.44}, **changed)) == []
+
+
+def test_silence_is_told_where_a_ramp_would_help() -> None:
+    """Not below upstream's own threshold, of a few answers, or of a server whose chunks grow."""
+    assert [judge(each) for each in (silent(2.0), silent(4.0, 19), silent(4.0, server="server 12"))] == [[], [], []]
 
 
 def test_no_rule_names_a_patch() -> None:

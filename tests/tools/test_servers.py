@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from omni_fastpath import statefile
+from omni_fastpath import statefile, threads
 from omni_fastpath.tools import cli, servers
 from omni_fastpath.tools.servers import Server, live_servers, scrape
 from tests.tools.made import ROOT, snapshot
@@ -52,6 +53,7 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> N
         assert server.environ is not None
         assert server.environ["OMNI_FASTPATH_FLUTE"] == "1"
         assert (server.edited_yaml, server.metrics) == (None, {})
+        assert server.deploy_config == Path(f"/proc/{process.pid}/cwd/deploy.yaml")
         later = time.time() + 60
         os.utime(yaml, (later, later))
         assert seen(process.pid).edited_yaml == "deploy.yaml"
@@ -82,6 +84,28 @@ def test_a_folder_that_is_not_believed_hides_no_other(monkeypatch: pytest.Monkey
     monkeypatch.setattr(servers, "_facts", lambda _pid: {"environ": {}})
     monkeypatch.setattr(statefile, "read_live", read_live)
     assert [each.snapshots for each in live_servers()][-1] == (ours,)
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "expected"),
+    [
+        ((), {"front_end": 0.5, "orchestrator": 0.3}),
+        ((snapshot(10, threads={"front_end": 10, "orchestrator": 14}),), {"front_end": 0.5, "orchestrator": 0.2}),
+        ((snapshot(10), snapshot(11)), {"front_end": 0.7, "orchestrator": 0.4}),
+        ((snapshot(10), snapshot(11, "stage")), {"front_end": 0.5, "orchestrator": 0.3}),
+    ],
+)
+def test_the_busiest_api_process_is_watched(
+    snapshots: tuple[Any, ...], expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shares of a core over the time that the look took, which a machine may make longer than it was meant to be."""
+    clock = iter((100.0, 101.0, 110.0))
+    monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _s: None))
+    used = {10: [{10: 1.0, 14: 1.0}, {10: 6.0, 14: 3.0, 15: 3.0}], 11: [{}, {11: 7.0, 18: 4.0}]}
+    monkeypatch.setattr(threads, "used", lambda pid: used[pid].pop(0))
+    live = [Server(10, snapshots=snapshots)]
+    [server] = servers.watched(live, servers.used(live))
+    assert {name: server.busy[name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
