@@ -1,7 +1,9 @@
-"""``benchmarks.server``: what it makes of a process's threads and of the engines' own words."""
+"""``benchmarks.server``: what it makes of threads and of the engines' own words, and what requests bring."""
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 from pathlib import Path
 
@@ -10,17 +12,41 @@ import pytest
 pytest.importorskip("omni_simulated_device")
 
 from benchmarks.server import threads
+from benchmarks.server.audio_in import FILES, AudioIn, brings_audio
+from benchmarks.server.figures import Figure, figures
+from benchmarks.server.load import Load
 from benchmarks.server.measure import kept_time
+from omni_fastpath.tools.ab.capture import Capture, Piece
 
 
-def test_threads_are_told_apart() -> None:
-    """The first thread is the front end, ZeroMQ's are by name, the busiest other one is the orchestrator."""
-    before = {7: {7: ("vllm", 10**9), 8: ("python", 0)}}
-    after = {7: {7: ("vllm", 5 * 10**9), 8: ("python", 10**9), 9: ("ZMQbg/0", 3 * 10**9), 10: ("python", 2 * 10**9)}}
-    found = threads.spent([7], before, after)
-    assert found == {threads.FRONT_END: 4, threads.ORCHESTRATOR: 2, threads.SOCKETS: 3, threads.OTHERS: 1}
-    _, nanoseconds = threads.used([os.getpid()])[os.getpid()][os.getpid()]
-    assert nanoseconds > 0
+def test_threads_of_several_processes_are_summed() -> None:
+    """As read from the kernel, which has counted this process's first thread."""
+    after = {7: {7: 4.0, 8: 1.0, 10: 2.0}, 9: {9: 0.5}}
+    assert threads.spent([7, 9], {7: {}, 9: {}}, after) == {"front_end": 4.5, "orchestrator": 2.0, "others": 1.0}
+    assert threads.used([os.getpid()])[os.getpid()][os.getpid()] > 0
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_each_so_many_requests_bring_a_recording(kind: AudioIn) -> None:
+    """The same at every start, none like another; what the others wait for is told by itself."""
+    soundfile = pytest.importorskip("soundfile")
+    load = Load(audio_in=kind, audio_every=3)
+    requests = load.asked("a level", 4)
+    assert load.asked("a level", 4) == requests
+    assert [brings_audio(request) for request in requests] == [True, False, False, True]
+    parts = [requests[number].body["messages"][0]["content"] for number in (0, 3)]
+    sent = [audio["input_audio"]["data"] for audio, _ in parts]
+    assert sent[0] != sent[1]
+    assert parts[0][1] == {"type": "text", "text": "Question 0 of a level"}
+    _, seconds, rate, channels = FILES[kind]
+    file = soundfile.info(io.BytesIO(base64.b64decode(sent[0])))
+    assert (file.frames, file.samplerate, file.channels) == (seconds * rate, rate, channels)
+    captures = [
+        Capture(request, float(number), pieces=[Piece((number + 1.0) ** 2, audio=b"..")], e2e_s=9.0)
+        for number, request in enumerate(requests)
+    ]
+    found = figures(captures, 0, {"front_end": 0.0, "orchestrator": 0.0})
+    assert (found[Figure.TTFP], found[Figure.BROUGHT_TTFP], found[Figure.THROUGHPUT]) == (6500.0, 8500.0, 4 / 12)
 
 
 def test_an_engines_last_words_are_read(tmp_path: Path) -> None:

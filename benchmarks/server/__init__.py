@@ -13,7 +13,9 @@ simulated device, which keep the step times of a large model on a few percent of
 Loads: Qwen3-Omni by chat, streamed (``--api chat``) or not (``chat-whole``); Qwen3-TTS's two stages by streamed speech,
 on model runner v2, where the talker sends only ends. Closed loop: a wave is as many requests as there are streams; the
 first one starts at once, later ones start as earlier requests end, which is issue #4561's case. Open loop: requests
-arrive at a rate, at the same times for every arm.
+arrive at a rate, at the same times for every arm. ``--audio-in`` lets one request in four bring a recording, in
+base64, as users of Qwen3-Omni do (light engines take its tokens and hear nothing); first pieces and gaps are then those
+of the others.
 
 Arms: ``stock`` (poll loop), ``event`` (upstream's event-driven one, the default of 0.30 for Qwen3-TTS) and ``fastpath``
 (its default set), each without statistics too (``-nolog``) and with two API processes (``-2api``); the default set

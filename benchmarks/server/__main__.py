@@ -12,6 +12,7 @@ from benchmarks.rigs import overlays
 from benchmarks.rigs.side_by_side import interrupted
 from benchmarks.server import load as loads
 from benchmarks.server.arms import ARMS, USUAL, named
+from benchmarks.server.audio_in import AudioIn
 from benchmarks.server.load import LEVELS, RATES, Load
 from benchmarks.server.measure import Host, run
 from benchmarks.server.report import show
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             model=model,
             waves=options.waves,
             requests=options.requests,
+            audio_in=options.audio_in,
+            audio_every=options.audio_every,
         )
     except ValueError as error:
         parser.error(str(error))
@@ -64,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, help="at each level, whatever --waves says")
     parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer, frames of speech")
     parser.add_argument("--vary", type=float, default=Load.vary, help="0.5: lengths from half to one and a half of it")
+    parser.add_argument("--audio-in", choices=get_args(AudioIn), help="what requests bring besides their text")
+    parser.add_argument("--audio-every", type=int, default=Load.audio_every, help="one request in so many brings it")
     parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=Load.replicas, help="of each stage")
     parser.add_argument(
         "--engines", choices=("light", "stages"), default="light", help="stages: real ones, which cost more"

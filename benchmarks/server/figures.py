@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from benchmarks.rigs.captures import audio_gaps_s, ttfp_s, ttft_s
 from benchmarks.rigs.quantiles import quantile
-from benchmarks.server.threads import FRONT_END, ORCHESTRATOR
+from benchmarks.server.audio_in import brings_audio
+from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
 from omni_fastpath.tools.ab.capture import Capture
 
 BYTES_A_SECOND = 24_000 * 2
@@ -16,7 +17,10 @@ HEADER_BYTES = 44
 
 
 class Figure(StrEnum):
-    """Name and unit of each, in the order of the table; a load has those that it can have."""
+    """Name and unit of each, in the order of the table; a load has those that it can have.
+
+    Where requests bring audio, first pieces and gaps are of those that bring none.
+    """
 
     THROUGHPUT = "throughput, req/s"
     FIRST_TTFP = "TTFP first wave p50, ms"
@@ -24,6 +28,7 @@ class Figure(StrEnum):
     LATER_TTFP_P99 = "TTFP later waves p99, ms"
     TTFP = "TTFP p50, ms"
     TTFP_P99 = "TTFP p99, ms"
+    BROUGHT_TTFP = "TTFP of those that bring audio p50, ms"
     FIRST_TEXT = "first text p50, ms"
     E2E = "end to end p50, ms"
     E2E_P99 = "end to end p99, ms"
@@ -82,7 +87,9 @@ def by_request(captures: Sequence[Capture]) -> list[dict[str, float | None]]:
 
 def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:
     """Figures of answers that came piece by piece, in the order of starting."""
-    first, later = captures[:first_wave], captures[first_wave:]
+    bring = [capture for capture in captures if brings_audio(capture.request)]
+    first, later = (_bring_none(part) for part in (captures[:first_wave], captures[first_wave:]))
+    captures = _bring_none(captures)
     half, most = (Figure.LATER_TTFP, Figure.LATER_TTFP_P99) if first_wave else (Figure.TTFP, Figure.TTFP_P99)
     gaps = [max(gaps) for capture in captures if (gaps := audio_gaps_s(capture))]
     dry = [_ran_dry_s([(event.at_s, _seconds_of(event.audio)) for event in each.audio_pieces]) for each in captures]
@@ -90,11 +97,17 @@ def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:
         Figure.FIRST_TTFP: _ms(first, ttfp_s, 0.5),
         half: _ms(later, ttfp_s, 0.5),
         most: _ms(later, ttfp_s, 0.99),
+        Figure.BROUGHT_TTFP: _ms(bring, ttfp_s, 0.5),
         Figure.FIRST_TEXT: _ms(captures, ttft_s, 0.5),
         Figure.GAP: 1000 * quantile(gaps, 0.5),
         Figure.GAP_P99: 1000 * quantile(gaps, 0.99),
         Figure.DRY: 1000 * quantile(dry, 0.99),
     }
+
+
+def _bring_none(captures: Sequence[Capture]) -> Sequence[Capture]:
+    """Those of the requests without audio, unless each brings some."""
+    return [capture for capture in captures if not brings_audio(capture.request)] or captures
 
 
 def _seconds_of(audio: bytes) -> float:

@@ -11,6 +11,7 @@ from typing import Literal
 from benchmarks.rigs.captures import run_closed_loop
 from benchmarks.rigs.open_loop import run_open_loop
 from benchmarks.rigs.whole_server import FEWEST, STEP_MS
+from benchmarks.server.audio_in import AudioIn, with_audio
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, speech_request
 
 Api = Literal["chat", "chat-whole", "speech"]
@@ -51,9 +52,12 @@ class Load:
         model: Which one.
         waves: Requests at a level of a closed loop, in blocks of its streams.
         requests: Requests at each level; None: by waves, and ``OPEN_REQUESTS`` of an open loop.
+        audio_in: What requests bring; None: text alone.
+        audio_every: One request in so many brings it, the first one too.
 
     Raises:
-        ValueError: Upstream does not serve that API of that model, there is no such deployment, or *vary* is no share.
+        ValueError: Upstream does not serve that API of that model, there is no such deployment, *vary* is no share, or
+            speech is to bring audio.
     """
 
     levels: Sequence[float] = LEVELS
@@ -66,6 +70,8 @@ class Load:
     model: Model = "qwen3_omni"
     waves: int = WAVES
     requests: int | None = None
+    audio_in: AudioIn | None = None
+    audio_every: int = 4
 
     def __post_init__(self) -> None:
         if not 0 <= self.vary < 1:
@@ -75,6 +81,9 @@ class Load:
             raise ValueError(
                 f"api: found {self.api}, which vLLM-Omni serves of {served} and not of {self.model}; allowed: {allowed}"
             )
+        if self.audio_in is not None and (self.api == "speech" or self.audio_every < 1):
+            found = f"{self.audio_in} with one {self.api} request in {self.audio_every}"
+            raise ValueError(f"audio_in: found {found}, allowed: with chat requests, one in 1 or more")
         if (self.model, self.replicas) not in DEPLOYS:
             allowed = ", ".join(str(replicas) for model, replicas in DEPLOYS if model == self.model)
             raise ValueError(f"replicas: found {self.replicas}, allowed for {self.model}: {allowed}")
@@ -118,15 +127,15 @@ class Load:
         if self.api == "speech":
             return [speech_request(f"Sentence {number} of {what}.") for number in range(count)]
         lengths = random.Random(f"lengths of {what}")
-        return [
-            chat_request(
-                f"Question {number} of {what}",
-                max_tokens=lengths.randint(*self.lengths),
-                ignore_eos=True,
-                stream=self.streamed,
-            )
-            for number in range(count)
+        names = [f"Question {number} of {what}" for number in range(count)]
+        asked = [
+            chat_request(name, max_tokens=lengths.randint(*self.lengths), ignore_eos=True, stream=self.streamed)
+            for name in names
         ]
+        if self.audio_in is not None:
+            for number in range(0, count, self.audio_every):
+                asked[number] = with_audio(asked[number], self.audio_in, names[number])
+        return asked
 
     def starts_s(self, rate: float) -> list[float]:
         """When the requests of an open loop arrive, seconds from its beginning."""
@@ -148,4 +157,6 @@ class Load:
         loop = f"open loop, {self.arrivals} arrivals" if self.loop == "open" else "closed loop"
         tokens = "{} to {}".format(*self.lengths) if self.vary else str(self.tokens)
         length = f"{tokens} {'codec frames' if self.api == 'speech' else 'text tokens'}"
+        if self.audio_in:
+            length += f", {self.audio_in} in with 1 request of {self.audio_every}, TTFP and gaps of the others"
         return f"{self.model}, {self.api}, {loop}, {self.replicas} replicas a stage, {length}"

@@ -32,7 +32,8 @@ _SPEECH_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}{{ part.get('text', '') }}{% endfor %}{% endif %}"
+    "{% else %}{% for part in message['content'] %}{% if part.get('type') == 'audio' %}"
+    "<|audio_start|><|audio_pad|><|audio_end|>{% else %}{{ part.get('text', '') }}{% endif %}{% endfor %}{% endif %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _PATCHES = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
