@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit fleets floors packaging dist matrix dispatch processing front-end ab server replay save-queue forward-gate clean
+.PHONY: setup demo parity test test-more lint unit fleets floors packaging dist matrix dispatch processing ab server replay save-queue forward-gate clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -52,9 +52,6 @@ dispatch: setup ## what the dispatch of a raw output costs
 
 processing: setup ## what an output costs the orchestrator, by the length of its request; three minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.processing $(ARGS)
-
-front-end: setup ## what a request's end costs the front end
-	@$(VENV_PYTHON) -W ignore -m benchmarks.front_end $(ARGS)
 
 ab: setup ## `omni-fastpath ab` against what is known; eight minutes each, ARGS="same", "talker" or "code2wav"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.ab $(ARGS)
