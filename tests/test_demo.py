@@ -42,7 +42,7 @@ def test_the_device_configuration_is_one_the_device_accepts() -> None:
 def test_the_open_loop_has_the_requests_of_the_closed_one_at_a_rate() -> None:
     """Evenly, half as many."""
     load = paced(waves(), 4.0)
-    assert load.starts_s(4.0) == [number / 4 for number in range(48)]
+    assert load.starts_s(4.0) == [number / 4 for number in range(64)]
     assert (load.deploy, load.lengths) == (waves().deploy, waves().lengths)
 
 
@@ -69,8 +69,8 @@ def start(arm: str) -> Start:
     figures: dict[str, dict[str, float]] = {"waves": {}, "paced": {}}
     for load, name, _ in ROWS:
         figures[load][name] = 100 * change.get(name, 1.0)
-    times = [{"first_audio_s": 0.1 + 0.05 * math.sin(number)} for number in range(96)]
-    return Start(arm, 4.0, figures, {"waves": times, "paced": times[:48]}, 30.0, {}, {})
+    times = [{"first_audio_s": 0.1 + 0.05 * math.sin(number)} for number in range(128)]
+    return Start(arm, 4.0, figures, {"waves": times, "paced": times[:64]}, 30.0, {}, {})
 
 
 def made(starts_an_arm: int) -> tuple[dict[str, Any], list[rows.Row]]:

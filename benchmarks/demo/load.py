@@ -38,7 +38,7 @@ def waves(*, quick: bool = False) -> Load:
     Args:
         quick: A small load, whose figures mean nothing.
     """
-    usual = Load(levels=(STREAMS,), replicas=REPLICAS, waves=3, tokens=100, vary=0.5)
+    usual = Load(levels=(STREAMS,), replicas=REPLICAS, vary=0.5)
     return dataclasses.replace(usual, levels=(4,), waves=2, tokens=20) if quick else usual
 
 

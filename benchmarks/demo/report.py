@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -133,4 +135,6 @@ def draw(data: Mapping[str, Any], path: Path) -> None:
         picture.suptitle(f"Time to first audio, simulated stages\n{said}")
         picture.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
         words = {"Title": "Time to first audio of each request", "Description": "\n".join(data["sentences"])}
-        picture.savefig(path, format="svg", metadata={**words, "Date": None, "Creator": None})
+        drawn = io.StringIO()
+        picture.savefig(drawn, format="svg", metadata={**words, "Date": None, "Creator": None})
+    path.write_text(re.sub(r"(\.\d\d)\d+", r"\1", drawn.getvalue()), encoding="utf-8")  # hundredths of a point do
