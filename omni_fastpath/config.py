@@ -174,8 +174,8 @@ def said(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[str]:
 def is_beside(name: str) -> bool:
     """Whether a variable's name would be in our namespace if it were spelt right: OMNI_FASTPAHT, omni_fastpath."""
     ours, letters = NAMESPACE.replace("_", ""), re.sub(r"[^A-Z0-9]", "", name.upper()).removeprefix("VLLM")
-    near = difflib.SequenceMatcher(None, letters[: len(ours)], ours).ratio() >= _VARIABLE_RATIO
-    return near and not name.startswith((NAMESPACE, HANDOFF))
+    alike = difflib.SequenceMatcher(None, letters[: len(ours)], ours)
+    return not name.startswith((NAMESPACE, HANDOFF)) and alike.ratio() >= _VARIABLE_RATIO
 
 
 def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch], gone: Mapping[str, str]) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Entry:
         origin: What switched it on or off; empty for a patch that nothing mentions.
         options: The values in force, an instance of the declaration's model.
         counters: Its engagement counters by name; written by the thread that does the work.
-        remarks: What its declaration says about this release; part of the reason while it is applied.
+        remarks: What its declaration says about this release.
         figures: Gives what its metrics show now, while it is installed; None for a patch without any.
     """
 
@@ -66,11 +66,8 @@ class Entry:
 
     @property
     def reason(self) -> str:
-        """The cause; while the patch is applied, else what its first counter says that it did, and its remarks."""
-        if self.state is not State.APPLIED:
-            return self.cause
-        name, count = next(iter(self.counters.items()))
-        return "; ".join(filter(None, (self.cause or f"{count:,} {name}", self.remarks)))
+        """The cause and the remarks; what it did is in its counters."""
+        return "; ".join(filter(None, (self.cause, self.remarks)))
 
     def shown_figures(self) -> Mapping[str, Any]:
         """What its metrics show now; nothing from the first error on, which is logged."""
@@ -131,7 +128,7 @@ class Ledger:
             reason = entry.reason
         level = logging.WARNING if state.is_trouble else logging.INFO
         level = logging.DEBUG if state is State.OFF else level
-        logger.log(level, "omni-fastpath: %s %s: %s", patch.name, state.value, reason)
+        logger.log(level, "omni-fastpath: %s", ": ".join(filter(None, (f"{patch.name} {state.value}", reason))))
         for listener in list(self._listeners):
             try:
                 listener(patch.name, state, reason)
@@ -148,7 +145,8 @@ class Ledger:
             return {
                 name: {
                     "state": entry.state.value,
-                    "reason": entry.reason,
+                    "reason": entry.cause,
+                    "remarks": entry.remarks,
                     "origin": entry.origin,
                     "options": entry.options.model_dump(),
                     "counters": dict(entry.counters),

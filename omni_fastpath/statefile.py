@@ -47,12 +47,17 @@ class UnsafeFolderError(PermissionError):
 
 
 class PatchRecord(BaseModel):
-    """One patch in a state file; ``figures`` has the samples of each of its metrics (``omni_fastpath.figures``)."""
+    """One patch in a state file, as the ledger has it, its cause as ``reason``.
+
+    The first of ``counters`` says how often it took effect. ``figures`` has the samples of each of its metrics
+    (``omni_fastpath.figures``).
+    """
 
     model_config = ConfigDict(extra="allow")
 
     state: State
     reason: str = ""
+    remarks: str = ""
     origin: str = ""
     options: dict[str, Any] = {}
     counters: dict[str, int] = {}

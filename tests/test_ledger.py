@@ -66,7 +66,7 @@ def test_snapshot_is_plain_and_detached() -> None:
     """A snapshot is data that later changes do not reach."""
     book = Ledger()
     entry = book.entry(DRUM)
-    entry.options, entry.origin = _Values(size=5), "a test"
+    entry.options, entry.origin, entry.remarks = _Values(size=5), "a test", "preview"
     book.set(DRUM, State.APPLIED, "yes")
     entry.counters["beats"] += 2
     taken = book.snapshot()
@@ -76,6 +76,7 @@ def test_snapshot_is_plain_and_detached() -> None:
         "drum": {
             "state": "applied",
             "reason": "yes",
+            "remarks": "preview",
             "origin": "a test",
             "options": {"size": 5},
             "counters": {"beats": 2, "rests": 0},

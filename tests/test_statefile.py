@@ -28,6 +28,7 @@ SNAPSHOT: dict[str, Any] = {
         "drum": {
             "state": "applied",
             "reason": "",
+            "remarks": "",
             "origin": "OMNI_FASTPATH_DRUM=1",
             "options": {"count": 3},
             "counters": {"beats": 5},

@@ -59,9 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="this installation and the live processes", allow_abbrev=False)
     status.add_argument("--all", action="store_true", help="also this installation, and each process by itself")
     status.add_argument("--json", action="store_true", help="everything as one JSON document")
-    status.add_argument(
-        "--verify", action="store_true", help="compare every seam with the installed vllm and vllm-omni"
-    )
+    status.add_argument("--verify", action="store_true", help="compare every seam with what is installed")
     status.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also show what this YAML comes to here")
     status.set_defaults(run=_status)
 
@@ -76,18 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     examine.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also judge what this YAML comes to here")
     examine.set_defaults(run=_doctor)
 
-    explain = commands.add_parser(
-        "explain", help="what a patch does, or all patches in a line each", allow_abbrev=False
-    )
+    explain = commands.add_parser("explain", help="what a patch does, or all in a line each", allow_abbrev=False)
     explain.add_argument("patch", nargs="?", metavar="PATCH")
     pages = explain.add_mutually_exclusive_group()
     pages.add_argument("--matrix", action="store_true", help="what it is on each release, as Markdown")
     pages.add_argument("--markdown", action="store_true", help="its keys and variables, as Markdown")
     explain.set_defaults(run=_explain)
 
-    seams = commands.add_parser("seams", help="each seam as the installed release has it", allow_abbrev=False)
+    seams = commands.add_parser("seams", help="each seam as the installed release has it, as JSON", allow_abbrev=False)
     seams.add_argument("patch", nargs="?", metavar="PATCH")
-    seams.add_argument("--json", action="store_true", help="everything as one JSON document")
     seams.set_defaults(run=_seams)
 
     write = commands.add_parser("overlay", help="write a deploy YAML with a fastpath block", allow_abbrev=False)
@@ -199,7 +194,7 @@ def _seams(arguments: argparse.Namespace) -> int:
     # vllm logs to standard output while it is imported; that does not belong to what is printed here.
     with contextlib.redirect_stdout(sys.stderr):
         found_seams = [upgrade.compare(patch, found.version) for patch in named]
-    _show(found_seams, tables.show_seams, as_json=arguments.json)
+    _print(json.dumps(found_seams, indent=2))
     return FINE
 
 
@@ -216,14 +211,15 @@ def _overlay(arguments: argparse.Namespace) -> int:
     if arguments.base is None:
         arguments.parser.error("name a bundled deploy YAML or a file, or use --list")
     output = None if arguments.output in (None, "-") else Path(arguments.output)
-    text = overlay.build(overlay.find(arguments.base), arguments.set, PATCHES, output=output)
+    base = overlay.find(arguments.base)
+    text = overlay.build(base, arguments.set, PATCHES, output=output)
     if output is None:
         _print(text.rstrip())
         return FINE
     if output.exists() and not arguments.force:
         raise ConfigError(f"{output} is there already; --force overwrites it")
     output.write_text(text, encoding="utf-8")
-    print(f"wrote {output}; start the server with --deploy-config {output}", file=sys.stderr)  # noqa: T201
+    print(f"wrote {output}, over {base.name}; serve with --deploy-config {output}", file=sys.stderr)  # noqa: T201
     return FINE
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def bundled() -> dict[str, Path]:
 
 
 def find(name_or_path: str) -> Path:
-    """The deploy YAML that a file's path, a bundled one's name or a model's folder means; a file comes first.
+    """The deploy YAML that a file's path, a bundled one's name or a model means; a file comes first.
 
     Raises:
         ConfigError: None is there; the message has the bundled names that a model's name is most like.
@@ -34,17 +34,22 @@ def find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path.resolve()
-    known = bundled()
-    name, described = name_or_path.removesuffix(".yaml"), path / "config.json"
-    if described.is_file():
+    known, name = bundled(), name_or_path.removesuffix(".yaml")
+    for described in _descriptions(name_or_path):
         name = json.loads(described.read_bytes()).get("model_type", name)
     if name in known:
         return known[name].resolve()
-    if not known:
-        raise ConfigError(f"{name_or_path}: no such file, and no vllm-omni whose deploy YAMLs have names")
     near = [*config.close(name, known), *_of_model(name, known)]
     hint = f"nearest: {', '.join(dict.fromkeys(near)) or 'none'}; `omni-fastpath overlay --list` names them all"
-    raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of the installed vllm-omni; {hint}")
+    raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of an installed vllm-omni; {hint}")
+
+
+def _descriptions(model: str) -> Iterator[Path]:
+    """The ``config.json`` of a model's folder, and of what was downloaded from Hugging Face under its name."""
+    yield from Path(model).glob("config.json")
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("HOME", ""), ".cache", "huggingface")
+    hub = os.environ.get("HF_HUB_CACHE") or Path(home, "hub")
+    yield from Path(hub, f"models--{model.replace('/', '--')}", "snapshots").glob("*/config.json")
 
 
 def _of_model(model: str, known: Iterable[str]) -> list[str]:
@@ -138,7 +143,7 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     resolve([*blocks, Block(where, value)], {}, patches)
     document = {"base_config": str(base.resolve()), KEY: value}
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
-    head = "# Written by `omni-fastpath overlay`; start the server with --deploy-config and this file.\n"
+    head = f"# `omni-fastpath overlay`, over {base.name}; start the server with --deploy-config and this file.\n"
     if base in bundled().values():
         head += f"# Where vllm-omni lies elsewhere write it again, or use {MASTER}=1 and --deploy-config {base.name}.\n"
     return head + body

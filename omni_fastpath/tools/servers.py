@@ -21,8 +21,8 @@ import psutil
 from omni_fastpath import process_role, statefile, threads
 from omni_fastpath.declare import Process, State
 
-SCRAPE_S = 2.0
-"""How long ``/metrics`` may take, seconds: somebody waits for the answer."""
+SCRAPE_S, SCRAPES_S = 2.0, 4.0
+"""How long a server's ``/metrics`` may take, and those of all servers, seconds: somebody waits for the answer."""
 
 LOOK_S = 2.0
 """How long threads are watched, seconds: for a share of a core to a hundredth."""
@@ -103,7 +103,7 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
     started = by_command_line()
     snapshots = _snapshots([None, *(_facts(pid).get("environ") for pid in started)])
     above = {pid: set(process_role.ancestors(pid)) for pid in {*started, *snapshots}}
-    found = []
+    found, until = [], time.monotonic() + SCRAPES_S
     for root in sorted(pid for pid, ancestors in above.items() if ancestors.isdisjoint(above)):
         own = tuple(snapshots[pid] for pid in sorted(snapshots) if pid == root or root in above[pid])
         facts = _facts(root)
@@ -115,7 +115,7 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
                 environ=facts.get("environ") or None,  # a process that names itself writes over it
                 snapshots=own,
                 edited_yaml=_edited_yaml(root, facts.get("create_time"), own),
-                metrics=_metrics(command, own) if scrape else {},
+                metrics=_metrics(command, own, until - time.monotonic()) if scrape else {},
             )
         )
     return found
@@ -204,21 +204,22 @@ def _edited_yaml(pid: int, began: float | None, snapshots: Sequence[Mapping[str,
         return None
 
 
-def _metrics(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _metrics(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]], left_s: float) -> dict[str, float]:
     """Of the port that a state file names: another program may have the one of the command line."""
     port = next((each["port"] for each in snapshots if each.get("port")), None)
     host = (process_role.value(command, "--host") or "localhost").strip("[]")
-    return scrape(f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics") if port else {}
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+    return scrape(url, min(SCRAPE_S, left_s)) if port and left_s > 0 else {}
 
 
-def scrape(url: str) -> dict[str, float]:
+def scrape(url: str, timeout_s: float = SCRAPE_S) -> dict[str, float]:
     """Ask for the metrics there, past any proxy: each series with the sum of its samples; empty without an answer."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only when asked for
 
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     totals: dict[str, float] = {}
     try:
-        with contextlib.closing(opener.open(url, timeout=SCRAPE_S)) as answer:
+        with contextlib.closing(opener.open(url, timeout=timeout_s)) as answer:
             text = answer.read().decode(errors="replace")
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import json
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 from omni_fastpath import __version__, config, install, statefile
 from omni_fastpath.config import Resolved, resolve_file
 from omni_fastpath.declare import Patch
-from omni_fastpath.ledger import logger
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import entrypoint, overlay, servers, upgrade
 from omni_fastpath.tools.findings import HERE, Facts, judge
@@ -63,7 +62,7 @@ def look(
     report: dict[str, Any] = {
         "schema": SCHEMA,
         "installation": _installation(environ, patches),
-        "processes": [_process(each, server.pid, patches) for server in live for each in server.snapshots],
+        "processes": [{**each, "server": server.pid} for server in live for each in server.snapshots],
         "servers_without_state": [server.shown() for server in live if not server.snapshots],
         "resolved": json.loads(resolved.to_json()) if file else None,
         "verify": _verify(patches) if verify else None,
@@ -85,18 +84,21 @@ def _asked_by(found: Resolved, patches: Sequence[Patch]) -> set[str]:
     return {*found.enabled, *missing}
 
 
-def _hooks() -> Mapping[str, Any]:
-    """The hook plugins as a server in this environment would find them; what they print is not ours."""
-    from omni_fastpath.hooks import HookManager  # noqa: PLC0415 - only where plugins are looked for
+_HOOKS_S = 4.0
+"""How long the hook plugins may take to load, seconds: somebody waits, and one may import all of vLLM."""
+_LOAD_HOOKS = "import json; from omni_fastpath.hooks import HOOKS as h; h.load(); print(); print(json.dumps(h.told()))"
 
-    manager, quiet = HookManager(), logger.disabled
-    logger.disabled = True  # it is told as a finding
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            manager.load()
-    finally:
-        logger.disabled = quiet
-    return manager.told()
+
+def _hooks() -> Mapping[str, Any] | None:
+    """The hook plugins as a server in this environment would find them; None where that cannot be said in time.
+
+    In a process of their own: what they print, import or end is not ours.
+    """
+    command = [sys.executable, "-c", _LOAD_HOOKS]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        ended = subprocess.run(command, capture_output=True, check=True, timeout=_HOOKS_S)  # noqa: S603 - this Python
+        return dict(json.loads(ended.stdout.splitlines()[-1]))
+    return None
 
 
 def _installation(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[str, Any]:
@@ -109,7 +111,6 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "entry_points": entrypoint.visible_groups(),
         "vllm_plugins": allowed,
-        "excluded_by_vllm_plugins": entrypoint.is_left_out(allowed),
         # What a name of nobody's holds may be a secret: OMNI_FASTPATH_HF_TOKEN.
         "environment": {name: environ[name] if name in known else None for name in config.said(environ, patches)},
         "state_folder": str(statefile.folder()),
@@ -127,17 +128,6 @@ def _declared(patch: Patch) -> dict[str, Any]:
         "release_state": install.state_here(patch).value,
         "release_words": "" if row is None else row.remarks,
     }
-
-
-def _process(snapshot: Mapping[str, Any], server: int, patches: Sequence[Patch]) -> dict[str, Any]:
-    """The snapshot of a process with ``server``, its first process, and ``took_effect``: each patch's first counter."""
-    first = {patch.name: patch.counters[0].name for patch in patches if patch.counters}
-    records = {}
-    for name, record in snapshot["patches"].items():
-        count = record["counters"].get(first.get(name))
-        took_effect = {"counter": first.get(name), "count": count}
-        records[name] = {**record, "took_effect": took_effect}
-    return {**snapshot, "server": server, "patches": records}
 
 
 def _verify(patches: Sequence[Patch]) -> dict[str, list[str]]:

@@ -108,12 +108,9 @@ def _show_server(server: int, processes: Sequence[Mapping[str, Any]], report: Ma
         records = [process["patches"][name] for process in processes if name in process["patches"]]
         states[name] = state = min((State(record["state"]) for record in records), key=_GRAVEST.index)
         of_state = [record for record in records if record["state"] == state]
-        said = "; ".join(dict.fromkeys(record["reason"] for record in of_state))
-        if state is State.APPLIED and (counter := of_state[0]["took_effect"]["counter"]) is not None:
-            count = sum(record["took_effect"]["count"] or 0 for record in of_state)
-            said = f"{count:,} {counter}"
-            handled = f"; {count:,} {headline}" if (headline := declared[name]["headline"]) else handled
-        table.add_row(name, state.value, said)
+        table.add_row(name, state.value, _said(of_state))
+        if state is State.APPLIED and (headline := declared.get(name, {}).get("headline")):
+            handled = f"; {_took_effect(of_state)[1]:,} {headline}"
     defaults = [state for name, state in states.items() if name in declared and declared[name]["default_on"]]
     on = sum(state.satisfies_requirement for state in defaults)
     is_on = any(state is not State.OFF for state in states.values())
@@ -122,6 +119,20 @@ def _show_server(server: int, processes: Sequence[Mapping[str, Any]], report: Ma
     to.print(f"server {server} port {port}: {answer}", style="bold")
     _show_findings(f"server {server}", report, to)
     _print(table, to)
+
+
+def _took_effect(records: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
+    """A patch's first counter, and what it comes to in these processes; another version's patch may have none."""
+    first = next(iter(records[0]["counters"]), "")
+    return first, sum(record["counters"].get(first, 0) for record in records)
+
+
+def _said(records: Sequence[Mapping[str, Any]]) -> str:
+    """What a patch did in processes in which it has one state, or why it did not, and what there is to know of it."""
+    counter, count = _took_effect(records)
+    did = f"{count:,} {counter}" if counter and records[0]["state"] == State.APPLIED else ""
+    told = [record[key] for key in ("reason", "remarks") for record in records]
+    return "; ".join(filter(None, dict.fromkeys([did, *told])))
 
 
 def _show_findings(subject: str, report: Mapping[str, Any], to: Console) -> None:
@@ -166,17 +177,11 @@ def _listed(values_: Mapping[str, Any]) -> str:
 
 
 def _show_processes(processes: Sequence[Mapping[str, Any]], to: Console) -> None:
-    table = _table("Live processes", "pid", "role", "process", "patch", "state", "reason")
+    table = _table("Live processes", "pid", "role", "process", "patch", "state", "what it did, or why")
     for process in processes:
         for name, record in process["patches"].items():
-            table.add_row(
-                str(process["pid"]),
-                process["role"],
-                process["process_name"],
-                name,
-                record["state"],
-                record["reason"] or "-",
-            )
+            where = str(process["pid"]), process["role"], process["process_name"]
+            table.add_row(*where, name, record["state"], _said([record]) or "-")
     _print(table, to)
 
 
@@ -235,16 +240,6 @@ def _written(value: Any) -> str:
     return ("; ".join(value) or "none") if isinstance(value, list) else str(value)
 
 
-def show_seams(patches: Sequence[Mapping[str, Any]], to: Console) -> None:
-    """Each seam of each patch, as it is installed."""
-    for patch in patches:
-        table = _table(f"{patch['patch']}, beside {patch['beside']}", "seam", "use", "place", "body", "found")
-        for seam in patch["seams"]:
-            found = "; ".join(seam["changes"]) or "as declared"
-            table.add_row(seam["seam"], seam["use"], seam["place"] or "-", seam["fingerprint"] or "-", found)
-        _print(table, to)
-
-
 def show_patches(patches: Sequence[Patch], to: Console) -> None:
     """A line for each patch."""
     table = _table("Patches", "patch", "default", "summary")
@@ -258,11 +253,8 @@ def show_patch(patch: Patch, to: Console) -> None:
     to.print(patch.name, style="bold")
     to.print(patch.docs.strip())
     to.print()
-    facts = _table("Facts", "what", "value")
-    facts.add_row("default", "on under `fastpath: true`" if patch.default_on else "opt-in: not under `fastpath: true`")
-    facts.add_row("requires", ", ".join(patch.requires) or "nothing")
-    facts.add_row("switch", f"fastpath.{patch.name}, {patch.env}")
-    _print(facts, to)
+    to.print(f"{'in' if patch.default_on else 'opt-in: not in'} the default set, `fastpath: true`")
+    to.print(f"requires {', '.join(patch.requires) or 'nothing'}; switch: fastpath.{patch.name}, {patch.env}\n")
     options = _table("Values", "key", "default", "allowed", "meaning", "variable")
     for value in _values(patch):
         options.add_row(*value)

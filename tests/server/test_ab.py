@@ -51,9 +51,10 @@ def test_two_arms_on_real_servers(
     assert found["answers"]["audio_bytes"] > 0
     assert found["failed"] == {"A": 0, "B": 0}
     [primary] = [row["name"] for row in found["rows"] if row["primary"]]
-    assert primary == "median_audio_ttfp"
+    assert primary == "first audio, median"
     judged = {row["name"] for row in found["rows"] if row["verdict"]}
-    assert {"median_ttft", "p99_e2el", "request_throughput", "audio_throughput", "median_audio_rtf"} <= judged
+    assert {"first text, median", "whole answer, p99", "requests served", "audio made"} <= judged
+    assert "time for a second of audio, median" in judged
     states = {
         arm: [{name: patch["state"] for name, patch in process["patches"].items()} for process in processes]
         for arm, processes in found["states"].items()

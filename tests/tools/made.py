@@ -23,7 +23,7 @@ PATCHES: tuple[Patch, ...] = (DRUM, FLUTE)
 
 def record(state: str = "applied", *, count: int = 7, reason: str = "") -> dict[str, Any]:
     """A made-up patch in a state file."""
-    return {"state": state, "reason": reason, "counters": {"beats": count, "notes": count}}
+    return {"state": state, "reason": reason, "remarks": "", "counters": {"beats": count, "notes": count}}
 
 
 def snapshot(pid: int, role: str = "server", **said: Any) -> dict[str, Any]:

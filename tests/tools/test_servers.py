@@ -177,8 +177,12 @@ def test_a_scrape_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_a_port_that_the_state_file_knows_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one that the command line names: another program may have it. The host is the command line's."""
-    monkeypatch.setattr(servers, "scrape", lambda url: {url: 1.0})
-    for port, expected in ((None, {}), (8091, {"http://[::]:8091/metrics": 1.0})):
+    """Not one that the command line names: another program may have it. The host is the command line's.
+
+    Nothing is asked once the time for all servers is over.
+    """
+    monkeypatch.setattr(servers, "scrape", lambda url, timeout_s: {url: timeout_s})
+    for port, expected in ((None, {}), (8091, {"http://[::]:8091/metrics": servers.SCRAPE_S})):
         command = ("vllm", "serve", "--port", "1", "--host", "::")
-        assert servers._metrics(command, [snapshot(0, port=port)]) == expected
+        assert servers._metrics(command, [snapshot(0, port=port)], 60.0) == expected
+        assert servers._metrics(command, [snapshot(0, port=port)], 0.0) == {}

@@ -1,13 +1,15 @@
 r"""Two settings of a server, started in turn, measured alike, and what can be said of the difference.
 
-  omni-fastpath ab --starts 6 --a OMNI_FASTPATH=0 --b OMNI_FASTPATH=1 \
+  omni-fastpath ab --starts 6 --a stock=OMNI_FASTPATH=0 --b fastpath=OMNI_FASTPATH=1 \
     -- vllm serve MODEL --omni --port {port} \
     -- vllm bench serve --omni --port {port} --model MODEL --backend openai-chat-omni \
-         --endpoint /v1/chat/completions --request-rate RATE --num-prompts 300 \
+         --endpoint /v1/chat/completions --dataset-name random --random-input-len 100 \
+         --random-output-len 100 --request-rate RATE --num-prompts 300 \
          --percentile-metrics ttft,tpot,itl,e2el,audio_ttfp,audio_rtf,audio_underrun \
          --save-result --result-filename {result}
 
-RATE is what the server gets in a busy hour: all at once, the client's default, measures saturation.
+RATE is what the server gets in a busy hour; without it the client sends all at once, which measures saturation.
+--a and --b give an arm a variable, NAME=VALUE; a word before it (stock=NAME=VALUE) is the arm's name.
 
 Both commands are your own and run without a shell. Each server is proved to be its arm by the state files of its own
 processes, loaded by your client, and sent fixed requests whose answers are compared: byte by byte where
@@ -80,18 +82,18 @@ def _parser(*, is_compare: bool) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    first = ", ".join(measures.JUDGED[:4])
-    parser.add_argument("--primary", metavar="KEY", help=f"the measure named beforehand (default: first of {first})")
+    first = f"'{measures.called(measures.JUDGED[0])}'"
+    parser.add_argument("--primary", metavar="MEASURE", help=f"the one that is named beforehand (default: {first})")
     folder = "for ab.md, ab.json, each start, results and logs (default: omni-fastpath-ab-DATE)"
     default = Path(time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S"))
     parser.add_argument("--out", type=Path, default=default, metavar="FOLDER", help=folder)
     if is_compare:
         parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
         return parser
-    parser.add_argument("--a", action="append", default=[], metavar="NAME=VALUE", help="a variable of arm A's servers")
-    parser.add_argument("--b", action="append", default=[], metavar="NAME=VALUE", help="of arm B's; both repeat")
-    count = f"of each arm, an even number (default {STARTS})"
-    parser.add_argument("--starts", type=int, default=STARTS, metavar="N", help=count)
+    setting = "[ARM=]NAME=VALUE"
+    parser.add_argument("--a", action="append", default=[], metavar=setting, help="a variable of arm A's servers")
+    parser.add_argument("--b", action="append", default=[], metavar=setting, help="of arm B's; both repeat")
+    parser.add_argument("--starts", type=int, default=STARTS, metavar="N", help=f"of each arm, even (default {STARTS})")
     return parser
 
 
@@ -99,7 +101,9 @@ def _plan(options: argparse.Namespace, serve: Sequence[str], bench: Sequence[str
     commands.check("serve command", serve, [commands.PORT])
     commands.check_reachable(serve)
     commands.check("bench command", bench, [commands.PORT, commands.RESULT])
-    arms = series.Arm("A", commands.variables("--a", options.a)), series.Arm("B", commands.variables("--b", options.b))
+    arms = series.Arm(*commands.arm("A", "--a", options.a)), series.Arm(*commands.arm("B", "--b", options.b))
+    if arms[0].name == arms[1].name:
+        raise refusal("--b", found=f"an arm {arms[1].name}", allowed="another name than the other arm has")
     for arm in arms:
         # Refused here, and not by a server in the midst of a series.
         states.expected(series.environment(arm), serve)
@@ -130,15 +134,11 @@ def _measure(plan: series.Plan) -> int:
         progress.print(f"{arm.name}: {' '.join(map('='.join, series.shown_variables(arm).items())) or 'as it is'}")
     order = " ".join(arm.name for arm in plan.order)
     count, load_s = len(plan.order), commands.load_s(plan.bench)
-    load = (
-        f"{count * load_s / 60:.0f} minutes of load"
-        if load_s
-        else f"{count} loads of all requests at once (saturation)"
-    )
+    load = f"{count * load_s / 60:.0f} minutes of load" if load_s else f"{count} loads"
+    if load_s == 0:
+        progress.print(commands.SATURATION, style="yellow")
     progress.print(f"{count} starts, one after another: {order}; to {plan.out}")
-    progress.print(
-        f"This takes {load}, and {count} times what the server needs to start and stop, on idle accelerators."
-    )
+    progress.print(f"It takes {load}, and {count} starts and stops of your server, on idle accelerators.")
     interrupts = Interrupts()
     with interrupts.caught():
         found, ended = series.run(plan, Phases(progress, len(plan.order) * series.PHASES_A_START), interrupts)

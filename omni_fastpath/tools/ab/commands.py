@@ -23,6 +23,8 @@ PORT, RESULT = "{port}", "{result}"
 """Placeholders: a port for each server, and a path for the JSON that the client writes."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_ARM = re.compile(r"([A-Za-z][A-Za-z0-9.-]*)=([A-Z][A-Z0-9_]*=.*)", re.DOTALL)
+"""An arm's name before a variable; a variable by whose value it might be one (``HF_TOKEN=ABC=``) has an underscore."""
 
 _REACHED = (None, "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
 """Values of ``--host`` of a server that is reached at 127.0.0.1."""
@@ -40,6 +42,8 @@ _MADE: Mapping[str | None, Callable[[str], Request]] = {
     _CHAT: lambda prompt: chat_request(prompt, max_tokens=MAX_TOKENS, seed=SEED),
     _SPEECH: lambda prompt: speech_request(prompt, seed=SEED),
 }
+
+SATURATION = "This is saturation: --request-rate is inf, the client's default. Name the rate of your busy hour."
 
 PROMPTS = [f"Explain in {count} sentences how bread is made." for count in range(1, 9)]
 
@@ -61,19 +65,26 @@ def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
     return found
 
 
-def variables(option: str, assignments: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` each, the last of a name counts.
+def arm(name: str, option: str, assignments: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """An arm's name, and its variables: ``NAME=VALUE`` or ``ARM=NAME=VALUE`` each; of two for one the last counts.
+
+    Args:
+        name: Of the arm unless it is given one.
+        option: How a message names it.
+        assignments: As given.
 
     Raises:
         ConfigError: One of another form.
     """
     found = {}
     for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not equals or not _VARIABLE.fullmatch(name):
-            raise refusal(option, found=shown(name), allowed="NAME=VALUE, an environment variable of this arm")
-        found[name] = value
-    return found
+        match = _OF_ARM.fullmatch(assignment)
+        name, setting = match.groups() if match else (name, assignment)
+        variable, equals, value = setting.partition("=")
+        if not equals or not _VARIABLE.fullmatch(variable):
+            raise refusal(option, found=shown(variable), allowed="NAME=VALUE, an environment variable of this arm")
+        found[variable] = value
+    return name, found
 
 
 def check(place: str, words: Sequence[str], needed: Iterable[str]) -> None:
@@ -109,12 +120,16 @@ def headers(bench: Sequence[str]) -> dict[str, str]:
     return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
-def load_s(bench: Sequence[str]) -> float:
-    """How long the client takes to send its requests, by its rate; 0 where it sends all at once."""
+def load_s(bench: Sequence[str]) -> float | None:
+    """How long upstream's client takes to send its requests, by its rate; 0 where it is infinite, as by its default.
+
+    None for another client, and where that cannot be said.
+    """
     try:
-        return int(value(bench, "--num-prompts") or "1000") / float(value(bench, "--request-rate") or "inf")
-    except ValueError:  # the client will say so
-        return 0.0
+        per_s = float(value(bench, "--request-rate") or ("inf" if "bench" in bench else ""))
+        return int(value(bench, "--num-prompts") or "1000") / per_s
+    except (ValueError, ZeroDivisionError):  # the client will say so
+        return None
 
 
 def check_reachable(serve: Sequence[str]) -> None:

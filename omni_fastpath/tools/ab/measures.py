@@ -1,6 +1,6 @@
 """The numbers that a benchmark client wrote, as measures: which way is better, and which get a verdict.
 
-The names are upstream's (``vllm/benchmarks/serve.py``, ``vllm_omni/benchmarks/patch/patch.py``). What is not listed
+The keys are upstream's (``vllm/benchmarks/serve.py``, ``vllm_omni/benchmarks/patch/patch.py``). What is not listed
 here, counts and durations of audio among it, is no measure.
 """
 
@@ -26,9 +26,10 @@ JUDGED = (
     "p99_audio_ttfp_ms",
     "p99_ttft_ms",
     "p99_e2el_ms",
+    "p99_audio_underrun_s",
+    "median_audio_rtf",
     "audio_throughput",
     "output_throughput",
-    "median_audio_rtf",
     "median_tpot_ms",
     "median_itl_ms",
     "mean_e2el_ms",
@@ -38,30 +39,35 @@ JUDGED = (
 _KNOWN: Mapping[str, tuple[str, str, Better]] = {
     "audio_ttfp_ms": ("first audio", "ms", "lower"),
     "ttft_ms": ("first text", "ms", "lower"),
-    "e2el_ms": ("end to end", "ms", "lower"),
-    "tpot_ms": ("text after the first token", "ms", "lower"),
-    "itl_ms": ("text after the first token", "ms", "lower"),
-    "audio_rtf": ("audio against real time", "", "lower"),
-    "audio_underrun_s": ("audio against real time", "s", "lower"),
-    "audio_continuity_ok_rate": ("audio against real time", "", "higher"),
-    "image_generation_ms": ("images and video", "ms", "lower"),
-    "video_generation_ms": ("images and video", "ms", "lower"),
-    "request_throughput": ("throughput", "req/s", "higher"),
-    "request_goodput": ("throughput", "req/s", "higher"),
-    "output_throughput": ("throughput", "tok/s", "higher"),
-    "total_token_throughput": ("throughput", "tok/s", "higher"),
-    "audio_throughput": ("throughput", "s/s", "higher"),
-    "video_throughput": ("throughput", "s/s", "higher"),
-    "image_throughput": ("throughput", "img/s", "higher"),
+    "e2el_ms": ("whole answer", "ms", "lower"),
+    "audio_underrun_s": ("silence (underrun)", "s", "lower"),
+    "audio_continuity_ok_rate": ("answers played without a silence", "", "higher"),
+    "audio_rtf": ("time for a second of audio", "s", "lower"),
+    "tpot_ms": ("time for a token after the first", "ms", "lower"),
+    "itl_ms": ("wait for the next text", "ms", "lower"),
+    "image_generation_ms": ("image", "ms", "lower"),
+    "video_generation_ms": ("video", "ms", "lower"),
+    "request_throughput": ("requests served", "req/s", "higher"),
+    "request_goodput": ("requests served in time", "req/s", "higher"),
+    "output_throughput": ("text made", "tok/s", "higher"),
+    "total_token_throughput": ("text read and made", "tok/s", "higher"),
+    "audio_throughput": ("audio made", "s/s", "higher"),
+    "video_throughput": ("video made", "s/s", "higher"),
+    "image_throughput": ("images made", "img/s", "higher"),
 }
-"""Group, unit and direction by name; upstream puts a mean, a median and percentiles before those of single requests."""
+"""What people call it, unit and direction by upstream's name, in the order of the table; upstream puts a mean, a median
+and percentiles before those of single requests."""
 
-_STATISTIC = re.compile(r"(?:mean|median|p\d+(?:\.\d+)?)_")
+_STATISTIC = re.compile(r"^(mean|median|p\d+(?:\.\d+)?)_")
 
 
 def _name(key: str) -> str:
-    match = _STATISTIC.match(key)
-    return key[match.end() :] if match else key
+    return _STATISTIC.sub("", key, count=1)
+
+
+def called(key: str) -> str:
+    """What a table calls a key of the client's: ``first audio, median``."""
+    return ", ".join([_KNOWN[_name(key)][0], *_STATISTIC.findall(key)[:1]])
 
 
 def _has_value(name: str, value: Any) -> bool:
@@ -84,33 +90,29 @@ def check_primary(primary: str | None, starts: Sequence[Start]) -> None:
         ConfigError: It was not measured.
     """
     measured = sorted({key for start in starts for key in start.measured})
-    if primary is not None and primary not in measured:
+    if primary is not None and primary not in (*measured, *map(called, measured)):
         raise unknown("--primary", primary, measured, found=f"{primary}, which was not measured")
 
 
 def table(starts: Sequence[Start], *, primary: str | None = None) -> list[Measure]:
-    """The rows of these starts: what any of them measured and is not zero in all, in groups.
+    """The rows of these starts: what any of them measured and is not zero in all, in the order of ``_KNOWN``.
 
     Args:
         starts: Of both arms.
-        primary: Key of the primary measure; unless it was measured, the first of ``JUDGED`` that was.
+        primary: The primary measure, by its key or as it is called; unless it was measured, the first of ``JUDGED``.
     """
-    keys = [key for key in dict.fromkeys(key for each in starts for key in each.measured) if _is_shown(key, starts)]
-    judged = [key for key in dict.fromkeys((primary, *JUDGED)) if key in keys][: 1 + OTHERS]
-    rows = [_measure(key, primary=key in judged[:1], judged=key in judged[1:]) for key in keys]
-    groups = [group for group, _, _ in _KNOWN.values()]
-    return sorted(rows, key=lambda row: groups.index(row.group))
-
-
-def _is_shown(key: str, starts: Sequence[Start]) -> bool:
-    return any(start.measured.get(key) for start in starts)
+    measured = {key for start in starts for key, value in start.measured.items() if value}
+    keys = sorted(measured, key=lambda key: ([*_KNOWN].index(_name(key)), key))
+    named = [key for key in keys if primary in (key, called(key))]
+    judged = [key for key in dict.fromkeys((*named, *JUDGED)) if key in keys][: 1 + OTHERS]
+    return [_measure(key, primary=key in judged[:1], judged=key in judged[1:]) for key in keys]
 
 
 def _measure(key: str, *, primary: bool, judged: bool) -> Measure:
-    group, unit, better = _KNOWN[_name(key)]
+    _, unit, better = _KNOWN[_name(key)]
     return Measure(
-        group=group,
-        name=key.removesuffix("_ms"),
+        group="",
+        name=called(key),
         unit=unit,
         better=better,
         read=lambda start: start.measured.get(key, math.nan),

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from omni_fastpath.tools.ab import answers, measures, rows
+from omni_fastpath.tools.ab import answers, commands, measures, rows
 from omni_fastpath.tools.ab.files import Series
 from omni_fastpath.tools.ab.interrupts import INTERRUPTED
 from omni_fastpath.tools.ab.rows import Row
@@ -44,10 +44,6 @@ class Report:
         a, b = self.series.arms
         return ["measure", a, b, f"{b} / {a}", "verdict"]
 
-    def named(self, word: str) -> list[str]:
-        """The measures whose verdict is this word."""
-        return [row.measure.title for row in self.table if row.verdict is not None and row.verdict.word == word]
-
     @property
     def failed(self) -> dict[str, list[int]]:
         """Requests that failed under the client's load, by arm and start."""
@@ -74,9 +70,10 @@ class Report:
             return ENDED_BY_SIGNAL if self.series.ended == INTERRUPTED else FAILED
         a, b = map(statistics.fmean, self.failed.values())
         lost = any(in_b > in_a for _, (in_a, in_b) in self.lacking)
-        if b > a or lost or self.named("worse") or self.answers["differences"]:
+        if b > a or lost or rows.named(self.table, "worse") or self.answers["differences"]:
             return DIFFERENT
-        return FINE if self.named("better") or self.named("no difference shown") else UNDECIDED
+        decided = any(rows.named(self.table, word) for word in ("better", "no difference shown"))
+        return FINE if decided else UNDECIDED
 
 
 def judge(series: Series) -> Report:
@@ -117,6 +114,8 @@ def alarms(report: Report) -> list[str]:
     for title, shares in report.lacking:
         parts = (f"{share:.0%} of the starts of {arm}" for arm, share in zip(series.arms, shares, strict=True))
         found.append(f"{' and '.join(parts)} have no {title}")
+    if any(commands.load_s(start.bench) == 0 for start in series.starts):
+        found.append(commands.SATURATION)
     if len({(*start.serve, "--", *start.bench) for start in series.starts}) > 1:
         found.append("The starts' commands differ")
     return found
@@ -141,8 +140,7 @@ def as_data(report: Report) -> dict[str, Any]:
         "arms": {start.arm: start.words for start in series.starts},
         "order": [start.arm for start in series.starts],
         "wanted": series.wanted,
-        "better": report.named("better"),
-        "worse": report.named("worse"),
+        **{word: rows.named(report.table, word) for word in ("better", "worse")},
         "failed": {arm: sum(each) for arm, each in report.failed.items()},
         "summary": notes(report),
         "answers": report.answers,
@@ -183,10 +181,7 @@ def markdown(report: Report) -> str:
 
 def _table(report: Report, table: Sequence[Row]) -> list[str]:
     lines = [f"| {' | '.join(map(_cell, report.columns))} |", f"| --- |{' ---: |' * 3} --- |"]
-    for row in table:
-        name, *cells = rows.by_arm(row)
-        lines.append(f"| {' | '.join(map(_cell, (f'{name} ({row.measure.group})', *cells)))} |")
-    return lines
+    return lines + [f"| {' | '.join(map(_cell, rows.by_arm(row)))} |" for row in table]
 
 
 def _folded(title: str, lines: Sequence[str]) -> list[str]:

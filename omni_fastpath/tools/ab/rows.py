@@ -90,6 +90,11 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return f"{half if len(known) == 1 else f'{half} ({least} to {most})'}{of_some}"
 
 
+def named(table: Sequence[Row], word: str) -> list[str]:
+    """The measures whose verdict is this word."""
+    return [row.measure.title for row in table if row.verdict is not None and row.verdict.word == word]
+
+
 def summary(table: Sequence[Row]) -> list[str]:
     """What the table says, in sentences: the verdicts, and what they rest on."""
     words = [row.verdict.word for row in table if row.verdict is not None]
@@ -97,13 +102,18 @@ def summary(table: Sequence[Row]) -> list[str]:
         return ["There is no verdict: the primary measure has no value in some start, or an arm has no start."]
     [primary] = [row for row in table if row.measure.primary]
     first, second = primary.values
-    counts = ", ".join(f"{word} in {words.count(word)}" for word in dict.fromkeys(words))
-    if set(words) == {"too few starts"}:
-        counts = "too few starts to decide anything; the table describes these starts and no others"
+    said = ["too few starts to decide anything: the table describes these starts and no others"]
+    if set(words) != {"too few starts"}:
+        said = [f"{word} in {_counted(named(table, word))}" for word in ("better", "worse")]
+        said += [f"{word} in {words.count(word)}" for word in sorted({*words} - {"better", "worse"})]
     return [
-        f"{second[:1].upper()}{second[1:]} against {first}, on {len(words)} measures named beforehand: {counts}.",
+        f"{second} against {first}, of {len(words)} measures named beforehand: {', '.join(said)}.",
         verdict.legend(primary.measure, len(words) - 1, min(map(len, primary.values.values()))),
     ]
+
+
+def _counted(titles: Sequence[str]) -> str:
+    return f"{len(titles)} ({'; '.join(titles)})" if titles else "none"
 
 
 def as_data(table: Sequence[Row]) -> list[dict[str, Any]]:
@@ -129,10 +139,11 @@ def print_table(console: Console, columns: Sequence[str], found: Sequence[Row]) 
         is_text = place == 0 or name == "verdict"
         table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=not console.is_terminal)
     for group, of_group in groupby(found, key=lambda row: row.measure.group):
-        table.add_row(Text(group), style="bold")
+        if group:
+            table.add_row(Text(group), style="bold")
         *_, last = shown_rows = list(of_group)
         for row in shown_rows:
             style = {"better": "green", "worse": "red"}.get(row.verdict.word) if row.verdict is not None else None
-            words = (Text(f"  {cell}" if place == 0 else cell) for place, cell in enumerate(by_arm(row)))
+            words = (Text(f"  {cell}" if group and not place else cell) for place, cell in enumerate(by_arm(row)))
             table.add_row(*words, style=style, end_section=row is last)
     console.print(table)

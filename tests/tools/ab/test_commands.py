@@ -23,6 +23,23 @@ def test_commands_stand_between_bare_dashes() -> None:
         commands.parts(["--", "a", "--", "b", "--", "c"], "usage")
 
 
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["X=1", "Y=a=b", "X=2"], ("A", {"X": "2", "Y": "a=b"})),
+        (
+            ["stock=OMNI_FASTPATH=0", "http_proxy=http://h?a=b"],
+            ("stock", {"OMNI_FASTPATH": "0", "http_proxy": "http://h?a=b"}),
+        ),
+        (["X=1", "no-drain=FLAGS=A=B"], ("no-drain", {"X": "1", "FLAGS": "A=B"})),
+        (["HF_TOKEN=ABC="], ("A", {"HF_TOKEN": "ABC="})),
+    ],
+)
+def test_an_arm_has_variables_and_may_have_a_name(assignments: list[str], expected: object) -> None:
+    """The name stands before one of its variables; what a value has in it is no name."""
+    assert commands.arm("A", "--a", assignments) == expected
+
+
 def test_only_the_placeholders_are_filled_in() -> None:
     """What JSON, a shell and Jinja have in braces is theirs."""
     words = ["serve ${EXTRA} --port {port}", "{{bos_token}}", '{"a": {}}', "--out={result}"]
@@ -92,6 +109,7 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
         ([], "found 0 bare `--`"),
         (["--starts", "3", "--", "SERVE", "--", "BENCH"], "--starts: found 3; allowed: an even number"),
         (["--a", "OMNI_FASTPATH", "--", "SERVE", "--", "BENCH"], "--a: found 'OMNI_FASTPATH'; allowed: NAME=VALUE"),
+        (["--b", "A=OMNI_FASTPATH=1", "--", "SERVE", "--", "BENCH"], "--b: found an arm A; allowed: another name"),
         (
             ["--b", "OMNI_FASTPATH_DRIAN=1", "--", "SERVE", "--", "BENCH"],
             "OMNI_FASTPATH_DRIAN: found an unknown",

@@ -55,11 +55,25 @@ def _starts(**measured: float) -> list[Start]:
 
 
 def test_the_primary_measure_may_be_named() -> None:
-    """By key; what was not measured is refused, with the nearest name."""
-    measured = {"median_ttft_ms": 1.0, "p99_ttft_ms": 1.0, "request_throughput": 1.0, "image_throughput": 0.0}
-    rows = measures.table(_starts(**measured), primary="p99_ttft_ms")
-    assert [row.name for row in rows if row.primary] == ["p99_ttft"]
-    assert [row.name for row in rows if row.judged] == ["median_ttft", "request_throughput"]
-    assert "image_throughput" not in {row.name for row in rows}
-    with pytest.raises(ConfigError, match=r"p99_ttft_m, which was not measured.*did you mean 'p99_ttft_ms'"):
-        measures.check_primary("p99_ttft_m", _starts(**measured))
+    """By key, or as the table calls it; what was not measured is refused, with the nearest key."""
+    measured = {"request_throughput": 1.0, "median_ttft_ms": 1.0, "p99.9_ttft_ms": 1.0, "image_throughput": 0.0}
+    for primary in ("p99.9_ttft_ms", "first text, p99.9"):
+        rows = measures.table(_starts(**measured), primary=primary)
+        assert [(row.title, row.primary) for row in rows] == [
+            ("first text, median", False),
+            ("first text, p99.9", True),
+            ("requests served", False),
+        ]
+        assert [row.judged for row in rows] == [not row.primary for row in rows]
+        measures.check_primary(primary, _starts(**measured))
+    with pytest.raises(ConfigError, match=r"median_ttft, which was not measured.*did you mean 'median_ttft_ms'"):
+        measures.check_primary("median_ttft", _starts(**measured))
+
+
+def test_what_a_listener_hears_is_judged_before_what_the_load_decides() -> None:
+    """Of all that the client measures: underrun has a verdict, text made, which follows a given rate, has none."""
+    rows = measures.table(_starts(**dict.fromkeys(measures.JUDGED, 1.0)))
+    judged = [row.title for row in rows if row.judged or row.primary]
+    assert len(judged) == 1 + measures.OTHERS
+    assert "silence (underrun), p99" in judged
+    assert "text made" not in judged

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_fastpath.tools.ab import report
+from omni_fastpath.tools.ab import commands, report
 from omni_fastpath.tools.ab.files import Series, Start
 
 ANSWER = {
@@ -49,9 +49,9 @@ def test_markdown_has_what_was_named_and_folds_the_rest() -> None:
     """A table of verdicts, the legend, the answers; arms' names cannot break it."""
     said = report.markdown(report.judge(_series()))
     assert said.startswith("### B against A\n")
-    assert "| median_ttft, ms (first text) | 105 (100 to 111)" in said.replace(".5", "").replace(".0", "")
+    assert "| first text, median, ms | 105 (100 to 111)" in said.replace(".5", "").replace(".0", "")
     assert "worse (" in said
-    assert "Verdict: exact Mann-Whitney over starts; median_ttft (first text) was named beforehand" in said
+    assert "Verdict: exact Mann-Whitney over starts; first text, median was named beforehand" in said
     assert "1 further measures, without a verdict" in said
     assert "- A: X=a\\|b" in said
     assert "X=&lt;b>" in said
@@ -86,10 +86,32 @@ def test_a_measure_that_the_second_arm_lost_is_exit_code_1(without: int) -> None
     ]
     judged = report.judge(Series(whole.arms, starts, 12))
     assert judged.exit_code == 1
-    told = f"0% of the starts of A and {without / 6:.0%} of the starts of B have no median_ttft (first text)"
+    told = f"0% of the starts of A and {without / 6:.0%} of the starts of B have no first text, median"
     assert told in report.markdown(judged)
     json.dumps(report.as_data(judged), allow_nan=False)
     assert report.judge(Series(("B", "A"), starts, 12)).exit_code == 4
+
+
+def test_the_last_word_is_one_sentence() -> None:
+    """What is better and what is worse, by their names, and in how many no difference was shown."""
+    expected = {
+        0.5: "better in 1 (first text, median), worse in none, no difference shown in 1.",
+        2.0: "better in none, worse in 1 (first text, median), no difference shown in 1.",
+    }
+    for factor, said in expected.items():
+        found = report.notes(report.judge(_series(factor=factor)))[0]
+        assert found == f"B against A, of 2 measures named beforehand: {said}"
+
+
+@pytest.mark.parametrize(("words", "alarmed"), [("--request-rate 4", False), ("", True), ("--request-rate=inf", True)])
+def test_saturation_is_an_alarm(words: str, alarmed: bool) -> None:
+    """A rate that is infinite, by the client's default too; another client's load is its own."""
+    bench = ["vllm", "bench", "serve", *words.split()]
+    whole = _series(1)
+    for command, expected in ((bench, alarmed), (["mine", "-n", "3"], False)):
+        starts = [start.model_copy(update={"bench": command}) for start in whole.starts]
+        alarms = report.alarms(report.judge(Series(whole.arms, starts, 2)))
+        assert (commands.SATURATION in alarms) is expected
 
 
 def test_a_series_that_was_cut_short_says_so(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from omni_fastpath.tools import cli
 
 Command = Callable[..., list[str]]
 OFF_ON = ["--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
+NAMED = ["--a", "stock=OMNI_FASTPATH=0", "--b", "fastpath=OMNI_FASTPATH=1"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -65,27 +66,34 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
 ) -> None:
     """The order, what each start measured, the states of each arm, and every file; two starts decide nothing."""
     monkeypatch.setenv("VLLM_OMNI_TOKEN", "secret")
-    assert _ab(serve(), bench(), *OFF_ON) == 4
+    assert _ab(serve(), bench(), *NAMED) == 4
     found = _report()
-    assert found["order"] == ["A", "B", "B", "A"]
+    assert found["order"] == ["stock", "fastpath", "fastpath", "stock"]
     assert (found["complete"], found["exit_code"], found["worse"], found["better"]) == (True, 4, [], [])
-    assert found["arms"] == {arm: f"OMNI_FASTPATH={on} VLLM_OMNI_TOKEN=***" for arm, on in (("A", 0), ("B", 1))}
+    assert found["arms"] == {
+        arm: f"OMNI_FASTPATH={on} VLLM_OMNI_TOKEN=***" for arm, on in (("stock", 0), ("fastpath", 1))
+    }
     primary = next(row for row in found["rows"] if row["primary"])
-    assert primary["name"] == "median_audio_ttfp"
+    assert primary["name"] == "first audio, median"
     assert primary["ratio"] == pytest.approx(0.5, rel=0.02)
     assert primary["verdict"]["word"] == "too few starts"
     states = {arm: {p["state"] for p in said[0]["patches"].values()} for arm, said in found["states"].items()}
-    assert states == {"A": {"off"}, "B": {"off", "applied"}}
-    assert found["answers"]["why"] == "the 2 starts of A were identical to each other"
+    assert states == {"stock": {"off"}, "fastpath": {"off", "applied"}}
+    assert found["answers"]["why"] == "the 2 starts of stock were identical to each other"
     assert found["answers"]["comparisons"] == 24
     assert {path.name for path in Path("out").iterdir()} == {"ab.json", "ab.md", "starts", "results", "logs"}
-    assert sorted(path.stem for path in Path("out/starts").iterdir()) == ["01-A", "02-B", "03-B", "04-A"]
+    assert sorted(path.stem for path in Path("out/starts").iterdir()) == [
+        "01-stock",
+        "02-fastpath",
+        "03-fastpath",
+        "04-stock",
+    ]
     shown = capsys.readouterr()
-    assert "A: OMNI_FASTPATH=0" in shown.out
-    assert "median_audio_ttfp, ms" in shown.out
+    assert "stock: OMNI_FASTPATH=0" in shown.out
+    assert "first audio, median, ms" in shown.out
     assert "too few starts" in shown.out.splitlines()[-1]
-    assert "4 starts, one after another: A B B A" in shown.err
-    assert "4/4 A: benchmark client" in shown.err
+    assert "4 starts, one after another: stock fastpath fastpath stock" in shown.err
+    assert "4/4 stock: benchmark client" in shown.err
     assert " left" in shown.err
 
 
@@ -97,7 +105,7 @@ def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
     """Six starts an arm and twice the time: the measures say worse; they can be judged again from the files."""
     assert _ab(serve(), bench("slower"), *OFF_ON, "--starts", "6") == 1
     found = _report()
-    assert "median_audio_ttfp (first audio)" in found["worse"]
+    assert "first audio, median" in found["worse"]
     assert found["order"] == [*"ABBAABBAABBA"]
     starts = sorted(map(str, Path("out/starts").iterdir()))
     assert cli.main(["ab", "compare", "--out", "again", *starts]) == 1
@@ -105,7 +113,7 @@ def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
     # Not the figures: the oldest pydantic reads a number's last digit otherwise.
     assert [_name_and_word(row) for row in again["rows"]] == [_name_and_word(row) for row in found["rows"]]
     assert cli.main(["ab", "compare", "--out", "turned", starts[1], starts[0], *starts[2:]]) == 0
-    assert "median_audio_ttfp (first audio)" in _report("turned")["better"]
+    assert "first audio, median" in _report("turned")["better"]
 
 
 # ---- What goes wrong ----
