@@ -145,9 +145,13 @@ class Load:
         draws = random.Random(f"{rate:g} a second")
         return [0.0, *accumulate(draws.expovariate(rate) for _ in range(count - 1))]
 
+    def asked_at(self, level: float) -> list[Request]:
+        """The requests of a level."""
+        return self.asked(f"{level:g}", self.count(level))
+
     def run(self, url: str, level: float) -> list[Capture]:
         """One level, on a server."""
-        requests = self.asked(f"{level:g}", self.count(level))
+        requests = self.asked_at(level)
         if self.loop == "open":
             return run_open_loop(url, requests, self.starts_s(level))
         return run_closed_loop(url, requests, int(level))

@@ -95,6 +95,7 @@ def run_level(server: Server, load: Load, level: float, first_wave: int) -> tupl
     Raises:
         MeasureError: A request failed.
     """
+    load.asked_at(level)  # recordings are made once, which may take a minute, in which stock's poll loop turns
     pids = api_processes(server)
     before, mine_s = threads.used(pids), time.process_time()
     captures = checked(load.run(server.url, level), audio=True)
