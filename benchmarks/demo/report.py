@@ -32,14 +32,16 @@ _BESIDE = {"waves": " (dotted: next wave)", "paced": ", in both"}
 COLOURS = {"stock": "#e08a3c", "fastpath": "#12457a"}
 """Told apart in grey too."""
 
-WHAT_IS_REAL = """\
-No GPU is needed: the stages are simulated (outputs on the clock). API server, HTTP, front end, orchestrator, output
-processing, metrics and logs are vLLM-Omni's own."""
-NOTES = """\
-Gap: the longest time between two packets of an answer. It stands before the last one, which waits for all earlier
-outputs of its request, those that nobody sees too; forward_gate makes these cheap, but acts in real stages alone.
-Silence: how long a listener who plays from the first packet on has nothing to play.
-First audio in the closed loop: of the requests after the first wave, which starts at once."""
+WHAT_IS_REAL = (
+    "No GPU is needed: the stages are simulated (outputs on the clock). API server, HTTP, front end, orchestrator, "
+    "output processing, metrics and logs are vLLM-Omni's own."
+)
+NOTES = (
+    "Gap: the longest time between two packets of an answer. It stands before the last one, which waits for all "
+    "earlier outputs of its request, those that nobody sees too; forward_gate makes these cheap, but acts in real "
+    "stages alone. Silence: how long a listener who plays from the first packet on has nothing to play. First audio in "
+    "the closed loop: of the requests after the first wave, which starts at once."
+)
 
 
 def plain(
