@@ -292,6 +292,8 @@ class Patch:
         options: Pydantic model of its values; every field has a default.
         requires: Names of patches without which it must not run.
         default_on: Whether ``fastpath: true`` includes it: only what the benchmarks show neutral or better.
+        upstream_option: The option of upstream's server that it makes true, for example ``--max-num-queued-reqs``: in a
+            server without it the patch is ``not_applicable``. Empty where it has none.
         taken_off: Name of a function in every wrappers module that is called after all slots were put back.
         metrics: What it has for ``/metrics`` besides the counters.
         figures: Name of a function in every wrappers module that gives what these show now, on whichever thread, and
@@ -307,6 +309,7 @@ class Patch:
     options: type[Options] = Options
     requires: tuple[str, ...] = ()
     default_on: bool = True
+    upstream_option: str = ""
     taken_off: str | None = None
     metrics: tuple[Metric, ...] = ()
     figures: str | None = None

@@ -49,6 +49,7 @@ if __name__ != "omni_fastpath.patches":
 from collections.abc import Mapping
 
 from omni_fastpath.declare import Patch
+from omni_fastpath.patches.admission_limit import PATCH as ADMISSION_LIMIT
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
 from omni_fastpath.patches.final_output_wakeup import PATCH as FINAL_OUTPUT_WAKEUP
 from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
@@ -64,6 +65,7 @@ PATCHES: tuple[Patch, ...] = (
     BUDGETED_DRAIN,
     FINAL_OUTPUT_WAKEUP,
     REQUESTS_FIRST,
+    ADMISSION_LIMIT,
     SAVE_QUEUE_CAP,
     FORWARD_GATE,
     LEAN_FRONT_END,

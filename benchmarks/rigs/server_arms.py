@@ -70,5 +70,6 @@ def _wanted(is_on: bool, patch: Patch, here: Process) -> tuple[State, ...]:
         return (State.OFF,)
     if here not in patch.processes or has_no_use(patch):
         return (State.NOT_APPLICABLE,)
-    # Which stage a stage's patch serves is its pipeline's matter; in the server there is no such choice.
-    return SERVES if here is Process.SERVER else (*SERVES, State.NOT_APPLICABLE)
+    # Which stage a stage's patch serves is its pipeline's matter; in the server an option of upstream's is the choice.
+    is_sure = here is Process.SERVER and not patch.upstream_option
+    return SERVES if is_sure else (*SERVES, State.NOT_APPLICABLE)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from omni_fastpath import config
+from omni_fastpath import config, process_role
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.process_role import MASTER, NAMESPACE, boolean, master_off
 from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
@@ -34,6 +34,8 @@ FULL = 0.85
 """Of a core; an API process's two threads wait for each other long before they have all of it."""
 UNDERRUN_S, UNDERRUN = 0.1, "vllm_omni:audio_underrun_s"
 """From where on upstream itself calls an answer interrupted, and its histogram of each answer's longest silence."""
+HELD_BY_NOBODY = ("--max-num-queued-tokens",)
+"""Options that vLLM-Omni takes, and nothing of ours makes true."""
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,21 @@ def patch_idle(facts: Facts) -> Iterator[Finding]:
                 )
                 evidence = {"patch": patch.name, first.name: 0, first.moves_with: reached}
                 yield Finding("warning", server.subject, what, do, evidence)
+
+
+@_rule("option-not-held", threshold="a server was started with an option that vLLM-Omni takes and nothing makes true")
+def option_not_held(facts: Facts) -> Iterator[Finding]:
+    """A limit that somebody set and that does not limit: upstream takes it, and the patch for it does not serve."""
+    options = dict.fromkeys(HELD_BY_NOBODY, "")
+    options |= {patch.upstream_option: patch.name for patch in facts.patches if patch.upstream_option}
+    for server in facts.servers:
+        for option, name in options.items():
+            states = {State(each["patches"][name]["state"]) for each in server.snapshots if name in each["patches"]}
+            is_held = any(state.satisfies_requirement for state in states)
+            if process_role.value(server.command, option) is not None and not is_held:
+                what = f"it was started with {option}, which vLLM-Omni takes and does not hold"
+                do = f"Switch {name} on, or see why it does not serve." if name else "Start the server without it."
+                yield Finding("error", server.subject, what, do, {"option": option, "patch": name or None})
 
 
 @_rule("metrics-without-us", threshold="a server in which something is on answers /metrics without a series of ours")

@@ -111,7 +111,11 @@ def _show_server(server: int, processes: Sequence[Mapping[str, Any]], report: Ma
         table.add_row(name, state.value, _said(of_state))
         if state is State.APPLIED and (headline := declared.get(name, {}).get("headline")):
             handled = f"; {_took_effect(of_state)[1]:,} {headline}"
-    defaults = [state for name, state in states.items() if name in declared and declared[name]["default_on"]]
+    defaults = [
+        state
+        for name, state in states.items()
+        if name in declared and declared[name]["default_on"] and state is not State.NOT_APPLICABLE
+    ]
     on = sum(state.satisfies_requirement for state in defaults)
     is_on = any(state is not State.OFF for state in states.values())
     answer = f"ON, {on} of {len(defaults)} default patches applied{handled}" if is_on else "OFF"

@@ -15,6 +15,9 @@ from tests.fakes.registration import declared
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
 
+LIMIT = 16
+"""Requests at once that a server admits: more than most tests ask at a time."""
+
 FAST_STEPS = {"stages": {name: {"base_ms": ms} for name, ms in (("thinker", 4), ("talker", 3), ("code2wav", 3))}}
 
 
@@ -37,12 +40,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def server(models: Callable[[str], Path]) -> Callable[..., Any]:
     """Make a server; use it as a context manager."""
+    from benchmarks.rigs.process_arms import has_no_use
     from benchmarks.rigs.server import Server
 
-    def make(model: str, deploy: Path | str, *, environment: dict[str, str] | None = None, **kwargs: Any) -> Server:
+    def make(
+        model: str,
+        deploy: Path | str,
+        *,
+        environment: dict[str, str] | None = None,
+        arguments: tuple[str, ...] = (),
+        **kwargs: Any,
+    ) -> Server:
         path = deploy if isinstance(deploy, Path) else DEPLOY / deploy
         variables = {"OMNI_SIMULATED_DEVICE_CONFIG": json.dumps(FAST_STEPS), **(environment or {})}
-        return Server(models(model), path, environment=variables, **kwargs)
+        here = [patch.upstream_option for patch in PATCHES if patch.upstream_option and not has_no_use(patch)]
+        arguments = (*arguments, *(f"{option}={LIMIT}" for option in here))
+        return Server(models(model), path, environment=variables, arguments=arguments, **kwargs)
 
     return make
 

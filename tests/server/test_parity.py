@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.server.conftest import all_states, as_declared, states
+from tests.server.conftest import LIMIT, all_states, as_declared, states
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -27,7 +27,7 @@ MODALITIES = (("text", "audio"), ("text", "audio"), ("audio",), ("text",))
 
 
 class Observed:
-    """What one arm's server showed; the last three with fastpath alone."""
+    """What one arm's server showed; the last four with fastpath alone."""
 
     mixed: list[Any]
     aborted: list[Any]
@@ -42,6 +42,7 @@ class Observed:
     idle_switches_per_s: dict[str, float]
     shutdown: Any
     pid: int
+    burst: list[Any]
     status: dict[str, Any]
     healthy: dict[str, Any]
     edited: dict[str, Any]
@@ -61,6 +62,13 @@ def _aborted() -> list[Any]:
     from omni_fastpath.tools.ab.capture import chat_request
 
     return [chat_request(f"Interrupted {n}", max_tokens=60, ignore_eos=True, abort_after=4 + 5 * n) for n in range(4)]
+
+
+def _burst() -> list[Any]:
+    """Twice what the server admits, each long enough for all to come before the first has ended."""
+    from omni_fastpath.tools.ab.capture import chat_request
+
+    return [chat_request(f"{n}", modalities=("text",), max_tokens=250, ignore_eos=True) for n in range(2 * LIMIT)]
 
 
 def _bad() -> list[Any]:
@@ -172,6 +180,8 @@ def _observe(server: Any, overlay: Path | None = None) -> Observed:
         scrape = urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode().splitlines()  # noqa: S310
         seen.metrics, seen.shown = _counts(scrape), _shown(scrape)
         seen.aborted = run_closed_loop(server.url, _aborted(), 2)
+        if overlay is not None:
+            seen.burst = run_closed_loop(server.url, _burst(), 2 * LIMIT)
         seen.idle_switches_per_s = _idle_switches(server)
         seen.states, seen.stage_states = states(server), all_states(server, "stage")
         if overlay is not None:
@@ -317,6 +327,15 @@ def test_bad_requests_get_the_same_errors(arms: tuple[Observed, Observed]) -> No
     stock, fast = arms
     assert [c.answer() for c in fast.bad] == [c.answer() for c in stock.bad]
     assert any(capture.status >= 400 for capture in stock.bad)
+
+
+def test_a_burst_is_served_up_to_the_limit(arms: tuple[Observed, Observed]) -> None:
+    """As ``--max-num-queued-reqs`` says; all others get a 503, and every one of them is counted."""
+    _, fast = arms
+    counters = fast.states["admission_limit"]["counters"]
+    refused = [capture for capture in fast.burst if not capture.succeeded]
+    assert {(capture.status, capture.error_code) for capture in refused} == {(503, 503)}
+    assert (counters["refused"], counters["most_at_once"]) == (len(refused), LIMIT)
 
 
 def test_metrics_count_the_same(arms: tuple[Observed, Observed]) -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UPSTREAMS = "vllm:request_success_total"
 
 
-DRUM = patch("drum", counters=(Counter("beats", "beats", moves_with=UPSTREAMS),))
+DRUM = patch("drum", upstream_option="--most-beats", counters=(Counter("beats", "beats", moves_with=UPSTREAMS),))
 FLUTE = patch("flute", counters=(Counter("notes", "notes"),), default_on=False)
 PATCHES: tuple[Patch, ...] = (DRUM, FLUTE)
 

@@ -43,6 +43,13 @@ def with_hooks(hooks: dict[str, Any]) -> Facts:
     return dataclasses.replace(HEALTHY, hooks=hooks)
 
 
+def started(*arguments: str, state: str = "applied") -> Facts:
+    """A server that was started with these arguments too, in which the first patch is in this state."""
+    patches = {"patches": {"drum": record(state)}}
+    [server] = saying(stage=patches, **patches).servers
+    return serving(command=(*SERVER.command, *arguments), snapshots=server.snapshots)
+
+
 UNKNOWN = "vllm-omni 0.99.0 (by a test) is not among the tested releases: 0.30.0"
 UNUSABLE = {"used": [], "unusable": {"logbook": "no"}, "switched_off": {}}
 FAILED = {"patches": {"drum": record("failed", reason="a seam moved")}}
@@ -74,6 +81,7 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "versions-mixed": (lambda: saying(stage={"vllm_omni": "0.28.0"}), "error", "of vllm-omni: 0.28.0, 0.30.0"),
     "yaml-changed": (lambda: serving(edited_yaml="deploy.yaml"), "warning", "was written after it started"),
     "patch-idle": (lambda: saying(stage=IDLE, **IDLE), "warning", "drum is applied and idle: beats is 0"),
+    "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni takes and does not"),
     "metrics-without-us": (lambda: serving(metrics={UPSTREAMS: 100.0}), "warning", "no series of omni-fastpath"),
     "api-process-full": (lambda: serving(busy=BUSY), "warning", "front end 0.50, orchestrator 0.40 of the one core"),
     "audio-runs-dry": (lambda: silent(4.0), "warning", "the longest silence within an answer was 0.20 s, on average"),
@@ -169,6 +177,13 @@ def test_a_full_api_process_is_told_what_its_limits_allow(changed: Any, said: st
 def test_silence_is_told_where_a_ramp_would_help() -> None:
     """Not below upstream's own threshold, of a few answers, or of a server whose chunks grow."""
     assert [judge(each) for each in (silent(2.0), silent(4.0, 19), silent(4.0, server="server 12"))] == [[], [], []]
+
+
+@pytest.mark.parametrize(("state", "found"), [("applied", []), ("superseded", []), ("off", ["option-not-held"])])
+def test_an_option_is_held_where_its_patch_serves(state: str, found: list[str]) -> None:
+    """By us or by upstream itself; where neither does, whoever set it is told."""
+    assert [each.id for each in judge(started("--most-beats", "7", state=state))] == found
+    assert judge(started(state=state)) == []
 
 
 def test_no_rule_names_a_patch() -> None:

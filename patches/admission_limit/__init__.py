@@ -1,0 +1,132 @@
+"""Upstream's ``--max-num-queued-reqs`` is held: who comes when the server is full is told so at once, with a 503.
+
+What:
+    With ``--max-num-queued-reqs N`` a request is admitted while the engine's unfinished requests, those admitted and on
+    their way to it, and itself are N at most. Else it gets vLLM's ``QueueOverflowError``: status 503, vLLM's words and
+    body, and ``Retry-After: 1``. It is asked before anything is rendered, tokenised or decoded. A place is kept from
+    the question until the engine counts the request; what is left of it is given back when the answer ends, fails or
+    has lost its client. ``n`` answers, or a batch of n, take n places.
+Why:
+    vLLM-Omni takes the flag and prints its promise; ``AsyncOmni.check_admission`` is the empty method of its base
+    class, and chat and speech do not call it. Where more arrives than a server bears, everybody's first audio then
+    grows for as long as the load lasts. vLLM itself counts only after rendering, and lets a burst through (vllm issue
+    #58192).
+Why not a hook:
+    The method could be overridden; nothing of ours lies between a request's body and its rendering.
+Scope:
+    Chat and speech, batches too, streamed or not; completions, responses, messages, transcriptions and whatever else
+    asks as vLLM does. ``/v1/realtime``: an error event, and the connection is closed with 1013, when an utterance would
+    begin (0.32: its requests count and are never refused). ``/v1/audio/speech/stream``: an error for the sentence.
+    Images, videos, audio of diffusion models and the other web sockets count and are never refused; duplex sessions
+    do not count. Each of several API servers counts for itself: with M of them up to M times N. Nothing counts tokens:
+    of ``--max-num-queued-tokens`` it warns. Without the flag it is ``not_applicable`` and asks nobody.
+Fragility:
+    Relies on the engine's books being one step from ``_final_output_handler``, without an await between, which the
+    body of ``generate`` is fingerprinted for. Read: of the arguments ``max_num_queued_reqs`` and
+    ``max_num_queued_tokens``; of the application's state ``api_server_count``; of the engine ``request_states``; of a
+    request ``n``, ``messages`` or ``items``; of a realtime connection ``generation_task`` and ``websocket``, whose next
+    text is a disconnect once it was closed.
+Upstream thread:
+    vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
+Remove when:
+    ``AsyncOmni`` has a ``check_admission`` of its own, and chat and speech ask it.
+"""
+
+from __future__ import annotations
+
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Row, State, Wrap
+
+SERVING = "vllm_omni.entrypoints.openai"
+API_SERVER, CHAT, BATCH, SPEECH, REALTIME = (
+    f"{SERVING}.{name}"
+    for name in ("api_server", "serving_chat", "batch_serving", "serving_speech", "realtime_connection")
+)
+ERRORS = "vllm.entrypoints.serve.engine.serving"
+SOCKETS = "vllm.entrypoints.speech_to_text.realtime.connection"
+
+_GENERATE = (
+    *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request", "tokenization_kwargs"),
+    *("sampling_params_list", "output_modalities", "trace_headers", "priority", "data_parallel_rank", "session_id"),
+)
+_MORE = ("reasoning_ended", "reasoning_parser_kwargs", "arrival_time")
+_SENTENCE = ("self", "request", "request_id", "has_inline_ref_audio", "arrival_time")
+
+
+def _fit(release: str, generate: tuple[str, ...], body: str, *realtime: AnySeam, note: str = "") -> Fit:
+    """What a release needs: its parameters and body of ``generate``, and how its realtime connections begin."""
+    asked = ("self", "request", "raw_request")
+    seams: tuple[AnySeam, ...] = (
+        Wrap("fastapi.applications", "FastAPI.__call__", ("self", "scope", "receive", "send"), wrapper="wrapped_app"),
+        Wrap(
+            "vllm.engine.protocol",
+            "EngineClient.check_admission",
+            ("self", "n", "request_id"),
+            wrapper="wrapped_check_admission",
+        ),
+        Wrap(
+            "vllm_omni.entrypoints.async_omni_base",
+            "AsyncOmniBase._final_output_handler",
+            ("self",),
+            wrapper="wrapped_final_output_handler",
+        ),
+        Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate", generate, fingerprints=(body,)),
+        Wrap(API_SERVER, "omni_init_app_state", ("engine_client", "state", "args"), wrapper="wrapped_init_app_state"),
+        Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", asked, wrapper="wrapped_chat"),
+        Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", asked, wrapper="wrapped_chat_batch"),
+        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", asked, wrapper="wrapped_speech"),
+        Wrap(
+            SPEECH,
+            "OmniOpenAIServingSpeech.create_speech_batch",
+            ("self", "batch_request"),
+            wrapper="wrapped_speech_batch",
+        ),
+        Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", _SENTENCE, wrapper="wrapped_sentence"),
+        Call(
+            ERRORS,
+            "BaseServing.create_error_response",
+            ("message", "err_type", "status_code", "param"),
+            descriptor="staticmethod",
+        ),
+        *realtime,
+    )
+    return Fit(
+        releases=(release,),
+        preview="rc" in release,
+        note=note,
+        seams=seams,
+        of_api_server=tuple(
+            dict.fromkeys(seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entrypoints")))
+        ),
+        without_api_server="there is no API server: nobody is asked",
+    )
+
+
+PATCH = Patch(
+    name="admission_limit",
+    summary="upstream's --max-num-queued-reqs is held: a 503 at once when the server is full",
+    processes=frozenset({Process.SERVER}),
+    docs=__doc__,
+    taken_off="taken_off",
+    upstream_option="--max-num-queued-reqs",
+    counters=(
+        Counter("admitted", "requests that got the places that they asked for"),
+        Counter("refused", "requests that were told that the server is full"),
+        Counter("most_at_once", "most places that were taken, of requests under way and on their way", is_maximum=True),
+    ),
+    rows=(
+        Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="vLLM 0.28 has no --max-num-queued-reqs"),
+        _fit(
+            "0.30.0",
+            (*_GENERATE, *_MORE),
+            "54891c5562d2c7bf",
+            Wrap(REALTIME, "RealtimeConnection.start_generation", ("self",), wrapper="wrapped_start_generation"),
+            Call(SOCKETS, "RealtimeConnection.send_error", ("self", "message", "code")),
+        ),
+        _fit(
+            "0.32.0rc1",
+            (*_GENERATE, "kv_hints", *_MORE, "submitted", "entry_stage_id"),
+            "1c06d006191e4838",
+            note="/v1/realtime is never refused",
+        ),
+    ),
+)

@@ -1,0 +1,72 @@
+"""How many requests there may be at once: those that the engine has, and those on their way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+
+class Ticket:
+    """The places of one HTTP request, or of one web socket, between the question and the engine.
+
+    Attributes:
+        is_socket: Whether it may ask again when it has handed its request to the engine; an HTTP request asks once.
+        reserved: Places that are kept for it.
+        was_admitted: Whether it got places.
+        was_refused: Whether it was refused.
+    """
+
+    __slots__ = ("is_socket", "reserved", "was_admitted", "was_refused")
+
+    def __init__(self, *, is_socket: bool = False) -> None:
+        self.is_socket = is_socket
+        self.reserved = 0
+        self.was_admitted = self.was_refused = False
+
+
+class Places:
+    """The places of one engine; used on its front end's event loop alone.
+
+    Args:
+        counters: The patch's counters.
+
+    Attributes:
+        limit: Most places that may be taken; None: nobody is asked.
+    """
+
+    def __init__(self, counters: dict[str, int]) -> None:
+        self.limit: int | None = None
+        self._unfinished: Sized = ()
+        self._reserved = 0
+        self._counters = counters
+
+    def open(self, limit: int | None, unfinished: Sized = ()) -> None:
+        """From now on there are so many for these, the engine's unfinished requests; for None nobody is asked."""
+        self.limit, self._unfinished = limit, unfinished
+
+    def take(self, ticket: Ticket, wanted: int) -> bool:
+        """Reserve as many places as are *wanted*, one at least, for who has not got any; whether that could be done."""
+        if self.limit is None or ticket.reserved or (ticket.was_admitted and not ticket.is_socket):
+            return True
+        wanted = max(wanted, 1)  # upstream checks n later
+        taken = len(self._unfinished) + self._reserved + wanted
+        if taken > self.limit:
+            self._counters["refused"] += 1
+            ticket.was_refused = True
+            return False
+        self._counters["admitted"] += 1
+        self._counters["most_at_once"] = max(self._counters["most_at_once"], taken)
+        self._reserved += wanted
+        ticket.reserved = wanted
+        ticket.was_admitted = True
+        return True
+
+    def hand_over(self, ticket: Ticket) -> None:
+        """One place of it is a request that the engine counts now."""
+        if ticket.reserved:
+            ticket.reserved -= 1
+            self._reserved -= 1
+
+    def give_back(self, ticket: Ticket) -> None:
+        """What is reserved for it is free."""
+        self._reserved -= ticket.reserved
+        ticket.reserved = 0
