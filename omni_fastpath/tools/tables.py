@@ -117,8 +117,10 @@ def _show_server(server: int, processes: Sequence[Mapping[str, Any]], report: Ma
         if name in declared and declared[name]["default_on"] and state is not State.NOT_APPLICABLE
     ]
     on = sum(state.satisfies_requirement for state in defaults)
-    is_on = any(state is not State.OFF for state in states.values())
-    answer = f"ON, {on} of {len(defaults)} default patches applied{handled}" if is_on else "OFF"
+    asked = [name for name, state in states.items() if state is not State.OFF]
+    answer = f"OFF but for {', '.join(asked)}" if asked else "OFF"
+    if any(state is not State.OFF for state in defaults):
+        answer = f"ON, {on} of {len(defaults)} default patches applied{handled}"
     port = next((process["port"] for process in processes if process["port"]), "not named")
     to.print(f"server {server} port {port}: {answer}", style="bold")
     _show_findings(f"server {server}", report, to)

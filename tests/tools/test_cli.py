@@ -123,6 +123,13 @@ def test_trouble_in_a_live_process_is_code_1(run: Output, state: State) -> None:
         assert part in out
 
 
+def test_an_opt_in_patch_alone_is_not_on(run: Output) -> None:
+    """A server that measures and is stock otherwise, as README's trial has it, is told as that."""
+    statefile.write(snapshot(0, patches={"queue_metrics": {**record(), "counters": {"observed": 2}}}))
+    _, out, _ = run("status")
+    assert out.startswith(f"server {os.getpid()} port 8091: OFF but for queue_metrics\n")
+
+
 @pytest.mark.parametrize(
     "plugins", ["vllm_omni_register_models,omni_fastpath", "vllm_omni_register_models", "", "omni"]
 )
