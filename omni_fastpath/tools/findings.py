@@ -30,8 +30,9 @@ PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
 """Whose versions a state file has."""
 IDLE_REQUESTS = 20
 """What upstream's counter must have reached before an idle patch is called idle."""
-FULL = 0.85
-"""Of a core; an API process's two threads wait for each other long before they have all of it."""
+FULL, ALONE = 0.85, 0.2
+"""Of a core: an API process's two threads wait for each other long before they have all of it. While a server starts,
+one of them works alone, and the other takes less than the second."""
 UNDERRUN_S, UNDERRUN = 0.1, "vllm_omni:audio_underrun_s"
 """From where on upstream itself calls an answer interrupted, and its histogram of each answer's longest silence."""
 HELD_BY_NOBODY = ("--max-num-queued-tokens",)
@@ -303,12 +304,14 @@ def metrics_without_us(facts: Facts) -> Iterator[Finding]:
             yield Finding("warning", server.subject, what, do, {"series": len(server.metrics)})
 
 
-@_rule("api-process-full", threshold=f"its front end and its orchestrator take more than {FULL} of a core together")
+@_rule(
+    "api-process-full", threshold=f"front end and orchestrator take more than {FULL} of a core, each more than {ALONE}"
+)
 def api_process_full(facts: Facts) -> Iterator[Finding]:
     """Its two threads cannot have more than one core together: outputs wait, whatever the GPUs could do."""
     for server in facts.servers:
         shares = {name: round(server.busy.get(name, 0.0), 2) for name in (FRONT_END, ORCHESTRATOR)}
-        if sum(shares.values()) > FULL:
+        if sum(shares.values()) > FULL and min(shares.values()) > ALONE:
             told = f"front end {shares[FRONT_END]:.2f}, orchestrator {shares[ORCHESTRATOR]:.2f}"
             what = f"its API process is full: {told} of the one core that they share"
             do = f"Take work off it: {'; '.join(_relief(server, facts))}."

@@ -172,6 +172,7 @@ def test_a_full_api_process_is_told_what_its_limits_allow(changed: Any, said: st
     assert said in found.do
     assert not_said not in found.do
     assert judge(serving(busy={**BUSY, "front_end": 0.44}, **changed)) == []
+    assert judge(serving(busy={"front_end": 0.12, "orchestrator": 0.86}, **changed)) == []  # it starts
 
 
 def test_silence_is_told_where_a_ramp_would_help() -> None:
