@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from benchmarks.server.measure import serving
 from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.serving import MeasureError
 
-LOAD, LIMIT, BURST = Load(loop="open", requests=240, vary=0.5), 8, 200
+LIMIT, BURST = 8, 200
 
 
 def figures(captures: Sequence[Capture]) -> dict[str, float]:
@@ -39,34 +40,36 @@ def figures(captures: Sequence[Capture]) -> dict[str, float]:
     return {"served": len(served), "refused": len(refused), **found}
 
 
-def measure(arm: ServerArm, model: Path, log: Path) -> dict[str, Any]:
+def measure(load: Load, arm: ServerArm, model: Path, log: Path) -> dict[str, Any]:
     """One start of the arm's server: its figures by load, and its counters."""
-    with serving(arm, LOAD, model, log) as server:
-        below, began = LOAD.asked("below the limit", 8 * LIMIT), time.monotonic()
-        captures = {"below": run_closed_loop(server.url, below, LIMIT - 1)}
-        bears = len(below) / (time.monotonic() - began)
-        captures |= {f"{share:g} of it": LOAD.run(server.url, share * bears) for share in (0.5, 3.0)}
-        captures["burst"] = run_open_loop(server.url, LOAD.asked("a burst", BURST), [0.0] * BURST)
+    with serving(arm, load, model, log) as server:
+        captures = {"below": run_closed_loop(server.url, load.asked("below the limit", 8 * LIMIT), LIMIT - 1)}
+        captures |= {f"{rate:g} a second": load.run(server.url, rate) for rate in load.levels}
+        captures["burst"] = run_open_loop(server.url, load.asked("a burst", BURST), [0.0] * BURST)
         time.sleep(server_arms.STATE_FILES_SETTLE_S)
         counters = server.snapshots()["api"].patches["admission_limit"].counters
-    return {"bears": bears, "counters": counters, "figures": {name: figures(each) for name, each in captures.items()}}
+    return {"counters": counters, "figures": {name: figures(each) for name, each in captures.items()}}
 
 
 def main() -> None:
     """Run the starts and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admission", description=benchmarks.admission.__doc__)
     parser.add_argument("--starts", type=int, default=3, help="of each arm")
+    parser.add_argument("--bears", type=float, required=True, help="requests a second that stock bears")
+    parser.add_argument("--requests", type=int, default=240, help="of an open loop")
     options = parser.parse_args()
+    rates = (0.5 * options.bears, 3 * options.bears)
+    load = Load(rates, loop="open", requests=options.requests, vary=0.5)
     limited = ("--max-num-queued-reqs", str(LIMIT))
     arms = [dataclasses.replace(ARMS[name], arguments=limited) for name in ("stock", "fastpath")]
-    found = whole_server.run_starts("admission", arms, options.starts, LOAD.model, measure)
+    found = whole_server.run_starts("admission", arms, options.starts, load.model, functools.partial(measure, load))
     rows = []
-    for load, names in found["stock"][0]["figures"].items():
+    for place, names in found["stock"][0]["figures"].items():
         for name in names:
-            values = [[each["figures"][load][name] for each in starts] for starts in found.values()]
-            rows.append([f"{load}: {name}", *(f"{statistics.median(each):.0f}" for each in values)])
+            values = [[each["figures"][place][name] for each in starts] for starts in found.values()]
+            rows.append([f"{place}: {name}", *(f"{statistics.median(each):.0f}" for each in values)])
     results.show(f"Limit of {LIMIT}: medians of starts, times in ms", ("load: figure", *found), rows)
-    print([(arm, each["bears"], each["counters"]) for arm, starts in found.items() for each in starts], about.line())
+    print([(arm, each["counters"]) for arm, starts in found.items() for each in starts], about.line())
 
 
 if __name__ == "__main__":
