@@ -161,10 +161,8 @@ def _thread_family(processes: _Processes) -> Any:
 
     found: dict[_Labels, float] = {}
     for where, snapshot in processes:
-        known = snapshot.get("threads") or {}
-        used = threads.used(snapshot["pid"]) if known else {}
-        for name in (name for name, thread in known.items() if thread in used):
-            found[(*where, name)] = found.get((*where, name), 0.0) + used[known[name]]
+        for name, seconds in threads.used(snapshot["pid"], snapshot.get("threads") or {}).items():
+            found[(*where, name)] = found.get((*where, name), 0.0) + seconds
     meaning = "Processor time of the front end's and of the orchestrator's thread"
     family = CounterMetricFamily("omni_fastpath_thread_cpu_seconds", meaning, labels=[*_OF_PROCESS, "thread"])
     for labels, seconds in found.items():

@@ -94,14 +94,14 @@ def anything_set(environ: Mapping[str, str]) -> bool:
 
 def started(pid: int) -> int | None:
     """When the process with this id began, in clock ticks since boot; None when none runs."""
-    fields = _stat(pid)
+    fields = stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
 
 
 def ancestors(pid: int) -> list[int]:
     """The ids of a process's parent, its parent's parent and so on, as they are now."""
     found = []
-    while (fields := _stat(pid)) is not None and (pid := int(fields[1])) > 0:
+    while (fields := stat(pid)) is not None and (pid := int(fields[1])) > 0:
         found.append(pid)
     return found
 
@@ -117,10 +117,13 @@ def namespace() -> int:
         return 0
 
 
-def _stat(pid: int) -> list[str] | None:
-    """What the kernel says of a process from its state on (proc_pid_stat(5)); None when it shows none."""
+def stat(task: int | str) -> list[str] | None:
+    """What the kernel says of a process or a thread (``PID/task/ID``), from its state on (proc_pid_stat(5)).
+
+    None when it shows none.
+    """
     try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        text = (_PROC / str(task) / "stat").read_text(errors="replace")
     except OSError:
         return None
     return text.rpartition(")")[2].split()  # the program's name before it may hold anything

@@ -1,17 +1,18 @@
-"""The front end's and the orchestrator's thread of an API process, and what they take of a processor.
+"""The front end's and the orchestrator's thread of an API process, and what they have used of processors.
 
 The kernel counts that by itself: nothing runs here between two looks. The two share Python's lock, so that both
-together cannot have more than one core.
+together have about one core.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 
-import psutil
+from omni_fastpath import process_role
 
-FRONT_END, ORCHESTRATOR, OTHERS = "front_end", "orchestrator", "others"
+FRONT_END, ORCHESTRATOR = "front_end", "orchestrator"
 
 
 def own() -> dict[str, int]:
@@ -24,27 +25,11 @@ def own() -> dict[str, int]:
     return {name: thread for name, thread in found.items() if thread is not None}
 
 
-def used(pid: int) -> dict[int, float]:
-    """Seconds on a processor of each thread of a process, by id; none where it has ended or may not be looked at."""
-    try:
-        return {each.id: each.user_time + each.system_time for each in psutil.Process(pid).threads()}
-    except psutil.Error:
-        return {}
+def used(pid: int, known: Mapping[str, int]) -> dict[str, float]:
+    """Seconds on a processor of these threads of a process, by name; without those that have ended.
 
-
-def spent(
-    pid: int, before: Mapping[int, float], after: Mapping[int, float], known: Mapping[str, int]
-) -> dict[str, float]:
-    """Seconds between two readings of a process's threads, by what they do.
-
-    Args:
-        pid: The process.
-        before: The first reading, as ``used`` has it.
-        after: The second.
-        known: What ``own`` says in that process. Where it is silent, the first thread is taken for the front end's, and
-            the busiest of the rest for the orchestrator's: Python 3.11 does not tell the kernel its threads' names.
+    Only these are looked at: an API process may have hundreds.
     """
-    left = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()}
-    front_end = left.pop(known.get(FRONT_END, pid), 0.0)
-    busiest = known.get(ORCHESTRATOR) or max(left, key=left.__getitem__, default=0)
-    return {FRONT_END: front_end, ORCHESTRATOR: left.pop(busiest, 0.0), OTHERS: sum(left.values())}
+    stats = {name: process_role.stat(f"{pid}/task/{thread}") for name, thread in known.items()}
+    ticks_a_second = os.sysconf("SC_CLK_TCK")
+    return {name: (int(stat[11]) + int(stat[12])) / ticks_a_second for name, stat in stats.items() if stat}

@@ -206,7 +206,9 @@ def test_the_threads_of_every_api_process_are_shown(
     me = os.getpid()
     used = {me: {1: 0.5, 2: 9.0}, 21: {5: 1.5, 6: 2.5}}
     monkeypatch.setattr(threads, "own", lambda: {"front_end": 1, "orchestrator": 3})
-    monkeypatch.setattr(threads, "used", used.__getitem__)
+    monkeypatch.setattr(
+        threads, "used", lambda pid, known: {name: used[pid][at] for name, at in known.items() if at in used[pid]}
+    )
     tree[11] = [me, 1], engine(0)
     tree[21] = [me, 1], {**described("server", "ApiServer_0"), "threads": {"front_end": 5, "orchestrator": 6}}
     assert values(collected(ledger), "omni_fastpath_thread_cpu_seconds_total", "thread") == {

@@ -42,7 +42,7 @@ def figures(captures: Sequence[Capture]) -> dict[str, float]:
 
 def measure(load: Load, arm: ServerArm, model: Path, log: Path) -> dict[str, Any]:
     """One start of the arm's server: its figures by load, and its counters."""
-    with serving(arm, load, model, log) as server:
+    with serving(arm, load, model, log) as (server, _):
         captures = {"below": run_closed_loop(server.url, load.asked("below the limit", 8 * LIMIT), LIMIT - 1)}
         captures |= {f"{rate:g} a second": load.run(server.url, rate) for rate in load.levels}
         captures["burst"] = run_open_loop(server.url, load.asked("a burst", BURST), [0.0] * BURST)

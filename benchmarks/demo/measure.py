@@ -12,12 +12,11 @@ from benchmarks.demo.load import SHARE, STAGES, paced
 from benchmarks.demo.progress import Progress
 from benchmarks.rigs import user_arms
 from benchmarks.rigs.arm import Arm
-from benchmarks.rigs.captures import run_closed_loop
 from benchmarks.rigs.side_by_side import served
-from benchmarks.rigs.whole_server import FEWEST, checked
+from benchmarks.rigs.whole_server import FEWEST
 from benchmarks.server.figures import Figure, by_request
 from benchmarks.server.load import Load
-from benchmarks.server.measure import kept_time, run_level
+from benchmarks.server.measure import kept_time, run_level, warmed
 from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.answers import Answers
 from omni_fastpath.tools.ab.capture import Capture
@@ -96,13 +95,13 @@ def run_start(
     def ask(name: str, load: Load, first_wave: int) -> None:
         [level] = load.levels
         with phases.phase(f"{title}: {load.count(level)} requests, {how(name, level)}"):
-            found, captures[name] = run_level(server, load, level, first_wave)
+            found, captures[name] = run_level(server, known, load, level, first_wave)
         figures[name] = {figure: value for figure, value in found.items() if not math.isnan(value)}
 
     with served(server, title, "API server and light engines", phases):
         with phases.phase(f"{title}: proof of the arm, warm-up"):
             before = user_arms.prove(server, arm, ROLES)
-            checked(run_closed_loop(server.url, waves.asked("warming up", FEWEST), FEWEST))
+            known = warmed(server, waves)
         ask("waves", waves, waves.first_wave(waves.levels[0]))
         rate = rate or round(SHARE * figures["waves"][Figure.THROUGHPUT], 1)
         ask("paced", paced(waves, rate), 0)

@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,10 @@ USUAL_HOST = Host()
 
 
 @contextlib.contextmanager
-def serving(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST) -> Iterator[Server]:
-    """The arm's server, warm, proved before and after.
+def serving(
+    arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USUAL_HOST
+) -> Iterator[tuple[Server, threads.Known]]:
+    """The arm's server, warm, proved before and after, and which of its threads are which.
 
     Args:
         arm: What it should be.
@@ -72,14 +74,29 @@ def serving(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
         model, deploy, environment=environment, arguments=arm.arguments, log_path=log, release=host.release
     ) as server:
         server_arms.prove(server, arm, {"api"})
-        checked(run_closed_loop(server.url, load.asked("warming up", FEWEST), FEWEST), audio=True)
-        yield server
+        yield server, warmed(server, load)
         server_arms.prove(server, arm, {"api"})
 
 
 def api_processes(server: Server) -> list[int]:
     """Their process ids; with several, the process that started them is one of these too."""
     return [pid for pid, role in server.processes().items() if role == "api"]
+
+
+def warmed(server: Server, load: Load) -> threads.Known:
+    """Let a server answer a few requests, text alone first; which of its API processes' threads are which.
+
+    Raises:
+        MeasureError: A request failed.
+    """
+    before = threads.used(api_processes(server))
+    text = replace(load, audio_in=None)
+    checked(run_closed_loop(server.url, text.asked("warming up", FEWEST), FEWEST), audio=True)
+    told = {each.pid: each.threads for each in server.snapshots().values()}
+    known = threads.known(before, threads.used(before), told)
+    if load != text:
+        checked(run_closed_loop(server.url, load.asked("warming up", FEWEST), FEWEST), audio=True)
+    return known
 
 
 def gated_bytes(server: Server) -> float:
@@ -89,17 +106,18 @@ def gated_bytes(server: Server) -> float:
     return sum(count for record in records for name, count in record.counters.items() if name.endswith("_bytes"))
 
 
-def run_level(server: Server, load: Load, level: float, first_wave: int) -> tuple[dict[str, float], Sequence[Capture]]:
+def run_level(
+    server: Server, known: threads.Known, load: Load, level: float, first_wave: int
+) -> tuple[dict[str, float], Sequence[Capture]]:
     """One level of a load: its figures, with *first_wave* as `figures` has it, and what came back.
 
     Raises:
         MeasureError: A request failed.
     """
     load.asked_at(level)  # recordings are made once, which may take a minute, in which stock's poll loop turns
-    pids = api_processes(server)
-    before, mine_s = threads.used(pids), time.process_time()
+    before, mine_s = threads.used(known), time.process_time()
     captures = checked(load.run(server.url, level), audio=True)
-    cpu_s, mine_s = threads.spent(pids, before, threads.used(pids)), time.process_time() - mine_s
+    cpu_s, mine_s = threads.spent(known, before, threads.used(known)), time.process_time() - mine_s
     found = figures(captures, first_wave, cpu_s, streamed=load.streamed)
     return {**found, Figure.CLIENT_MS: 1000 * mine_s / len(captures)}, captures
 
@@ -113,10 +131,10 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
     found: dict[str, dict[str, float]] = {}
     requests: dict[str, list[dict[str, float | None]]] = {}
     answers: dict[str, list[str]] = {}
-    with serving(arm, load, model, log, host) as server:
+    with serving(arm, load, model, log, host) as (server, known):
         for level in load.levels:
             gated = gated_bytes(server) if host.stages else 0.0
-            found[f"{level:g}"], captures = run_level(server, load, level, load.first_wave(level))
+            found[f"{level:g}"], captures = run_level(server, known, load, level, load.first_wave(level))
             if host.stages:
                 found[f"{level:g}"][Figure.GATED] = (gated_bytes(server) - gated) / 2**20
             requests[f"{level:g}"] = by_request(captures)

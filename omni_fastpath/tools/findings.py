@@ -16,7 +16,7 @@ from packaging.version import Version
 from omni_fastpath import config, process_role
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.process_role import MASTER, NAMESPACE, boolean, master_off
-from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
+from omni_fastpath.threads import ORCHESTRATOR
 from omni_fastpath.tools import entrypoint
 from omni_fastpath.tools.servers import Server
 
@@ -49,7 +49,8 @@ class Facts:
         report: What ``status`` shows (``omni_fastpath.tools.status``), without findings.
         asked: The patches whose release matters here.
         servers: The live ones of this user.
-        hooks: The hook plugins as this shell finds them (``HookManager.told``); None where they were not loaded.
+        hooks: The hook plugins as this shell finds them (``HookManager.told``), or why that is ``unseen``; None where
+            nobody looked.
         misspelt: Top-level keys of deploy YAMLs that are nearly ours, each after whose YAML it is.
         unramped: Servers, as findings name them, whose audio chunks could grow and do not (``overlay.lacks_ramp``).
     """
@@ -212,6 +213,14 @@ def hook_plugin_off(facts: Facts) -> Iterator[Finding]:
         yield Finding("warning", subject, what, do, {"plugin": name})
 
 
+@_rule("hooks-unseen", threshold="hook plugins that take longer to load than doctor waits, or end what loads them")
+def hooks_unseen(facts: Facts) -> Iterator[Finding]:
+    """Nothing is known of them here."""
+    if why := (facts.hooks or {}).get("unseen"):
+        do = "A server that has them says in its log which it uses."
+        yield Finding("info", HERE, f"hook plugins could not be looked at: {why}", do)
+
+
 # ---- Live servers ----
 
 
@@ -308,14 +317,19 @@ def metrics_without_us(facts: Facts) -> Iterator[Finding]:
     "api-process-full", threshold=f"front end and orchestrator take more than {FULL} of a core, each more than {ALONE}"
 )
 def api_process_full(facts: Facts) -> Iterator[Finding]:
-    """Its two threads cannot have more than one core together: outputs wait, whatever the GPUs could do."""
+    """Its two threads have about one core together: outputs wait, whatever the GPUs could do.
+
+    Where the orchestrator's is not known, the busiest one beside the front end's may be another.
+    """
     for server in facts.servers:
-        shares = {name: round(server.busy.get(name, 0.0), 2) for name in (FRONT_END, ORCHESTRATOR)}
+        shares = {name: round(share, 2) for name, share in server.busy.items()}
         if sum(shares.values()) > FULL and min(shares.values()) > ALONE:
-            told = f"front end {shares[FRONT_END]:.2f}, orchestrator {shares[ORCHESTRATOR]:.2f}"
-            what = f"its API process is full: {told} of the one core that they share"
+            severity: Severity = "warning" if ORCHESTRATOR in shares else "info"
+            is_full = "is full" if severity == "warning" else "may be full"
+            told = ", ".join(f"{name.replace('_', ' ')} {share:.2f}" for name, share in shares.items())
+            what = f"its API process {is_full}: {told}; its two threads share Python's lock, and so about one core"
             do = f"Take work off it: {'; '.join(_relief(server, facts))}."
-            yield Finding("warning", server.subject, what, do, shares)
+            yield Finding(severity, server.subject, what, do, shares)
 
 
 _ALONE = frozenset(

@@ -18,11 +18,15 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import process_role, statefile, threads
+from omni_fastpath import process_role, statefile
 from omni_fastpath.declare import Process, State
+from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
 
 SCRAPE_S, SCRAPES_S = 2.0, 4.0
 """How long a server's ``/metrics`` may take, and those of all servers, seconds: somebody waits for the answer."""
+
+BUSIEST = "busiest other thread"
+"""Perhaps the orchestrator's: Python 3.11 does not tell the kernel its threads' names."""
 
 LOOK_S = 2.0
 """How long threads are watched, seconds: for a share of a core to a hundredth."""
@@ -45,8 +49,8 @@ class Server:
         snapshots: The state files of its tree.
         edited_yaml: Its deploy YAML, where that was written after the server began.
         metrics: Each series of its ``/metrics`` with the sum of its samples; empty where nothing answered.
-        busy: Shares of a core that the threads of its busiest API process took, by what they do (``omni_fastpath.
-            threads``); empty where nobody watched.
+        busy: Shares of a core that two threads of its busiest API process took: ``front_end``, and ``orchestrator`` or,
+            where that one is not known, ``BUSIEST``; empty where nobody watched.
     """
 
     pid: int
@@ -122,12 +126,12 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
 
 
 Used = tuple[float, Mapping[int, Mapping[int, float]]]
-"""A time, and what the threads of API processes had used of processors by then (``omni_fastpath.threads.used``)."""
+"""A time, and the seconds that the threads of API processes had been on a processor by then, by process and id."""
 
 
 def used(live: Sequence[Server]) -> Used:
     """What the threads of these servers have used until now."""
-    return time.monotonic(), {pid: threads.used(pid) for each in live for pid in _api_processes(each)}
+    return time.monotonic(), {pid: _used(pid) for each in live for pid in _api_processes(each)}
 
 
 def watched(live: Sequence[Server], since: Used) -> list[Server]:
@@ -146,9 +150,25 @@ def _api_processes(server: Server) -> dict[int, Mapping[str, int]]:
 
 
 def _busy(server: Server, before: Mapping[int, Mapping[int, float]], took_s: float) -> dict[str, float]:
-    spent = [threads.spent(pid, before[pid], threads.used(pid), known) for pid, known in _api_processes(server).items()]
-    most = max(spent, key=lambda each: each[threads.FRONT_END] + each[threads.ORCHESTRATOR])
+    spent = [_spent(pid, before[pid], known) for pid, known in _api_processes(server).items()]
+    most = max(spent, key=lambda each: sum(each.values()))
     return {name: seconds / took_s for name, seconds in most.items()}
+
+
+def _used(pid: int) -> dict[int, float]:
+    """None where the process has ended or may not be looked at."""
+    try:
+        return {each.id: each.user_time + each.system_time for each in psutil.Process(pid).threads()}
+    except psutil.Error:
+        return {}
+
+
+def _spent(pid: int, before: Mapping[int, float], known: Mapping[str, int]) -> dict[str, float]:
+    took = {thread: seconds - before.get(thread, 0.0) for thread, seconds in _used(pid).items()}
+    front_end = {FRONT_END: took.pop(pid, 0.0)}
+    if ORCHESTRATOR in known:
+        return {**front_end, ORCHESTRATOR: took.get(known[ORCHESTRATOR], 0.0)}
+    return {**front_end, BUSIEST: max(took.values(), default=0.0)}
 
 
 def by_command_line() -> list[int]:

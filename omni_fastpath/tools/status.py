@@ -86,19 +86,23 @@ def _asked_by(found: Resolved, patches: Sequence[Patch]) -> set[str]:
 
 _HOOKS_S = 4.0
 """How long the hook plugins may take to load, seconds: somebody waits, and one may import all of vLLM."""
-_LOAD_HOOKS = "import json; from omni_fastpath.hooks import HOOKS as h; h.load(); print(); print(json.dumps(h.told()))"
+_LOAD_HOOKS = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; "  # -c puts the current folder first: somebody's json.py
+    "import json; from omni_fastpath.hooks import HOOKS as h; h.load(); print(); print(json.dumps(h.told()))"
+)
 
 
-def _hooks() -> Mapping[str, Any] | None:
-    """The hook plugins as a server in this environment would find them; None where that cannot be said in time.
+def _hooks() -> Mapping[str, Any]:
+    """The hook plugins as a server in this environment would find them, or why they are ``unseen``.
 
     In a process of their own: what they print, import or end is not ours.
     """
     command = [sys.executable, "-c", _LOAD_HOOKS]
-    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+    try:
         ended = subprocess.run(command, capture_output=True, check=True, timeout=_HOOKS_S)  # noqa: S603 - this Python
         return dict(json.loads(ended.stdout.splitlines()[-1]))
-    return None
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {"unseen": f"they take more than {_HOOKS_S:g} s to load, or end the process that loads them"}
 
 
 def _installation(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[str, Any]:

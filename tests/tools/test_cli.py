@@ -217,17 +217,21 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
 
 
 def test_hook_plugins_are_looked_at_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """What they print, raise and end is not ours; one that takes too long is left alone."""
+    """What they print, raise and end is not ours, nor what lies in the current folder; that they are slow is told."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     (tmp_path / "loud.py").write_text("import os, sys\nos.write(2, b'noise')\nprint('noise')\nsys.exit('no')\n")
     about = tmp_path / "loud-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1\n")
     (about / "entry_points.txt").write_text("[omni_fastpath.hooks]\nloud = loud\n")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "json.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(theirs)
     monkeypatch.setattr(status, "_HOOKS_S", 60.0)
-    assert (status._hooks() or {})["unusable"]["loud"] == "SystemExit: no"
+    assert status._hooks()["unusable"]["loud"] == "SystemExit: no"
     monkeypatch.setattr(status, "_HOOKS_S", 0.0)
-    assert status._hooks() is None
+    assert status._hooks().keys() == {"unseen"}
     assert capfd.readouterr() == ("", "")
 
 

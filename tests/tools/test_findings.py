@@ -55,7 +55,7 @@ UNUSABLE = {"used": [], "unusable": {"logbook": "no"}, "switched_off": {}}
 FAILED = {"patches": {"drum": record("failed", reason="a seam moved")}}
 IDLE: dict[str, Any] = {"patches": {"drum": record(count=0)}}
 
-BUSY = {"front_end": 0.5, "orchestrator": 0.4, "others": 0.1}
+BUSY = {"front_end": 0.5, "orchestrator": 0.4}
 
 
 def silent(seconds: float, answers: int = 20, server: str = SERVER.subject) -> Facts:
@@ -77,13 +77,14 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
         "'fastpath'?",
     ),
     "hook-plugin-off": (lambda: with_hooks(UNUSABLE), "warning", "the hook plugin logbook cannot run: no"),
+    "hooks-unseen": (lambda: with_hooks({"unseen": "slow"}), "info", "hook plugins could not be looked at: slow"),
     "patch-not-serving": (lambda: saying(stage=FAILED), "error", "drum is failed in process 12 (stage): a seam moved"),
     "versions-mixed": (lambda: saying(stage={"vllm_omni": "0.28.0"}), "error", "of vllm-omni: 0.28.0, 0.30.0"),
     "yaml-changed": (lambda: serving(edited_yaml="deploy.yaml"), "warning", "was written after it started"),
     "patch-idle": (lambda: saying(stage=IDLE, **IDLE), "warning", "drum is applied and idle: beats is 0"),
     "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni takes and does not"),
     "metrics-without-us": (lambda: serving(metrics={UPSTREAMS: 100.0}), "warning", "no series of omni-fastpath"),
-    "api-process-full": (lambda: serving(busy=BUSY), "warning", "front end 0.50, orchestrator 0.40 of the one core"),
+    "api-process-full": (lambda: serving(busy=BUSY), "warning", "is full: front end 0.50, orchestrator 0.40;"),
     "audio-runs-dry": (lambda: silent(4.0), "warning", "the longest silence within an answer was 0.20 s, on average"),
 }
 
@@ -173,6 +174,13 @@ def test_a_full_api_process_is_told_what_its_limits_allow(changed: Any, said: st
     assert not_said not in found.do
     assert judge(serving(busy={**BUSY, "front_end": 0.44}, **changed)) == []
     assert judge(serving(busy={"front_end": 0.12, "orchestrator": 0.86}, **changed)) == []  # it starts
+
+
+def test_a_process_that_names_no_orchestrator_may_be_full() -> None:
+    """The busiest of its other threads may be one that decodes audio."""
+    [found] = judge(serving(busy={"front_end": 0.5, "busiest other thread": 0.4}))
+    assert found.severity == "info"
+    assert "may be full: front end 0.50, busiest other thread 0.40;" in found.what
 
 
 def test_silence_is_told_where_a_ramp_would_help() -> None:
