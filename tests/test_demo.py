@@ -51,7 +51,7 @@ def test_the_time_left_is_that_of_the_starts_to_come(monkeypatch: pytest.MonkeyP
     now = 100.0
     monkeypatch.setattr(phases, "time", SimpleNamespace(monotonic=lambda: now))
     said = io.StringIO()
-    progress = Progress(Console(file=said), 4, 60)
+    progress = Progress(Console(file=said, force_terminal=False), 4, 60)
     with progress.live, progress.phase("starting"):
         now += 30
     assert "done starting: 30.0 s; about 3.5 min left" in said.getvalue()
@@ -87,7 +87,7 @@ def test_the_best_row_and_the_worst_come_first_and_few_starts_decide_nothing() -
         data, table = made(starts)
         assert [row.verdict is not None for row in table].count(True) == verdicts
         said = io.StringIO()
-        report.show(Console(file=said, width=200), data, table)
+        report.show(Console(file=said, width=200, force_terminal=False), data, table)
         lines = [line for line in said.getvalue().splitlines() if re.match(r" +(32 at a time|4 a second): ", line)]
         assert len(lines) == 10
         assert "first text" in lines[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +24,8 @@ PORT, RESULT = "{port}", "{result}"
 """Placeholders: a port for each server, and a path for the JSON that the client writes."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_ARM = re.compile(r"([A-Za-z][A-Za-z0-9.-]*)=([A-Z][A-Z0-9_]*=.*)", re.DOTALL)
-"""An arm's name before a variable; a variable by whose value it might be one (``HF_TOKEN=ABC=``) has an underscore."""
+_OF_ARM = re.compile(r"([a-z][A-Za-z0-9.-]*)=([A-Z][A-Z0-9_]*=.*)", re.DOTALL)
+"""An arm's name before a variable; a variable whose value looks like one (``DEBUG=A=1``) has capitals or ``_``."""
 
 _REACHED = (None, "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
 """Values of ``--host`` of a server that is reached at 127.0.0.1."""
@@ -123,11 +124,12 @@ def headers(bench: Sequence[str]) -> dict[str, str]:
 def load_s(bench: Sequence[str]) -> float | None:
     """How long upstream's client takes to send its requests, by its rate; 0 where it is infinite, as by its default.
 
-    None for another client, and where that cannot be said.
+    None for another client, for a closed loop, and where that cannot be said.
     """
     try:
         per_s = float(value(bench, "--request-rate") or ("inf" if "bench" in bench else ""))
-        return int(value(bench, "--num-prompts") or "1000") / per_s
+        is_closed = math.isinf(per_s) and value(bench, "--max-concurrency") is not None
+        return None if is_closed else int(value(bench, "--num-prompts") or "1000") / per_s
     except (ValueError, ZeroDivisionError):  # the client will say so
         return None
 

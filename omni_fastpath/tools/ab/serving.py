@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -47,7 +48,7 @@ def free_port() -> int:
 def tail(log: Path) -> str:
     """The end of a log, for a message."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        lines = [*map(_plain, log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:])]
     except OSError as error:
         lines = [f"({error})"]
     return f"{LOG_FOLLOWS}{log}:\n" + "\n".join(lines)
@@ -57,8 +58,13 @@ def last_line(log: Path) -> str:
     """What a program said last; a progress bar is one line, written over and over. Empty where it said nothing."""
     with contextlib.suppress(OSError), log.open("rb") as opened:
         opened.seek(max(0, log.stat().st_size - 4096))
-        return "".join(opened.read().decode(errors="replace").strip().splitlines()[-1:]).strip()
+        return _plain("".join(opened.read().decode(errors="replace").strip().splitlines()[-1:])).strip()
     return ""
+
+
+def _plain(line: str) -> str:
+    """Without what a terminal would obey."""
+    return re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", line)
 
 
 @dataclass(kw_only=True, eq=False)

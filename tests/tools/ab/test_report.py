@@ -103,9 +103,12 @@ def test_the_last_word_is_one_sentence() -> None:
         assert found == f"B against A, of 2 measures named beforehand: {said}"
 
 
-@pytest.mark.parametrize(("words", "alarmed"), [("--request-rate 4", False), ("", True), ("--request-rate=inf", True)])
+@pytest.mark.parametrize(
+    ("words", "alarmed"),
+    [("--request-rate 4", False), ("", True), ("--request-rate=inf", True), ("--max-concurrency 8", False)],
+)
 def test_saturation_is_an_alarm(words: str, alarmed: bool) -> None:
-    """A rate that is infinite, by the client's default too; another client's load is its own."""
+    """A rate that is infinite, by the client's default too; a closed loop is none, another client's load its own."""
     bench = ["vllm", "bench", "serve", *words.split()]
     whole = _series(1)
     for command, expected in ((bench, alarmed), (["mine", "-n", "3"], False)):
