@@ -3,9 +3,10 @@
 What:
     With ``--max-num-queued-reqs N`` a request is admitted while the engine's unfinished requests, those admitted and on
     their way to it, and itself are N at most. Else it gets vLLM's ``QueueOverflowError``: status 503, vLLM's words and
-    body, and ``Retry-After: 1``. It is asked before anything is rendered, tokenised or decoded. A place is kept from
-    the question until the engine counts the request; what is left of it is given back when the answer ends, fails or
-    has lost its client. ``n`` answers, or a batch of n, take n places.
+    body, and ``Retry-After: 1`` unless it wants more than N. It is asked before anything is rendered, tokenised or
+    decoded. A place is kept from the question until the engine counts the request; what is left of it is given back
+    when the answer ends, fails or has lost its client. ``n`` answers, or a batch of n, take n places. What comes over a
+    web socket is asked, and keeps no place on its way.
 Why:
     vLLM-Omni takes the flag and prints its promise; ``AsyncOmni.check_admission`` is the empty method of its base
     class, and chat and speech do not call it. Where more arrives than a server bears, everybody's first audio then
@@ -16,10 +17,11 @@ Why not a hook:
 Scope:
     Chat and speech, batches too, streamed or not; completions, responses, messages, transcriptions and whatever else
     asks as vLLM does. ``/v1/realtime``: an error event, and the connection is closed with 1013, when an utterance would
-    begin (0.32: its requests count and are never refused). ``/v1/audio/speech/stream``: an error for the sentence.
-    Images, videos, audio of diffusion models and the other web sockets count and are never refused; duplex sessions
-    do not count. Each of several API servers counts for itself: with M of them up to M times N. Nothing counts tokens:
-    of ``--max-num-queued-tokens`` it warns. Without the flag it is ``not_applicable`` and asks nobody.
+    begin (0.32: its requests count and are never refused). ``/v1/audio/speech/stream``: an error for the sentence,
+    which may be one in the middle. Web sockets whose answers are chat's are asked as chat is. Images, videos and audio
+    of diffusion models count and are never refused; duplex sessions do not count. Each of several API servers counts
+    for itself: with M of them up to M times N. Nothing counts tokens: of ``--max-num-queued-tokens`` it warns. Without
+    the flag it is ``not_applicable`` and asks nobody.
 Fragility:
     Relies on the engine's books being one step from ``_final_output_handler``, without an await between, which the
     body of ``generate`` is fingerprinted for. Read: of the arguments ``max_num_queued_reqs`` and

@@ -9,18 +9,19 @@ class Ticket:
     """The places of one HTTP request, or of one web socket, between the question and the engine.
 
     Attributes:
-        is_socket: Whether it may ask again when it has handed its request to the engine; an HTTP request asks once.
+        is_socket: It asks for each of its requests, and nothing is kept for it: upstream tells nobody when one fails
+            before the engine has it, while the socket lives on. An HTTP request asks once.
         reserved: Places that are kept for it.
         was_admitted: Whether it got places.
-        was_refused: Whether it was refused.
+        may_come_back: Whether it was refused what could be had at another time.
     """
 
-    __slots__ = ("is_socket", "reserved", "was_admitted", "was_refused")
+    __slots__ = ("is_socket", "may_come_back", "reserved", "was_admitted")
 
     def __init__(self, *, is_socket: bool = False) -> None:
         self.is_socket = is_socket
         self.reserved = 0
-        self.was_admitted = self.was_refused = False
+        self.was_admitted = self.may_come_back = False
 
 
 class Places:
@@ -45,19 +46,20 @@ class Places:
 
     def take(self, ticket: Ticket, wanted: int) -> bool:
         """Reserve as many places as are *wanted*, one at least, for who has not got any; whether that could be done."""
-        if self.limit is None or ticket.reserved or (ticket.was_admitted and not ticket.is_socket):
+        if self.limit is None or ticket.was_admitted:
             return True
         wanted = max(wanted, 1)  # upstream checks n later
         taken = len(self._unfinished) + self._reserved + wanted
         if taken > self.limit:
             self._counters["refused"] += 1
-            ticket.was_refused = True
+            ticket.may_come_back = wanted <= self.limit
             return False
         self._counters["admitted"] += 1
         self._counters["most_at_once"] = max(self._counters["most_at_once"], taken)
-        self._reserved += wanted
-        ticket.reserved = wanted
-        ticket.was_admitted = True
+        if not ticket.is_socket:
+            self._reserved += wanted
+            ticket.reserved = wanted
+            ticket.was_admitted = True
         return True
 
     def hand_over(self, ticket: Ticket) -> None:

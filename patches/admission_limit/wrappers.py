@@ -61,7 +61,10 @@ def _open(engine_client: Any, state: Any, args: Any) -> None:
             f"--max-num-queued-reqs {limit}: each of the {servers} API servers counts for itself, "
             f"together they admit up to {servers * limit}"
         )
-    _places.open(limit, engine_client.request_states)
+    if (unfinished := getattr(engine_client, "request_states", None)) is None:
+        _runtime.report(State.FAILED, f"{type(engine_client).__name__} has no request_states to count")
+        return
+    _places.open(limit, unfinished)
 
 
 # ---- A connection ----
@@ -78,7 +81,7 @@ def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: A
 
 async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any, receive: Any, send: Any) -> None:
     async def answer(message: Any) -> None:
-        if ticket.was_refused and message["type"] == "http.response.start" and message["status"] == 503:
+        if ticket.may_come_back and message["type"] == "http.response.start" and message["status"] == 503:
             message = {**message, "headers": [*message.get("headers", ()), _RETRY_AFTER]}
         await send(message)
 

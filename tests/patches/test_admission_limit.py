@@ -54,21 +54,31 @@ def test_places_are_taken_up_to_the_limit_and_given_back() -> None:
 
 
 def test_a_reserved_place_goes_over_to_the_engine_once() -> None:
-    """An HTTP request asks once, whatever becomes of it; a web socket for each of its requests."""
+    """An HTTP request asks once, whatever becomes of it; a web socket asks for each request, and keeps nothing."""
     requests: set[Any] = set()
     places, counters = _opened(2, requests)
     once, socket = Ticket(), Ticket(is_socket=True)
-    for ticket in (once, socket):
-        for _ in range(2):
-            assert places.take(ticket, 1)
-        for _ in range(2):
-            places.hand_over(ticket)
-        requests.add(ticket)
+    for _ in range(3):
+        assert places.take(once, 1)
+        assert places.take(socket, 1)
+    for _ in range(2):
+        places.hand_over(once)
+    requests |= {"once", "socket"}
     assert places.take(once, 1)
     assert not places.take(socket, 1)
-    requests.remove(once)
+    requests.remove("once")
     assert places.take(socket, 1)
-    assert counters == {"admitted": 3, "refused": 1, "most_at_once": 2}
+    assert counters == {"admitted": 5, "refused": 1, "most_at_once": 2}
+
+
+def test_who_wants_more_than_there_is_need_not_come_back() -> None:
+    """It is refused on an idle server too, and told nothing of later."""
+    places, _ = _opened(2, set())
+    much, more = Ticket(), Ticket()
+    assert not places.take(more, 3)
+    assert places.take(Ticket(), 1)
+    assert not places.take(much, 2)
+    assert (more.may_come_back, much.may_come_back) == (False, True)
 
 
 # ---- Upstream's routes ----
