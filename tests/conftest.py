@@ -45,8 +45,12 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """Pytest's; it sees our lines also where an earlier test has imported vLLM, whose loggers keep theirs."""
+    """Pytest's, which sees our lines also where an earlier test has imported vLLM's API server.
+
+    vLLM's loggers keep their lines to themselves then, and what it imports lets root's handlers have errors alone.
+    """
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
     return caplog
 
 
