@@ -60,5 +60,5 @@ def test_two_arms_on_real_servers(
         for arm, processes in found["states"].items()
     }
     assert {state for process in states["A"] for state in process.values()} == {"off"}
-    assert states["B"] == [as_declared()]
+    assert states["B"] == [{**as_declared(), "admission_limit": "not_applicable"}]
     assert found["states"]["B"][0]["patches"]["budgeted_drain"]["counters"]["items"] > 0
