@@ -24,7 +24,7 @@ for name, floor in re.findall(r'"([a-z0-9-]+)>=([0-9.]+)(?:,<[0-9.]+)?"', projec
 PYTHON
     echo "floors: $(tr '\n' ' ' <"$floors")"
     "$venv/bin/python" -m pip install --quiet --constraint "$floors" --editable '.[ab]' \
-        'pytest>=9' 'pytest-asyncio>=1.5' 'pytest-timeout>=2.4'
+        'hypothesis>=6.150' 'pytest>=9' 'pytest-asyncio>=1.5' 'pytest-timeout>=2.4'
     printf '%s\n' "$wanted" >"$venv/stamp"
 fi
 # What stands on the benchmarks and the simulated device is left out: they are no part of an installation.

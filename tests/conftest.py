@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples at each run, so that a change fails for what it did; `--hypothesis-profile long` draws others, many.
+settings.register_profile("short", derandomize=True, database=None, deadline=None, max_examples=50)
+settings.register_profile("long", database=None, deadline=None, max_examples=5000, print_blob=True)
+settings.load_profile("short")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 HAS_UPSTREAM = importlib.util.find_spec("vllm_omni") is not None

@@ -553,7 +553,6 @@ async def test_an_event_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch
     with switched_on():
         monkeypatch.setattr(events, "_filled_in", lambda *_: "{}")
         assert await _events(_request(), outputs) == expected
-        assert _state() == (
-            "failed",
-            "an event is not as pydantic writes it; upstream works alone from here on",
-        )
+        state, reason = _state()  # with a remark behind it where a part of the patch has nothing to do
+        assert state == "failed"
+        assert reason.startswith("an event is not as pydantic writes it; upstream works alone from here on")
