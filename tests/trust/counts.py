@@ -40,12 +40,12 @@ def _write(path: Path) -> None:
         with contextlib.suppress(RuntimeError, OSError):  # the first: a task began while they were gone through
             everything: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]  # of every loop; Python 3.11's
             tasks = sum(not task.done() for task in list(everything))
-            new.write_text(json.dumps({"tasks": tasks, "blocks": sys.getallocatedblocks()}))
+            new.write_text(json.dumps({"tasks": tasks, "blocks, 1000s": sys.getallocatedblocks() / 1000}))
             new.replace(path)
         time.sleep(EVERY_S)
 
 
-def read(folder: Path, pid: int) -> dict[str, int]:
+def read(folder: Path, pid: int) -> dict[str, float]:
     """What a process wrote last; nothing of one that has no such plugin."""
     with contextlib.suppress(OSError):
         return dict(json.loads((folder / f"{pid}.json").read_text()))

@@ -22,16 +22,15 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import json
+import math
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,9 @@ STEPS = {
     "talker": {"base_ms": 100, "min_frames": 8, "max_frames": 30},
     "code2wav": {"base_ms": 80},
 }
-SLOTS = 4
-"""Requests in a step of a stage."""
+SLOTS, LIMIT = 4, 8
+"""Requests in a step of a stage; requests that a server with a limit admits."""
 TOKENS = (8, 30)
-LIMIT = 8
 LEAVES = 0.2
 """Share of the clients that close the connection before the end."""
 EVERY_S = 30.0
@@ -62,8 +60,14 @@ REST_S = 15.0
 """After which nothing of a load is under way."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 
-MEMORY = ("USS, MiB", "blocks, 1000s")
-COUNTS = ("threads", "descriptors", "tasks")
+STOCK = "stock"
+SIDES: Mapping[str, tuple[ServerArm, float]] = {
+    STOCK: (ARMS[STOCK], 0.8),
+    "fastpath": (ARMS["fastpath"], 0.8),
+    "beyond": (dataclasses.replace(ARMS["fastpath"], arguments=("--max-num-queued-reqs", str(LIMIT))), 2.5),
+}
+"""Each side's arm, and how many times what it bears it is asked."""
+MEMORY = ("USS, MiB", "RSS, MiB", "blocks, 1000s")
 ALLOWED: Mapping[str, float] = {
     "USS, MiB": 8,
     "blocks, 1000s": 20,
@@ -74,111 +78,92 @@ ALLOWED: Mapping[str, float] = {
 }
 """How much more than one and a half times stock's growth is no matter, each of a process."""
 
+OUTCOMES = ("served", "refused", "left", "failed")
 
-@dataclasses.dataclass(frozen=True)
-class Side(ServerArm):
-    """An arm, and how many times what it bears it is asked."""
+Side = Mapping[str, Any]
+"""What came of a side.
 
-    load: float = 0.8
-
-
-def _side(arm: str, load: float, *arguments: str) -> Side:
-    return Side(**{**vars(ARMS[arm]), "arguments": arguments}, load=load)
-
-
-SIDES: Mapping[str, Side] = {
-    "stock": _side("stock", 0.8),
-    "fastpath": _side("fastpath", 0.8),
-    "beyond": _side("fastpath", 2.5, "--max-num-queued-reqs", str(LIMIT)),
-}
-STOCK = "stock"
+``before`` and ``after`` at rest and ``samples`` between are `Watched.sample`'s; ``seen`` says of each request when it
+was due (seconds into the load), how it went, and its seconds to first audio; ``errors`` what the failed were told;
+``shutdown`` how the server ended, and ``left`` the chunks that lay there afterwards.
+"""
 
 
 class Watched:
-    """A side's server on real stage processes, and what can be seen of it from outside.
+    """A side's server on real stage processes, and what can be seen of it from outside."""
 
-    Attributes:
-        server: It.
-        tag: Begins the names of its requests, and so those of its chunks.
-        seen: Of each request: when it began (seconds into the load), how it went, seconds to its first audio.
-        errors: What those that failed were told.
-        samples: Of the load; `sample` says what is in one.
-    """
-
-    def __init__(self, name: str, side: Side, folder: Path) -> None:
-        self.side, self.tag = side, f"trust{os.getpid()}{name}"
-        self.seen: list[tuple[float, str, float | None]] = []
-        self.errors: Counter[str] = Counter()
-        self.samples: list[dict[str, Any]] = []
-        self._plugin = folder / name
-        text = whole_server.deploy("qwen3_omni.yaml").read_text()
+    def __init__(self, name: str, arm: ServerArm, folder: Path) -> None:
+        self.name, self._plugin = f"trust{os.getpid()}{name}", folder / name
         deploy = folder / f"{name}.yaml"
+        text = whole_server.deploy("qwen3_omni.yaml").read_text()
         deploy.write_text(text.replace("max_num_seqs: 64", f"max_num_seqs: {SLOTS}"))
-        self.server = Server(
-            whole_server.model_folder("qwen3_omni"),
-            deploy,
-            environment={**whole_server.environment(side, STEPS), **counts.plugin(self._plugin)},
-            arguments=side.arguments,
-            log_path=results.FOLDER.resolve() / f"trust-hours-{name}.log",
-        )
+        environment = {**whole_server.environment(arm, STEPS), **counts.plugin(self._plugin)}
+        model = whole_server.model_folder("qwen3_omni")
+        self.server = Server(model, deploy, environment=environment, arguments=arm.arguments)
 
-    def asked(self, number: int | str, draws: random.Random) -> Request:
-        """A request of the load."""
-        leaves = draws.randint(0, TOKENS[0]) if draws.random() < LEAVES else None
-        tokens = draws.randint(*TOKENS)
-        name = f"{self.tag}-{number}"
-        return chat_request(
-            f"Question {number}", abort_after=leaves, max_tokens=tokens, ignore_eos=True, request_id=name
-        )
+    def asked(self, number: int | str, draws: random.Random, leaves: float = LEAVES) -> Request:
+        """A request; what is random of it follows from *draws*."""
+        after = draws.randint(0, TOKENS[0]) if draws.random() < leaves else None
+        body: dict[str, Any] = {
+            "max_tokens": draws.randint(*TOKENS),
+            "ignore_eos": True,
+            "request_id": f"{self.name}-{number}",
+        }
+        return chat_request(f"Question {number}", abort_after=after, **body)
+
+    def chunks(self) -> list[Path]:
+        """What lies in ``/dev/shm`` of its requests."""
+        return [entry for entry in SHARED_MEMORY.iterdir() if self.name in entry.name]
 
     def sample(self) -> dict[str, Any]:
         """What there is now: of each process, by its role, and of its requests in ``/dev/shm``."""
-        found: dict[str, Any] = {"roles": {}}
+        roles: dict[str, dict[str, float]] = {}
         for pid, role in self.server.processes().items():
-            process, told = psutil.Process(pid), counts.read(self._plugin, pid)
+            process = psutil.Process(pid)
             with contextlib.suppress(psutil.Error):  # it has ended meanwhile
                 memory = process.memory_full_info()
-                found["roles"][role] = {
-                    "USS, MiB": memory.uss / 2**20,
-                    "RSS, MiB": memory.rss / 2**20,
-                    "threads": process.num_threads(),
-                    "descriptors": process.num_fds(),
-                    **({"tasks": told["tasks"], "blocks, 1000s": told["blocks"] / 1000} if told else {}),
-                }
-        entries = self.entries()
-        found |= {"chunks": len(entries), "chunks, MiB": sum(map(_size, entries)) / 2**20}
-        return found
+                values = {"USS, MiB": memory.uss / 2**20, "RSS, MiB": memory.rss / 2**20}
+                values |= {"threads": process.num_threads(), "descriptors": process.num_fds()}
+                roles[role] = {**values, **counts.read(self._plugin, pid)}
+        return {"roles": roles, "chunks": len(self.chunks())}
 
-    def entries(self) -> list[Path]:
-        """What lies in ``/dev/shm`` of its requests."""
-        return [entry for entry in SHARED_MEMORY.iterdir() if self.tag in entry.name]
+    async def bears(self) -> float:
+        """Requests a second that it answers when there are always more than it has slots."""
+        draws = random.Random("what it bears")
+        asked = [self.asked(f"b{number}", draws, leaves=0) for number in range(88)]
+        captures = await asyncio.to_thread(run_closed_loop, self.server.url, asked, 2 * LIMIT)
+        ends = sorted(each.started_at_s + each.e2e_s for each in captures)[LIMIT : -2 * LIMIT]
+        return (len(ends) - 1) / (ends[-1] - ends[0])
 
-    async def load(self, rate: float, seconds: float) -> None:
+    async def load(self, rate: float, seconds: float) -> dict[str, Any]:
         """Requests for so long, and samples meanwhile, until the last request has ended."""
         draws, begun = random.Random("an hour"), time.monotonic()
-        every_s = min(EVERY_S, seconds / 40)
+        seen: list[tuple[float, str, float | None]] = []
+        errors: Counter[str] = Counter()
+        samples: list[dict[str, Any]] = []
 
         async def one(to: aiohttp.ClientSession, due: float, request: Request) -> None:
             capture = await send(to, request)
-            went = outcome(capture)
-            if went == "failed":
-                self.errors[f"{capture.status}: {capture.error}"] += 1
-            self.seen.append((due, went, ttfp_s(capture)))
+            seen.append((due, outcome(capture), ttfp_s(capture)))
+            if outcome(capture) == "failed":
+                errors[f"{capture.status}: {capture.error}"] += 1
 
         async def watch() -> None:
+            every_s = min(EVERY_S, seconds / 40)
             while (since := time.monotonic() - begun) < seconds:
-                self.samples.append({"at_s": since, **await asyncio.to_thread(self.sample)})
-                if len(self.samples) % 10 == 1:
-                    results.progress(f"{self.tag}: {since:.0f} s, {Counter(went for _, went, _ in self.seen)}")
-                await asyncio.sleep(begun + every_s * len(self.samples) - time.monotonic())
+                samples.append({"at_s": since, **await asyncio.to_thread(self.sample)})
+                if len(samples) % 10 == 1:
+                    results.progress(f"{self.name}: {since:.0f} s, {Counter(went for _, went, _ in seen)}")
+                await asyncio.sleep(begun + every_s * len(samples) - time.monotonic())
 
         async with session(self.server.url) as to, asyncio.TaskGroup() as tasks:
             tasks.create_task(watch())
-            due, number = draws.expovariate(rate), 0
+            due = draws.expovariate(rate)
             while due < seconds:
                 await asyncio.sleep(begun + due - time.monotonic())
-                tasks.create_task(one(to, due, self.asked(number, draws)))
-                due, number = due + draws.expovariate(rate), number + 1
+                tasks.create_task(one(to, due, self.asked(f"{due:.3f}", draws)))
+                due += draws.expovariate(rate)
+        return {"samples": samples, "seen": seen, "errors": errors}
 
 
 def outcome(capture: Capture) -> str:
@@ -190,157 +175,128 @@ def outcome(capture: Capture) -> str:
     return "served" if capture.succeeded and capture.audio else "failed"
 
 
-def _size(entry: Path) -> int:
-    try:
-        return entry.stat().st_size
-    except OSError:  # taken meanwhile
-        return 0
-
-
-async def run(name: str, side: Side, folder: Path, rate: float | None, seconds: float, ready: asyncio.Barrier) -> Any:
-    """One side from its start to its end; *rate* is what it bears, None: say that and no more."""
-    watched = Watched(name, side, folder)
-    server = watched.server
+async def run(name: str, folder: Path, rate: float | None, seconds: float, ready: asyncio.Barrier) -> Side:
+    """One side from its start to its end; *rate* is what it bears, None: say no more than that."""
+    arm, times = SIDES[name]
+    watched = Watched(name if rate else "bears", arm, folder)
+    server, found = watched.server, dict[str, Any]()
     try:
         await asyncio.to_thread(server.start)
-        server_arms.prove(server, side, {"api"})
-        draws = random.Random("warming up")
-        warm = [dataclasses.replace(watched.asked(f"w{each}", draws), abort_after=None) for each in range(96)]
-        whole_server.checked(await asyncio.to_thread(run_closed_loop, server.url, warm[:8], 4), audio=True)
+        server_arms.prove(server, arm, {"api"})
+        warm = [watched.asked(f"w{each}", random.Random(each), leaves=0) for each in range(LIMIT)]
+        whole_server.checked(await asyncio.to_thread(run_closed_loop, server.url, warm, SLOTS), audio=True)
         if rate is None:
-            captures = await asyncio.to_thread(run_closed_loop, server.url, warm[8:], 2 * LIMIT)
-            ends = sorted(each.started_at_s + each.e2e_s for each in captures)[LIMIT : -2 * LIMIT]
-            return (len(ends) - 1) / (ends[-1] - ends[0])
-        await asyncio.sleep(REST_S)
-        before = watched.sample()
-        await ready.wait()
-        await watched.load(side.load * rate, seconds)
-        await asyncio.sleep(REST_S)
-        after = watched.sample()
-        server_arms.prove(server, side, {"api"})
+            found["bears"] = await watched.bears()
+        else:
+            await asyncio.sleep(REST_S)
+            found["before"] = watched.sample()
+            await ready.wait()
+            found |= await watched.load(times * rate, seconds)
+            await asyncio.sleep(REST_S)
+            found["after"] = watched.sample()
+            server_arms.prove(server, arm, {"api"})
     finally:
         ended = await asyncio.to_thread(server.stop)
-        left = watched.entries()
+        left = watched.chunks()
         for entry in left:
             entry.unlink(missing_ok=True)
-    shutdown = {"shutdown": ended, "left": [entry.name for entry in left]}
-    return {
-        "before": before,
-        "after": after,
-        **shutdown,
-        **{k: vars(watched)[k] for k in ("samples", "seen", "errors")},
-    }
+    return {**found, "shutdown": ended and dataclasses.asdict(ended), "left": [entry.name for entry in left]}
 
 
-def grown(found: Mapping[str, Any]) -> dict[tuple[str, str], tuple[float, float, float]]:
-    """By process and figure: what it was, what it came to, by how much that is more; memory in the last three quarters.
+def grown(side: Side) -> dict[tuple[str, str], tuple[float, float, float]]:
+    """By process and figure: what it was, what it came to, and by how much it grew.
 
-    Of counts: at rest, before and after the load.
+    Counts at rest, before the load and after it; memory in the load's last three quarters.
     """
     from scipy.stats import theilslopes
 
+    before, after = side["before"], side["after"]
     rows = {}
-    before, after = found["before"], found["after"]
-    later = found["samples"][len(found["samples"]) // 4 :]
+    later = side["samples"][len(side["samples"]) // 4 :]
+    at_s = [each["at_s"] for each in later]
     for role, values in after["roles"].items():
-        for figure in MEMORY:
-            line = [
-                (each["at_s"], each["roles"][role][figure]) for each in later if figure in each["roles"].get(role, {})
-            ]
-            if len(line) > 3:
-                at_s, ys = zip(*line, strict=True)
-                third = len(ys) // 3
-                ends = statistics.median(ys[:third]), statistics.median(ys[-third:])
-                rows[role, figure] = (*ends, float(theilslopes(ys, at_s).slope) * (at_s[-1] - at_s[0]))
-        for figure in COUNTS:
-            if figure in values:
-                was = before["roles"].get(role, {}).get(figure, 0)
-                rows[role, figure] = (was, values[figure], values[figure] - was)
-    for figure in ("chunks", "chunks, MiB"):
-        rows["all", figure] = (before[figure], after[figure], after[figure] - before[figure])
+        for figure in values:
+            was, now = before["roles"][role][figure], values[figure]
+            more = now - was
+            if figure in MEMORY:
+                line = [each["roles"][role][figure] for each in later]
+                was, now, more = line[0], line[-1], theilslopes(line, at_s).slope * (at_s[-1] - at_s[0])
+            rows[role, figure] = (was, now, more)
+    rows["all", "chunks"] = (before["chunks"], after["chunks"], after["chunks"] - before["chunks"])
     return rows
 
 
-def first_audio(found: Mapping[str, Any], seconds: float) -> list[tuple[float, float]]:
+def first_audio(side: Side, seconds: float) -> list[tuple[float, float]]:
     """Median and 99th percentile of the first audio of those that were served, by quarter of the load, milliseconds."""
     quarters: list[list[float]] = [[], [], [], []]
-    for due, went, ttfp in found["seen"]:
+    for due, went, ttfp in side["seen"]:
         if went == "served":
             quarters[int(4 * due / seconds)].append(1000 * ttfp)
     return [(quantile(each, 0.5), quantile(each, 0.99)) for each in quarters]
 
 
-def judge(sides: Mapping[str, Mapping[str, Any]], seconds: float) -> list[str]:
+def judge(sides: Mapping[str, Side], seconds: float) -> list[str]:
     """Where the rule is broken, in words; the module says the rule."""
     stock, found = grown(sides[STOCK]), []
     medians = {name: [median for median, _ in first_audio(side, seconds)] for name, side in sides.items()}
     drift = {name: each[3] / each[1] for name, each in medians.items()}
-    for name, side in sides.items():
-        if name == STOCK:
-            continue
-        for (role, figure), (_, _, more) in grown(side).items():
-            theirs = max(0.0, stock.get((role, figure), (0, 0, 0))[2])
-            if figure in ALLOWED and more > 1.5 * theirs + ALLOWED[figure]:
+    for name in sides.keys() - {STOCK}:
+        for (role, figure), (_, _, more) in grown(sides[name]).items():
+            theirs = max(0.0, stock[role, figure][2])
+            if more > 1.5 * theirs + ALLOWED.get(figure, math.inf):
                 found.append(f"{name}: {role}: {figure} grew by {more:.1f}, stock's by {theirs:.1f}")
         if drift[name] > 1.25 * max(1.0, drift[STOCK]):
             found.append(f"{name}: first audio came {drift[name]:.2f} times as late, stock's {drift[STOCK]:.2f} times")
-        if side["errors"] or side["shutdown"].killed:
-            found.append(f"{name}: failed {dict(side['errors'])}, killed {side['shutdown'].killed}")
+        errors, killed = dict(sides[name]["errors"]), sides[name]["shutdown"]["killed"]
+        if errors or killed:
+            found.append(f"{name}: failed {errors}, killed {killed}")
     return found
 
 
-def show(sides: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
+def show(sides: Mapping[str, Side], seconds: float) -> None:
     """The tables."""
     of = {name: grown(side) for name, side in sides.items()}
     rows = []
     for role, figure in of[STOCK]:
-        cells = [of[name].get((role, figure)) for name in sides]
         an_hour = 3600 / (0.75 * seconds) if figure in MEMORY else 1.0
-        texts = ["-" if each is None else f"{each[0]:.1f} → {each[1]:.1f} ({each[2] * an_hour:+.1f})" for each in cells]
-        rows.append([f"{role}: {figure}", *texts])
-    title = "Memory: second quarter → last (an hour's growth by Theil and Sen); counts: at rest before → after"
-    results.show(title, ("process: figure", *sides), rows)
-    rows = []
-    for went in ("served", "refused", "left", "failed"):
+        each = [side[role, figure] for side in of.values()]
         rows.append(
-            [f"requests {went}", *(str(sum(each[1] == went for each in side["seen"])) for side in sides.values())]
+            [f"{role}: {figure}", *(f"{was:.1f} → {now:.1f} ({more * an_hour:+.1f})" for was, now, more in each)]
         )
-    for quarter in range(4):
-        texts = ["{:.0f} / {:.0f}".format(*first_audio(side, seconds)[quarter]) for side in sides.values()]
-        rows.append([f"first audio p50 / p99 of quarter {quarter + 1}, ms", *texts])
-    rows.append(["shutdown, s", *(f"{side['shutdown'].seconds:.1f}" for side in sides.values())])
-    rows.append(["left in /dev/shm after it", *(str(len(side["left"])) for side in sides.values())])
+    title = "Memory after the first quarter → at the end (growth of an hour); counts at rest before → after (growth)"
+    results.show(title, ("process: figure", *sides), rows)
+    went = {name: Counter(went for _, went, _ in side["seen"]) for name, side in sides.items()}
+    rows = [[f"requests {how}", *(str(each[how]) for each in went.values())] for how in OUTCOMES]
+    audio = [first_audio(side, seconds) for side in sides.values()]
+    for number in range(4):
+        texts = [f"{each[number][0]:.0f} / {each[number][1]:.0f}" for each in audio]
+        rows.append([f"first audio p50 / p99 in quarter {number + 1}, ms", *texts])
+    rows.append(["shutdown, s", *(f"{side['shutdown']['seconds']:.1f}" for side in sides.values())])
+    rows.append(["chunks left after it", *(str(len(side["left"])) for side in sides.values())])
     results.show("Requests", ("", *sides), rows)
 
 
-async def run_all(sides: Sequence[str], seconds: float) -> dict[str, Any]:
+async def run_all(seconds: float) -> dict[str, Any]:
     """What the configuration bears, and then all sides at once."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        bears = await run("bears", SIDES[STOCK], path, None, 0.0, asyncio.Barrier(1))
+        bears = (await run(STOCK, Path(folder), None, 0.0, asyncio.Barrier(1)))["bears"]
         results.progress(f"it bears {bears:.2f} requests a second")
-        ready = asyncio.Barrier(len(sides))
+        ready = asyncio.Barrier(len(SIDES))
         async with asyncio.TaskGroup() as tasks:
-            runs = {name: tasks.create_task(run(name, SIDES[name], path, bears, seconds, ready)) for name in sides}
+            runs = {name: tasks.create_task(run(name, Path(folder), bears, seconds, ready)) for name in SIDES}
     return {"bears": bears, "seconds": seconds, "sides": {name: each.result() for name, each in runs.items()}}
 
 
 def main() -> int:
-    """Run it, keep the samples, print the tables; 1 where something of fastpath grew."""
+    """Run it, keep the samples in ``results/``, print the tables; 1 where the rule is broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.trust.hours", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--arms", default=",".join(SIDES), help=f"of {', '.join(SIDES)}; {STOCK} must be one")
-    options = parser.parse_args()
-    names = options.arms.split(",")
-    if STOCK not in names or set(names) - set(SIDES) or options.minutes <= 0:
-        parser.error(f"--arms: of {', '.join(SIDES)}, {STOCK} among them; --minutes: more than 0")
+    seconds = 60 * parser.parse_args().minutes
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
-    results.FOLDER.mkdir(exist_ok=True)
-    found = asyncio.run(run_all(names, 60 * options.minutes))
-    text = json.dumps({"about": about.about(), **found}, default=dataclasses.asdict)
-    (results.FOLDER / "trust-hours.json").write_text(text)
-    show(found["sides"], found["seconds"])
-    broken = judge(found["sides"], found["seconds"])
+    found = asyncio.run(run_all(seconds))
+    results.save("trust-hours", found)
+    show(found["sides"], seconds)
+    broken = judge(found["sides"], seconds)
     print(*(broken or ["nothing of fastpath grows or gets later"]), about.line(), sep="\n")  # noqa: T201
     return 1 if broken else 0
 
