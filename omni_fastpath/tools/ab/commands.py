@@ -2,17 +2,21 @@
 
 By these the answers of two arms are compared: with a fixed seed, one after another. Chat is greedy besides; a speech
 request has no temperature, and samples as its model's deploy YAML says. They go where the benchmark client's go, with
-the same extra body, so that a model that only speaks is asked to speak.
+the same extra body, so that a model that only speaks is asked to speak. One chat request brings audio.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
+import io
 import json
 import math
+import random
 import re
 import shutil
+import wave
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -47,6 +51,7 @@ _MADE: Mapping[str | None, Callable[[str], Request]] = {
 SATURATION = "This is saturation: --request-rate is inf, the client's default. Name the rate of your busy hour."
 
 PROMPTS = [f"Explain in {count} sentences how bread is made." for count in range(1, 9)]
+_RECORDED_S, _RECORDED_HZ = 5, 16_000
 
 
 def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
@@ -171,4 +176,20 @@ def fixed(bench: Sequence[str]) -> list[Request]:
         raise refusal("bench command", found="--extra-body that cannot be read", allowed="a JSON object") from None
     model = value(bench, "--served-model-name") or value(bench, "--model")
     own = {**({"model": model} if model else {}), **body, "stream": True}
-    return [replace(request, body={**request.body, **own}) for request in map(make, PROMPTS)]
+    made = [*map(make, PROMPTS), *([_recording()] if make is _MADE[_CHAT] else [])]
+    return [replace(request, body={**request.body, **own}) for request in made]
+
+
+def _recording() -> Request:
+    """A chat request that brings audio, hiss of 16-bit samples; a model that takes none refuses it in both arms."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as recording:
+        recording.setnchannels(1)
+        recording.setsampwidth(2)
+        recording.setframerate(_RECORDED_HZ)
+        recording.writeframes(random.Random(SEED).randbytes(2 * _RECORDED_S * _RECORDED_HZ))  # noqa: S311 - no secret
+    request = _MADE[_CHAT](PROMPTS[0])
+    [message] = request.body["messages"]
+    audio = {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}
+    content = [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": message["content"]}]
+    return replace(request, body={**request.body, "messages": [{**message, "content": content}]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -144,10 +145,11 @@ def test_usage_errors_name_the_key(arguments: list[str], said: str, capsys: pyte
 
 
 def test_fixed_requests_go_where_the_clients_go() -> None:
-    """The endpoint, the model and the extra body are the client's; greedy, with a seed; the same whenever asked for."""
+    """The endpoint, the model and the extra body are the client's; greedy, seeded, one with audio; always the same."""
     bench = ["vllm", "bench", "serve", "--model", "m", "--backend", "openai-chat-omni", "--extra-body"]
     sent = commands.fixed([*bench, '{"modalities": ["audio"], "stream": false}'])
-    assert len({request.body["messages"][0]["content"] for request in sent}) == 8
+    assert len({json.dumps(request.body["messages"][0]["content"]) for request in sent}) == 9
+    assert sent[-1].body["messages"][0]["content"][0]["type"] == "input_audio"
     body = sent[0].body
     assert (body["model"], body["modalities"], body["temperature"], body["seed"]) == ("m", ["audio"], 0.0, 0)
     assert body["stream"] is True
