@@ -79,7 +79,7 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
     for server in report["servers_without_state"]:
         what = f"{server['model'] or 'model not named'}, port {server['port'] or 'not named'}"
         to.print(
-            f"server {server['pid']} ({what}): OFF, or still starting: it has no state file. If it answers already: nothing "
+            f"server {server['pid']} ({what}): OFF, or still starting: it has no state file. If it answers: nothing "
             "was asked for there, its VLLM_PLUGINS leaves us out, or it runs where its files are not seen from here.\n"
         )
         _show_findings(f"server {server['pid']}", report, to)
