@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit fleets floors packaging dist matrix dispatch processing ab server replay save-queue forward-gate clean
+.PHONY: setup demo parity test test-more lint unit fleets trust floors packaging dist matrix dispatch processing ab server replay save-queue forward-gate clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -31,6 +31,9 @@ lint: setup
 unit: setup ## the tests that need no vLLM
 	$(PYTEST) -m "not more and not server and not upstream"
 
+trust: setup ## 5,000 random schedules of the orchestrator against a model and stock, others each time; an hour
+	$(VENV_PYTHON) -m pytest -s -o timeout=0 --hypothesis-profile long tests/schedules
+
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
 	@bash scripts/floors.sh
 
@@ -43,8 +46,7 @@ dist: setup ## a wheel and a source distribution in dist/, to be installed by fi
 matrix: setup ## our built wheel on the other releases that are served; RELEASE=0.28.0 for one
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
 
-fleets: setup ## 1,000 random fleets of the orchestrator and 1,000 of a stage against stock; half an hour
-	$(VENV_PYTHON) -W ignore -m tests.fleets dispatch --seeds 1000
+fleets: setup ## 1,000 random fleets of a stage against stock
 	$(VENV_PYTHON) -W ignore -m tests.fleets stage --seeds 1000
 
 dispatch: setup ## what the dispatch of a raw output costs

@@ -1,5 +1,5 @@
 # ruff: noqa: T201
-"""``python -m tests.fleets dispatch --seeds 1000 --first 0``: random fleets on stock and on ours, compared."""
+"""``python -m tests.fleets stage --seeds 1000 --first 0``: random fleets on stock and on ours, compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENVIRONMENT = {
 def main() -> int:
     """Run the seeds; 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.fleets", description=__doc__)
-    parser.add_argument("kind", choices=("dispatch", "stage"))
+    parser.add_argument("kind", choices=("stage",))
     parser.add_argument("--seeds", type=int, default=100, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first")
     parser.add_argument("--log", action="store_true", help="print what happened in each arm")

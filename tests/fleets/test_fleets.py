@@ -1,4 +1,4 @@
-"""Random fleets, some of each kind; ``python -m tests.fleets dispatch --seeds 1000`` and ``stage`` for many."""
+"""Random fleets, some; ``python -m tests.fleets stage --seeds 1000`` for many."""
 
 from __future__ import annotations
 
@@ -23,20 +23,3 @@ def test_every_stream_of_a_stage_is_stocks(tmp_path_factory: pytest.TempPathFact
         counts += verdict.counts
     assert counts["aborted"] > 0, counts
     assert counts["completed"] > 0, counts
-
-
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.more) for first in range(10, 200, 10))])
-def test_every_request_of_an_orchestrator_is_stocks(first: int) -> None:
-    """Completed requests equal stock's, the others begin alike; nobody ends the orchestrator, and nothing is left."""
-    from tests.fleets.dispatch import verdicts
-
-    wrong = [f"seed {each.seed}: {line}" for each in verdicts(range(first, first + 10)) for line in each.wrong]
-    assert not wrong, "\n".join([*wrong, "alone: python -m tests.fleets dispatch --seeds 1 --first SEED"])
-
-
-def test_a_seed_of_an_orchestrator_is_played_the_same_twice() -> None:
-    """A fleet, and what becomes of it, follow from its seed."""
-    from tests.fleets.dispatch import verdicts
-
-    one, other = (next(verdicts([3])) for _ in range(2))
-    assert one.log == other.log

@@ -72,20 +72,6 @@ def test_without_statistics_it_is_stocks(both: Both, seed: int) -> None:
     both(Setting(seed, "mixed", statistics=False))
 
 
-def test_real_loops_say_what_stock_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random fleets with deaths and attaches, both loops; the talker without codes, as with ``forward_gate``."""
-    from benchmarks.rigs.inprocess import text
-    from omni_fastpath.ledger import LEDGER
-    from tests.fleets import dispatch, dispatch_world
-
-    others = ("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup")
-    monkeypatch.setattr(dispatch, "switched_on", lambda: switched_on(*others))
-    monkeypatch.setattr(dispatch_world, "codes", lambda name, finish, **more: text(name, 7, finish=finish, **more))
-    wrong = [f"seed {each.seed}: {line}" for each in dispatch.verdicts(range(10)) for line in each.wrong]
-    assert not wrong, "\n".join(wrong)
-    assert LEDGER.named("lean_processing").counters["not_built"] > 0
-
-
 # ---- What is built, and what is not ----
 
 

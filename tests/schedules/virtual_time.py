@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import BuiltinFunctionType, FunctionType, MethodType
+from functools import cache
+from types import BuiltinFunctionType
 from typing import Any
 
 TURN_S = 1e-6
 """What a turn of the event loop takes. More than nothing, so that a loop that only yields gets somewhere."""
 
-_MOST_TURNS = 1_000_000
+_MOST_TURNS = 50_000
 _EPOCH = 1_700_000_000.0
 _PACKAGES = ("omni_fastpath", "vllm_omni.engine", "vllm_omni.metrics", "vllm_omni.entrypoints", "vllm.v1.engine")
 
@@ -38,12 +39,28 @@ class _Timeless(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The event loop; ``now`` is its clock, in seconds."""
+    """The event loop; ``now`` is its clock, in seconds.
 
-    def __init__(self) -> None:
+    Args:
+        on_sleep: Called where nothing is ready, before the clock jumps to the next timer.
+    """
+
+    def __init__(self, on_sleep: Callable[[], None] = lambda: None) -> None:
         self.now = 1000.0
         self.turns = 0
+        self._on_sleep = on_sleep
         super().__init__(_Timeless(self))
+
+    def go_on(self, seconds: float) -> None:
+        """Run for so long, and to the end of what is at work by then.
+
+        Raises:
+            StuckError: That took too many turns.
+        """
+        self.turns = 0
+        self.call_at(self.now + seconds, self.stop)
+        with _on(self):
+            self.run_forever()
 
     def time(self) -> float:
         """The clock."""
@@ -64,27 +81,36 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise StuckError("nothing is ready and no timer is set")
         if self.turns > _MOST_TURNS:
             raise StuckError(f"{_MOST_TURNS} turns of the event loop")
+        if timeout > 0:
+            self._on_sleep()
         self.now += timeout if timeout > 0 else TURN_S
 
     def _write_to_self(self) -> None:
         """Nobody is on another thread, and nobody sleeps."""
 
 
-def _named(functions: dict[Any, Callable[..., Any]]) -> list[tuple[Any, str, Any]]:
-    """Where modules hold one of these functions under a name of their own."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        if name.startswith(_PACKAGES) and module is not None:
-            found += [(module, key, value) for key, value in vars(module).items() if _is_one(value, functions)]
+_REAL = {
+    name: getattr(time, name)
+    for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep")
+}
+
+
+@cache
+def _places(_modules: int) -> list[tuple[Any, str, str]]:
+    """Where modules hold one of the clock's functions, under which name, and which; one look a number of modules."""
+    names = {function: name for name, function in _REAL.items()}
+    found = [(time, name, name) for name in _REAL]
+    for module in [each for name, each in sys.modules.items() if name.startswith(_PACKAGES) and each is not None]:
+        found += [
+            (module, key, names[value])
+            for key, value in vars(module).items()
+            if type(value) is BuiltinFunctionType and value in names
+        ]
     return found
 
 
-def _is_one(value: Any, functions: dict[Any, Any]) -> bool:
-    return type(value) in {BuiltinFunctionType, FunctionType, MethodType} and value in functions
-
-
 @contextmanager
-def on(loop: VirtualLoop) -> Iterator[None]:
+def _on(loop: VirtualLoop) -> Iterator[None]:
     """Let the ``time`` module, and who imported from it, tell the loop's clock."""
     stand_ins: dict[str, Callable[..., Any]] = {
         "time": lambda: _EPOCH + loop.now,
@@ -95,18 +121,16 @@ def on(loop: VirtualLoop) -> Iterator[None]:
         "perf_counter_ns": lambda: int(loop.now * 1e9),
         "sleep": loop.spend,
     }
-    functions = {getattr(time, name): stand_in for name, stand_in in stand_ins.items()}
-    written: list[tuple[Any, str, Any]] = [(time, name, getattr(time, name)) for name in stand_ins]
-    written += _named(functions)
-    modules = len(sys.modules)
-    for module, name, value in written:
-        setattr(module, name, functions[value])
+    places, modules = _places(len(sys.modules)), len(sys.modules)
+    for module, key, name in places:
+        setattr(module, key, stand_ins[name])
     try:
         yield
     finally:
-        for module, name, value in written:
-            setattr(module, name, value)
-        if len(sys.modules) != modules:  # a module that was first imported meanwhile may hold a stand-in
-            originals = {stand_in: original for original, stand_in in functions.items()}
-            for module, name, value in _named(originals):
-                setattr(module, name, originals[value])
+        for module, key, name in places:
+            setattr(module, key, _REAL[name])
+        names = {id(stand_in): name for name, stand_in in stand_ins.items()}
+        for module in [sys.modules[each] for each in list(sys.modules)[modules:] if each.startswith(_PACKAGES)]:
+            for key, value in list(vars(module).items()):  # first imported meanwhile: it has stand-ins
+                if id(value) in names:
+                    setattr(module, key, _REAL[names[id(value)]])
