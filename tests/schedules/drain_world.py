@@ -70,6 +70,7 @@ class Got:
         errors: Its errors, and whether each is of a death.
         ends: How many messages said that they are the last.
         last_is_end: Its very last message said so.
+        engines: Of each stage the replicas that had it.
         lost: It may have got less than was sent: it was aborted, or what waited of it was lost with a replica.
     """
 
@@ -77,6 +78,7 @@ class Got:
     errors: list[Any] = field(default_factory=list)
     ends: int = 0
     last_is_end: bool = False
+    engines: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     lost: bool = False
 
     def add(self, found: Any) -> None:
@@ -132,6 +134,7 @@ class Engine(Replica):
             self.world.refused(self, request.request_id)
             raise EngineDeadError
         await super().add_request_async(request)
+        self.world.got[request.request_id].engines[self.stage_id].add(self.name)
         self.world.work[self.stage_id, request.request_id].append((self, bool(request.resumable)))
         await asyncio.sleep(0)
 
@@ -335,22 +338,12 @@ class World:
 
     def left(self) -> set[tuple[str, str]]:
         """Where something of a request is still kept, and of which."""
-        found = {("requests", name) for name in self.orchestrator.request_states}
+        kept = {"requests": self.orchestrator.request_states}
         for pool in self.pipeline.pools:
-            processor = pool.output_processor
-            maps: dict[str, Any] = {
-                "bindings": pool._request_bindings,
-                "affinity": pool._affinity,
-                "timestamps": pool._output_timestamps_by_request,
-                "first_timestamps": pool._non_empty_first_output_timestamps_by_request,
-                "frames": pool._audio_frames_by_request,
-                "rates": pool._audio_sample_rate_by_request,
-                "processor": processor.request_states,
-                "external": processor.external_req_ids,
-                "native": processor._native_text_metrics_by_request,
-            }
-            found |= {(f"{key} of stage {pool.stage_id}", name) for key, value in maps.items() for name in value}
-        return found
+            for owner in (pool, pool.output_processor):
+                maps = {f"{key} of stage {pool.stage_id}": value for key, value in vars(owner).items()}
+                kept |= {key: value for key, value in maps.items() if isinstance(value, dict)}
+        return {(key, name) for key, value in kept.items() for name in value if name in self.asked}
 
     def answers(self) -> list[Any]:
         """What was answered to those who waited; what it gives back is theirs too."""

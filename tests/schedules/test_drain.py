@@ -319,12 +319,11 @@ class Drain(RuleBasedStateMachine):
         COUNTS[what or "no trouble"] += 1
 
     def _live(self) -> list[tuple[int, int]]:
-        return [
-            (stage, which)
-            for stage, engines in enumerate(self.world.engines)
-            for which, each in enumerate(engines)
-            if each.works
-        ]
+        """The replicas that work; of these, where something waits, those with a backlog."""
+        busy = {note.engine for note in self.world.waiting()}
+        places = [(stage, n) for stage, engines in enumerate(self.world.engines) for n in range(len(engines))]
+        live = [(stage, n) for stage, n in places if self.world.engines[stage][n].works]
+        return [(stage, n) for stage, n in live if self.world.engines[stage][n] in busy] or live
 
     def _free_slots(self, stage: int) -> list[int]:
         """The replicas whose death was heard, into whose slot none has come."""
@@ -412,9 +411,11 @@ def _differences(ours: Got, stock: Got, *, session: bool) -> Iterator[str]:
     """What a request got that it should not have got, or not.
 
     Equal to stock's is what one got that came to no harm. Where it failed, what came after that may come before it is
-    heard: stock's is the beginning of ours. Where something was lost on the way, either may have got further.
+    heard: stock's is the beginning of ours. Where something was lost on the way, or the request was given to a stage so
+    much later that another replica has it, which may die or not, either may have got further.
     """
-    lost, failed = ours.lost or stock.lost, bool(ours.errors or stock.errors)
+    moved = any(ours.engines[stage] != stock.engines[stage] for stage in ours.engines.keys() & stock.engines.keys())
+    lost, failed = moved or ours.lost or stock.lost, bool(ours.errors or stock.errors)
     for stage in {*ours.stages, *stock.stages}:
         a, b = (_of_session(each.stages[stage]) if session else each.stages[stage] for each in (ours, stock))
         until = min(len(a), len(b)) if lost else len(b) if failed else None
