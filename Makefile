@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit fleets trust floors packaging dist matrix dispatch processing ab server replay save-queue forward-gate clean
+.PHONY: setup demo parity test test-more lint unit fleets trust floors packaging licences dist matrix dispatch processing ab server replay save-queue forward-gate clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -31,14 +31,17 @@ lint: setup
 unit: setup ## the tests that need no vLLM
 	$(PYTEST) -m "not more and not server and not upstream"
 
-trust: setup ## 5,000 random schedules of the orchestrator against a model and stock, others each time; an hour
-	$(VENV_PYTHON) -m pytest -s -o timeout=0 --hypothesis-profile long tests/schedules
+trust: setup ## 5,000 random schedules of the orchestrator against a model and stock, and inputs of each kind; over an hour
+	$(VENV_PYTHON) -m pytest -s -o timeout=0 --hypothesis-profile long tests/schedules tests/test_fuzz.py
 
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
 	@bash scripts/floors.sh
 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires
 	$(PYTEST) tests/test_packaging.py
+
+licences: setup ## what an installation brings with it, with versions and licences
+	@$(VENV_PYTHON) scripts/licences.py
 
 dist: setup ## a wheel and a source distribution in dist/, to be installed by file
 	@rm -rf dist && $(VENV_PYTHON) -m hatchling build -d dist

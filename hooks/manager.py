@@ -64,7 +64,8 @@ class HookManager:
         """Add a plugin.
 
         Raises:
-            ValueError: It is registered already, or implements a hook as a wrapper, which could not be switched off.
+            ValueError: It is registered already, implements no hook, or implements one as a wrapper, which could not be
+                switched off.
             pluggy.PluginValidationError: It implements an unknown hook or one with other parameters.
         """
         if self._pluggy.is_registered(plugin):
@@ -81,6 +82,9 @@ class HookManager:
             if self._pluggy.is_registered(plugin):
                 self._pluggy.unregister(plugin)
             raise
+        if not self._pluggy.get_hookcallers(plugin):
+            self._pluggy.unregister(plugin)
+            raise ValueError(f"{registered} has no function that is marked @hookimpl")
         logger.info("omni-fastpath: hook plugin %s registered", registered)
 
     def unregister(self, plugin: object) -> None:

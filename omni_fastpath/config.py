@@ -52,6 +52,7 @@ OnUnsupported = Literal["warn", "fail"]
 _WORDS: tuple[OnUnsupported, ...] = get_args(OnUnsupported)
 
 _OF_A_SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_|$)")
+_PLAIN = re.compile(r"[\w-]{1,80}")
 _SHOWN_CHARACTERS = 80
 _LOOKALIKE_RATIO = 0.75
 _VARIABLE_RATIO = 0.85
@@ -99,14 +100,18 @@ def unknown(
 
 def shown(value: object) -> str:
     """The ``repr`` of a value, cut where it would flood a log line."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # of more digits, or lists in lists, than Python writes
+        text = f"<{type(value).__name__} that is too large>"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
 def close(word: object, known: Iterable[str]) -> list[str]:
     """The known names that are spelt like ``word``, whatever its case, the nearest first."""
     by_lower = {name.lower(): name for name in known}
-    return [by_lower[match] for match in difflib.get_close_matches(str(word).lower(), list(by_lower))]
+    letters = (word if isinstance(word, str) else shown(word)).lower()
+    return [by_lower[match] for match in difflib.get_close_matches(letters, list(by_lower))]
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
@@ -125,7 +130,7 @@ def parse(options: type[Options], key: str, text: str) -> Any:
         return text if on is None else on
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -209,9 +214,10 @@ class Block:
     stages: frozenset[int] = frozenset()
     misspelt: tuple[str, ...] = ()
 
-    def place(self, *keys: str) -> str:
-        """How a message names a key of this block."""
-        return f"{'.'.join((KEY, *keys))} in {self.path}"
+    def place(self, *keys: object) -> str:
+        """How a message names a key of this block, in one line."""
+        words = (key if isinstance(key, str) and _PLAIN.fullmatch(key) else shown(key) for key in keys)
+        return f"{'.'.join((KEY, *words))} in {self.path}"
 
 
 @dataclass(frozen=True)
@@ -283,7 +289,7 @@ class _Layers:
             self._refuse(block.place(), value, "true, false or a mapping of patches")
 
     def _add_key(self, block: Block, key: Any, wanted: object) -> None:
-        origin = block.place(str(key))
+        origin = block.place(key)
         if key == "on_unsupported":
             self._set_on_unsupported(origin, wanted)
         elif key not in self._declared:
@@ -294,7 +300,7 @@ class _Layers:
         elif isinstance(wanted, dict):
             self._change(key, on=True, origin=origin)
             for each, value in wanted.items():
-                self._set_value(key, each, value, block.place(key, str(each)))
+                self._set_value(key, each, value, block.place(key, each))
         else:
             keys = ", ".join(self._declared[key].options.model_fields)
             self._refuse(origin, wanted, f"true, false or a mapping of {keys}" if keys else "true or false")
@@ -336,7 +342,7 @@ class _Layers:
             return
         try:
             _built(options, {key: value})
-        except (TypeError, ValueError):  # pydantic's error is a ValueError
+        except (TypeError, ValueError, RecursionError):  # pydantic's error is a ValueError
             self._refuse(place, value, allowed(options, key))
         else:
             self._change(name, values={**self.asked[name].values, key: (value, place)})
@@ -514,10 +520,10 @@ def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
     files: list[tuple[Path, Mapping[Any, Any]]] = []
     current: Path | None = Path(path)
     while current is not None:
+        data = _load(current)  # first: of what can be read the path can be resolved
         if current.resolve() in {file.resolve() for file, _ in files}:
             chain = " -> ".join(str(each) for each in [*(file for file, _ in files), current])
             raise UnreadableError(f"base_config in {files[-1][0]}: the chain comes back to a file: {chain}")
-        data = _load(current)
         files.append((current, data))
         base = data.get("base_config")
         if not isinstance(base, str | None):
@@ -539,7 +545,8 @@ def _load(path: Path) -> Mapping[Any, Any]:
 
 
 def _block(path: Path, data: Mapping[Any, Any]) -> Block:
-    alike = (str(key) for key in data if difflib.get_close_matches(str(key).lower(), [KEY], cutoff=_LOOKALIKE_RATIO))
+    words = (key for key in data if isinstance(key, str))
+    alike = (word for word in words if difflib.get_close_matches(word.lower(), [KEY], cutoff=_LOOKALIKE_RATIO))
     stages = data.get("stages")
     named = [stage.get("stage_id") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
     ids = frozenset(each for each in named if isinstance(each, int))

@@ -33,7 +33,7 @@ from omni_fastpath.releases import vllm_omni_release, vllm_release
 SCHEMA = 2
 
 _FOLDER = "omni-fastpath"
-_NAME = re.compile(r"([0-9]+)-([0-9]+)\.(json|tmp)")
+_NAME = re.compile(r"([0-9]{1,9})-([0-9]+)\.(json|tmp)")
 
 
 REFRESH_S = 2.0

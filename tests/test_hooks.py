@@ -89,6 +89,14 @@ def test_wrong_plugin_is_refused_whole(implementation: Any, error: type[Exceptio
     assert (called, len(recorder.of("pass"))) == ([], 1)
 
 
+def test_what_has_no_hook_is_refused() -> None:
+    """Its functions are not marked, most likely; it would be in use and never called."""
+    manager = HookManager()
+    with pytest.raises(ValueError, match="no function that is marked @hookimpl"):
+        manager.register(Plugin())
+    assert manager.told()["used"] == []
+
+
 def entry_point(name: str, load: Callable[[], Any]) -> Any:
     """A plugin's entry point."""
     return SimpleNamespace(name=name, load=load)

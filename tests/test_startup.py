@@ -145,39 +145,6 @@ def test_a_slot_that_is_gone_is_told() -> None:
     assert message.startswith("omni-fastpath: moved:resolve_deploy_yaml cannot be wrapped: ")
 
 
-CONTENTS = (
-    "stages:\n- stage_id: 0\n  x: {1: 0.5, 1: 0.7, true: 1, 'true': 2, n: !!python/object/apply:pathlib.Path [a]}\n",
-    "stages: [{stage_id: 0, runtime: {fastpath: true}}]\nplatforms: {cuda: {fastpath: 1}}\n",
-    "n: 3\nx: ${n}\ny: ${oc.env:HOME}\nz: ???\n",
-    "hello\n",
-    "base_config: s.yaml\n",
-    "a: [\n",
-)
-
-
-@pytest.mark.upstream
-@isolated("warm")
-def test_a_file_without_the_key_is_upstreams(tmp_path: Path) -> None:
-    """Without a top-level ``fastpath`` what upstream makes of a file, be it an error, is what we make of it."""
-    register()
-    file = tmp_path / "s.yaml"
-
-    def outcome(reader: Any) -> str:
-        try:
-            return repr(reader(file))
-        except RecursionError:
-            return "RecursionError"
-        except Exception as error:
-            return f"{type(error)}: {error}"
-
-    for content in CONTENTS:
-        file.write_text(content, encoding="utf-8")
-        assert outcome(read) == outcome(stock), content
-    file.unlink()
-    assert outcome(read) == outcome(stock)
-    assert (ours(), states()) == (NOTHING, {})
-
-
 # ---- What takes effect ----
 
 
@@ -223,6 +190,29 @@ def test_the_environment_alone_takes_effect_before_the_stages() -> None:
     [file] = state_files()
     assert file["source"] == "environment"
     assert asked(spawned()[0]) == declared("stage")
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_start_writes_the_state_file_alone(tmp_path: Path) -> None:
+    """With every patch on: no socket, no other process, and nothing outside of the folder of state files."""
+    from omni_fastpath import statefile
+    from omni_fastpath.patches import PATCHES
+
+    register()
+    file = yaml(tmp_path, fastpath=dict.fromkeys((patch.name for patch in PATCHES), True))
+    sys.dont_write_bytecode = True
+    seen: list[tuple[str, Any]] = []
+    sys.addaudithook(lambda event, arguments: seen.append((event, arguments)))
+    read(file)
+    assert engine(file) == []
+    events = tuple(seen)
+    assert asked() == declared("server", every=True)
+    reaching_out = ("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "pickle.")
+    assert not {event for event, _ in events if event.startswith(reaching_out)}
+    opened = (how for event, how in events if event == "open" and isinstance(how[0], str))
+    written = {Path(name).parent for name, _, flags in opened if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)}
+    assert written == {statefile.folder()}
 
 
 # ---- What is refused ----

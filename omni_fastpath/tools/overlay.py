@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -36,7 +37,8 @@ def find(name_or_path: str) -> Path:
         return path.resolve()
     known, name = bundled(), name_or_path.removesuffix(".yaml")
     for described in _descriptions(name_or_path):
-        name = json.loads(described.read_bytes()).get("model_type", name)
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # it is no JSON object
+            name = str(json.loads(described.read_bytes()).get("model_type", name))
     if name in known:
         return known[name].resolve()
     near = [*config.close(name, known), *_of_model(name, known)]
@@ -110,7 +112,7 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
         name, dot, key = target.strip().partition(".")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except Exception:  # of a wrong date or number yaml's reader raises what it happens to
             value = None
         if value is None and text.strip() != "null":
             place, takes = f"--set {assignment}", "patch.key=value, patch=true, patch=false"

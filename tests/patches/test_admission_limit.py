@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
@@ -171,10 +173,10 @@ class Served:
         await asyncio.wait_for(self.app({**base, **scope}, receive, send), 30)
         return answers
 
-    async def ask(self, path: str, body: Any) -> tuple[int, dict[bytes, bytes], bytes]:
-        """Status, headers and body of an answer."""
-        scope = {"type": "http", "method": "POST", "path": path, "asgi": {"spec_version": "2.0"}}
-        said = {"type": "http.request", "body": json.dumps(body).encode()}
+    async def ask(self, path: str, body: Any, **scope: Any) -> tuple[int, dict[bytes, bytes], bytes]:
+        """Status, headers and body of an answer; to bytes that may be no JSON too."""
+        scope |= {"type": "http", "method": "POST", "path": path, "asgi": {"spec_version": "2.0"}}
+        said = {"type": "http.request", "body": body if isinstance(body, bytes) else json.dumps(body).encode()}
         begun, *rest = await self._serve(scope, said)
         return begun["status"], dict(begun["headers"]), b"".join(each["body"] for each in rest)
 
@@ -256,6 +258,56 @@ async def test_of_a_burst_as_many_are_served_as_there_are_places(served: Served)
     assert {status for status, _, _ in refused} == {503}
     assert [status for status, _, _ in await asyncio.gather(*burst)].count(200) == LIMIT
     assert _counters() == (LIMIT, 20 - LIMIT, LIMIT)
+
+
+NUMBERS: list[Any] = [0, -1, 2, 10**4000, True, False, None, "2", "\ud800", 1.5, [], {}]
+SAID = st.fixed_dictionaries(
+    {},
+    optional={
+        "messages": st.sampled_from([[MESSAGE], [[MESSAGE], [MESSAGE]], [], "x", None]),
+        "input": st.sampled_from(["Hello.", "", 3]),
+        "items": st.sampled_from([[{"input": "Hello."}], [], [3]]),
+        "n": st.sampled_from(NUMBERS) | st.integers() | st.text(),
+        "stream": st.booleans(),
+        "request_id": st.sampled_from(["../../a", "a\nb", 3]),
+    },
+)
+SENT = st.binary(max_size=20) | SAID.map(json.dumps).map(str.encode) | st.just(b"[" * 100_000)
+HEADERS = st.sampled_from([(b"content-type", b"text/plain"), (b"x-request-id", b"../\xff"), (b"content-length", b"x")])
+
+
+def test_whatever_a_client_sends_is_answered_as_stock_answers(served: Served) -> None:
+    """Where there are places; where there are none, or it is told that. No place is lost over it."""
+    from omni_fastpath.patches.admission_limit import wrappers
+
+    served.go.set()
+
+    async def answered(path: str, body: bytes, headers: list[Any], under_way: int, limit: int | None) -> Any:
+        wrappers.taken_off()  # of what it was told before
+        await served.start(under_way, limit)
+        try:
+            status, _, text = await served.ask(path, body, headers=[(b"content-type", b"application/json"), *headers])
+        except Exception as error:  # Starlette raises it again once it has answered
+            return type(error)
+        return status, text
+
+    with asyncio.Runner() as runner:
+
+        @given(
+            st.sampled_from([CHAT, f"{CHAT}/batch", "/v1/audio/speech", "/v1/audio/speech/batch"]),
+            SENT,
+            st.lists(HEADERS),
+        )
+        def sends(path: str, body: bytes, headers: list[Any]) -> None:
+            stock, free, full = (
+                runner.run(answered(path, body, headers, *with_))
+                for with_ in ((0, None), (0, 10**4500), (LIMIT, LIMIT))
+            )
+            assert free == stock
+            assert full == stock or (full[0], json.loads(full[1])) == (503, _busy())
+            assert wrappers._places._reserved == 0
+
+        sends()
 
 
 async def test_a_realtime_connection_is_told_and_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,20 @@ PACKAGE = Path(omni_fastpath.__file__).parent
 TOOLS = "omni_fastpath.tools"
 
 
-def test_no_serving_module_imports_a_tool() -> None:
-    """Nothing at the root, in patches or in hooks names a module of ``tools``, at its head or inside a function."""
+REACHING_OUT = {"http", "marshal", "pickle", "shelve", "socket", "socketserver", "ssl", "subprocess", "urllib"}
+
+
+def test_no_serving_module_imports_a_tool_or_reaches_out() -> None:
+    """Nothing at the root, in patches or in hooks names a module of ``tools``, at its head or inside a function.
+
+    Nor one that opens a socket, starts a program or reads pickles.
+    """
     serving = [file for folder in (".", "patches", "hooks") for file in (PACKAGE / folder).resolve().rglob("*.py")]
     serving = [file for file in serving if "tools" not in file.relative_to(PACKAGE.parent).parts]
     found = {file.name for file in serving if any(f"{name}.".startswith(f"{TOOLS}.") for name in _imported(file))}
     assert found == {"__main__.py"}, "only ``python -m omni_fastpath`` is the command line"
     assert {"startup.py", "wrappers.py", "manager.py"} <= {file.name for file in serving}
+    assert not {name for file in serving for name in _imported(file) if name.partition(".")[0] in REACHING_OUT}
 
 
 def _imported(file: Path) -> Iterator[str]:

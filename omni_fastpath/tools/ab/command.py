@@ -40,7 +40,6 @@ from pathlib import Path
 
 from omni_fastpath.config import refusal
 from omni_fastpath.tools.ab import commands, files, measures, report, series, states
-from omni_fastpath.tools.ab.files import Series
 from omni_fastpath.tools.ab.interrupts import Interrupted, Interrupts
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.verdict import STARTS
@@ -70,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     if is_compare:
         found = files.series(options.files, options.primary)
         measures.check_primary(options.primary, found.starts)
-        return _reported(found, _output_folder(options.out))
+        return _reported(report.judge(found), _output_folder(options.out))
     return _measure(_plan(options, *given))
 
 
@@ -85,8 +84,8 @@ def _parser(*, is_compare: bool) -> argparse.ArgumentParser:
     first = f"'{measures.called(measures.JUDGED[0])}'"
     parser.add_argument("--primary", metavar="MEASURE", help=f"the one that is named beforehand (default: {first})")
     folder = "for ab.md, ab.json, each start, results and logs (default: omni-fastpath-ab-DATE)"
-    default = Path(time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S"))
-    parser.add_argument("--out", type=Path, default=default, metavar="FOLDER", help=folder)
+    default = time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S")
+    parser.add_argument("--out", default=default, metavar="FOLDER", help=folder)
     if is_compare:
         parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
         return parser
@@ -107,8 +106,8 @@ def _plan(options: argparse.Namespace, serve: Sequence[str], bench: Sequence[str
     for arm in arms:
         # Refused here, and not by a server in the midst of a series.
         states.expected(series.environment(arm), serve)
-    if options.starts < 2 or options.starts % 2:
-        allowed = "an even number from 2 on: starts come as A B B A"
+    if not 2 <= options.starts <= 1000 or options.starts % 2:
+        allowed = "an even number from 2 to 1000: starts come as A B B A"
         raise refusal("--starts", found=str(options.starts), allowed=allowed)
     return series.Plan(
         arms=arms,
@@ -121,9 +120,10 @@ def _plan(options: argparse.Namespace, serve: Sequence[str], bench: Sequence[str
     )
 
 
-def _output_folder(path: Path) -> Path:
-    if path.exists() and any(path.iterdir()):
-        raise refusal("--out", found=f"{path}, which is not empty", allowed="a new or empty folder")
+def _output_folder(name: str) -> Path:
+    path = Path(name)
+    if not name or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+        raise refusal("--out", found=repr(name), allowed="a new or empty folder")
     path.mkdir(parents=True, exist_ok=True)
     return path.resolve()
 
@@ -142,7 +142,7 @@ def _measure(plan: series.Plan) -> int:
     interrupts = Interrupts()
     with interrupts.caught():
         found, ended = series.run(plan, Phases(progress, len(plan.order) * series.PHASES_A_START), interrupts)
-        code = _reported(found, plan.out)
+        code = _reported(report.judge(found), plan.out)
         if ended is not None:
             with reader_may_leave(sys.stderr):
                 progress.print(_last_words(ended), style="bold red")
@@ -156,8 +156,7 @@ def _last_words(ended: Exception | Interrupted) -> str:
     return f"omni-fastpath ab: the measurement failed: {said}"
 
 
-def _reported(found: Series, folder: Path) -> int:
-    judged = report.judge(found)
+def _reported(judged: report.Report, folder: Path) -> int:
     written = report.write(judged, folder)
     with reader_may_leave(sys.stdout):
         out = console(sys.stdout, _PIPED_WIDTH)

@@ -135,7 +135,7 @@ def load_s(bench: Sequence[str]) -> float | None:
         per_s = float(value(bench, "--request-rate") or ("inf" if "bench" in bench else ""))
         is_closed = math.isinf(per_s) and value(bench, "--max-concurrency") is not None
         return None if is_closed else int(value(bench, "--num-prompts") or "1000") / per_s
-    except (ValueError, ZeroDivisionError):  # the client will say so
+    except (ValueError, ArithmeticError):  # the client will say so
         return None
 
 
@@ -172,7 +172,7 @@ def fixed(bench: Sequence[str]) -> list[Request]:
     extra = value(bench, "--extra-body") or "{}"
     try:
         body = dict(json.loads(extra))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise refusal("bench command", found="--extra-body that cannot be read", allowed="a JSON object") from None
     model = value(bench, "--served-model-name") or value(bench, "--model")
     own = {**({"model": model} if model else {}), **body, "stream": True}

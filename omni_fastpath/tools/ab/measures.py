@@ -101,8 +101,8 @@ def table(starts: Sequence[Start], *, primary: str | None = None) -> list[Measur
         starts: Of both arms.
         primary: The primary measure, by its key or as it is called; unless it was measured, the first of ``JUDGED``.
     """
-    measured = {key for start in starts for key, value in start.measured.items() if value}
-    keys = sorted(measured, key=lambda key: ([*_KNOWN].index(_name(key)), key))
+    known = {key for start in starts for key, value in start.measured.items() if value and _name(key) in _KNOWN}
+    keys = sorted(known, key=lambda key: ([*_KNOWN].index(_name(key)), key))
     named = [key for key in keys if primary in (key, called(key))]
     judged = [key for key in dict.fromkeys((*named, *JUDGED)) if key in keys][: 1 + OTHERS]
     return [_measure(key, primary=key in judged[:1], judged=key in judged[1:]) for key in keys]

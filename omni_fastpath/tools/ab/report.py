@@ -80,7 +80,7 @@ def judge(series: Series) -> Report:
     """The series with everything that can be said of it."""
     starts = list(series.starts)
     table = rows.rows(measures.table(starts, primary=series.primary), starts, series.arms)
-    asked = [(start.arm, start.answers) for start in starts]
+    asked = [(start.arm, [answer.model_dump() for answer in start.answers]) for start in starts]
     return Report(series, table, answers.judge(asked, series.arms))
 
 
@@ -94,10 +94,10 @@ def heading(report: Report) -> list[str]:
     lines.append(f"{len(starts)} starts, in the order {' '.join(start.arm for start in starts)}")
     found: dict[str, str] = {}
     for start in starts:
-        machine, versions = start.about.get("machine", {}), start.about.get("versions", {})
-        named = ", ".join(f"{name} {version}" for name, version in versions.items())
+        machine = start.about.machine
+        named = ", ".join(f"{name} {version}" for name, version in start.about.versions.items())
         where = f"{machine.get('processor')}, {machine.get('cores')} cores; {named}"
-        found.setdefault(where, str(start.about.get("date")))
+        found.setdefault(where, start.about.date)
     return [*lines, *(f"{where}; from {date} on" for where, date in found.items())]
 
 
@@ -175,7 +175,8 @@ def markdown(report: Report) -> str:
     lines += [f"{_cell(line)}\n" for line in notes(report)]
     lines += _folded(f"{len(rest)} further measures, without a verdict", _table(report, rest))
     for start in report.series.starts[:1]:
-        lines += _folded("Commands", ["```", shlex.join(start.serve), shlex.join(start.bench), "```"])
+        commands_ = (" ".join(shlex.join(words).splitlines()) for words in (start.serve, start.bench))
+        lines += _folded("Commands", ["```", *commands_, "```"])
     return "\n".join(lines) + "\n"
 
 
@@ -189,12 +190,13 @@ def _folded(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ").replace("\r", " ")
 
 
 def write(report: Report, folder: Path) -> list[str]:
     """Write ``ab.json`` and ``ab.md`` into a folder; what was written where, in words."""
     numbers, told = folder / "ab.json", folder / "ab.md"
-    numbers.write_text(json.dumps(as_data(report), indent=1) + "\n", encoding="utf-8")
-    told.write_text(markdown(report), encoding="utf-8")
+    texts = {numbers: json.dumps(as_data(report), indent=1) + "\n", told: markdown(report)}
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     return [f"numbers: {numbers}", f"for a pull request: {told}"]

@@ -14,7 +14,7 @@ from omni_fastpath.config import ConfigError
 from omni_fastpath.process_role import NAMESPACE
 from omni_fastpath.tools.ab import commands, measures, redaction, serving, states
 from omni_fastpath.tools.ab.capture import Request, ask
-from omni_fastpath.tools.ab.files import Series, Start, about
+from omni_fastpath.tools.ab.files import About, Answer, Series, Start, about
 from omni_fastpath.tools.ab.interrupts import INTERRUPTED, Interrupted, Interrupts
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.serving import LOG_FOLLOWS, Child, MeasureError, Serving, tail
@@ -144,13 +144,13 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
             arm=arm.name,
             variables=shown_variables(arm),
             place=place,
-            about=about(),
+            about=About(**about()),
             serve=redaction.command(plan.serve),
             bench=redaction.command(plan.bench),
             start_s=server.start_s,
             measured=measures.read(found),
             failed=found.get("failed") or 0,
-            answers=answers,
+            answers=[Answer(**each) for each in answers],
             questions=commands.digest(plan.requests),
             states=states.as_data(said),
         )

@@ -126,7 +126,7 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
         (["--", PYTHON, "{port}", "--config", "c", "--", "BENCH"], "serve command: found --config"),
         (["--a", "VLLM_PLUGINS=x", "--a", "OMNI_FASTPATH=0", "--", "SERVE", "--", "BENCH"], "VLLM_PLUGINS: found x"),
         (["--", "SERVE", "--", "BENCH", "--endpoint=/v1/audio/speech", "--extra-body=["], "a JSON object"),
-        (["--out", ".", "--", "SERVE", "--", "BENCH"], "which is not empty"),
+        (["--out", ".", "--", "SERVE", "--", "BENCH"], "--out: found '.'; allowed: a new or empty folder"),
         (["compare", "none.json"], "none.json: found no start"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from omni_fastpath.tools.ab import commands, report
-from omni_fastpath.tools.ab.files import Series, Start
+from omni_fastpath.tools.ab.files import Answer, Series, Start
 
 ANSWER = {
     "status": 200,
@@ -36,7 +36,7 @@ def _series(starts: int = 6, factor: float = 2.0, ended: str = "", failed: int =
                     "p97_ttft_ms": 200.0 + place,
                     "request_throughput": 2.0,
                 },
-                answers=[{**ANSWER, "text": answer if arm == "B" else "abc"}],
+                answers=[Answer.model_validate({**ANSWER, "text": answer if arm == "B" else "abc"})],
                 failed=failed if arm == "B" else 0,
                 serve=["vllm", "serve", "<model>"],
                 variables={"X": "a|b" if arm == "A" else "<b>"},

@@ -1,0 +1,286 @@
+"""Whatever is given to us is taken or refused: in words that name it, without a traceback, and nothing is half done."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from omni_fastpath import process_role, statefile
+from omni_fastpath.config import Block, ConfigError, Resolved, resolve, variables
+from omni_fastpath.declare import Process
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.metrics import Collector
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.process_role import HANDOFF, master_off
+from omni_fastpath.startup import READER
+from omni_fastpath.tools import cli, entrypoint, servers, status
+from tests.fakes.processes import isolated
+from tests.fakes.registration import NOTHING, engine, ours, raw, read, register, state_files, states
+from tests.tools.made import snapshot
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates()
+VALUES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+)
+KEYS = [key for patch in PATCHES for key in patch.options.model_fields]
+DEFAULTS = [value for patch in PATCHES for value in patch.options().model_dump(mode="json").values()]
+WORDS = st.text(max_size=5) | st.integers() | st.just("a\nb")
+
+
+def _near(names: list[str]) -> st.SearchStrategy[Any]:
+    """A name, one that is nearly a name, or anything."""
+    return st.sampled_from(names) | st.sampled_from(names).map(lambda name: name[1:]) | WORDS
+
+
+OPTIONS = st.dictionaries(_near(KEYS), st.sampled_from(DEFAULTS) | VALUES, max_size=3)
+NAMES = _near([*(patch.name for patch in PATCHES), "on_unsupported"])
+BLOCKS = st.booleans() | VALUES | st.dictionaries(NAMES, st.booleans() | OPTIONS | VALUES, max_size=4)
+
+SERVICE = st.sampled_from(["SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_8091_TCP_ADDR", "X_SERVICE_HOST"])
+ENVIRONMENT = st.dictionaries(
+    st.sampled_from(variables(PATCHES)) | st.from_regex(r"OMNI_FASTPA?TH?[A-Z_]{0,4}", fullmatch=True),
+    st.sampled_from(["1", "0", " ON", "null", "16", "fail", "[" * 100_000, "9" * 5000, "\udcff"]) | st.text(max_size=5),
+    max_size=4,
+)
+LINE = re.compile(r"(fastpath|OMNI_FASTPATH).*?: found .+; allowed: .+|fastpath\.\w+ is on .+ and requires fastpath.+")
+
+
+@given(st.lists(BLOCKS, max_size=3), ENVIRONMENT, st.sets(SERVICE))
+@example([], {"OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS": "[" * 100_000}, set())
+def test_what_is_asked_for_is_resolved_or_refused(
+    blocks: list[Any], environ: dict[str, str], service: set[str]
+) -> None:
+    """A refusal is one line for each wrong key: where, what was found, what is allowed; none is cut off or broken.
+
+    What is resolved comes to the stages as it is. What Kubernetes makes of a Service is nobody's, and ``0`` is off.
+    """
+    made = {f"OMNI_FASTPATH_{name}": "tcp://10.0.0.7:8091" for name in service}
+    lines: list[str] = []
+    unknown: tuple[str, ...] = ()
+    try:
+        found = resolve([Block(Path("deploy.yaml"), block) for block in blocks], {**made, **environ}, PATCHES)
+        assert Resolved.from_json(found.to_json(), PATCHES) == found
+        unknown = found.unknown
+    except ConfigError as error:
+        lines = str(error).splitlines()
+    assert all(LINE.fullmatch(line) and len(line) < 5000 for line in lines)
+    assert not {line.partition(":")[0] for line in (*lines, *unknown)} & (made.keys() - environ.keys())
+    assert not (lines and master_off(environ))
+
+
+ODD = "{stage_id: 0, x: {1: 0.5, 1: 0.7, true: 1, 'true': 2, n: !!python/object/apply:pathlib.Path [a]}}"
+TEXTS = st.builds(lambda block: yaml.safe_dump({"stages": [{"stage_id": 0}], "fastpath": block}), BLOCKS)
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("examples", [settings().max_examples])
+@isolated("warm")
+def test_a_refused_start_leaves_nothing(examples: int) -> None:
+    """No seam is wrapped, no state set, no file written, nothing handed on; another file is read as stock reads it."""
+    register()
+    file = Path("s.yaml")
+
+    def outcome(reader: Any) -> str:
+        try:
+            return repr(reader(file))
+        except ConfigError:
+            raise
+        except RecursionError:
+            return "RecursionError"
+        except Exception as error:
+            return f"{type(error)}: {error}"
+
+    @settings(max_examples=examples // 2, derandomize=examples < 1000, database=None, deadline=None)
+    @given(TEXTS | st.text(max_size=20))
+    @example(f"fastpath: {{budgeted_drain: {{max_items: {16**5000:#x}}}}}")
+    @example(f"stages:\n- {ODD}\n")
+    @example("stages: [{stage_id: 0, runtime: {fastpath: true}}]\nplatforms: {cuda: {fastpath: 1}}\n")
+    @example("n: 3\nx: ${n}\ny: ${oc.env:HOME}\nz: ???\n")
+    @example("base_config: s.yaml\n")
+    def asks(text: str) -> None:
+        file.write_text(text, encoding="utf-8")
+        try:
+            found = outcome(read)
+        except ConfigError:
+            with pytest.raises(ConfigError):
+                engine(file)
+        else:
+            assert found == outcome(raw(READER).__wrapped__)
+        assert (ours(), states(), state_files(), HANDOFF in os.environ) == (NOTHING, {}, [], False)
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        asks()
+
+
+# ---- Commands ----
+
+
+def _tree(folder: Path) -> dict[str, bytes | None]:
+    found = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
+
+
+def _run(*words: str) -> tuple[int, str]:
+    """Exit code and errors of a command, which changes nothing in this folder where it fails."""
+    errors, before = io.StringIO(), _tree(Path())
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            code = cli.main(words)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else -1
+    assert code == 0 or words[:1] == ("ab",) or _tree(Path()) == before
+    assert code != cli.REFUSED or (errors.getvalue() and _tree(Path()) == before)
+    return code, errors.getvalue()
+
+
+FILES: Mapping[str, str] = {
+    "plain.yaml": "stages: []\n",
+    "on.yaml": "fastpath: {queue_metrics: true}\n",
+    "wrong.yaml": "fastpath: 3\n",
+    "null.yaml": 'base_config: "a\\0b"\n',
+    "comes.yaml": "base_config: loop.yaml\n",
+    "\udcff.yaml": "stages: []\n",
+    "notes.txt": "a: [",
+    "model/config.json": '{"model_type": []}',
+    "torn/config.json": "{",
+    "list/config.json": "[]",
+}
+ARGUMENTS = [
+    *("overlay", "explain", "status", "dashboard", "ab", "compare", "--", "--list", "--set", "-o", "--force", "--all"),
+    *("--deploy-config", "--json", "--markdown", "--out", "--out=", "--starts", "--a", "--b", "--primary", "loop.yaml"),
+    *(
+        "budgeted_drain",
+        "budgeted_drain.max_items=3",
+        "a=!!int ''",
+        "a=0b_",
+        "=",
+        "a=" + "[" * 3000,
+        "7",
+        "9" * 40,
+        "X=1",
+    ),
+    *("--endpoint=/v1/audio/speech", "--request-rate=1", "--num-prompts=" + "9" * 400, "--extra-body=" + "[" * 9999),
+    *("true", "{port}", "", "-", ".", "out", *FILES, "model", "torn", "list"),
+]
+
+
+@given(st.lists(st.sampled_from(ARGUMENTS) | st.text(st.characters(exclude_characters="\0"), max_size=4), max_size=7))
+@example(["overlay", "torn"])
+@example(["overlay", "list"])
+@example(["overlay", "model"])
+@example(["overlay", "null.yaml"])
+@example(["overlay", "comes.yaml"])
+@example(["overlay", "\udcff.yaml", "-o", "plain.yaml", "--force"])
+@example(["overlay", "plain.yaml", "--set", "budgeted_drain.max_items=2001-99-99"])
+@example(["ab", "--starts", "9" * 40, "--", "true", "{port}", "--", "true", "{port}", "{result}"])
+@example(["ab", "--out=", "--", "true", "{port}", "--", "true", "{port}", "{result}", "--extra-body=["])
+def test_no_command_line_ends_in_a_traceback(words: list[str]) -> None:
+    """It does what it says or ends with 1 or 2; what is refused is told, and no file is written or changed."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(servers, "by_command_line", list)
+        patched.setattr("omni_fastpath.tools.ab.command._measure", lambda _plan: 0)
+        for name, text in FILES.items():
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_text(text, encoding="utf-8")
+        Path("loop.yaml").symlink_to("loop.yaml")
+        assert _run(*words)[0] in (0, 1, 2)
+
+
+# ---- Files that others wrote ----
+
+
+@st.composite
+def _damaged(draw: st.DrawFn, document: Any) -> bytes:
+    """A JSON document of which something is gone or something else, torn or not."""
+    whole = copy.deepcopy(document)
+    for _ in range(draw(st.integers(0, 3))):
+        at = whole
+        while isinstance(at, (dict, list)) and at:
+            key = draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+            if isinstance(at[key], (dict, list)) and at[key] and draw(st.booleans()):
+                at = at[key]
+            elif draw(st.booleans()):
+                at[key] = draw(VALUES | st.sampled_from([10**400, 2**53, -1, ["a"]]))
+                break
+            else:
+                del at[key]
+                break
+    text = json.dumps(whole, default=str).encode()
+    return text[: draw(st.integers(0, len(text)))] if draw(st.integers(0, 4)) == 0 else text
+
+
+OWN = {"pid": os.getpid(), "started": process_role.started(os.getpid()), "updated": 0, "threads": {"front_end": 1}}
+
+
+@given(
+    _damaged({**snapshot(0), **OWN}),
+    st.sampled_from([f"{os.getpid()}", "9" * 12, "9" * 40, "0", "x"]),
+    st.sampled_from(["file", "folder", "link", "pipe"]),
+    st.sampled_from(["--all", "--json"]),
+)
+@example(b"{}", "9" * 12, "file", "--all")
+def test_a_state_file_of_any_content_ends_nothing(content: bytes, pid: str, kind: str, option: str) -> None:
+    """Neither ``status`` nor a scrape; it is shown whole or not at all."""
+    file = statefile.write(snapshot(0)).parent / f"{pid}-{process_role.namespace()}.json"
+    file.unlink(missing_ok=True)
+    if kind == "file":
+        file.write_bytes(content)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "link":
+        file.symlink_to("/etc/passwd")
+    else:
+        os.mkfifo(file)
+    try:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patched:
+            patched.setattr(servers, "by_command_line", list)
+            patched.setattr(entrypoint, "entry_points", lambda **_: ())
+            patched.setattr(status, "vllm_release", lambda: None)  # which takes a while to find out
+            assert _run("status", option)[0] in (0, 1)
+        list(Collector(LEDGER, Process.SERVER).collect())
+    finally:
+        with contextlib.suppress(OSError):
+            file.rmdir() if kind == "folder" else file.unlink(missing_ok=True)
+
+
+ANSWER = {"status": 200, "text": "a", "audio_bytes": 4, "images": [], "error": None, "finished": True, "token_ids": [1]}
+
+
+def _start(arm: str, at: int) -> dict[str, Any]:
+    return {
+        "schema": 3,
+        "arm": arm,
+        "variables": {"X": arm},
+        "about": {"at": at, "date": "today", "machine": {"cores": 2}, "versions": {"vllm": "1"}},
+        "serve": ["vllm", "serve"],
+        "bench": ["vllm", "bench", "--request-rate", "1"],
+        "measured": {"median_ttft_ms": 100.0 + at, "request_throughput": 2.0},
+        "answers": [ANSWER, ANSWER],
+        "states": [{"process_name": "x"}],
+    }
+
+
+@given(_damaged(_start("b", 3)))
+@example(json.dumps({**_start("b", 3), "measured": {"median_new_ms": 3.0}}).encode())
+@example(json.dumps({**_start("b", 3), "answers": [{"status": 200}]}).encode())
+@example(json.dumps({**_start("b", 3), "about": {"at": "noon"}}).encode())
+def test_damaged_starts_are_compared_or_refused(content: bytes) -> None:
+    """Before a folder is made."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for place, arm in enumerate("ab"):
+            Path(f"{place}.json").write_text(json.dumps(_start(arm, place)), encoding="utf-8")
+        Path("9.json").write_bytes(content)
+        assert _run("ab", "compare", "0.json", "1.json", "9.json", "--out", "out")[0] in (0, 1, 2, 4)
