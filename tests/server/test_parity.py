@@ -6,11 +6,13 @@ import contextlib
 import json
 import logging
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ class Observed:
     status: dict[str, Any]
     healthy: dict[str, Any]
     edited: dict[str, Any]
+    listening: tuple[Counter[str], int]
 
 
 def _mixed() -> list[Any]:
@@ -136,6 +139,13 @@ def _idle_switches(server: Any) -> dict[str, float]:
     return {task: (after[task] - before[task]) / seconds for task in after if task in before}
 
 
+def _listening(server: Any) -> tuple[Counter[str], int]:
+    """Of its whole tree: how many TCP sockets listen on each address, and on how many paths Unix ones."""
+    sockets = [each for pid in server.processes() for each in psutil.Process(pid).net_connections("all")]
+    paths = {each.laddr for each in sockets if each.family == socket.AF_UNIX and each.laddr}
+    return Counter(each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN), len(paths)
+
+
 _SUMMARY = re.compile(r"\[(OmniTiming|Overall Summary|RequestE2EStats|StageRequestStats|TransferEdgeStats)\b")
 """What upstream logs of a request that ended."""
 
@@ -171,7 +181,7 @@ def _observe(server: Any, overlay: Path | None = None) -> Observed:
 
     seen = Observed()
     with server:
-        seen.pid = _pid(server, "api")
+        seen.pid, seen.listening = _pid(server, "api"), _listening(server)
         seen.mixed = run_closed_loop(server.url, _mixed(), 8)
         seen.bad = run_closed_loop(server.url, _bad(), 1)
         time.sleep(3)  # state files are refreshed every two seconds, metrics by the last cleanup
@@ -362,6 +372,13 @@ def test_a_killed_stage_fails_its_requests_alike(arms: tuple[Observed, Observed]
         assert left.error == right.error
         _assert_one_begins_as_the_other(left, right)
     assert [c.answer() for c in fast.after_kill] == [c.answer() for c in stock.after_kill]
+
+
+def test_nothing_listens_that_did_not(arms: tuple[Observed, Observed]) -> None:
+    """As many sockets, on the same addresses."""
+    stock, fast = arms
+    assert fast.listening == stock.listening
+    assert stock.listening[0]
 
 
 def test_an_idle_server_sleeps(arms: tuple[Observed, Observed]) -> None:
