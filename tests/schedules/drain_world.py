@@ -90,6 +90,7 @@ class Got:
         outputs = getattr(getattr(found, "engine_outputs", None), "outputs", None) or []
         if error:
             self.errors.append((found.fatal, found.stage_id, *said))
+            self.lost |= "no live replica" in found.error  # it came too late for those that have died
         elif not any(each.finish_reason == "abort" for each in outputs):
             no_replica = [{**each, "replica_id": None} if isinstance(each, dict) else each for each in said[1:]]
             self.stages[found.stage_id].append((kind, *no_replica))

@@ -419,7 +419,7 @@ def _differences(ours: Got, stock: Got, *, session: bool) -> Iterator[str]:
     lost, failed = moved or ours.lost or stock.lost, bool(ours.errors or stock.errors)
     for stage in {*ours.stages, *stock.stages}:
         a, b = (_of_session(each.stages[stage]) if session else each.stages[stage] for each in (ours, stock))
-        kept = failed and a == b[:-1] and b[-1][:2] == ("OutputMessage", True)
+        kept = failed and b and a == b[:-1] and b[-1][:2] == ("OutputMessage", True)
         until = min(len(a), len(b)) if lost else len(b) if failed else None
         if a[:until] != b[:until] and not kept:
             yield f"stage {stage} says {a}, stock's {b}"
