@@ -297,7 +297,7 @@ class Drain(RuleBasedStateMachine):
         if finish == "error":
             return True
         stages, asked = self.shape.stages, self.world.asked[name]
-        in_order = name in self.open or not self.async_chunk
+        in_order = name in self.sessions or not self.async_chunk
         before = [each for each in range(stage) if in_order or (stages[each].final_output and each not in asked)]
         return all(self.ended[each, name] > self.ended[stage, name] for each in before)
 
