@@ -80,7 +80,7 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     states = {arm: {p["state"] for p in said[0]["patches"].values()} for arm, said in found["states"].items()}
     assert states == {"stock": {"off"}, "fastpath": {"off", "applied"}}
     assert found["answers"]["why"] == "the 2 starts of stock were identical to each other"
-    assert found["answers"]["comparisons"] == 24
+    assert found["answers"]["comparisons"] == 27
     assert {path.name for path in Path("out").iterdir()} == {"ab.json", "ab.md", "starts", "results", "logs"}
     assert sorted(path.stem for path in Path("out/starts").iterdir()) == [
         "01-stock",
