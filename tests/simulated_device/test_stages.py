@@ -29,9 +29,8 @@ def vllm_config(stage: str) -> Any:
 
 def params(**values: Any) -> Any:
     """Sampling parameters, greedy unless told otherwise."""
-    return SimpleNamespace(
-        **{"max_tokens": None, "min_tokens": 0, "ignore_eos": False, "temperature": 0.0, "seed": None, **values}
-    )
+    greedy = {"max_tokens": None, "min_tokens": 0, "ignore_eos": False, "temperature": 0.0, "seed": None}
+    return SimpleNamespace(**{**greedy, "logprobs": None, "prompt_logprobs": None, **values})
 
 
 def request(prompt: list[int], req_id: str = "a", info: dict[str, Any] | None = None, **values: Any) -> Any:

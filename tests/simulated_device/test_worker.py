@@ -82,3 +82,22 @@ def test_payloads_are_views_of_the_steps_batch() -> None:
         assert second[name].is_contiguous()
     layers = {payload[name].untyped_storage().data_ptr() for payload in (first, second) for name in first}
     assert len(layers) == 3 + 2 * 3, "three batches, and the marks of speech are each request's own"
+
+
+def test_log_probabilities_are_what_upstreams_scheduler_takes() -> None:
+    """A row for each request, also while its prompt is computed; upstream finds in it the token that was sampled."""
+    from vllm_omni.core.sched.omni_ar_scheduler import _slice_sampled_logprobs
+
+    runner = object.__new__(worker.SimulatedModelRunner)
+    runner.model = stages.build(vllm_config("thinker"), SETTINGS)
+    requests = [request(list(range(4)), str(number)) for number in range(3)]
+    requests[0].sampling_params.logprobs, requests[2].sampling_params.logprobs = 0, 2
+    requests[2].sampling_params.prompt_logprobs = 1
+    results = [runner.model.step(each, count) for each, count in zip(requests, (4, 3, 4), strict=True)]
+    rows = runner._logprobs(requests, results)
+    assert rows is not None
+    assert rows.logprobs.shape == (3, 3)
+    for index in (0, 2):
+        assert len(_slice_sampled_logprobs(rows, index, results[index].tokens).logprobs) == 1
+    [(name, prompt)] = runner._prompt_logprobs(requests, results).items()
+    assert (name, prompt.logprob_token_ids.tolist()) == ("2", [[1, 1], [2, 2], [3, 3]])

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.outputs import AsyncModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, LogprobsTensors
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from vllm_omni.distributed.omni_connectors.utils.config import stage_sends_async_output
 from vllm_omni.engine.serialization import deserialize_additional_information
@@ -63,6 +63,19 @@ def _goes_on(info: Any) -> bool:
     """
     final_stage = deserialize_additional_information(info).get("omni_final_stage_id")
     return final_stage is None or int(final_stage) > 0
+
+
+def _scores(tokens: Sequence[int], first: int, count: int) -> LogprobsTensors:
+    """Log probabilities of *tokens*, the first one at position *first*, as upstream's sampler gathers them.
+
+    Each row has the token's own, then the *count* likeliest, of which it is the first. They follow from token and
+    position: a row that is lost or swapped on the way shows.
+    """
+    own = torch.tensor(tokens, dtype=torch.int32).reshape(-1, 1)
+    others = torch.tensor([0, *range(count)], dtype=torch.int32)
+    position = torch.arange(first, first + len(tokens)).reshape(-1, 1)
+    values = -(1 + (7 * position + own) % 64) / 32 - others
+    return LogprobsTensors(own + others, values.float(), torch.ones(len(tokens), dtype=torch.int64))
 
 
 # vllm-omni refuses a connector deployment whose runner does not derive from its connector mixin.
@@ -133,11 +146,39 @@ class SimulatedModelRunner(OmniConnectorModelRunnerMixin):  # type: ignore[misc]
             sampled_token_ids=[r.tokens for r in results] if self.samples_tokens else [],
             inter_stage_outputs=inter_stage,
             multimodal_outputs=client,
+            logprobs=self._logprobs(requests, results),
+            prompt_logprobs_dict=self._prompt_logprobs(requests, results),
         )
         step_s = self.settings.step_s(scheduler_output.total_num_scheduled_tokens, len(results))
         self._device_free_at = max(time.monotonic(), self._device_free_at) + step_s
         pending = _DeviceOutput(output, self._device_free_at)
         return pending if self._async else pending.get_output()
+
+    def _logprobs(
+        self, requests: Sequence[stages.RequestState], results: Sequence[stages.StepResult]
+    ) -> LogprobsLists | None:
+        """A row for each request, as wide as the one that asked for most wants it."""
+        asked = [each.sampling_params.logprobs for each in requests] if self.samples_tokens else []
+        count = max((number for number in asked if number is not None), default=None)
+        if count is None:
+            return None
+        rows = [
+            _scores(result.tokens or [0], request.computed, count)
+            for request, result in zip(requests, results, strict=True)
+        ]
+        columns = zip(*(each[:3] for each in rows), strict=True)
+        return LogprobsTensors(*map(torch.cat, columns)).tolists()
+
+    def _prompt_logprobs(
+        self, requests: Sequence[stages.RequestState], results: Sequence[stages.StepResult]
+    ) -> dict[str, LogprobsTensors]:
+        """Of whoever asked, with the first token: of every token of the prompt but the first."""
+        found = {}
+        for request, result in zip(requests, results, strict=True):
+            count = request.sampling_params.prompt_logprobs if self.samples_tokens else None
+            if count is not None and result.tokens and request.computed < len(request.prompt_token_ids):
+                found[request.req_id] = _scores(request.prompt_token_ids[1:], 1, count)
+        return found
 
     def _payloads(
         self, requests: Sequence[stages.RequestState], results: Sequence[stages.StepResult]
