@@ -12,8 +12,8 @@ setup:
 demo: setup ## what the package is for: a server on light engines, stock and fastpath, side by side; five minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.demo $(ARGS)
 
-parity: setup ## the same answers: a server with real stage engines, stock and fastpath, byte by byte; four minutes
-	@$(VENV_PYTHON) -m benchmarks.parity $(ARGS)
+parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
+	@$(VENV_PYTHON) -W ignore -m tests.trust.parity $(ARGS)
 
 test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"

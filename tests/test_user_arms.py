@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks.parity.__main__ import DEPLOY
 from benchmarks.rigs import user_arms, whole_server
 from benchmarks.rigs.arm import WrongArmError
 from benchmarks.rigs.arms import FASTPATH, STOCK
@@ -36,7 +35,7 @@ def test_the_fastpath_arm_is_the_overlay_that_a_user_writes(tmp_path: Path) -> N
     """``fastpath: true`` on top of the base, and nothing else; the stock arm is the base itself."""
     import yaml
 
-    base = whole_server.deploy(DEPLOY)
+    base = whole_server.deploy("qwen3_omni_2x.yaml")
     assert user_arms.deploy_config(STOCK, base, tmp_path) == base
     written = yaml.safe_load(user_arms.deploy_config(FASTPATH, base, tmp_path).read_text(encoding="utf-8"))
     assert written == {"base_config": str(base.resolve()), "fastpath": True}

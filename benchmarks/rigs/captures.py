@@ -6,31 +6,45 @@ import asyncio
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import aiohttp
 
 from omni_fastpath.tools.ab.capture import Capture, Request, answers_differ, send, session
 
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
 
 def run_closed_loop(base_url: str, requests: Sequence[Request], max_concurrency: int = 1) -> list[Capture]:
+    """What requests brought back, in their order, *max_concurrency* at a time."""
+    return in_flight(base_url, requests, max_concurrency, send)
+
+
+def in_flight(
+    base_url: str,
+    requests: Sequence[Asked],
+    max_concurrency: int,
+    ask: Callable[[aiohttp.ClientSession, Asked], Awaitable[Answer]],
+) -> list[Answer]:
     """Keep *max_concurrency* requests in flight, started in the given order, until all are answered.
 
-    Captures come back in the order of *requests*.
+    Answers come back in the order of *requests*.
     """
-    captures: dict[int, Capture] = {}
+    answers: dict[int, Answer] = {}
     waiting = iter(enumerate(requests))
 
     async def worker(to: aiohttp.ClientSession) -> None:
         for index, request in waiting:
-            captures[index] = await send(to, request)
+            answers[index] = await ask(to, request)
 
     async def run() -> None:
         async with session(base_url) as to:
             await asyncio.gather(*(worker(to) for _ in range(max_concurrency)))
 
     asyncio.run(run())
-    return [captures[index] for index in range(len(requests))]
+    return [answers[index] for index in range(len(requests))]
 
 
 def ttft_s(capture: Capture) -> float | None:

@@ -17,12 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CHAT, SPEECH, SPOKEN = "/v1/chat/completions", "/v1/audio/speech", "/v1/audio/speech/stream"
-STREAMED: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-RUNNING: Mapping[str, Any] = {
-    "stream": True,
-    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-}
+CHAT, REALTIME = "/v1/chat/completions", "/v1/realtime"
+SPEECH, SPOKEN = "/v1/audio/speech", "/v1/audio/speech/stream"
+_STREAMED: Any = {"stream": True, "stream_options": {"include_usage": True}}
+_RUNNING: Any = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,10 @@ class Asked:
     """The client closes the connection after so many bytes, or if below one after so many seconds."""
 
 
+Kinds = Mapping[str, Sequence[tuple[str, Any]]]
+"""Bodies by kind, each with its path."""
+
+
 def _chat(*modalities: str, **more: Any) -> dict[str, Any]:
     said = {"messages": [{"role": "user", "content": "TEXT"}], "modalities": list(modalities or ("text",))}
     return {**said, "temperature": 0.0, "max_tokens": "LENGTH", **more}
@@ -44,38 +46,7 @@ def _chat(*modalities: str, **more: Any) -> dict[str, Any]:
 
 def _ways(body: Mapping[str, Any], *ways: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The chat whole, streamed, and in further ways."""
-    return [(CHAT, {**body, **way}) for way in ({}, STREAMED, *ways)]
-
-
-def _recording(words: str) -> str:
-    """Half a second of sound as a WAV file, base64, another one for other words."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as made:
-        made.setnchannels(1)
-        made.setsampwidth(2)
-        made.setframerate(16000)
-        made.writeframes(words.encode().ljust(16000, b"\0"))
-    return base64.b64encode(file.getvalue()).decode()
-
-
-_HEARD = [
-    {
-        "role": "user",
-        "content": [
-            {"type": "input_audio", "input_audio": {"data": "RECORDING", "format": "wav"}},
-            {"type": "text", "text": "TEXT"},
-        ],
-    }
-]
-"""Each its own recording: one that another replica has had already is a 500 of upstream's ("cache drift")."""
-
-_TOOLS: Any = {"tools": [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]}
-_NAMED: Any = {"type": "function", "function": {"name": "look_up"}}
-_STOP: Any = {"stop": ["q", "zx"], "max_tokens": 120}
-_SOUND = base64.b64encode(bytes(3200)).decode()
-
-Kinds = Mapping[str, Sequence[tuple[str, Any]]]
-"""Bodies by kind, each with its path."""
+    return [(CHAT, {**body, **way}) for way in ({}, _STREAMED, *ways)]
 
 
 def _first_stage(**params: Any) -> dict[str, Any]:
@@ -83,16 +54,30 @@ def _first_stage(**params: Any) -> dict[str, Any]:
     return {"sampling_params_list": [{"temperature": 0.0, "max_tokens": "LENGTH", **params}]}
 
 
+_SOUND: Any = {"type": "input_audio", "input_audio": {"data": "RECORDING", "format": "wav"}}
+_HEARD: Any = [{"role": "user", "content": [_SOUND, {"type": "text", "text": "TEXT"}]}]
+_TOOLS: Any = {"tools": [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]}
+_NAMED: Any = {"type": "function", "function": {"name": "look_up"}}
 _REPORTED: Any = {"logprobs": True, "top_logprobs": 2}
+_STOP: Any = {"stop": ["q", "zx"], "max_tokens": 120}
+_ON: Any = {"ignore_eos": True, "max_tokens": 120}
+_OPEN: Any = {"type": "session.update", "model": "MODEL"}
+_APPEND: Any = {"type": "input_audio_buffer.append", "audio": "RECORDING"}
+_COMMIT: Any = {"type": "input_audio_buffer.commit", "final": False}
+
+BOTH: Kinds = {
+    "chat, text and audio": [
+        *_ways(_chat("text", "audio"), _RUNNING),
+        *_ways(_chat("text", "audio", ignore_eos=True), _RUNNING),
+        *_ways(_chat("text", "audio", min_tokens=50, max_tokens=90)),
+    ]
+}
+AUDIO: Kinds = {"chat, audio": [*_ways(_chat("audio"), _RUNNING), *_ways(_chat("audio", ignore_eos=True))]}
+"""Beside others upstream loses the end of some."""
 
 OMNI: Kinds = {
-    "chat, text": [*_ways(_chat(), RUNNING), *_ways(_chat(ignore_eos=True))],
-    "chat, audio": [*_ways(_chat("audio"), RUNNING), *_ways(_chat("audio", ignore_eos=True))],
-    "chat, text and audio": [
-        *_ways(_chat("text", "audio"), RUNNING),
-        *_ways(_chat("text", "audio", ignore_eos=True), RUNNING),
-        *_ways(_chat("text", "audio", min_tokens=50, max_tokens=90)),
-    ],
+    **BOTH,
+    "chat, text": [*_ways(_chat(), _RUNNING), *_ways(_chat(ignore_eos=True))],
     "chat, sampled with a seed": _ways(_chat("text", "audio", temperature=0.8, seed="LENGTH")),
     "chat, recorded audio in": _ways(_chat("text", "audio", messages=_HEARD)),
     "chat, token ids and echo": _ways(_chat(return_token_ids=True, echo=True, return_prompt_text=True)),
@@ -102,85 +87,54 @@ OMNI: Kinds = {
         *_ways(_chat("text", "audio", logprobs=True, top_logprobs=5, **_first_stage(logprobs=5))),
         *_ways(_chat(return_tokens_as_token_ids=True, **_REPORTED, **_first_stage(logprobs=2))),
         (CHAT, _chat(**_first_stage(prompt_logprobs=1))),
-        *_ways(_chat(**_REPORTED)),  # upstream does not hand them on, and says so with a 500
     ],
     "tools": [
         *_ways(_chat(**_TOOLS)),
         *_ways(_chat("text", "audio", tool_choice="auto", **_TOOLS)),
-        *_ways(_chat(tool_choice="none", **_TOOLS)),
-        *_ways(_chat(tool_choice="required", **_TOOLS)),
-        *_ways(_chat(tool_choice=_NAMED, **_TOOLS)),
+        *(way for choice in ("none", "required", _NAMED) for way in _ways(_chat(tool_choice=choice, **_TOOLS))),
     ],
-    "stop strings": [
-        *_ways(_chat(**_STOP)),
-        *_ways(_chat(include_stop_str_in_output=True, **_STOP)),
-        *_ways(_chat("text", "audio", stop_token_ids=[80], max_tokens="LENGTH")),
-    ],
+    "stop tokens": _ways(_chat("text", "audio", stop_token_ids=[80])),
     "n > 1": _ways(_chat(n=2)) + _ways(_chat("text", "audio", n=3)),
     "chat, a batch": [
         ("/v1/chat/completions/batch", {**_chat(*each), "messages": [[{"role": "user", "content": "TEXT"}]] * 3})
         for each in ((), ("text", "audio"))
     ],
-    "completions, speech, transcription: refused": [
+    "realtime socket": [
+        (REALTIME, [_OPEN, {"type": "TEXT"}]),
+        (REALTIME, [_COMMIT]),
+        (REALTIME, ["no JSON"]),
+        (REALTIME, [_OPEN, _APPEND, _COMMIT, {**_COMMIT, "final": True}]),
+    ],
+    "tokens and lists": [
+        ("/tokenize", {"prompt": "TEXT"}),
+        ("/tokenize", {"messages": _chat()["messages"]}),
+        ("/detokenize", {"tokens": [71, 72, 220, 80]}),
+        *((path, None) for path in ("/v1/models", "/v1/audio/voices", "/health", "/version")),
+    ],
+    "bad requests": [
+        (CHAT, _chat(model="no-such-model")),
+        *(*_ways(_chat("smell")), *_ways(_chat(max_tokens=-5)), *_ways(_chat(temperature="warm"))),
+        *(*_ways(_chat(stop=["a"] * 7)), *_ways(_chat(stop_token_ids=["a"])), *_ways(_chat(top_logprobs=3))),
+        *_ways(_chat(logprobs=True, top_logprobs=500, **_first_stage(logprobs=500))),
+        *_ways(_chat(messages=[{"role": "user", "content": "TEXT" * 900}])),
+        *(*_ways(_chat(messages=[])), *_ways(_chat(sampling_params_list=[{"no_such": 1}]))),
+        *((CHAT, body) for body in ({"messages": "not a list"}, b"{", None)),
+        ("/v1/no/such/path", {}),
+        ("/v1/responses", {"input": 5}),
+        ("/detokenize", {"tokens": ["a"]}),
         ("/v1/completions", {"prompt": "TEXT", "max_tokens": "LENGTH"}),
         ("/v1/completions", {"prompt": "TEXT", "stream": True, "logprobs": 2}),
         (SPEECH, {"input": "TEXT"}),
         ("/v1/audio/transcriptions", {}),
         ("/v1/audio/generate", {"input": "TEXT"}),
     ],
-    "tokens and lists": [
-        ("/tokenize", {"prompt": "TEXT"}),
-        ("/tokenize", {"messages": _chat()["messages"]}),
-        ("/detokenize", {"tokens": [71, 72, 220, 80]}),
-        ("/v1/models", None),
-        ("/v1/audio/voices", None),
-        ("/health", None),
-        ("/version", None),
-    ],
-    "realtime socket": [
-        ("/v1/realtime", [{"type": "session.update", "model": "MODEL"}, {"type": "TEXT"}]),
-        ("/v1/realtime", [{"type": "input_audio_buffer.commit"}]),
-        ("/v1/realtime", ["no JSON"]),
-        (
-            "/v1/realtime",
-            [
-                {"type": "session.update", "model": "MODEL"},
-                {"type": "input_audio_buffer.append", "audio": _SOUND},
-                {"type": "input_audio_buffer.commit", "final": False},
-                {"type": "input_audio_buffer.commit", "final": True},
-            ],
-        ),
-    ],
-    "bad requests": [
-        (CHAT, _chat(model="no-such-model")),
-        *_ways(_chat(max_tokens=-5)),
-        *_ways(_chat(temperature="warm")),
-        *_ways(_chat("smell")),
-        *_ways(_chat(top_logprobs=3)),
-        *_ways(_chat(logprobs=True, top_logprobs=500, **_first_stage(logprobs=500))),
-        *_ways(_chat(stop=["a"] * 7)),
-        *_ways(_chat(stop_token_ids=["a"])),
-        *_ways(_chat(messages=[{"role": "user", "content": "TEXT" * 900}])),
-        *_ways(_chat(messages=[])),
-        *_ways(_chat(sampling_params_list=[{"no_such": 1}])),
-        (CHAT, {"messages": "not a list"}),
-        (CHAT, b"{"),
-        (CHAT, None),
-        ("/v1/no/such/path", {}),
-        ("/v1/responses", {"input": 5}),
-        ("/detokenize", {"tokens": ["a"]}),
-    ],
 }
 
-OMNI_ALONE: Kinds = {
+ALONE: Kinds = {
     "responses": [
-        ("/v1/responses", {"input": "TEXT", "max_output_tokens": "LENGTH", "temperature": 0.0, **more})
-        for more in (
-            {},
-            {"stream": True},
-            {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
-            {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "stream": True},
-        )
+        ("/v1/responses", {"input": "TEXT", "max_output_tokens": "LENGTH", "temperature": 0, "stream": stream, **more})
+        for stream in (False, True)
+        for more in ({}, {"include": ["message.output_text.logprobs"], "top_logprobs": 2})
     ],
     "messages": [
         ("/v1/messages", {"model": "MODEL", "messages": _chat()["messages"], "max_tokens": "LENGTH", "stream": stream})
@@ -189,36 +143,47 @@ OMNI_ALONE: Kinds = {
 }
 """Upstream answers these with the output that came last, text or audio: that is the audio while nothing else is on."""
 
+STOPPED: Kinds = {
+    "stop strings": [*_ways(_chat(**_STOP)), *_ways(_chat(include_stop_str_in_output=True, **_STOP))],
+    "log probabilities, not handed on by upstream: an error": _ways(_chat(**_REPORTED)),
+}
+"""The front end ends these, and the stage goes on until it hears of it: so its tokens are counted by chance."""
+
+LEFT: Kinds = {
+    "chat, the client leaves": [
+        *(*_ways(_chat(**_ON)), *_ways(_chat("text", "audio", **_ON))),
+        (CHAT, _chat("audio", **_ON, **_STREAMED)),
+    ]
+}
+
 _VIVIAN: Any = {"input": "TEXT", "voice": "vivian"}
 _SPEAKS: Any = {"type": "session.config", "voice": "vivian"}
 _TALK: Any = [{"type": "input.text", "text": "TEXT. TEXT"}, {"type": "input.done"}]
 _BYE: Any = {"type": "session.close"}
+_WRONG: Any = (
+    *({"input": each} for each in ("", 5)),
+    *({"speed": each} for each in (9, 1.5)),
+    *({"task_type": each} for each in ("VoiceDesign", "Base")),
+    *({"response_format": each, "stream": True} for each in ("aac", "mp3")),
+    *({"voice": "nobody"}, {"language": "Klingon"}, {"sample_rate": 16000}, {"max_new_tokens": 0}),
+    *({"model": "no-such-model"}, {"word_timestamps": True, "stream": True}),
+)
 
-SPEECHES: Kinds = {
-    "speech, whole": [
-        (SPEECH, {**_VIVIAN, **more})
-        for more in (
-            {},
-            {"response_format": "pcm"},
-            {"response_format": "flac"},
-            {"response_format": "mp3"},
-            {"response_format": "opus"},
-            {"instructions": "slowly", "language": "English"},
-            {"max_new_tokens": 20},
-            {"seed": "LENGTH"},
-            {"voice": "ryan", "sample_rate": 24000},
-        )
-    ],
+STREAMED_SPEECHES: Kinds = {
     "speech, streamed": [
-        (SPEECH, {**_VIVIAN, "stream": True, **more})
-        for more in (
-            {"response_format": "pcm"},
-            {"response_format": "wav"},
-            {"response_format": "pcm", "stream_format": "audio"},
-            {"response_format": "wav", "stream_format": "audio"},
-            {"response_format": "pcm", "max_new_tokens": 30, "seed": "LENGTH"},
-            {"response_format": "pcm", "initial_codec_chunk_frames": 3},
-        )
+        (SPEECH, {**_VIVIAN, "stream": True, "stream_format": how, "response_format": form, **more})
+        for how in ("sse", "audio")
+        for form in ("pcm", "wav")
+        for more in ({}, {"max_new_tokens": 30, "seed": "LENGTH", "initial_codec_chunk_frames": 3})
+    ]
+}
+SPEECHES: Kinds = {
+    **STREAMED_SPEECHES,
+    "speech, whole": [
+        *((SPEECH, {**_VIVIAN, "response_format": form}) for form in ("wav", "pcm", "flac", "mp3", "opus")),
+        (SPEECH, {**_VIVIAN, "instructions": "slowly", "language": "English"}),
+        (SPEECH, {**_VIVIAN, "max_new_tokens": 20, "seed": "LENGTH"}),
+        (SPEECH, {**_VIVIAN, "voice": "ryan", "sample_rate": 24000}),
     ],
     "speech, a batch": [
         (f"{SPEECH}/batch", {"items": [{"input": "TEXT"}, {"input": "a TEXT", "voice": "ryan"}], "voice": "vivian"}),
@@ -236,73 +201,37 @@ SPEECHES: Kinds = {
         ("/v1/completions", {"prompt": "TEXT", "max_tokens": "LENGTH"}),
         ("/v1/responses", {"input": "TEXT", "max_output_tokens": "LENGTH"}),
     ],
-    "lists": [("/v1/audio/voices", None), ("/v1/models", None), ("/health", None)],
+    "tokens and lists": [("/v1/audio/voices", None), ("/v1/models", None), ("/health", None)],
     "bad requests": [
-        *(
-            (SPEECH, {**_VIVIAN, **more})
-            for more in (
-                {"voice": "nobody"},
-                {"input": ""},
-                {"input": 5},
-                {"speed": 9},
-                {"speed": 1.5},
-                {"sample_rate": 16000},
-                {"response_format": "aac"},
-                {"stream": True, "response_format": "mp3"},
-                {"task_type": "VoiceDesign", "instructions": "x"},
-                {"task_type": "Base"},
-                {"language": "Klingon"},
-                {"word_timestamps": True, "stream": True},
-                {"max_new_tokens": 0},
-                {"model": "no-such-model"},
-            )
-        ),
+        *((SPEECH, {**_VIVIAN, **wrong}) for wrong in _WRONG),
         (SPEECH, b"{"),
         (f"{SPEECH}/batch", {"items": []}),
         *_ways(_chat("text")),
         ("/v1/audio/generate", {"input": "TEXT"}),
     ],
 }
-
-STOPPED_ALOUD: Kinds = {
-    "stop strings, with audio": [
-        *_ways(_chat("audio", **_STOP)),
-        *_ways(_chat("text", "audio", **_STOP)),
-    ]
-}
-"""After the stop string upstream's talker waits for a last chunk of the thinker's that never comes."""
-
-LEFT: Kinds = {
-    "chat, the client leaves": [
-        way
-        for modalities in ((), ("audio",), ("text", "audio"))
-        for way in _ways(_chat(*modalities, ignore_eos=True, max_tokens=120))
-    ]
-}
 LEFT_SPEECHES: Kinds = {
-    "speech, the client leaves": [
-        (SPEECH, {**_VIVIAN, **more})
-        for more in ({}, {"stream": True, "response_format": "pcm"}, {"stream_format": "audio"})
-    ]
+    "speech, the client leaves": [(SPEECH, {**_VIVIAN, "response_format": "pcm", "stream": on}) for on in (False, True)]
 }
-AFTER = (0.05, 0.2, 1, 900, 5_000, 60_000)
-"""When clients leave, as `Asked.leaves` has it."""
 
-
-_RARE = ("bad requests", "completions, speech, transcription: refused", "tokens and lists", "lists")
+_AFTER = (900, 60_000, 0.05, 5_000, 0.2, 1)
+"""When clients leave, in turn from round to round, as `Asked.leaves` has it."""
+_RARE = ("bad requests", "tokens and lists")
 """Kinds that are asked in one round of three."""
 
 
-def asked(kinds: Kinds, count: int, model: str, leaves: Sequence[float | None] = (None,)) -> list[Asked]:
+def asked(kinds: Kinds, count: int, model: str, seed: int = 0) -> list[Asked]:
     """So many requests, the same whenever they are asked for: rounds of every body, in an order drawn for each.
+
+    Each has words of its own: a recording that another replica has had already is a 500 of upstream's ("cache drift").
 
     Args:
         kinds: What is asked.
         count: Of requests.
         model: The model's name.
-        leaves: When the client leaves, in turn from round to round.
+        seed: Other ones have other words.
     """
-    chance = random.Random(0)
+    chance = random.Random(seed)
     rows = [(kind, path, body) for kind, bodies in kinds.items() for path, body in bodies]
     often = [row for row in rows if row[0] not in _RARE]
     found: list[Asked] = []
@@ -313,7 +242,8 @@ def asked(kinds: Kinds, count: int, model: str, leaves: Sequence[float | None] =
         for kind, path, body in chance.sample(this, k=len(this)):
             words = "".join(chance.choices(string.ascii_lowercase + " ", k=chance.randint(5, 80)))
             filled = _filled(body, f"say {words}", chance.randint(5, 120), model)
-            found.append(Asked(kind, path, filled, leaves[number % len(leaves)]))
+            leaves = _AFTER[number % len(_AFTER)] if kind.endswith("leaves") else None
+            found.append(Asked(kind, path, filled, leaves))
     return found[:count]
 
 
@@ -322,3 +252,14 @@ def _filled(body: Any, text: str, length: int, model: str) -> Any:
         return body
     written = json.dumps(body).replace("TEXT", text).replace('"LENGTH"', str(length))
     return json.loads(written.replace("MODEL", model).replace("RECORDING", _recording(text)))
+
+
+def _recording(words: str) -> str:
+    """Half a second of sound as a WAV file, base64, another one for other words."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as made:
+        made.setnchannels(1)
+        made.setsampwidth(2)
+        made.setframerate(16000)
+        made.writeframes(words.encode().ljust(16000, b"\0"))
+    return base64.b64encode(file.getvalue()).decode()
