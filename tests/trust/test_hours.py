@@ -20,8 +20,9 @@ def test_what_a_load_took_is_given_back(tmp_path: Path) -> None:
     found = asyncio.run(hours.run("beyond", tmp_path, 1.6, 20.0, asyncio.Barrier(1)))
     went = Counter(went for _, went, _ in found["seen"])
     assert went.keys() <= {"served", "refused", "left"}, (went, found["errors"])
-    # Of some eighty requests: a task or a descriptor of each would be many; upstream's own tasks come and go. Chunks of
-    # clients that left are not asked for: upstream itself leaves some.
-    more = {each: more for each, (_, _, more) in hours.grown(found).items() if each[1] in ("tasks", "descriptors")}
+    # Of some eighty requests: a task or a descriptor of each would be many; upstream's own tasks come and go.
+    grown = hours.grown(found)
+    more = {each: more for each, (_, _, more) in grown.items() if each[1] in ("tasks", "descriptors")}
     assert max(more.values()) < 4, more
+    assert grown["all", "chunks"][2] == 0
     assert found["shutdown"]["killed"] == ()
