@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
-MOST_FORMS = 4096
-"""Forms that are kept, of requests that ended too; a request has one for each of its choices."""
+MOST_FORMS = 1024
+"""Forms that are kept, 0.8 kB each, of requests that ended too; a request has one for each of its choices. More than an
+API process has streams at once."""
 
 LONGEST_ID = 256
 """Characters of a request's id, which a client may choose: a form outlives its request and would keep a longer one."""
