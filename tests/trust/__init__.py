@@ -1,0 +1,19 @@
+"""What is tried with whole servers, hours and faults, and what both stand on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where upstream's connector keeps its chunks
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def distribution(folder: Path, name: str, entry_points: str) -> str:
+    """Write a distribution with these entry points into the folder; ``PYTHONPATH`` of a server that is to load it."""
+    metadata = folder / f"{name}-0.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0\n")
+    (metadata / "entry_points.txt").write_text(entry_points)
+    return os.pathsep.join([str(folder), str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -12,19 +12,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.trust import distribution
+
 VARIABLE = "TEST_TRUST_COUNTS"
 EVERY_S = 2.0
-_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def plugin(folder: Path) -> dict[str, str]:
     """Write the distribution that vLLM loads into the folder; the result is what the server's environment needs."""
-    metadata = folder / "trust_counts-0.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: trust-counts\nVersion: 0.0\n")
-    (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\ntrust_counts = tests.trust.counts:arm\n")
-    path = os.pathsep.join([str(folder), str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {"PYTHONPATH": path, VARIABLE: str(folder)}
+    entry_points = "[vllm.general_plugins]\ntrust_counts = tests.trust.counts:arm\n"
+    return {"PYTHONPATH": distribution(folder, "trust_counts", entry_points), VARIABLE: str(folder)}
 
 
 def arm() -> None:

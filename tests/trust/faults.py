@@ -39,7 +39,7 @@ from benchmarks.rigs.side_by_side import guarded, work_folder
 from omni_fastpath.declare import State
 from omni_fastpath.tools.ab import capture as captures
 from omni_fastpath.tools.ab.capture import Capture, answers_differ, chat_request
-from tests.trust import injected
+from tests.trust import SHARED_MEMORY, injected
 
 FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"})
 STREAMS, LATER = 8, 4
@@ -55,7 +55,6 @@ STOPPED_S = 4.0
 HOLD_ON_S = 20.0
 """How long clients wait after SIGTERM."""
 READ_BUFFER = 1 << 19
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - of a mount namespace of our own
 _REPLICAS = {1: ("", ""), 2: ('devices: "2"', 'devices: "2,3"\n    num_replicas: 2')}
 """Of the last stage: what its deploy YAML says, and what in its place."""
 _PRIVATE = "TEST_FAULTS_PRIVATE_SHM"

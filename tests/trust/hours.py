@@ -44,7 +44,7 @@ from benchmarks.rigs.quantiles import quantile
 from benchmarks.rigs.server import Server
 from benchmarks.server.arms import ARMS, ServerArm
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, send, session
-from tests.trust import counts
+from tests.trust import SHARED_MEMORY, counts
 
 STEPS = {
     "thinker": {"base_ms": 120},
@@ -60,7 +60,6 @@ LEAVER = "leaves"
 EVERY_S = 30.0
 REST_S = 15.0
 """After which nothing of a load is under way."""
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 
 STOCK = "stock"
 SIDES: Mapping[str, tuple[ServerArm, float]] = {
@@ -207,7 +206,10 @@ async def run(name: str, folder: Path, rate: float | None, seconds: float, ready
     return {**found, "shutdown": ended and dataclasses.asdict(ended), "left": [entry.name for entry in left]}
 
 
-def grown(side: Side) -> dict[tuple[str, str], tuple[float, float, float]]:
+Growth = dict[tuple[str, str], tuple[float, float, float]]
+
+
+def grown(side: Side) -> Growth:
     """By process and figure: what it was, what it came to, and by how much it grew.
 
     Counts at rest, before the load and after it; memory in the load's last three quarters.
@@ -240,13 +242,13 @@ def first_audio(side: Side, seconds: float) -> list[tuple[float, float]]:
     return [(quantile(each, 0.5), quantile(each, 0.99)) for each in quarters]
 
 
-def judge(sides: Mapping[str, Side], seconds: float) -> list[str]:
-    """Where the rule is broken, in words; the module says the rule."""
-    stock, found = grown(sides[STOCK]), []
+def judge(sides: Mapping[str, Side], of: Mapping[str, Growth], seconds: float) -> list[str]:
+    """Where the rule is broken, in words, by what grew of each side; the module says the rule."""
+    stock, found = of[STOCK], []
     medians = {name: [median for median, _ in first_audio(side, seconds)] for name, side in sides.items()}
     drift = {name: each[3] / each[1] for name, each in medians.items()}
     for name in sides.keys() - {STOCK}:
-        for (role, figure), (_, _, more) in grown(sides[name]).items():
+        for (role, figure), (_, _, more) in of[name].items():
             theirs = max(0.0, stock[role, figure][2])
             if more > 1.5 * theirs + ALLOWED.get(figure, math.inf):
                 found.append(f"{name}: {role}: {figure} grew by {more:.1f}, stock's by {theirs:.1f}")
@@ -258,9 +260,8 @@ def judge(sides: Mapping[str, Side], seconds: float) -> list[str]:
     return found
 
 
-def show(sides: Mapping[str, Side], seconds: float) -> None:
+def show(sides: Mapping[str, Side], of: Mapping[str, Growth], seconds: float) -> None:
     """The tables."""
-    of = {name: grown(side) for name, side in sides.items()}
     rows = []
     for role, figure in of[STOCK]:
         an_hour = 3600 / (0.75 * seconds) if figure in MEMORY else 1.0
@@ -300,8 +301,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
     found = asyncio.run(run_all(seconds))
     results.save("trust-hours", found)
-    show(found["sides"], seconds)
-    broken = judge(found["sides"], seconds)
+    of = {name: grown(side) for name, side in found["sides"].items()}
+    show(found["sides"], of, seconds)
+    broken = judge(found["sides"], of, seconds)
     print(*(broken or ["nothing of fastpath grows or gets later"]), about.line(), sep="\n")  # noqa: T201
     return 1 if broken else 0
 

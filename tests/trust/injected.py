@@ -6,21 +6,22 @@ said in the server's log, as ``[injected] NAME``.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omni_fastpath.hooks import hookimpl
+from tests.trust import distribution
 
 PUT_AT, PROCESSED_AT = 5, 20
 """Which of a request's chunks to the talker, and which of its outputs at the thinker."""
 BLOCKED_S, HOOK_S = 4.0, 0.02
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _ENTRY_POINTS = """[vllm.general_plugins]
 faults = tests.trust.injected:arm
 [omni_fastpath.hooks]
@@ -32,11 +33,7 @@ _PUT = re.compile(rf"(put-fails|put-raises|put-blocks)\S*_0_{PUT_AT}$")
 
 def plugin(folder: Path) -> str:
     """Write the distribution into the folder; the result is the server's ``PYTHONPATH``."""
-    metadata = folder / "faults-0.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faults\nVersion: 0.0\n")
-    (metadata / "entry_points.txt").write_text(_ENTRY_POINTS)
-    return os.pathsep.join([str(folder), str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return distribution(folder, "faults", _ENTRY_POINTS)
 
 
 def arm() -> None:
@@ -93,26 +90,23 @@ def _processing(module: Any) -> None:
     module.LogprobsProcessor.update_from_output = update
 
 
-class _Raises:
-    """A plugin that raises at the first output of such a request."""
+class _Hook:
+    """A plugin that does something at each output of such a request."""
+
+    def __init__(self, word: str, act: Callable[[], None]) -> None:
+        self._word, self._act = word, act
 
     @hookimpl
     def on_routed(self, stage_id: int, replica_id: int, output: Any) -> None:
         del stage_id, replica_id
-        if "hook-raises" in output.request_id:
-            _say("hook-raises")
-            raise RuntimeError("injected: this hook raises")
+        if self._word in output.request_id:
+            _say(self._word)
+            self._act()
 
 
-class _Sleeps:
-    """A plugin that holds the event loop at each output of such a request."""
-
-    @hookimpl
-    def on_routed(self, stage_id: int, replica_id: int, output: Any) -> None:
-        del stage_id, replica_id
-        if "hook-sleeps" in output.request_id:
-            _say("hook-sleeps")
-            time.sleep(HOOK_S)
+def _raise() -> None:
+    raise RuntimeError("injected: this hook raises")
 
 
-RAISES, SLEEPS = _Raises(), _Sleeps()
+RAISES, SLEEPS = _Hook("hook-raises", _raise), _Hook("hook-sleeps", partial(time.sleep, HOOK_S))
+"""Switched off at the first output; holds the event loop at each."""
