@@ -44,19 +44,6 @@ def test_nothing_that_only_an_arm_may_say_gets_through() -> None:
     assert clean({**ours, "HOME": "/", "VLLM_OMNI_OTHER": "1"}) == {"HOME": "/", "VLLM_OMNI_OTHER": "1"}
 
 
-@pytest.mark.parametrize("arm", [STOCK, FASTPATH])
-def test_a_true_server_passes(arm: Arm) -> None:
-    """Each arm as it should be."""
-    check_server(arm, server_files(arm), ROLES)
-
-
-@pytest.mark.parametrize(("claimed", "really"), [(STOCK, FASTPATH), (FASTPATH, STOCK)])
-def test_the_other_arm_is_refused(claimed: Arm, really: Arm) -> None:
-    """The figures of one arm never stand under the other's name."""
-    with pytest.raises(WrongArmError, match=f"no {claimed.name} arm"):
-        check_server(claimed, server_files(really), ROLES)
-
-
 def test_each_lying_process_is_named() -> None:
     """One that has no state file, one patch that failed, one that is missing, one that nobody asked for."""
     server = server_files(FASTPATH)

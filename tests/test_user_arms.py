@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks.rigs import user_arms, whole_server
+from benchmarks.rigs import user_arms
 from benchmarks.rigs.arm import WrongArmError
 from benchmarks.rigs.arms import FASTPATH, STOCK
 
@@ -29,13 +27,3 @@ def test_applied_but_idle_is_refused() -> None:
     assert user_arms.check_engaged(before, after, 10)["nonblocking_dequeue"] == {"dequeued": 10}
     with pytest.raises(WrongArmError, match="items moved by 10 during 11 requests"):
         user_arms.check_engaged(before, after, 11)
-
-
-def test_the_fastpath_arm_is_the_overlay_that_a_user_writes(tmp_path: Path) -> None:
-    """``fastpath: true`` on top of the base, and nothing else; the stock arm is the base itself."""
-    import yaml
-
-    base = whole_server.deploy("qwen3_omni_2x.yaml")
-    assert user_arms.deploy_config(STOCK, base, tmp_path) == base
-    written = yaml.safe_load(user_arms.deploy_config(FASTPATH, base, tmp_path).read_text(encoding="utf-8"))
-    assert written == {"base_config": str(base.resolve()), "fastpath": True}
