@@ -265,27 +265,7 @@ def _move(key: tuple[str, str]) -> None:
     setattr(*holder(key), lambda self, more: None)
 
 
-LOOP = ("vllm_omni.engine.orchestrator", "OrchestratorBase._orchestration_loop")
 SCHEDULER = ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.update_from_output")
-
-
-@pytest.mark.upstream
-@pytest.mark.parametrize(("moved", "patch"), [(LOOP, "budgeted_drain"), (SCHEDULER, "forward_gate")])
-@isolated("warm")
-def test_a_patch_that_cannot_serve_refuses_under_fail(tmp_path: Path, moved: tuple[str, str], patch: str) -> None:
-    """With a deploy YAML and without, the server's seams and the stages': refused before the spawn, all taken off."""
-    from omni_fastpath.install import RefusedError
-
-    _move(moved)
-    register()
-    file = yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "forward_gate": True, "on_unsupported": "fail"})
-    read(file)
-    with pytest.raises(RefusedError, match=f"{patch} is unsupported"):
-        engine(file)
-    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
-    with pytest.raises(RefusedError, match=f"{patch} is unsupported"):
-        engine(None)
-    assert (ours(), HANDOFF in os.environ) == (NOTHING, False)
 
 
 # ---- Errors of ours ----

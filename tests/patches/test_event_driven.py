@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -13,21 +12,8 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 from benchmarks.rigs.inprocess import Pipeline, audio, batch
-from omni_fastpath.ledger import LEDGER
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
-
-
-def test_upstreams_readers_are_not_there() -> None:
-    """None of upstream's reader, poller and dispatch tasks exist, and our counters move."""
-    with Pipeline(event_driven=True) as running:
-        running.add_request("one")
-        running.put(2, batch(audio("one", 1.0)))
-        running.settle()
-        names = running.do(lambda: [task.get_name() for task in asyncio.all_tasks()])
-        assert not [name for name in names if name.startswith(("orch-reader", "orch-dispatch", "orch-diffusion"))]
-        assert LEDGER.named("budgeted_drain").counters["items"] == 1
-        assert len(running.messages()) == 1
 
 
 def test_client_that_is_replaced_by_one_to_be_polled(event_driven: bool) -> None:

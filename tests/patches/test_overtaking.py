@@ -31,11 +31,6 @@ def of(request_id: str, messages: list[Any]) -> list[Any]:
     return [each for each in messages if each.request_id == request_id]
 
 
-def dispatched(recorder: Any) -> list[tuple[int, list[str]]]:
-    """Stage and requests of each raw output, in the order of dispatch."""
-    return [(stage, [entry.request_id for entry in raw.outputs]) for stage, _, raw in recorder.of("dequeued")]
-
-
 def test_raw_output_is_split_where_an_end_is_held(event_driven: bool) -> None:
     """Statistics, finished ids and other requests' entries go at once; the end goes after its text, counted as held."""
     pipeline = Pipeline(event_driven=event_driven)
@@ -78,67 +73,38 @@ def test_end_waits_for_what_came_before_it(recorder: Any, audio_only: bool) -> N
     pipeline.orchestrator._handle_processed_outputs = arrives
     with switched_on(floor=0.0):
         messages = run(pipeline, lambda running: running.put(1, batch(text("R", 9, finish=FinishReason.STOP))))
-    order = [stage for stage, entries in dispatched(recorder) if entries]
+    order = [stage for stage, _, raw in recorder.of("dequeued") if raw.outputs]
     assert order[:4] == ([0, 0, 0, 2] if audio_only else [0, 2, 0, 0])
     assert [type(each).__name__ for each in messages if each.stage_id == 2] == ["OutputMessage"]
 
 
-def test_end_goes_when_what_it_waits_for_has_left(recorder: Any, event_driven: bool) -> None:
-    """A replica that is detached takes what waits in it along; an end that waited for that goes nevertheless."""
-    pipeline = Pipeline(stages(1), event_driven=event_driven)
-    pipeline.add_request("R")
-    pipeline.put(0, batch(text("R", 1)), batch(text("R", 2)))
-    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
-    handle = pipeline.orchestrator._handle_processed_outputs
-
-    async def detaching(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-        await handle(stage_id, replica_id, outputs)
-        if stage_id == 0:
-            pipeline.pools[0].clients[0] = None
-            pipeline.replicas[0].clear()
-
-    pipeline.orchestrator._handle_processed_outputs = detaching
-    with switched_on(floor=0.0):
-        run(pipeline)
-    assert [stage for stage, entries in dispatched(recorder) if entries] == [0, 2]
-
-
-def arriving(pipeline: Any, *batches: tuple[int, Any]) -> None:
-    """Put raw outputs, each of a stage, into their queues in this order, before anything is dispatched."""
-
-    def put_all() -> None:
-        for stage_id, raw in batches:
-            pipeline.replicas[stage_id][0].outputs_queue.put_nowait(raw)
-
-    pipeline.settle()
-    pipeline.do(put_all)
-
-
-@pytest.mark.parametrize("session", [False, True], ids=["error", "session"])
-def test_end_at_a_stage_before_waits_too(session: bool, event_driven: bool) -> None:
-    """An error, or a session's end, comes after what came before it at the stages behind, as in stock."""
+def test_end_of_a_session_waits_for_the_stages_behind(event_driven: bool) -> None:
+    """It comes after what came before it there, as in stock: it is the whole session's, at whichever stage."""
     stop = FinishReason.STOP
 
-    def fill(running: Any) -> None:
-        end = text("R", 2, finish=stop if session else FinishReason.ERROR)
-        arriving(
-            running,
-            *((2, batch(audio("R", float(n)))) for n in range(3)),
-            (2, batch(audio("R", 3.0, finish=stop if session else None))),
-            (0, batch(text("R", 1))),
-            (0, batch(end)),
-            *((1, batch(codes("R"))) for _ in range(3)),
-            (1, batch(codes("R", finish=stop))),
-        )
+    def arrive(running: Any) -> None:
+        raw = [
+            *((2, audio("R", float(n), finish=stop if n == 3 else None)) for n in range(4)),
+            (0, text("R", 1)),
+            (0, text("R", 2, finish=stop)),
+            *((1, codes("R", finish=stop if n == 3 else None)) for n in range(4)),
+        ]
+
+        def put_all() -> None:
+            for stage_id, entry in raw:
+                running.replicas[stage_id][0].outputs_queue.put_nowait(batch(entry))
+
+        running.settle()
+        running.do(put_all)
 
     def made(event_driven: bool) -> Any:
         pipeline = Pipeline(event_driven=event_driven)
-        pipeline.add_request("R", resumable=session)
+        pipeline.add_request("R", resumable=True)
         return pipeline
 
-    stock = run(made(event_driven=True), fill)
+    stock = run(made(event_driven=True), arrive)
     with switched_on(order="stage_order", floor=0.0):
-        fast = run(made(event_driven), fill)
+        fast = run(made(event_driven), arrive)
     assert sequences(fast) == sequences(stock)
     assert endings(fast) == endings(stock) == {"R": (1, "end")}
 
