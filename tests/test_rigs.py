@@ -18,12 +18,14 @@ def test_chunks_stay_while_another_servers_stage_lives(
     lives: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A chunk does not say whose it is; one that a test's own stage has made stays in any case."""
-    monkeypatch.setattr(server, "_SHARED_MEMORY", tmp_path)
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    monkeypatch.setattr(server, "_SHARED_MEMORY", folder)
     monkeypatch.setattr(server, "_a_stage_lives", lambda: lives)
     for name in ("chatcmpl-1_0_0", "shm_sq-1-a_0_0_lockfile.lock"):
-        (tmp_path / name).touch()
+        (folder / name).touch()
     assert Server("model", "deploy")._remove_shared_memory() == (() if lives else ("chatcmpl-1_0_0",))
-    assert len(list(tmp_path.iterdir())) == (2 if lives else 1)
+    assert len(list(folder.iterdir())) == (2 if lives else 1)
 
 
 # ---- Other releases ----

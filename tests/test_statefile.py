@@ -38,15 +38,6 @@ SNAPSHOT: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runtime directory that is this user's alone."""
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    return runtime
-
-
 def mode(path: Path) -> int:
     """The permission bits."""
     return stat.S_IMODE(path.stat().st_mode)
@@ -144,11 +135,9 @@ def test_other_files_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["link", "open", "file", "another user's"])
-def test_a_folder_that_is_not_ours_alone_is_refused(
-    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Nothing is written into it or read from it: another user may have put it there."""
-    folder, elsewhere = runtime / "omni-fastpath", tmp_path / "elsewhere"
+    folder, elsewhere = tmp_path / "runtime/omni-fastpath", tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     if how == "link":
         folder.symlink_to(elsewhere)

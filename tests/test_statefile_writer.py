@@ -31,9 +31,8 @@ KEEP_FRESH = statefile.Publisher._keep_fresh
 
 
 @pytest.fixture(autouse=True)
-def _ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger of the test's own, no exit handler and no refreshing thread."""
-    (tmp_path / "runtime").mkdir(mode=0o700, exist_ok=True)
     monkeypatch.setattr(LEDGER, "_entries", {})
     monkeypatch.setattr(LEDGER, "_listeners", [])
     monkeypatch.setattr("omni_fastpath.statefile.atexit.register", lambda function: function)

@@ -26,7 +26,6 @@ def test_two_arms_on_real_servers(
     import omni_simulated_device
     from benchmarks.rigs.server import DEFAULT_ENVIRONMENT, vllm_command
 
-    (tmp_path / "runtime").mkdir(mode=0o700)
     variables = {
         **DEFAULT_ENVIRONMENT,
         omni_simulated_device.ENABLE_VARIABLE: "light",

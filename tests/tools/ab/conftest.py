@@ -108,12 +108,9 @@ with open(result, "w") as file:
 
 @pytest.fixture(autouse=True)
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of this shell's, state files of this test alone, and its own working folder."""
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    """No variable of this shell's, and a working folder of its own."""
     for name in [*os.environ]:
-        if name.startswith(("OMNI_FASTPATH", "OMNI_SIMULATED", "OPENAI_API_KEY")) or name == "VLLM_PLUGINS":
+        if name.startswith(("OMNI_SIMULATED", "OPENAI_API_KEY")) or name == "VLLM_PLUGINS":
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 
