@@ -99,36 +99,6 @@ def test_statistics_only_batches_are_kept(both: Any) -> None:
     ] * 2
 
 
-def test_streaming_segments_are_seen_one_by_one(both: Any) -> None:
-    """Each segment end is recorded and read before the next raw output overwrites it."""
-    seen: list[Any] = []
-
-    def script(pipeline: Any) -> None:
-        pipeline.add_request("session", resumable=True)
-        route = pipeline.orchestrator._route_output
-
-        async def spy(stage_id: int, replica_id: int, output: Any, req_state: Any, stats: Any) -> None:
-            segment = req_state.streaming.segment(stage_id)
-            seen.append((stage_id, segment.finished, list(segment.token_ids), output.finished))
-            if not segment.finished:  # forwarding a segment needs a real next stage
-                await route(stage_id, replica_id, output, req_state, stats)
-
-        pipeline.orchestrator._route_output = spy
-        pipeline.put(
-            0,
-            batch(text("session", 1)),
-            batch(text("session", 2, finish=FinishReason.STOP, is_segment_finished=True)),
-            batch(text("session", 3)),
-            batch(text("session", 4, finish=FinishReason.STOP, is_segment_finished=True)),
-        )
-        pipeline.settle()
-
-    both(script)
-    half = len(seen) // 2
-    assert seen[:half] == seen[half:]
-    assert [(finished, ids) for _, finished, ids, _ in seen[:half] if finished] == [(True, [2]), (True, [4])]
-
-
 def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
     """A dict payload that travels as bytes (model runner v2) is restored before processing, in both modes.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 from itertools import count
 from types import SimpleNamespace
@@ -116,18 +115,6 @@ def test_message_that_later_text_would_overwrite_waits_for_it() -> None:
     assert found.take(0) == []
     assert found.held_ends.hold(error)
     assert found.take(0) == [held, error]
-
-
-def test_replica_that_leaves_is_awaited_no_longer() -> None:
-    """What waits in it is lost with it; what waits elsewhere goes first still."""
-    found = _Stages((0, of("R")), (1, of("R")))
-    held = end(2, "R")
-    found.held_ends.hold(held)
-    gone = found.stages.pop(0).replicas[0]
-    gone.waiting = deque()
-    assert found.held_ends.passed(gone) == []
-    assert found.stages[0].is_awaited()
-    assert found.take(1) == [held]
 
 
 def test_arrivals_follow_the_queue_whatever_puts_and_takes() -> None:
