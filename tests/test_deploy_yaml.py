@@ -9,7 +9,6 @@ import pytest
 
 from omni_fastpath.config import ABSENT, ConfigError, blocks_of, read_blocks, resolve, resolve_file
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools import overlay
 
 
 def write(path: Path, content: str) -> Path:
@@ -92,12 +91,3 @@ def test_a_misspelt_key_is_told(tmp_path: Path, key: str) -> None:
     assert block.value is ABSENT
     [told] = resolve([block], {}, ()).unknown
     assert f"the top-level key {key!r} is ignored; did you mean 'fastpath'?" in told
-
-
-@pytest.mark.upstream
-def test_the_bundled_yamls_read_without_a_warning() -> None:
-    """No key of a deploy YAML in vLLM-Omni is taken for ours, and every chain of theirs can be read."""
-    if not overlay.bundled():
-        pytest.skip("vllm-omni is not installed")
-    for path in overlay.bundled().values():
-        assert all((block.value, block.misspelt) == (ABSENT, ()) for block in read_blocks(path))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omni_fastpath import patches as shipped
 from omni_fastpath.tools import cli, findings, status
 from omni_fastpath.tools.findings import RULES, Facts, Severity, judge
 from tests.tools.made import (
@@ -193,12 +191,6 @@ def test_an_option_is_held_where_its_patch_serves(state: str, found: list[str]) 
     """By us or by upstream itself; where neither does, whoever set it is told."""
     assert [each.id for each in judge(started("--most-beats", "7", state=state))] == found
     assert judge(started(state=state)) == []
-
-
-def test_no_rule_names_a_patch() -> None:
-    """What is particular stands in declarations."""
-    text = Path(str(findings.__file__)).read_text()
-    assert [patch.name for patch in shipped.PATCHES if patch.name in text] == []
 
 
 # ---- doctor ----

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import Field
 
-from omni_fastpath.config import ConfigError, read_blocks, resolve
+from omni_fastpath.config import ABSENT, ConfigError, read_blocks, resolve
 from omni_fastpath.declare import Options
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import overlay
@@ -138,10 +138,11 @@ def test_a_model_means_the_yaml_of_its_type(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.upstream
 def test_every_bundled_yaml_takes_the_shipped_default_set() -> None:
-    """The overlay of each deploy YAML of the installed vllm-omni is valid."""
+    """The overlay of each deploy YAML of the installed vllm-omni is valid, and none of its keys is taken for ours."""
     if not overlay.bundled():
         pytest.skip("vllm-omni is not installed")
     for path in overlay.bundled().values():
+        assert all((block.value, block.misspelt) == (ABSENT, ()) for block in read_blocks(path))
         assert yaml.safe_load(overlay.build(path, [], PATCHES))["fastpath"] is True
 
 
