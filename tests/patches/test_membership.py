@@ -69,36 +69,21 @@ def test_first_look_finds_all() -> None:
 
 
 def test_replica_that_left_gets_its_queue_back() -> None:
-    """One that was evicted or marked unavailable leaves, and nothing stands in front of its put any more."""
-    pool = _Pool(client("a"), client("b"))
-    gone = pool.clients[0]
+    """Evicted, marked unavailable, or another client is in its slot, which joins; the stage keeps what it is owed."""
+    pool = _Pool(client("a"), client("b"), client("c"))
+    before, new = [*pool.clients], client()
     found = members(pool)
     found.look(0)
+    [stage] = found.stages
     pool.clients[0] = None
-    _, left = found.look(1)
-    assert slots(left) == [(0, 0)]
-    assert left[0].is_gone()
-    assert not has_notifier(gone)
-    pool.unavailable.add(1)
-    assert slots(found.look(2)[1]) == [(0, 1)]
-    assert not has_notifier(pool.clients[1])
-    assert not found.queued()
-
-
-def test_other_client_in_a_slot_is_another_replica() -> None:
-    """The old one leaves and the new one joins; the put in front is the new one's, the stage keeps what it is owed."""
-    pool = _Pool(client("a"))
-    old, new = pool.clients[0], client()
-    found = members(pool)
-    found.look(0)
-    stage = found.stages[0]
-    pool.clients[0] = new
+    pool.clients[1] = new
+    pool.unavailable.add(2)
     joined, left = found.look(1)
     assert [each.client for each in joined] == [new]
-    assert [each.client for each in left] == [old]
-    assert (has_notifier(old), has_notifier(new)) == (False, True)
-    assert found.stages == [stage]
-    assert list(stage.replicas) == joined
+    assert [each.client for each in left] == before
+    assert all(each.is_gone() for each in left)
+    assert [has_notifier(each) for each in (*before, new)] == [False, False, False, True]
+    assert (found.stages, list(stage.replicas)) == ([stage], joined)
 
 
 def test_first_audio_is_seen_when_it_comes_or_is_there_already() -> None:

@@ -223,20 +223,6 @@ def test_floors_hold_whatever_a_plugin_says(order: str, preferred: int) -> None:
             assert got(served, stage_id, begin, begin + WINDOW) / WINDOW >= 0.1 - CHEAP / WINDOW - 1e-9, stage_id
 
 
-@pytest.mark.parametrize("order", ["downstream_first", "visible_first"])
-def test_stage_whose_first_replica_comes_late_is_owed_nothing(order: str) -> None:
-    """A stage that comes with a backlog after much was processed gets its floor from then on, and no more."""
-    late, high = stage(0, seen=False, replicas=0), stage(1, 1)
-    made = ordered(order, late, high, floor=0.1)
-    costs: dict[int, Items] = dict.fromkeys(range(2), lambda: CHEAP)
-    serve(made, {1: lambda: DEAR}, 30 * WINDOW, endless(high))
-    serve(made, costs, CHEAP, endless(high))
-    queued_replica(late, "first")
-    served = serve(made, costs, WINDOW, endless(late, high))
-    for until in (WINDOW / 100, WINDOW / 10, WINDOW):
-        assert 0.1 * until - CHEAP <= got(served, 0, 0, until) <= 0.1 * until + 2 * CHEAP
-
-
 @pytest.mark.parametrize(
     ("floor", "count", "expected"),
     [(None, 1, 0.1), (None, 3, 0.1), (None, 5, 0.1), (None, 10, 0.05), (0.3, 1, 0.3), (0.3, 3, 0.5 / 3), (0.0, 3, 0.0)],
