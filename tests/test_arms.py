@@ -10,6 +10,7 @@ from benchmarks.rigs.server_arms import check_server
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot
+from tests.tools import made
 
 STOCK, FASTPATH = Arm("stock", {"OMNI_FASTPATH": "0"}), Arm("fastpath", {"OMNI_FASTPATH": "1"})
 ROLES = {"api", "stage0_replica0", "stage1_replica0"}
@@ -25,9 +26,7 @@ def _snapshot(arm: Arm, process: Process) -> Snapshot:
     for patch in PATCHES:
         state = State.APPLIED if process in patch.processes else State.NOT_APPLICABLE
         patches[patch.name] = PatchRecord(state=state if patch.name in arm.enabled else State.OFF)
-    names = {"process_name": "", "omni_fastpath": "", "vllm": None, "vllm_omni": None, "source": None}
-    of_process = {"schema": 2, "pid": 1, "started": 1, "updated": 0.0}
-    return Snapshot.model_validate({**names, **of_process, "role": process, "patches": patches})
+    return Snapshot.model_validate(made.snapshot(1, process, started=1, updated=0.0, patches=patches))
 
 
 def test_an_arm_is_on_when_its_variables_switch_a_patch_on() -> None:

@@ -13,9 +13,10 @@ from pydantic import ByteSize, Field
 
 from omni_fastpath import config
 from omni_fastpath.config import ABSENT, Block, ConfigError, resolve
-from omni_fastpath.declare import Counter, Fit, Options, Patch, Process
+from omni_fastpath.declare import Options, Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.process_role import BOOLEAN_WORDS, master_off
+from tests.fakes.upstream import patch
 
 
 class PumpOptions(Options):
@@ -35,22 +36,9 @@ class PumpOptions(Options):
         return ("floor", f"at most {1 / stages}") if self.floor * stages > 1 else None
 
 
-def made_up(name: str, **extra: Any) -> Patch:
-    """A declaration that no process installs."""
-    return Patch(
-        name=name,
-        summary=f"{name} in a line",
-        processes=frozenset({Process.SERVER}),
-        rows=(Fit(releases=("0.30.0",), seams=()),),
-        docs="",
-        counters=(Counter("done", "work done"),),
-        **extra,
-    )
-
-
-PIPE = made_up("pipe")
-PUMP = made_up("pump", options=PumpOptions, requires=("pipe",))
-VALVE = made_up("valve", options=PumpOptions, default_on=False)
+PIPE = patch("pipe")
+PUMP = patch("pump", options=PumpOptions, requires=("pipe",))
+VALVE = patch("valve", options=PumpOptions, default_on=False)
 MADE_UP = (PIPE, PUMP, VALVE)
 
 
@@ -175,7 +163,7 @@ def test_the_environment_settles_requirements() -> None:
 
 def test_a_chain_of_requirements_goes_off_together() -> None:
     """What requires a patch that went off for want of its own requirement goes off too, and says so."""
-    patches = (PIPE, PUMP, made_up("mill", requires=("pump",)))
+    patches = (PIPE, PUMP, patch("mill", requires=("pump",)))
     resolved = resolve(chain(True), {"OMNI_FASTPATH_PIPE": "0"}, patches)
     assert not resolved.asked
     assert resolved.off["pump"] == "requires pipe, which is off: OMNI_FASTPATH_PIPE=0"

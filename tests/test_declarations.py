@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from omni_fastpath.declare import (
     Replace,
 )
 from omni_fastpath.patches import PATCHES
+from tests.fakes.processes import process
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "patches"
@@ -199,13 +198,6 @@ def test_machinery_knows_no_patch_by_name() -> None:
 @pytest.mark.parametrize("name", ["patches", "hooks"])
 def test_second_module_identity_is_refused(name: str) -> None:
     """Imported by its folder's name, where that is importable, a package says under which name it lives."""
-    run = subprocess.run(
-        [sys.executable, "-c", f"import {name}"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = process(sys.executable, "-c", f"import {name}")
     assert run.returncode == 1
     assert f"ImportError: import omni_fastpath.{name}, not {name}" in run.stderr

@@ -21,6 +21,7 @@ from omni_fastpath.declare import Counter, Metric, Process, State
 from omni_fastpath.ledger import LEDGER, Ledger
 from omni_fastpath.metrics import Collector
 from tests.fakes.upstream import patch
+from tests.tools.made import snapshot
 
 EVERYWHERE = frozenset(Process)
 DRUM = patch(
@@ -28,7 +29,6 @@ DRUM = patch(
     counters=(Counter("beats", "beats"), Counter("loudest", "the loudest", is_maximum=True)),
     processes=EVERYWHERE,
 )
-SNAPSHOT = {"omni_fastpath": "0", "vllm": None, "vllm_omni": None, "source": None}
 
 Sample = dict[str, str]
 
@@ -97,15 +97,8 @@ def described(
     role: str, name: str, stage: int | None = None, replica: int | None = None, **drum: Any
 ) -> dict[str, Any]:
     """What a process writes of itself, with one patch."""
-    record = {"state": "applied", "counters": {}, **drum}
-    return {
-        **SNAPSHOT,
-        "role": role,
-        "process_name": name,
-        "stage": stage,
-        "replica": replica,
-        "patches": {"drum": record},
-    }
+    patches = {"drum": {"state": "applied", "counters": {}, **drum}}
+    return snapshot(0, role, process_name=name, stage=stage, replica=replica, patches=patches)
 
 
 def engine(stage: int, replica: int = 0, **drum: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -18,7 +17,7 @@ import pytest
 
 from omni_fastpath.process_role import HANDOFF
 from omni_fastpath.startup import HEADLESS, PLANS, READER
-from tests.fakes.processes import ROOT, isolated
+from tests.fakes.processes import isolated, process
 from tests.fakes.registration import (
     ALL_ON,
     NOTHING,
@@ -54,14 +53,7 @@ def stock(file: Path) -> Any:
 def _imported(script: str, **variables: str) -> set[str]:
     """The modules that a script imports in a fresh process."""
     script = f"import sys; before = {{*sys.modules}}; {script}; print(*({{*sys.modules}} - before))"
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, **variables},
-    )
+    run = process(sys.executable, "-c", script, **variables)
     assert run.stderr == ""
     return set(run.stdout.split()) - {"__mp_main__"}  # what multiprocessing calls the main module
 
@@ -389,8 +381,7 @@ def test_a_plain_server_below_an_omni_one_is_plain(tmp_path: Path) -> None:
     """A plain ``vllm serve`` that a process with Omni starts takes nothing up, and its engines do not either."""
     register()
     assert engine(yaml(tmp_path, **ALL_ON)) == []
-    command = [sys.executable, "-c", "from tests.test_startup import plain_server; plain_server()"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    run = process(sys.executable, "-c", "from tests.test_startup import plain_server; plain_server()")
     assert run.stdout.splitlines()[-1] == "({}, [], [])"
 
 

@@ -6,7 +6,6 @@ import json
 import logging
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.metrics import Collector
 from omni_fastpath.statefile import Publisher, stage_and_replica
-from tests.fakes.processes import ROOT
+from tests.fakes.processes import process
 from tests.fakes.upstream import patch
 
 DRUM = patch("drum", counters=(Counter("beats", "beats"),))
@@ -206,10 +205,7 @@ def test_counters_follow_and_the_file_goes_with_its_process() -> None:
 
     A forked child's end leaves it; the process's own end removes it.
     """
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert run.stdout == "1\n"
+    assert process(sys.executable, "-c", SCRIPT).stdout == "1\n"
     assert list(statefile.folder().iterdir()) == []
 
 

@@ -48,6 +48,13 @@ P = ParamSpec("P")
 State = Literal["cold", "warm"]
 
 
+def process(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A process with the repository on Python's path, when it has ended."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
 def isolated(state: State, *argv: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Run the decorated test's body in a fork of the ``cold`` or ``warm`` process; its arguments are pickled.
 

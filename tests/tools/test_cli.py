@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -20,6 +19,7 @@ from omni_fastpath.declare import Call, Fit, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
 from omni_fastpath.tools import cli, entrypoint, overlay, servers, status, upgrade
+from tests.fakes.processes import process
 from tests.tools.made import ROOT, record, snapshot
 
 FIRST = PATCHES[0]
@@ -236,12 +236,6 @@ def test_hook_plugins_are_looked_at_apart(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # ---- What is printed ----
-
-
-def process(*command: str) -> subprocess.CompletedProcess[str]:
-    """A process with the package as it is here, when it has ended."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(("command", "reader"), [("explain", "true"), ("overlay --list", "head -1 >/dev/null")])

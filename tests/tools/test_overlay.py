@@ -7,27 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import Field
 
 from omni_fastpath.config import ABSENT, ConfigError, read_blocks, resolve
-from omni_fastpath.declare import Options
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import overlay
-from tests.fakes.upstream import patch
-
-
-class PumpOptions(Options):
-    """Two values."""
-
-    items: int = Field(default=16, ge=1)
-    eager: bool = True
-
-
-MADE_UP = (
-    patch("pipe"),
-    patch("pump", options=PumpOptions, requires=("pipe",)),
-    patch("valve", default_on=False),
-)
+from tests.test_config import MADE_UP, PumpOptions
 
 
 @pytest.mark.parametrize(

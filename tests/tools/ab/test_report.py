@@ -10,17 +10,6 @@ import pytest
 from omni_fastpath.tools.ab import commands, report
 from omni_fastpath.tools.ab.files import Answer, Series, Start
 
-ANSWER = {
-    "status": 200,
-    "text": "abc",
-    "token_ids": [1],
-    "audio_bytes": 10,
-    "error": None,
-    "error_code": None,
-    "finished": True,
-    "images": [],
-}
-
 
 def _series(starts: int = 6, factor: float = 2.0, ended: str = "", failed: int = 0, answer: str = "abc") -> Series:
     found = []
@@ -36,7 +25,7 @@ def _series(starts: int = 6, factor: float = 2.0, ended: str = "", failed: int =
                     "p97_ttft_ms": 200.0 + place,
                     "request_throughput": 2.0,
                 },
-                answers=[Answer.model_validate({**ANSWER, "text": answer if arm == "B" else "abc"})],
+                answers=[Answer(status=200, text=answer if arm == "B" else "abc", audio_bytes=10)],
                 failed=failed if arm == "B" else 0,
                 serve=["vllm", "serve", "<model>"],
                 variables={"X": "a|b" if arm == "A" else "<b>"},

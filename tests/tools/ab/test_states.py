@@ -12,6 +12,7 @@ from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot
 from omni_fastpath.tools.ab import states
 from omni_fastpath.tools.ab.states import Expected
+from tests.tools import made
 
 DEFAULT = frozenset(patch.name for patch in PATCHES if patch.default_on)
 NAMES = [patch.name for patch in PATCHES]
@@ -20,19 +21,8 @@ NAMES = [patch.name for patch in PATCHES]
 def snapshot(states_of: dict[str, State], role: Process = Process.SERVER, reason: str = "") -> Snapshot:
     """A state file in which every patch is off but these."""
     patches = {name: PatchRecord(state=states_of.get(name, State.OFF), reason=reason) for name in NAMES}
-    return Snapshot(
-        schema=2,
-        pid=7,
-        started=1,
-        role=role,
-        process_name=role.value,
-        omni_fastpath="0",
-        vllm=None,
-        vllm_omni=None,
-        updated=0.0,
-        source=None,
-        patches=patches,
-    )
+    said = made.snapshot(7, role, process_name=role.value, started=1, updated=0.0, patches=patches)
+    return Snapshot.model_validate(said)
 
 
 # ---- Asked for ----
