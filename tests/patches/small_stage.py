@@ -114,9 +114,10 @@ class SmallStage:
         config: Of `stage_config`.
         device: What kind of device the payloads come from, for who asks.
         generates: Whether its scheduler is a generation stage's, which is not stepped here.
+        blocks: Of KV cache, 16 tokens each.
     """
 
-    def __init__(self, config: Any, *, device: str = "cuda", generates: bool = False) -> None:
+    def __init__(self, config: Any, *, device: str = "cuda", generates: bool = False, blocks: int = 4096) -> None:
         import torch
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -132,7 +133,7 @@ class SmallStage:
         self.scheduler = kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
-                num_blocks=4096, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+                num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
             ),
             structured_output_manager=StructuredOutputManager(config),
             **{name: value for name, value in wanted.items() if name in known},
