@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
@@ -33,38 +32,6 @@ def learn(queue: FairQueue, *slow: str, seconds: float = 0.2) -> None:
     push(queue, slow)
     for _ in slow:
         send(queue, seconds)
-
-
-def test_quick_streams_go_in_the_order_of_arrival() -> None:
-    """While no send is slow it is upstream's order, whatever each stream has queued, and whatever sends take."""
-    rng = random.Random(1)
-    queue, expected, found = FairQueue(), deque[str](), []
-    for _ in range(3000):
-        if rng.random() < 0.5 or not expected:
-            stream = rng.choice("aaaabbcdefgh")
-            push(queue, stream)
-            expected.append(stream)
-        else:
-            found.append((send(queue, rng.uniform(0.0, 0.019)), expected.popleft()))
-    assert all(ours == upstreams for ours, upstreams in found)
-
-
-def test_order_within_a_stream_never_changes() -> None:
-    """Whatever sends take and whenever tasks come, each stream's tasks are sent once, in their order."""
-    rng = random.Random(2)
-    queue, came, went = FairQueue(), Counter[str](), Counter[str]()
-    while sum(went.values()) < 4000:
-        if rng.random() < 0.6 and sum(came.values()) < 4000:
-            stream = rng.choice("abcdefg")
-            queue.push(stream, {"number": came[stream]})
-            came[stream] += 1
-        elif queue.waiting:
-            queued = queue.pop()
-            assert queued.task["number"] == went[queued.stream.key]
-            went[queued.stream.key] += 1
-            queue.sent(rng.choice((0.0, 0.001, 0.05, 0.3)), has_put=rng.random() < 0.5)
-    assert came == went
-    assert (queue.waiting, queue.nbytes) == (0, 0)
 
 
 @pytest.mark.parametrize("slow", [1, 2, 4, 8])
