@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit fleets trust floors packaging licences dist matrix dispatch processing ab server replay save-queue forward-gate clean
+.PHONY: setup demo parity test test-more lint unit trust floors packaging licences dist matrix dispatch processing ab server replay save-queue forward-gate clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -18,7 +18,7 @@ parity: setup ## the same answers: requests of every kind to real stage engines,
 test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"
 
-test-more: setup floors ## what `make test` leaves out: other servers, random worlds, packaging, floors, other releases; half an hour
+test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, floors, other releases; half an hour
 	$(PYTEST) -m more
 	$(PYTEST) -m "not more" --traced tests/patches
 	@$(MAKE) --no-print-directory matrix
@@ -31,7 +31,7 @@ lint: setup
 unit: setup ## the tests that need no vLLM
 	$(PYTEST) -m "not more and not server and not upstream"
 
-trust: setup ## 5,000 random schedules of the orchestrator against a model and stock, and inputs of each kind; over an hour
+trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save queue against a model and stock, and inputs of each kind; two hours
 	$(VENV_PYTHON) -m pytest -s -o timeout=0 --hypothesis-profile long tests/schedules tests/test_fuzz.py
 
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
@@ -48,9 +48,6 @@ dist: setup ## a wheel and a source distribution in dist/, to be installed by fi
 
 matrix: setup ## our built wheel on the other releases that are served; RELEASE=0.28.0 for one
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
-
-fleets: setup ## 1,000 random fleets of a stage against stock
-	$(VENV_PYTHON) -W ignore -m tests.fleets stage --seeds 1000
 
 dispatch: setup ## what the dispatch of a raw output costs
 	@$(VENV_PYTHON) -W ignore -m benchmarks.dispatch $(ARGS)
