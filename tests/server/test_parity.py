@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import re
+import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 from tests.server.conftest import LIMIT, all_states, as_declared, states
-from tests.trust import kinds, parity
+from tests.trust import faults, kinds, parity
 from tests.trust.kinds import Asked
 from tests.trust.parity import Answer
 
@@ -38,7 +39,6 @@ class Observed:
     shown: set[tuple[str, str, str, str]]
     summaries: list[str]
     killed: list[Any]
-    after_kill: list[Any]
     states: dict[str, Any]
     stage_states: list[dict[str, Any]]
     idle_switches_per_s: dict[str, float]
@@ -133,9 +133,19 @@ def _once(bodies: kinds.Kinds, model: str) -> list[Asked]:
     return kinds.asked(bodies, sum(map(len, bodies.values())), model)
 
 
+_KILLED = faults.Fault(
+    "killed",
+    "the only code2wav: SIGKILL",
+    faults.World("one of each"),
+    faults.signalled("stage2_replica0", signal.SIGKILL),
+    hits=tuple(range(faults.STREAMS)),
+    differ={"max_tokens": faults.LONG},
+)
+"""While all are under way, and long before they end."""
+
+
 def _observe(server: Any, overlay: Path | None = None) -> Observed:
     from benchmarks.rigs.captures import run_closed_loop
-    from omni_fastpath.tools.ab.capture import chat_request
 
     seen = Observed()
     alone, others = (_once(each, server.model) for each in ({**kinds.ALONE, **kinds.AUDIO}, kinds.OMNI))
@@ -158,24 +168,9 @@ def _observe(server: Any, overlay: Path | None = None) -> Observed:
         if overlay is not None:
             seen.status, seen.healthy = _command("status"), _command("doctor")
             seen.edited = _edited(overlay)
-        # A code2wav process dies under three long requests; new ones find no replica.
-        victim = _pid(server, "stage2_replica0")
-        requests = [chat_request(f"Doomed {n}", max_tokens=400, ignore_eos=True) for n in range(3)]
-        seen.killed = _kill_during(server, requests, victim)
-        seen.after_kill = run_closed_loop(server.url, [chat_request("Too late", max_tokens=5)], 1)
+        seen.killed, _ = asyncio.run(faults.ask(server, _KILLED))
     seen.shutdown = server.shutdown
     return seen
-
-
-def _kill_during(server: Any, requests: list[Any], pid: int) -> list[Any]:
-    from benchmarks.rigs.captures import run_closed_loop
-
-    timer = threading.Timer(1.5, psutil.Process(pid).kill)
-    timer.start()
-    try:
-        return run_closed_loop(server.url, requests, len(requests))
-    finally:
-        timer.join()
 
 
 def _unlike(fast: Observed, stock: Observed) -> list[str]:
@@ -269,12 +264,6 @@ def test_answers_are_identical(arms: tuple[Observed, Observed]) -> None:
     assert 30 < sum(each.status == 200 for each in stock.answers) < len(stock.asked) - 20
 
 
-def _assert_one_begins_as_the_other(left: Any, right: Any) -> None:
-    """Text and audio of one request, as far as it came on each arm."""
-    for one, other in ((left.text, right.text), (left.audio, right.audio)):
-        assert one.startswith(other) or other.startswith(one)
-
-
 def test_clients_that_leave_have_got_the_same(arms: tuple[Observed, Observed]) -> None:
     """What came on one arm before the client left begins as what came on the other, text and audio."""
     stock, fast = arms
@@ -308,12 +297,8 @@ def test_the_log_says_the_same_of_each_request(arms: tuple[Observed, Observed]) 
 def test_a_killed_stage_fails_its_requests_alike(arms: tuple[Observed, Observed]) -> None:
     """Requests under way when a stage process is killed end the same way, with prefixes; so do later ones."""
     stock, fast = arms
-    for left, right in zip(stock.killed, fast.killed, strict=True):
-        assert not left.succeeded
-        assert (left.status, left.error_code) == (right.status, right.error_code)
-        assert left.error == right.error
-        _assert_one_begins_as_the_other(left, right)
-    assert [c.answer() for c in fast.after_kill] == [c.answer() for c in stock.after_kill]
+    assert [faults.unlike(*each) for each in zip(stock.killed, fast.killed, strict=True)] == [None] * len(stock.killed)
+    assert not any(each.succeeded for each in stock.killed)
 
 
 def test_nothing_listens_that_did_not(arms: tuple[Observed, Observed]) -> None:
@@ -324,10 +309,9 @@ def test_nothing_listens_that_did_not(arms: tuple[Observed, Observed]) -> None:
 
 
 def test_an_idle_server_sleeps(arms: tuple[Observed, Observed]) -> None:
-    """With fastpath no thread of the idle API server wakes 25 times a second; stock has two that poll."""
+    """With fastpath no thread of the idle API server wakes a quarter as often as the two of stock's that poll."""
     stock, fast = arms
-    assert max(fast.idle_switches_per_s.values()) < 25
-    assert sorted(stock.idle_switches_per_s.values())[-2] > 100
+    assert 4 * max(fast.idle_switches_per_s.values()) < sorted(stock.idle_switches_per_s.values())[-2]
 
 
 def test_shutdown_is_clean(arms: tuple[Observed, Observed]) -> None:

@@ -14,19 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.trust import distribution
+
 VARIABLE = "TEST_RAW_OUTPUTS"
-_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def plugin(folder: Path) -> dict[str, str]:
     """Write the distribution into the folder; the result is what the server's environment needs."""
-    metadata = folder / "raw_outputs-0.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: raw-outputs\nVersion: 0.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nraw_outputs = tests.simulated_device.raw_outputs:arm\n"
-    )
-    path = os.pathsep.join([str(folder), str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    entry_points = "[vllm.general_plugins]\nraw_outputs = tests.simulated_device.raw_outputs:arm\n"
+    path = distribution(folder, "raw_outputs", entry_points)
     return {"PYTHONPATH": path, VARIABLE: str(folder / "raw.jsonl")}
 
 

@@ -105,7 +105,9 @@ class Fault:
 # ---- What is done ----
 
 
-def _signal(role: str, number: signal.Signals) -> Act:
+def signalled(role: str, number: signal.Signals) -> Act:
+    """A process of the server's gets a signal."""
+
     async def act(server: Server) -> None:
         next(psutil.Process(pid) for pid, each in server.processes().items() if each == role).send_signal(number)
 
@@ -113,9 +115,9 @@ def _signal(role: str, number: signal.Signals) -> Act:
 
 
 async def _stop_and_continue(server: Server) -> None:
-    await _signal("stage1_replica0", signal.SIGSTOP)(server)
+    await signalled("stage1_replica0", signal.SIGSTOP)(server)
     await asyncio.sleep(STOPPED_S)
-    await _signal("stage1_replica0", signal.SIGCONT)(server)
+    await signalled("stage1_replica0", signal.SIGCONT)(server)
 
 
 async def _kill_an_api_server(server: Server) -> None:
@@ -157,8 +159,8 @@ FAULTS = (
     Fault("put-blocks", f"a put takes {injected.BLOCKED_S:g} s, for two", _TWO, word="put-blocks", is_injected=True),
     Fault("hook-sleeps", "a hook sleeps at each output of two", _TWO, word="hook-sleeps", is_injected=None),
     Fault("hook-raises", "a hook raises", _TWO, word="hook-raises", is_injected=None),
-    Fault("killed", "a code2wav of two: SIGKILL", _TWO, _signal("stage2_replica0", _KILL)),
-    Fault("killed-last", "the code2wav that is left: SIGKILL", _TWO, _signal("stage2_replica1", _KILL)),
+    Fault("killed", "a code2wav of two: SIGKILL", _TWO, signalled("stage2_replica0", _KILL)),
+    Fault("killed-last", "the code2wav that is left: SIGKILL", _TWO, signalled("stage2_replica1", _KILL)),
     Fault(
         "sigterm",
         f"SIGTERM with all under way; clients leave {HOLD_ON_S:g} s later",
@@ -225,15 +227,15 @@ async def _until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def _ask(server: Server, fault: Fault) -> tuple[list[Capture], float]:
-    """What was answered, and how long ``act`` took, seconds."""
+async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Capture], float]:
+    """What was answered, and how long ``act`` took, seconds; *place* is the fault's among those of this server."""
     found: list[Capture] = []
     tasks: list[asyncio.Task[None]] = []
     reads = asyncio.Event()
 
     def begin(to: aiohttp.ClientSession, *, is_hit: bool) -> Callable[[], bool]:
         number = len(found)
-        name = f"{fault.word if is_hit else 'plain'}-{FAULTS.index(fault)}-{number}"
+        name = f"{fault.word if is_hit else 'plain'}-{place}-{number}"
         body: dict[str, Any] = {"max_tokens": TOKENS, **(fault.differ if is_hit else {})}
         request = chat_request(f"Question {number} of {fault.name}", ignore_eos=True, request_id=name, **body)
         capture = Capture(request, 0.0)
@@ -283,9 +285,9 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
     before, seen = _segments(), []
     with server:
         server_arms.prove(server, arm, {"api"} if world.light else server_arms.roles(3))
-        for fault in faults:
+        for place, fault in enumerate(faults):
             results.progress(f"{arm.name}: {fault.name}")
-            asked, acted_s = asyncio.run(_ask(server, fault))
+            asked, acted_s = asyncio.run(ask(server, fault, place))
             (SHARED_MEMORY / "ballast").unlink(missing_ok=True)
             said = server.log_path.read_text(errors="replace").count(f"[injected] {fault.word}")
             seen.append(Seen(asked, said, acted_s))
@@ -308,7 +310,7 @@ def _segments() -> set[str]:
 # ---- Stock and fastpath ----
 
 
-def _unlike(stock: Capture, fast: Capture) -> str | None:
+def unlike(stock: Capture, fast: Capture) -> str | None:
     """In what a request's fate differs between the arms."""
     if stock.succeeded and fast.succeeded:
         return "; ".join(answers_differ([fast.answer()], [stock.answer()]))[:300] or None
@@ -326,7 +328,7 @@ def _words(error: str | None) -> str:
 
 def _compare(fault: Fault, stock: Seen, fast: Seen) -> list[str]:
     pairs = enumerate(zip(stock.asked, fast.asked, strict=True))
-    found = [f"request {number}: {unlike}" for number, (a, b) in pairs if (unlike := _unlike(a, b))]
+    found = [f"request {number}: {words}" for number, (a, b) in pairs if (words := unlike(a, b))]
     if fault.is_injected is not False and not (fast.injected and (stock.injected or fault.is_injected is None)):
         found.append(f"the fault was not there: {stock.injected} times in stock, {fast.injected} in fastpath")
     return found
@@ -345,16 +347,16 @@ def _pair(world: World, faults: Sequence[Fault], console: Console) -> list[str]:
     """The faults on a pair of servers, in a table; in what fastpath differs."""
     with work_folder("faults-") as work:
         stock, fast = (_serve(arm, world, faults, work) for arm in (STOCK, FASTPATH))
-    unlike = [_compare(fault, *seen) for fault, *seen in zip(faults, stock.seen, fast.seen, strict=True)]
+    differ = [_compare(fault, *seen) for fault, *seen in zip(faults, stock.seen, fast.seen, strict=True)]
     rows = []
-    for fault, found, a, b in zip(faults, unlike, stock.seen, fast.seen, strict=True):
+    for fault, found, a, b in zip(faults, differ, stock.seen, fast.seen, strict=True):
         whole = (sum(each.succeeded for each in seen.asked) for seen in (a, b))
         lost = (sum(each.error == LOST for each in seen.asked) for seen in (a, b))
         rows.append([f"{fault.name}: {fault.done}", str(len(a.asked)), _both(whole), str(len(found)), _both(lost)])
     rows[-1] += [_both(f"{each.shutdown_s:.1f}" for each in (stock, fast)), _both(len(x.left) for x in (stock, fast))]
     columns = ("fault", "requests", "answered whole", "different", "lost", "shutdown s", "left in /dev/shm")
     results.show(f"{world.name}: stock / fastpath", columns, rows)
-    said = [f"{fault.name}: {each}" for fault, found in zip(faults, unlike, strict=True) for each in found]
+    said = [f"{fault.name}: {each}" for fault, found in zip(faults, differ, strict=True) for each in found]
     said += [f"{world.name}: stepped aside: {each}" for each in fast.stepped_aside]
     if len(fast.killed) > len(stock.killed):
         said.append(f"{world.name}: had to be killed: {fast.killed}, of stock {stock.killed}")
