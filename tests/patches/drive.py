@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
@@ -120,3 +122,31 @@ def run(pipeline: Any, *later: Callable[[Any], None]) -> list[Any]:
     assert pipeline.crash is None
     found: list[Any] = pipeline.messages()
     return found
+
+
+async def front_end_takes(
+    count: int, put: Callable[[Any], Awaitable[None]], done: Awaitable[object], *, event_driven: bool
+) -> None:
+    """Let upstream's loop of the front end take numbered messages of one request, which wait already, until ``done``.
+
+    Args:
+        count: How many.
+        put: In the place of the request's queue.
+        done: Awaited, half a minute at most.
+        event_driven: The front end's mode.
+    """
+    import janus
+    from vllm_omni.engine.messages import OutputMessage
+
+    from benchmarks.rigs.inprocess import front_end
+    from benchmarks.rigs.upstream import output_writer
+
+    outputs = janus.Queue[Any]()
+    for number in range(count):
+        outputs.sync_q.put_nowait(OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False))
+    pipeline: Any = SimpleNamespace(outputs=outputs, writer=output_writer(outputs), thread=threading.current_thread())
+    found = front_end(pipeline, {"one": SimpleNamespace(put=put)}, event_driven=event_driven)
+    found._final_output_handler()
+    await asyncio.wait_for(done, 30)
+    found.final_output_task.cancel()
+    await asyncio.gather(found.final_output_task, return_exceptions=True)

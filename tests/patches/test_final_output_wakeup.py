@@ -14,7 +14,7 @@ import janus
 import pytest
 import uvloop
 
-from tests.patches.drive import only
+from tests.patches.drive import front_end_takes, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -32,13 +32,6 @@ def _engine(is_alive: Callable[[], bool] = lambda: True) -> Any:
 
     pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=SimpleNamespace(is_alive=is_alive))
     return front_end(pipeline, {}, event_driven=False).engine
-
-
-def _message(number: int) -> Any:
-    """One for the request ``one``."""
-    from vllm_omni.engine.messages import OutputMessage
-
-    return OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False)
 
 
 def _counters() -> dict[str, int]:
@@ -237,27 +230,13 @@ class _Watch:
         self._left -= 1
 
 
-async def _drained(event_driven: bool, messages: int) -> list[int]:
-    """How upstream's own loop of the front end takes messages that all wait already: the sizes of its batches."""
-    from benchmarks.rigs.inprocess import front_end
-
-    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=threading.current_thread())
-    for number in range(messages):
-        pipeline.outputs.sync_q.put_nowait(_message(number))
-    watch = _Watch(messages)
-    found = front_end(pipeline, {"one": watch}, event_driven=event_driven)
-    found._final_output_handler()
-    await asyncio.wait_for(watch.done, 30)
-    found.final_output_task.cancel()
-    await asyncio.gather(found.final_output_task, return_exceptions=True)
-    return watch.batches
-
-
 async def test_a_full_queue_does_not_keep_the_event_loop_to_itself(event_driven: bool) -> None:
     """Of a thousand messages that wait, a few are taken, then everybody else has a turn, and so on."""
     from omni_fastpath.patches.final_output_wakeup.wrappers import _LARGEST_BATCH
 
-    batches = await _drained(event_driven, 1000)
+    watch = _Watch(1000)
+    await front_end_takes(1000, watch.put, watch.done, event_driven=event_driven)
+    batches = watch.batches
     assert max(batches) <= _LARGEST_BATCH
     assert sum(batches) == 1000
     assert _counters()["turns"] >= 1000 // _LARGEST_BATCH - 1

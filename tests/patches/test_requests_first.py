@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import janus
 import pytest
 
 from omni_fastpath import way_in
-from tests.patches.drive import only
+from tests.patches.drive import front_end_takes, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -265,13 +263,7 @@ async def test_upstreams_drain_waits(
     event_driven: bool, patches: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a request is on its way; all messages come, in order, whichever drain it is and whoever else wraps it."""
-    from vllm_omni.engine.messages import OutputMessage
-
-    from benchmarks.rigs.inprocess import front_end
-    from benchmarks.rigs.upstream import output_writer
-
     taken: list[int] = []
-    outputs = janus.Queue[Any]()
     done = asyncio.get_running_loop().create_future()
 
     async def put(message: Any) -> None:
@@ -279,9 +271,6 @@ async def test_upstreams_drain_waits(
         if message.engine_outputs == 99:
             done.set_result(None)
 
-    for number in range(100):
-        outputs.sync_q.put_nowait(OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False))
-    pipeline: Any = SimpleNamespace(outputs=outputs, writer=output_writer(outputs), thread=threading.current_thread())
     with ExitStack() as stack:
         entries = {patch: stack.enter_context(only(patch)) for patch in patches}  # the inner one is written first
         from omni_fastpath.patches.requests_first import hold, wrappers
@@ -289,10 +278,6 @@ async def test_upstreams_drain_waits(
         # The process's own has an account that a test before this one may have spent.
         monkeypatch.setattr(wrappers, "_hold", hold.Hold(wrappers._on_their_way, entries["requests_first"].counters))
         wrappers._on_their_way.add(wrappers.Journey())
-        found = front_end(pipeline, {"one": SimpleNamespace(put=put)}, event_driven=event_driven)
-        found._final_output_handler()
-        await asyncio.wait_for(done, 30)
-        found.final_output_task.cancel()
-        await asyncio.gather(found.final_output_task, return_exceptions=True)
+        await front_end_takes(100, put, done, event_driven=event_driven)
         assert entries["requests_first"].counters["cut_short"] > 0
     assert taken == list(range(100))
