@@ -27,9 +27,9 @@ NAMES = [patch.name for patch in PATCHES if isinstance(row_here(patch), Fit)]
 BY_NAME = {patch.name: patch for patch in PATCHES}
 
 
-def all_on(but: str = "") -> Resolved:
-    """Every patch on, but one."""
-    return resolve([], {patch.env: str(int(patch.name != but)) for patch in PATCHES}, PATCHES)
+def all_on() -> Resolved:
+    """Every patch on."""
+    return resolve([], {patch.env: "1" for patch in PATCHES}, PATCHES)
 
 
 def apply_in_both(resolved: Resolved) -> None:
@@ -108,17 +108,6 @@ def test_all_patches_together_and_off_again() -> None:
     assert ours_anywhere() == set()
     # 0.32 does one of them itself, and 0.28 has no use for another.
     assert {entry.state for entry in LEDGER} <= {State.OFF, State.SUPERSEDED, State.NOT_APPLICABLE}
-
-
-@isolated("warm")
-def test_patch_that_is_off_has_no_slot() -> None:
-    """With everything else on, the slots that only this patch writes are upstream's own objects."""
-    own = slots()
-    for name in NAMES:
-        on = all_on(but=name)
-        apply_in_both(on)
-        assert_holds(own, *on.enabled)
-        take_off()
 
 
 # ---- What moved ----

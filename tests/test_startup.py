@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,12 +76,9 @@ def test_registration_imports_the_standard_library_and_wrapt(variable: str, pack
 @pytest.mark.upstream
 @isolated("cold")
 def test_upstreams_loader_arms_it_once() -> None:
-    """Both plugin groups name the registration; the loader wraps the reader once, and no patch's slot."""
+    """It wraps the reader once, and no patch's slot."""
     from vllm_omni.plugins import load_omni_general_plugins
 
-    for group in ("vllm.general_plugins", "vllm_omni.general_plugins"):
-        [found] = [point for point in entry_points(group=group) if point.name == "omni_fastpath"]
-        assert found.value == "omni_fastpath.startup:register"
     load_omni_general_plugins()
     register()
     assert is_ours(raw(READER))
