@@ -35,15 +35,6 @@ TEXTS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _levels_of_handlers() -> Iterator[None]:
-    """A library below the API server sets the level of all handlers of the root when it is imported, pytest's too."""
-    levels = [(handler, handler.level) for handler in logging.getLogger().handlers]
-    yield
-    for handler, level in levels:
-        handler.setLevel(level)
-
-
 @contextmanager
 def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
     """The patch installed as in a process with upstream's API server; its counters."""
