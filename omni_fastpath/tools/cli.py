@@ -111,11 +111,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ab(words: Sequence[str]) -> int:
-    missing = [name for name in ("aiohttp", "scipy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"ab needs {' and '.join(missing)}, which vLLM-Omni brings; without it: pip install {' '.join(missing)}"
-        )
+    if importlib.util.find_spec("aiohttp") is None:
+        raise ConfigError("ab needs aiohttp, which vLLM-Omni brings; without it: pip install aiohttp")
     from omni_fastpath.tools.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
 
     return run(words)

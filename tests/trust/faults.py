@@ -360,6 +360,8 @@ def _pair(world: World, faults: Sequence[Fault], console: Console) -> list[str]:
     said += [f"{world.name}: stepped aside: {each}" for each in fast.stepped_aside]
     if len(fast.killed) > len(stock.killed):
         said.append(f"{world.name}: had to be killed: {fast.killed}, of stock {stock.killed}")
+    if len(fast.left) > len(stock.left):
+        said.append(f"{world.name}: left in /dev/shm: {fast.left}, of stock {stock.left}")
     for fault, seen in zip(faults, fast.seen, strict=True):
         words = sorted({f"{each.status} {_words(each.error)}" for each in seen.asked if not each.succeeded})
         console.print(f"{fault.name} fails with: {'; '.join(words) or 'nothing'}", markup=False, highlight=False)
@@ -373,7 +375,7 @@ def _both(values: Iterable[Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do the faults; 0: no difference and no loss, 1: one, or it could not be seen, 2: usage, 130: interrupted."""
+    """Do the faults; 0: no difference, 1: one, or it could not be seen, 2: usage, 130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m tests.trust.faults", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", choices=[*(fault.name for fault in FAULTS), []], metavar="NAME")
     names = parser.parse_args(argv).names

@@ -10,6 +10,5 @@ hides what may be a secret, ``report`` says what was found, on the terminal, as 
 
 ``arm`` is an arm of a benchmark and the proof that it is on, ``capture`` the client that records answers, ``answers``
 says whether two arms answered alike, ``rows`` are rows of measures that ``verdict`` judges and ``table`` shows,
-``phases`` is the progress. ``verdict`` needs scipy and numpy, ``capture`` aiohttp, which come with vLLM-Omni; the extra
-``ab`` names them.
+``phases`` is the progress. ``capture`` needs aiohttp, which comes with vLLM-Omni; the extra ``ab`` names it.
 """

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.verdict import Measure, interval, p_value, verdicts
@@ -66,11 +69,23 @@ def test_equal_values_are_the_same() -> None:
     assert found.ratio is None
 
 
-def test_the_p_of_many_ties_is_the_same_each_time() -> None:
-    """Of eight starts an arm there are 12,870 permutations: drawn ones made the verdict of the same files a lot."""
-    a, b = [10.0, 11.0, 11.0, 12.0, 12.0, 13.0, 13.0, 14.0], [12.0, 13.0, 13.0, 14.0, 14.0, 15.0, 15.0, 16.0]
-    assert len({p_value(a, b) for _ in range(5)}) == 1
-    assert p_value([1.0] * 7 + [2.0], [2.0] * 7 + [1.0]) == pytest.approx(2 * (8 * 8 + 1) / math.comb(16, 8))
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.lists(st.integers(0, 5), min_size=1, max_size=5))
+def test_p_is_the_share_of_all_ways_to_deal(a: list[float], b: list[float]) -> None:
+    """Each way counted by hand, ties and arms of one start too."""
+    both = [*a, *b]
+
+    def u(places: Sequence[int]) -> float:
+        rest = [each for place, each in enumerate(both) if place not in places]
+        return sum((both[place] > each) + (both[place] == each) / 2 for place in places for each in rest)
+
+    seen, dealt = u(range(len(a))), [u(places) for places in itertools.combinations(range(len(both)), len(a))]
+    tails = (sum(each <= seen for each in dealt), sum(each >= seen for each in dealt))
+    assert p_value(a, b) == pytest.approx(min(1.0, 2 * min(tails) / len(dealt)))
+
+
+def test_many_starts_with_ties_are_judged() -> None:
+    """Of twenty an arm there are 138 thousand million ways to deal, which nobody can go through."""
+    assert p_value([1.0] * 19 + [2.0], [2.0] * 19 + [1.0]) == pytest.approx(2 * (20 * 20 + 1) / math.comb(40, 20))
 
 
 @pytest.mark.parametrize("b", [[], [math.nan]])
