@@ -1,48 +1,16 @@
 """Every upstream function that a patch calls is a seam of that patch: nothing that we rely on can move unseen.
 
-By the syntax tree, what is imported; by a tracer, what is called while the other tests of this folder run (`--traced`).
+A tracer sees what is called while the other tests of this folder run (`--traced`); here is that it sees it.
 """
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import functools
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
-from tests.patches.upstream_calls import UPSTREAM, UpstreamCalls, declared_by, functions_named
-
-FOLDER = Path(__file__).resolve().parents[2] / "patches"
-each_patch = pytest.mark.parametrize("patch", PATCHES, ids=[patch.name for patch in PATCHES])
-
-
-# ---- What is imported ----
-
-
-def _trees(patch: Patch) -> dict[str, ast.Module]:
-    return {file.name: ast.parse(file.read_text()) for file in sorted((FOLDER / patch.name).glob("*.py"))}
-
-
-@pytest.mark.upstream
-@each_patch
-def test_functions_imported_are_seams(patch: Patch) -> None:
-    """A function that a patch imports from upstream, or reads off a class or module of upstream's, is its seam."""
-    declared = declared_by(patch, PATCHES, anywhere=True)
-    missing = [
-        f"{name}: {source} is {path}"
-        for name, tree in _trees(patch).items()
-        for path, source in functions_named(tree, UPSTREAM)
-        if path not in declared
-    ]
-    assert not missing, "\n".join(missing)
-
-
-# ---- The tracer ----
+from tests.patches.upstream_calls import UpstreamCalls
 
 _UPSTREAM: dict[str, Any] = {"__name__": "vllm_omni.made_for_a_test"}
 exec(  # noqa: S102 - functions whose module is upstream's

@@ -11,16 +11,12 @@ called. Where a patch has wrapped the function, what it wraps is.
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import copy
 import functools
 import inspect
 import re
 import sys
 import threading
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
@@ -41,15 +37,12 @@ _NOT_CALLED = (property, functools.cached_property)
 """What looks like an attribute where it stands: no seam but, as an attribute, a line under Fragility."""
 
 
-def declared_by(patch: Patch, patches: Sequence[Patch], *, anywhere: bool = False) -> set[str]:
-    """The paths of the seams that a patch declares, and of those without whose patches it is not installed.
-
-    Those of the installed release, or with ``anywhere`` of all: a source may hold what only another release is for.
-    """
+def declared_by(patch: Patch, patches: Sequence[Patch]) -> set[str]:
+    """The paths of the seams that a patch declares here, and of those without whose patches it is not installed."""
     named = {each.name: each for each in patches}
-    seams = [seam for fit in patch.fits for seam in fit.seams] if anywhere else seams_here(patch)
-    found = {seam.path for seam in seams}
-    return found.union(*(declared_by(named[name], patches, anywhere=anywhere) for name in patch.requires))
+    return {seam.path for seam in seams_here(patch)}.union(
+        *(declared_by(named[name], patches) for name in patch.requires)
+    )
 
 
 class UpstreamCalls:
@@ -106,12 +99,12 @@ def _called(callee: FrameType, patch: str) -> str | None:
     code, module = callee.f_code, callee.f_globals.get("__name__", "")
     if module.startswith(PATCHES_PACKAGE):  # another patch's wrapper stands in the slot; one's own calls on by itself
         is_own = module.startswith(f"{PATCHES_PACKAGE}{patch}.")
-        return None if is_own else _path_of(callee.f_locals.get("wrapped"), UPSTREAM)
+        return None if is_own else _path_of(callee.f_locals.get("wrapped"))
     first = callee.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     kind = first if isinstance(first, type) else type(first)
     named = [raw for owner in kind.__mro__ if (raw := _own(owner, code.co_name)) is not None]
-    if not _is_among(module, UPSTREAM):  # a rig's, which may stand for upstream's
-        return next(filter(None, (_path_of(raw, UPSTREAM) for raw in named)), None)
+    if not _is_upstreams(module):  # a rig's, which may stand for upstream's
+        return next(filter(None, (_path_of(raw) for raw in named)), None)
     if any(_code_of(raw) is code for raw in named if isinstance(raw, _NOT_CALLED)):
         return None
     return f"{module}:{code.co_qualname}"
@@ -119,7 +112,7 @@ def _called(callee: FrameType, patch: str) -> str | None:
 
 def _own(owner: type, name: str) -> Any:
     """What a class of upstream's has under a name itself; None for anybody else's."""
-    return vars(owner).get(name) if _is_among(owner.__module__, UPSTREAM) else None
+    return vars(owner).get(name) if _is_upstreams(owner.__module__) else None
 
 
 def _code_of(attribute: Any) -> Any:
@@ -127,51 +120,13 @@ def _code_of(attribute: Any) -> Any:
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
-def _is_among(module: str, packages: Collection[str]) -> bool:
-    return module.partition(".")[0] in packages
+def _is_upstreams(module: str) -> bool:
+    return module.partition(".")[0] in UPSTREAM
 
 
-def _path_of(raw: Any, packages: Collection[str]) -> str | None:
-    """Where a function of one of these packages is defined; None for anything else."""
+def _path_of(raw: Any) -> str | None:
+    """Where a function of upstream's is defined; None for anything else."""
     function = inspect.unwrap(getattr(raw, "__func__", raw))
-    if not isinstance(function, FunctionType) or not _is_among(function.__module__ or "", packages):
+    if not isinstance(function, FunctionType) or not _is_upstreams(function.__module__ or ""):
         return None
     return f"{function.__module__}:{function.__qualname__}"
-
-
-# ---- By syntax tree ----
-
-
-def functions_named(tree: ast.Module, packages: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Each upstream function that a file imports or reads off what it imports: its path, and the expression.
-
-    Classes, their members that are no functions, constants and modules are no functions: nothing of theirs is called by
-    naming them. What the installed release does not have is another release's, where it is looked at.
-    """
-    imported: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.Import, ast.ImportFrom)) or getattr(node, "level", None):
-            continue
-        for alias in node.names:
-            if _is_among(getattr(node, "module", alias.name), packages):
-                alone = copy.copy(node)
-                alone.names = [alias]
-                # What only another release needs may be deprecated on this one, or not there.
-                with warnings.catch_warnings(), contextlib.suppress(ImportError):
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    exec(compile(ast.Module([alone], []), "<an import of ours>", "exec"), imported)  # noqa: S102
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            path = _path_of(_value(node, imported), packages)
-            if path is not None:
-                yield path, ast.unparse(node)
-
-
-def _value(node: ast.expr, imported: Mapping[str, Any]) -> Any:
-    """What an expression of names and dots is, without calling anything; None when it is not upstream's."""
-    if isinstance(node, ast.Name):
-        return imported.get(node.id)
-    if isinstance(node, ast.Attribute):
-        owner = _value(node.value, imported)
-        return None if owner is None else inspect.getattr_static(owner, node.attr, None)
-    return None
