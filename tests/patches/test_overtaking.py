@@ -78,6 +78,26 @@ def test_end_waits_for_what_came_before_it(recorder: Any, audio_only: bool) -> N
     assert [type(each).__name__ for each in messages if each.stage_id == 2] == ["OutputMessage"]
 
 
+def test_end_goes_when_what_it_waits_for_has_left(recorder: Any, event_driven: bool) -> None:
+    """A replica that is detached takes what waits in it along; an end that waited for that goes nevertheless."""
+    pipeline = Pipeline(stages(1), event_driven=event_driven)
+    pipeline.add_request("R")
+    pipeline.put(0, batch(text("R", 1)), batch(text("R", 2)))
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
+    handle = pipeline.orchestrator._handle_processed_outputs
+
+    async def detaching(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+        await handle(stage_id, replica_id, outputs)
+        if stage_id == 0:
+            pipeline.pools[0].clients[0] = None
+            pipeline.replicas[0].clear()
+
+    pipeline.orchestrator._handle_processed_outputs = detaching
+    with switched_on(floor=0.0):
+        run(pipeline)
+    assert [stage for stage, _, raw in recorder.of("dequeued") if raw.outputs] == [0, 2]
+
+
 def test_end_of_a_session_waits_for_the_stages_behind(event_driven: bool) -> None:
     """It comes after what came before it there, as in stock: it is the whole session's, at whichever stage."""
     stop = FinishReason.STOP
