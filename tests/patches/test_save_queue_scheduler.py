@@ -165,21 +165,6 @@ def test_abort_while_held(configs: dict[int, Path], asynchronous: bool) -> None:
         until(lambda: made.queue.nbytes == 0, "the look at what was fetched")
 
 
-def test_hold_timeout_lets_single_steps_through(configs: dict[int, Path]) -> None:
-    """Nothing is sent: after each ``max_hold_s`` exactly one step goes through, counted, and the request completes."""
-    name = unique("s")
-    with stage(configs[0], max_tasks=4, max_hold_s=0.02) as (made, counters):
-        made.gate.shut(name)
-        made.rig.add(name, tokens=30)
-        until(lambda: (made.rig.turn(), counters["expired_holds"] >= 5)[1], "five holds' ends")
-        for _ in range(3):
-            made.rig.turn()
-        assert 4 + counters["expired_holds"] <= made.queue.tasks <= 7 + counters["expired_holds"]
-        made.gate.open()
-        made.rig.run()
-        assert len(made.tokens[name]) == 30
-
-
 # ---- Bytes ----
 
 

@@ -37,7 +37,7 @@ SMALL = 4
 
 STREAMS = st.integers(0, MOST_REQUESTS - 1)
 SECONDS = st.sampled_from([0.0] * 9 + [0.005, 0.05, 3.0])
-CUTS = st.none() | st.builds(Cut, line=st.integers(1, 150), turns=st.sampled_from([0, 0, 1, 3]))
+CUTS = st.none() | st.builds(Cut, line=st.integers(1, 60), turns=st.sampled_from([0, 0, 1, 3]))
 OPTIONS = st.fixed_dictionaries(
     {
         "max_bytes": st.sampled_from([None, 2**16]),
