@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,23 @@ def test_bytes_count_until_a_task_was_sent() -> None:
     assert (queue.nbytes, queue.streams["a"].nbytes) == (110, 100)
     queue.sent(0.0, has_put=True)
     assert (queue.nbytes, queue.streams["a"].nbytes, queue.streams["b"].nbytes) == (10, 0, 10)
+
+
+def test_what_is_being_taken_does_not_wait() -> None:
+    """An exception before a task has left its stream: it is in the hand, and not handed out a second time."""
+
+    class Breaks(deque[Any]):
+        def popleft(self) -> Any:
+            raise RuntimeError("injected")
+
+    queue = FairQueue()
+    push(queue, ["one", "one"])
+    queue.streams["one"].waiting = Breaks(queue.streams["one"].waiting)
+    with pytest.raises(RuntimeError):
+        queue.pop()
+    assert queue.sending is not None
+    assert queue.sending.number == 0
+    assert len(queue.all_waiting()) == 1
 
 
 # ---- Who is held ----
