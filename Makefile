@@ -31,7 +31,7 @@ lint: setup
 unit: setup ## the tests that need no vLLM
 	$(PYTEST) -m "not more and not server and not upstream"
 
-trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save queue against a model and stock, and inputs of each kind; two hours
+trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save queue against a model and stock, and inputs of each kind; twenty minutes
 	$(VENV_PYTHON) -m pytest -s -o timeout=0 --hypothesis-profile long tests/schedules tests/test_fuzz.py
 
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
