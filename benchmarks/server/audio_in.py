@@ -6,9 +6,9 @@ import base64
 import functools
 import io
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
+from omni_fastpath.tools.ab import capture
 from omni_fastpath.tools.ab.capture import Request
 
 AudioIn = Literal["mono16k", "stereo48k", "mp3"]
@@ -39,10 +39,7 @@ def recorded(kind: AudioIn, what: str) -> str:
 
 def with_audio(request: Request, kind: AudioIn, what: str) -> Request:
     """The chat request, with a recording before its text."""
-    [message] = request.body["messages"]
-    audio = {"data": recorded(kind, what), "format": FILES[kind][0]}
-    content = [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": message["content"]}]
-    return replace(request, body={**request.body, "messages": [{**message, "content": content}]})
+    return capture.with_audio(request, recorded(kind, what), FILES[kind][0])
 
 
 def brings_audio(request: Request) -> bool:

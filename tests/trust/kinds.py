@@ -6,16 +6,15 @@ for the model's name.
 
 from __future__ import annotations
 
-import base64
-import io
 import itertools
 import json
 import random
 import string
-import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from omni_fastpath.tools.ab.capture import wav_file
 
 CHAT, REALTIME = "/v1/chat/completions", "/v1/realtime"
 SPEECH, SPOKEN = "/v1/audio/speech", "/v1/audio/speech/stream"
@@ -251,15 +250,5 @@ def _filled(body: Any, text: str, length: int, model: str) -> Any:
     if body is None or isinstance(body, bytes):
         return body
     written = json.dumps(body).replace("TEXT", text).replace('"LENGTH"', str(length))
-    return json.loads(written.replace("MODEL", model).replace("RECORDING", _recording(text)))
-
-
-def _recording(words: str) -> str:
-    """Half a second of sound as a WAV file, base64, another one for other words."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as made:
-        made.setnchannels(1)
-        made.setsampwidth(2)
-        made.setframerate(16000)
-        made.writeframes(words.encode().ljust(16000, b"\0"))
-    return base64.b64encode(file.getvalue()).decode()
+    recording = wav_file(text.encode().ljust(16000, b"\0"), 16000)  # half a second, another one for other words
+    return json.loads(written.replace("MODEL", model).replace("RECORDING", recording))

@@ -14,8 +14,10 @@ import asyncio
 import base64
 import dataclasses
 import hashlib
+import io
 import json
 import time
+import wave
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +53,25 @@ def chat_request(
     if stream:
         data |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return Request("/v1/chat/completions", {**data, **body}, abort_after)
+
+
+def with_audio(request: Request, audio: str, form: str) -> Request:
+    """The chat request of one message, with a file of audio in base64 before its text."""
+    [message] = request.body["messages"]
+    sound = {"type": "input_audio", "input_audio": {"data": audio, "format": form}}
+    content = [sound, {"type": "text", "text": message["content"]}]
+    return dataclasses.replace(request, body={**request.body, "messages": [{**message, "content": content}]})
+
+
+def wav_file(samples: bytes, rate: int) -> str:
+    """A WAV file in base64 of one channel of 16-bit samples, *rate* a second."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as made:
+        made.setnchannels(1)
+        made.setsampwidth(2)
+        made.setframerate(rate)
+        made.writeframes(samples)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def speech_request(text: str, *, voice: str = "vivian", **body: Any) -> Request:

@@ -8,21 +8,18 @@ the same extra body, so that a model that only speaks is asked to speak. One cha
 from __future__ import annotations
 
 import argparse
-import base64
 import hashlib
-import io
 import json
 import math
 import random
 import re
 import shutil
-import wave
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from omni_fastpath.config import refusal, shown
 from omni_fastpath.process_role import value
-from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request
+from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request, wav_file, with_audio
 
 PORT, RESULT = "{port}", "{result}"
 """Placeholders: a port for each server, and a path for the JSON that the client writes."""
@@ -182,14 +179,5 @@ def fixed(bench: Sequence[str]) -> list[Request]:
 
 def _recording() -> Request:
     """A chat request that brings audio, hiss of 16-bit samples; a model that takes none refuses it in both arms."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as recording:
-        recording.setnchannels(1)
-        recording.setsampwidth(2)
-        recording.setframerate(_RECORDED_HZ)
-        recording.writeframes(random.Random(SEED).randbytes(2 * _RECORDED_S * _RECORDED_HZ))  # noqa: S311 - no secret
-    request = _MADE[_CHAT](PROMPTS[0])
-    [message] = request.body["messages"]
-    audio = {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}
-    content = [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": message["content"]}]
-    return replace(request, body={**request.body, "messages": [{**message, "content": content}]})
+    hiss = random.Random(SEED).randbytes(2 * _RECORDED_S * _RECORDED_HZ)  # noqa: S311 - no secret
+    return with_audio(_MADE[_CHAT](PROMPTS[0]), wav_file(hiss, _RECORDED_HZ), "wav")
