@@ -7,9 +7,12 @@ may see a value that is an instant old.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from omni_fastpath.declare import Patch, State
@@ -61,8 +64,26 @@ class Entry:
         return self.state is State.FAILED
 
     def report(self, state: State, reason: str) -> None:
-        """Set the patch's state for this process; for its wrappers."""
-        LEDGER.set(self.patch, state, reason)
+        """Set the patch's state for this process; for its wrappers. A patch that has failed stays failed."""
+        if not self.has_failed:
+            LEDGER.set(self.patch, state, reason)
+
+    def fail(self, what: str, error: Exception) -> None:
+        """Step aside: log the first error of the patch, and set its state to ``failed``. Never raises.
+
+        The wrappers look at ``has_failed`` and leave everything to upstream from then on.
+
+        Args:
+            what: What failed, as the subject of a sentence.
+            error: The exception.
+        """
+        if not self.has_failed:
+            logger.error("omni-fastpath: %s: %s failed", self.patch.name, what, exc_info=error)
+            self.report(State.FAILED, f"{what} failed: {error!r}; upstream works alone from here on")
+
+    def guard(self, what: str) -> Guard:
+        """A context for code of the patch alone; see ``Guard``."""
+        return Guard(self, what)
 
     @property
     def reason(self) -> str:
@@ -78,6 +99,47 @@ class Entry:
             self.figures = None
             logger.exception("omni-fastpath: what %s has for /metrics cannot be read", self.patch.name)
             return {}
+
+
+class Guard:
+    """A context in which only code of a patch runs: an exception makes the patch step aside and ends the context.
+
+    Upstream is called outside of it, so that what upstream raises passes untouched. Where the two cannot be separated
+    that way, ``raised_by_us`` tells them apart. A guard has no state of its own: one object serves all threads.
+
+    Args:
+        entry: The patch.
+        what: What is done inside, as the subject of a sentence: "looking at a raw output".
+    """
+
+    __slots__ = ("_entry", "_what")
+
+    def __init__(self, entry: Entry, what: str) -> None:
+        self._entry, self._what = entry, what
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):  # nothing, or a cancellation, which is nobody's error
+            return False
+        self._entry.fail(self._what, error)
+        return True
+
+
+_OURS = __name__.partition(".")[0]
+_LIBRARIES = sys.stdlib_module_names | {"janus", "msgspec", "pluggy", "prometheus_client", "uvloop", "wrapt"}
+"""Modules whose exceptions are those of their callers."""
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Whether an exception was raised by code of this package, or by a library that this package called.
+
+    The innermost frame decides that is no library's. Upstream's own code, and any code that is not known, is not ours.
+    """
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    roots = [root for root in (name.partition(".")[0] for name in names) if root not in _LIBRARIES]
+    return bool(roots) and roots[-1] == _OURS
 
 
 Listener = Callable[[str, State, str], None]

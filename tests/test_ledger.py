@@ -107,3 +107,48 @@ def test_runtime_sees_values_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (entry.counters["beats"], entry.state, entry.reason) == (1, State.SUPERSEDED, "by the wrapper")
     with pytest.raises(KeyError):
         ledger.runtime("flute")
+
+
+def _ours(what: str) -> None:
+    """Code of this package, by its module's name."""
+    exec(what, {"__name__": "omni_fastpath.made_up"})  # noqa: S102 - a frame of ours, wherever this test lies
+
+
+@pytest.mark.parametrize(
+    ("what", "is_ours"),
+    [
+        ("{}['gone']", True),
+        ("import json; json.loads('{')", True),
+        ("upstream()", False),
+    ],
+)
+def test_an_exception_is_whose_code_raised_it(monkeypatch: pytest.MonkeyPatch, what: str, is_ours: bool) -> None:
+    """A library's is its caller's; what another package raises is not ours, though it came through us."""
+
+    def upstream() -> None:
+        raise KeyError("gone")
+
+    monkeypatch.setattr("builtins.upstream", upstream, raising=False)
+    with pytest.raises((KeyError, ValueError)) as caught:
+        _ours(what)
+    assert ledger.raised_by_us(caught.value) is is_ours
+
+
+def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception inside is swallowed and logged once; the patch is failed and stays so. A cancellation passes."""
+    entry = ledger.LEDGER.entry(DRUM)
+    guard = entry.guard("beating")
+    with guard:
+        raise KeyError("stick")
+    with guard:
+        raise KeyError("again")
+    entry.report(State.APPLIED, "as if nothing had been")
+    assert (entry.state, entry.cause) == (
+        State.FAILED,
+        "beating failed: KeyError('stick'); upstream works alone from here on",
+    )
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "omni-fastpath: drum: beating failed"
+    ]
+    with pytest.raises(KeyboardInterrupt), guard:
+        raise KeyboardInterrupt
