@@ -1,8 +1,9 @@
 """The hooks, when they are called and with what.
 
-All but ``on_patch_state`` are called on the orchestrator's event loop, between two raw outputs: what a hook spends
-there, everybody's audio waits for. A hook that raises is reported once and its plugin is switched off, whatever it
-raises, ``SystemExit`` too. A hook is called, and neither awaited nor iterated: one that must be is switched off, too.
+All but ``on_patch_state`` and ``deadline`` are called on the orchestrator's event loop, between two raw outputs: what
+a hook spends there, everybody's audio waits for. A hook that raises is reported once and its plugin is switched off,
+whatever it raises, ``SystemExit`` too. A hook is called, and neither awaited nor iterated: one that must be is switched
+off, too.
 """
 
 from __future__ import annotations
@@ -91,6 +92,18 @@ class Specs:
 
         Asked when more than one stage has a backlog and none is due by its floor, which goes before any order. An id
         that has no backlog counts as None. A request's outputs of one stage stay in order whatever is chosen.
+        """
+
+    @hookspec(firstresult=True)
+    def deadline(self, message: Any, arrived: float, deadline: float) -> float | None:
+        """Say when a message for a user is due; None leaves it to the next plugin, at last to ``deadline``.
+
+        Called on the front end's event loop, once for each message of a request when it arrives there.
+
+        Args:
+            message: Upstream's message, for example its ``OutputMessage``. Read only.
+            arrived: When it arrived, in seconds of ``time.monotonic``.
+            deadline: When it is due without a plugin, on the same clock.
         """
 
     @hookspec

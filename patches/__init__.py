@@ -51,6 +51,7 @@ from collections.abc import Mapping
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches.admission_limit import PATCH as ADMISSION_LIMIT
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
+from omni_fastpath.patches.deadline_order import PATCH as DEADLINE_ORDER
 from omni_fastpath.patches.final_output_wakeup import PATCH as FINAL_OUTPUT_WAKEUP
 from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
@@ -63,6 +64,7 @@ from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
 PATCHES: tuple[Patch, ...] = (
     NONBLOCKING_DEQUEUE,
     BUDGETED_DRAIN,
+    DEADLINE_ORDER,
     FINAL_OUTPUT_WAKEUP,
     REQUESTS_FIRST,
     ADMISSION_LIMIT,
