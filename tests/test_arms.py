@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.rigs.arm import Arm, WrongArmError, clean
 from benchmarks.rigs.process_arms import check
-from benchmarks.rigs.server_arms import check_server
+from benchmarks.rigs.server_arms import check_gate, check_server
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot
@@ -65,6 +65,18 @@ def test_a_stage_patch_may_find_that_its_stage_is_another_pipelines() -> None:
     server = server_files(FASTPATH)
     server["stage0_replica0"].patches["forward_gate"] = PatchRecord(state=State.NOT_APPLICABLE, reason="another model")
     check_server(FASTPATH, server, ROLES)
+
+
+@pytest.mark.parametrize(("arm", "gated", "talker"), [(FASTPATH, 0, True), (STOCK, 1, True), (FASTPATH, 1, False)])
+def test_engines_that_do_not_follow_the_arm_are_found(arm: Arm, gated: int, talker: bool) -> None:
+    """Payloads that stages should keep back and sent, or the other way round."""
+    server = server_files(arm)
+    counters = server["stage1_replica0"].patches["forward_gate"].counters
+    counters["multimodal_outputs"] = 1 - gated
+    check_gate(arm, server, has_talker=talker)
+    counters["multimodal_outputs"] = gated
+    with pytest.raises(WrongArmError, match=f"{gated} outputs were gated"):
+        check_gate(arm, server, has_talker=talker)
 
 
 def test_a_process_without_patches_is_stock_and_nothing_else() -> None:

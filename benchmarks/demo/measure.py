@@ -22,8 +22,8 @@ from omni_fastpath.tools.ab.answers import Answers
 from omni_fastpath.tools.ab.capture import Capture
 from omni_fastpath.tools.ab.verdict import Measure
 
-ROLES = frozenset({"api"})
-"""Who must have a state file: light engines hold nothing that could be patched."""
+ROLES = frozenset({"api", "engines"})
+"""Which processes must have a state file."""
 
 ROWS: Sequence[tuple[str, Figure, str]] = (
     ("waves", Figure.LATER_TTFP_P99, "first audio, slowest of 100"),

@@ -38,8 +38,6 @@ class Figure(StrEnum):
     FRONT_MS = "front end, CPU ms/request"
     ORCHESTRATOR_MS = "orchestrator, CPU ms/request"
     PROCESS_A_SECOND = "API process, CPU ms/s of audio"
-    GATED = "not sent twice, MiB"
-    """What the stages did not send to the orchestrator because the next stage has it; only of real stage engines."""
     CLIENT_MS = "client, CPU ms/request"
     """The instrument's own: it has the same processors."""
 

@@ -73,9 +73,11 @@ def serving(
     with Server(
         model, deploy, environment=environment, arguments=arm.arguments, log_path=log, release=host.release
     ) as server:
-        server_arms.prove(server, arm, {"api"})
+        roles = {"api"} if host.stages else {"api", "engines"}
+        server_arms.prove(server, arm, roles)
         yield server, warmed(server, load)
-        server_arms.prove(server, arm, {"api"})
+        time.sleep(server_arms.STATE_FILES_SETTLE_S)
+        server_arms.check_gate(arm, server_arms.prove(server, arm, roles), has_talker=load.model == "qwen3_omni")
 
 
 def api_processes(server: Server) -> list[int]:
@@ -97,13 +99,6 @@ def warmed(server: Server, load: Load) -> threads.Known:
     if load != text:
         checked(run_closed_loop(server.url, load.asked("warming up", FEWEST), FEWEST), audio=True)
     return known
-
-
-def gated_bytes(server: Server) -> float:
-    """What ``forward_gate`` has taken off the wire so far, in all stages, once their state files are up to date."""
-    time.sleep(server_arms.STATE_FILES_SETTLE_S)
-    records = [each.patches["forward_gate"] for each in server.snapshots().values() if "forward_gate" in each.patches]
-    return sum(count for record in records for name, count in record.counters.items() if name.endswith("_bytes"))
 
 
 def run_level(
@@ -133,10 +128,7 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
     answers: dict[str, list[str]] = {}
     with serving(arm, load, model, log, host) as (server, known):
         for level in load.levels:
-            gated = gated_bytes(server) if host.stages else 0.0
             found[f"{level:g}"], captures = run_level(server, known, load, level, load.first_wave(level))
-            if host.stages:
-                found[f"{level:g}"][Figure.GATED] = (gated_bytes(server) - gated) / 2**20
             requests[f"{level:g}"] = by_request(captures)
             answers[f"{level:g}"] = [digest(capture) for capture in captures]
     assert server.shutdown is not None

@@ -59,5 +59,7 @@ def test_two_arms_on_real_servers(
         for arm, processes in found["states"].items()
     }
     assert {state for process in states["A"] for state in process.values()} == {"off"}
-    assert states["B"] == [{**as_declared(), "admission_limit": "not_applicable"}]
+    engines = {name: "off" if state == "off" else "not_applicable" for name, state in as_declared().items()}
+    server = {**as_declared(), "admission_limit": "not_applicable"}
+    assert states["B"] == [server, {**engines, "forward_gate": "applied"}]
     assert found["states"]["B"][0]["patches"]["budgeted_drain"]["counters"]["items"] > 0

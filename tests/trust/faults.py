@@ -284,7 +284,7 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
     )
     before, seen = _segments(), []
     with server:
-        server_arms.prove(server, arm, {"api"} if world.light else server_arms.roles(3))
+        server_arms.prove(server, arm, {"api", "engines"} if world.light else server_arms.roles(3))
         for place, fault in enumerate(faults):
             results.progress(f"{arm.name}: {fault.name}")
             asked, acted_s = asyncio.run(ask(server, fault, place))

@@ -185,7 +185,7 @@ async def run(name: str, folder: Path, rate: float | None, seconds: float, ready
     server, found = watched.server, dict[str, Any]()
     try:
         await asyncio.to_thread(server.start)
-        server_arms.prove(server, arm, {"api"})
+        server_arms.prove(server, arm, {"api", "engines"})
         warm = [watched.asked(f"w{each}", random.Random(each), leaves=0) for each in range(LIMIT)]
         whole_server.checked(await asyncio.to_thread(run_closed_loop, server.url, warm, SLOTS), audio=True)
         if rate is None:
@@ -197,7 +197,7 @@ async def run(name: str, folder: Path, rate: float | None, seconds: float, ready
             found |= await watched.load(times * rate, seconds)
             await asyncio.sleep(REST_S)
             found["after"] = watched.sample()
-            server_arms.prove(server, arm, {"api"})
+            server_arms.prove(server, arm, {"api", "engines"})
     finally:
         ended = await asyncio.to_thread(server.stop)
         left = watched.chunks()
