@@ -11,7 +11,8 @@ simulated device, which keep the step times of a large model on a few percent of
 ``--release`` another release of vLLM-Omni, over the packages of the installed one.
 
 Loads: Qwen3-Omni by chat, streamed (``--api chat``) or not (``chat-whole``); Qwen3-TTS's two stages by streamed speech,
-on model runner v2, where the talker sends only ends. Closed loop: a wave is as many requests as there are streams; the
+on model runner v2, where the talker sends only ends. A chat answer has 0.40 s of audio for each text token, as issue
+#4561 shows; ``--answers short`` has a fifth of that. Closed loop: a wave is as many requests as there are streams; the
 first one starts at once, later ones start as earlier requests end, which is issue #4561's case. Open loop: requests
 arrive at a rate, at the same times for every arm. ``--audio-in`` lets one request in four bring a recording, in
 base64, as users of Qwen3-Omni do (light engines take its tokens and hear nothing); first pieces and gaps are then those

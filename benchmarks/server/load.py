@@ -18,12 +18,16 @@ Api = Literal["chat", "chat-whole", "speech"]
 Model = Literal["qwen3_omni", "qwen3_tts"]
 Loop = Literal["closed", "open"]
 Arrivals = Literal["poisson", "even"]
+Answers = Literal["long", "short"]
 
 LEVELS = (1, 4, 8, 16, 32, 64)
 RATES = (4.0, 8.0)
 WAVES = 4
 OPEN_REQUESTS = 64
 TTS_STEP_MS = 12.0
+FRAMES_PER_TOKEN = 5.0
+"""Codec frames of a long chat answer for each text token. Issue #4561 shows 2,585 text tokens and 1,036 s of audio, which
+is 0.40 s for each token, and a frame is 0.08 s."""
 
 APIS: Mapping[Model, tuple[Api, ...]] = {"qwen3_omni": ("chat", "chat-whole"), "qwen3_tts": ("speech",)}
 """What 0.30 serves of each model; of an omni model's speech it says that the chat endpoint is for that."""
@@ -46,6 +50,7 @@ class Load:
         tokens: Text tokens of an answer; of speech its codec frames.
         vary: Lengths lie evenly in ``tokens`` times (1 - vary) to (1 + vary), the same for every arm and start.
             With 0 all have one length, end together in a closed loop, and so their successors begin together.
+        answers: Of chat. Long ones have ``FRAMES_PER_TOKEN``; short ones 40 to 120 frames, and not less than tokens.
         api: Chat streamed or not, or speech streamed as PCM.
         loop: Closed: the next request starts when one has ended; open: requests arrive whatever the server does.
         arrivals: Of an open loop: a Poisson process, the same for every arm and start, or evenly spaced.
@@ -64,6 +69,7 @@ class Load:
     replicas: int = 1
     tokens: int = 100
     vary: float = 0.0
+    answers: Answers = "long"
     api: Api = "chat"
     loop: Loop = "closed"
     arrivals: Arrivals = "poisson"
@@ -100,7 +106,10 @@ class Load:
             least, most = self.lengths
             frames = {"min_frames": least, "max_frames": most}
             return {"qwen3_tts": {"base_ms": TTS_STEP_MS, **frames}, "code2wav": {"base_ms": STEP_MS["code2wav"]}}
-        return {stage: {"base_ms": step} for stage, step in STEP_MS.items()}
+        found = {stage: {"base_ms": step} for stage, step in STEP_MS.items()}
+        if self.answers == "long":
+            found["talker"]["frames_per_token"] = FRAMES_PER_TOKEN
+        return found
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -160,7 +169,7 @@ class Load:
         """As a table's title has it."""
         loop = f"open loop, {self.arrivals} arrivals" if self.loop == "open" else "closed loop"
         tokens = "{} to {}".format(*self.lengths) if self.vary else str(self.tokens)
-        length = f"{tokens} {'codec frames' if self.api == 'speech' else 'text tokens'}"
+        length = f"{tokens} codec frames" if self.api == "speech" else f"{self.answers} answers of {tokens} text tokens"
         if self.audio_in:
             length += f", {self.audio_in} in with 1 request of {self.audio_every}, TTFP and gaps of the others"
         return f"{self.model}, {self.api}, {loop}, {self.replicas} replicas a stage, {length}"

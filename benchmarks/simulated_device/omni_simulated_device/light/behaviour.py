@@ -216,9 +216,8 @@ class _Talker(_Behaviour):
         return Answer([token], arrays, finish, stop, None if chunk is None else arrive)
 
     def _length(self, live: Live, key: bytes) -> int:
-        settings = self.spec.settings
-        frames = content.choose(key, "frames", settings.min_frames, settings.max_frames)
-        return max(frames, live.stream.text_tokens, int(live.request.params.get("min_tokens", 0)))
+        least = int(live.request.params.get("min_tokens", 0))
+        return content.speech_frames(key, self.spec.settings, live.stream.text_tokens, least)
 
     def _arrays(self, live: Live) -> Arrays | None:
         """The codes of the tokens that the step computed, unless they are kept back."""
