@@ -11,7 +11,7 @@ SILENT = 3
 """Outputs of code2wav without audio before each one with it, as issue #4561 saw them."""
 
 STREAMS = 32
-REPLICAS = 4
+REPLICAS = "4"
 SHARE = 0.8
 """Of the requests a second that stock bore in the closed loop: the rate of the open one."""
 
