@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit trust floors packaging licences dist matrix dispatch processing ab server replay save-queue forward-gate clean
+.PHONY: setup demo parity test test-more lint unit trust floors packaging licences dist matrix dispatch processing ab server save-queue forward-gate clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -60,9 +60,6 @@ ab: setup ## `omni-fastpath ab` against what is known; eight minutes each, ARGS=
 
 server: setup ## the whole server on light engines, stock and fastpath
 	@$(VENV_PYTHON) -W ignore -m benchmarks.server $(ARGS)
-
-replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells dear-0.95 ..." for less
-	@$(VENV_PYTHON) -W ignore -m benchmarks.replay $(ARGS)
 
 save-queue: setup ## slow receivers, and nobody slow; half an hour
 	@for part in idle unfetched put server; do $(VENV_PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done

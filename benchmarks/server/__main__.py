@@ -73,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--audio-in", choices=get_args(AudioIn), help="what requests bring besides their text")
     parser.add_argument("--audio-every", type=int, default=Load.audio_every, help="one request in so many brings it")
-    parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=Load.replicas, help="of each stage")
+    replicas = list(dict.fromkeys(replicas for _, replicas in loads.DEPLOYS))
+    parser.add_argument("--replicas", choices=replicas, default=Load.replicas, help="of each stage, or stage by stage")
     parser.add_argument(
         "--engines", choices=("light", "stages"), default="light", help="stages: real ones, which cost more"
     )

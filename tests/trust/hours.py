@@ -97,7 +97,7 @@ class Watched:
         self.name, self._plugin = f"trust{os.getpid()}{name}", folder / name
         deploy = folder / f"{name}.yaml"
         text = whole_server.deploy("qwen3_omni.yaml").read_text()
-        deploy.write_text(text.replace("max_num_seqs: 64", f"max_num_seqs: {SLOTS}"))
+        deploy.write_text(text.replace("max_num_seqs: 128", f"max_num_seqs: {SLOTS}"))
         environment = {**whole_server.environment(arm, STEPS), **counts.plugin(self._plugin)}
         model = whole_server.model_folder("qwen3_omni")
         self.server = Server(model, deploy, environment=environment, arguments=arm.arguments)
@@ -185,7 +185,7 @@ async def run(name: str, folder: Path, rate: float | None, seconds: float, ready
     server, found = watched.server, dict[str, Any]()
     try:
         await asyncio.to_thread(server.start)
-        server_arms.prove(server, arm, {"api", "engines"})
+        server_arms.prove(server, arm, {"api"})
         warm = [watched.asked(f"w{each}", random.Random(each), leaves=0) for each in range(LIMIT)]
         whole_server.checked(await asyncio.to_thread(run_closed_loop, server.url, warm, SLOTS), audio=True)
         if rate is None:
@@ -197,7 +197,7 @@ async def run(name: str, folder: Path, rate: float | None, seconds: float, ready
             found |= await watched.load(times * rate, seconds)
             await asyncio.sleep(REST_S)
             found["after"] = watched.sample()
-            server_arms.prove(server, arm, {"api", "engines"})
+            server_arms.prove(server, arm, {"api"})
     finally:
         ended = await asyncio.to_thread(server.stop)
         left = watched.chunks()
