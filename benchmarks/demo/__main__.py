@@ -106,9 +106,9 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             model_folder("qwen3_omni")
         for place, (name, arm) in enumerate(itertools.product(answers, arms), 1):
             if name == "paced" and name not in loads:
-                loads[name] = paced(loads["waves"], sustained(starts))
                 console.print("The closed loop:", style="bold")
                 show()
+                loads[name] = paced(loads["waves"], sustained(starts))
             title = f"{place}/{2 * len(arms)} {arm.name}"
             log = output / "demo-logs" / f"{place}-{arm.name}.log"
             start, answered = run_start(title, arm, name, loads[name], work=work, log=log, phases=progress)

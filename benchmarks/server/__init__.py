@@ -2,7 +2,8 @@
 
     python -m benchmarks.server [--arms stock,fastpath] [--levels 16,64] [--starts 6]
     python -m benchmarks.server --loop open --rate 4,8
-    python -m benchmarks.server --model qwen3_tts --levels 16,64
+    python -m benchmarks.server --model qwen3_tts --levels 32,64,128
+    python -m benchmarks.server --replicas 1:3:1 --levels 64,128 --vary 0.5
     python -m benchmarks.server --release 0.28.0
 
 API server, HTTP, front end, orchestrator, metrics and logs are upstream's; the stages are light engines of the
@@ -23,7 +24,12 @@ Arms: ``stock`` (poll loop), ``event`` (upstream's event-driven one, the default
 with one opt-in patch more (``with-NAME``) or one patch less (``without-NAME``: what requires it is off too), and each
 patch alone with what it requires (``only-NAME``). With several API processes, processor time by thread is summed.
 
+Replicas: as many of each stage (``--replicas 4``), or thinker, talker and code2wav by themselves (``1:2:1``, as issue
+#4469 has them). Each replica has slots for 128 requests.
+
 Each start is a server of its own; arms alternate, each is proved by its state files, and the engines' own lateness is
-in every result line: an instrument that was late measured itself. Verdicts are those of
-``omni_fastpath.tools.ab.verdict`` over starts, on the rows that were named for it.
+in every result line: an instrument that was late measured itself. The process of the light engines has a state file
+too, and its counters must say that payloads were kept back as the arm's ``forward_gate`` asks. Verdicts are those of
+``omni_fastpath.tools.ab.verdict`` over starts. Each level is a family of its own, in which first audio (p50) is
+primary.
 """
