@@ -46,49 +46,25 @@ API_SERVER, CHAT, BATCH, SPEECH, REALTIME = (
 ERRORS = "vllm.entrypoints.serve.engine.serving"
 SOCKETS = "vllm.entrypoints.speech_to_text.realtime.connection"
 
-_GENERATE = (
-    *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request", "tokenization_kwargs"),
-    *("sampling_params_list", "output_modalities", "trace_headers", "priority", "data_parallel_rank", "session_id"),
-)
-_MORE = ("reasoning_ended", "reasoning_parser_kwargs", "arrival_time")
-_SENTENCE = ("self", "request", "request_id", "has_inline_ref_audio", "arrival_time")
 
-
-def _fit(release: str, generate: tuple[str, ...], body: str, *realtime: AnySeam, note: str = "") -> Fit:
-    """What a release needs: its parameters and body of ``generate``, and how its realtime connections begin."""
-    asked = ("self", "request", "raw_request")
+def _fit(release: str, *realtime: AnySeam, note: str = "") -> Fit:
+    """What a release needs, with what its realtime connections begin with."""
     seams: tuple[AnySeam, ...] = (
-        Wrap("fastapi.applications", "FastAPI.__call__", ("self", "scope", "receive", "send"), wrapper="wrapped_app"),
-        Wrap(
-            "vllm.engine.protocol",
-            "EngineClient.check_admission",
-            ("self", "n", "request_id"),
-            wrapper="wrapped_check_admission",
-        ),
+        Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
+        Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
         Wrap(
             "vllm_omni.entrypoints.async_omni_base",
             "AsyncOmniBase._final_output_handler",
-            ("self",),
             wrapper="wrapped_final_output_handler",
         ),
-        Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate", generate, fingerprints=(body,)),
-        Wrap(API_SERVER, "omni_init_app_state", ("engine_client", "state", "args"), wrapper="wrapped_init_app_state"),
-        Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", asked, wrapper="wrapped_chat"),
-        Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", asked, wrapper="wrapped_chat_batch"),
-        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", asked, wrapper="wrapped_speech"),
-        Wrap(
-            SPEECH,
-            "OmniOpenAIServingSpeech.create_speech_batch",
-            ("self", "batch_request"),
-            wrapper="wrapped_speech_batch",
-        ),
-        Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", _SENTENCE, wrapper="wrapped_sentence"),
-        Call(
-            ERRORS,
-            "BaseServing.create_error_response",
-            ("message", "err_type", "status_code", "param"),
-            descriptor="staticmethod",
-        ),
+        Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
+        Wrap(API_SERVER, "omni_init_app_state", wrapper="wrapped_init_app_state"),
+        Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", wrapper="wrapped_chat"),
+        Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", wrapper="wrapped_chat_batch"),
+        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", wrapper="wrapped_speech"),
+        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech_batch", wrapper="wrapped_speech_batch"),
+        Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", wrapper="wrapped_sentence"),
+        Call(ERRORS, "BaseServing.create_error_response"),
         *realtime,
     )
     return Fit(
@@ -119,16 +95,9 @@ PATCH = Patch(
         Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="vLLM 0.28 has no --max-num-queued-reqs"),
         _fit(
             "0.30.0",
-            (*_GENERATE, *_MORE),
-            "54891c5562d2c7bf",
-            Wrap(REALTIME, "RealtimeConnection.start_generation", ("self",), wrapper="wrapped_start_generation"),
-            Call(SOCKETS, "RealtimeConnection.send_error", ("self", "message", "code")),
+            Wrap(REALTIME, "RealtimeConnection.start_generation", wrapper="wrapped_start_generation"),
+            Call(SOCKETS, "RealtimeConnection.send_error"),
         ),
-        _fit(
-            "0.32.0rc1",
-            (*_GENERATE, "kv_hints", *_MORE, "submitted", "entry_stage_id"),
-            "1c06d006191e4838",
-            note="/v1/realtime is never refused",
-        ),
+        _fit("0.32.0rc1", note="/v1/realtime is never refused"),
     ),
 )

@@ -56,42 +56,24 @@ AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
 CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
 
 
-def schedulers(body: str) -> tuple[AnySeam, ...]:
-    """The slots, the same on all releases but for this body."""
-    return (
-        Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
-        Wrap(
-            AR_SCHEDULER,
-            "OmniARScheduler.update_from_output",
-            ("self", "scheduler_output", "model_runner_output"),
-            wrapper="wrapped_update_from_output",
-            fingerprints=(body,),
-        ),
-        Wrap(
-            "vllm_omni.core.sched.omni_generation_scheduler",
-            "OmniGenerationScheduler.__init__",
-            ("self", "args", "kwargs"),
-            wrapper="wrapped_generation_init",
-        ),
-    )
-
-
-SPLIT = (
-    Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
-    Pin(CONNECTORS, "stage_sends_async_output", ("model_config",), fingerprints=("b689853693cedada",)),
-    Call(CONNECTORS, "get_stage_connector_role", ("model_config",)),
+SEAMS: tuple[AnySeam, ...] = (
+    Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", wrapper="wrapped_ar_init"),
+    Wrap(AR_SCHEDULER, "OmniARScheduler.update_from_output", wrapper="wrapped_update_from_output", pinned=True),
+    Wrap(
+        "vllm_omni.core.sched.omni_generation_scheduler",
+        "OmniGenerationScheduler.__init__",
+        wrapper="wrapped_generation_init",
+    ),
+    # Upstream's own split, and which stages have it.
+    Call("vllm_omni.utils.mm_outputs", "partition_flat_payload"),
+    Pin(CONNECTORS, "stage_sends_async_output"),
+    Call(CONNECTORS, "get_stage_connector_role"),
 )
-"""Upstream's own split, and which stages have it."""
 
-RECEIVES = Pin(CONNECTORS, "stage_receives_chunks", ("model_config",), fingerprints=("9b212ac8c5a43d51",))
+RECEIVES = Pin(CONNECTORS, "stage_receives_chunks")
 """By which the orchestrator hands on; it does not look at whether the next stage has async-chunk."""
 
-EDGES = Pin(
-    "vllm_omni.config.stage_config",
-    "validate_stage_async_chunk_edges",
-    ("pipeline", "deploy"),
-    fingerprints=("f9ab5cee7dc765e0",),
-)
+EDGES = Pin("vllm_omni.config.stage_config", "validate_stage_async_chunk_edges")
 
 PATCH = Patch(
     name="forward_gate",
@@ -103,8 +85,8 @@ PATCH = Patch(
         Counter("multimodal_bytes", "bytes of tensors taken out of multimodal_output"),
     ),
     rows=(
-        Fit(releases=("0.28.0",), seams=(*schedulers("bf85504e98475be4"), *SPLIT, RECEIVES)),
-        Fit(releases=("0.30.0",), seams=(*schedulers("a26adda69a2c6ef8"), *SPLIT, EDGES)),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=(*schedulers("9fce850c9b7c64dc"), *SPLIT, EDGES)),
+        Fit(releases=("0.28.0",), seams=(*SEAMS, RECEIVES)),
+        Fit(releases=("0.30.0",), seams=(*SEAMS, EDGES)),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=(*SEAMS, EDGES)),
     ),
 )

@@ -31,9 +31,9 @@ CORE_CLIENT = "vllm.v1.engine.core_client"
 
 SEAMS = (
     Add(CORE_CLIENT, "AsyncMPClient.get_output_nowait", function="get_output_nowait"),
-    Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
-    Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
-    Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),
+    Pin(CORE_CLIENT, "AsyncMPClient.get_output_async"),
+    Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task"),
+    Call(CORE_CLIENT, "MPClient._format_exception"),
 )
 
 PATCH = Patch(

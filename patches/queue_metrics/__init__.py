@@ -54,27 +54,13 @@ SAVING = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 
 def _seams(orchestrator: str, front_end: tuple[str, str]) -> tuple[AnySeam, ...]:
     module, owner = front_end
+    handler, process = "_orchestration_output_handler", "_process_llm_stage_outputs"
     return (
-        Wrap(
-            ORCHESTRATOR,
-            f"{orchestrator}._orchestration_output_handler",
-            ("self",),
-            wrapper="wrapped_orchestration_output_handler",
-        ),
-        Wrap(
-            ORCHESTRATOR,
-            f"{orchestrator}._process_llm_stage_outputs",
-            ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids"),
-            wrapper="wrapped_process_llm_stage_outputs",
-        ),
-        Wrap(
-            ORCHESTRATOR,
-            f"{orchestrator}._handle_processed_outputs",
-            ("self", "stage_id", "replica_id", "outputs"),
-            wrapper="wrapped_handle_processed_outputs",
-        ),
-        Wrap(module, f"{owner}._final_output_handler", ("self",), wrapper="wrapped_final_output_handler"),
-        Wrap(SAVING, "OmniTransferAdapterBase.__init__", ("self", "config"), wrapper="wrapped_adapter_made"),
+        Wrap(ORCHESTRATOR, f"{orchestrator}.{handler}", wrapper="wrapped_orchestration_output_handler"),
+        Wrap(ORCHESTRATOR, f"{orchestrator}.{process}", wrapper="wrapped_process_llm_stage_outputs"),
+        Wrap(ORCHESTRATOR, f"{orchestrator}._handle_processed_outputs", wrapper="wrapped_handle_processed_outputs"),
+        Wrap(module, f"{owner}._final_output_handler", wrapper="wrapped_final_output_handler"),
+        Wrap(SAVING, "OmniTransferAdapterBase.__init__", wrapper="wrapped_adapter_made"),
     )
 
 
