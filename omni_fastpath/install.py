@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any, NamedTuple
 
 from omni_fastpath.config import Resolved
@@ -255,7 +255,7 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
     elif process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
         LEDGER.set(patch, State.NOT_APPLICABLE, f"its slots are used in the {where} process; this is a {process.value}")
-    elif (lacking := _lacking(patch)) is not None:
+    elif (lacking := _lacking(patch, resolved.on_unlisted)) is not None:
         required = LEDGER.named(lacking)
         LEDGER.set(patch, required.state, f"requires {lacking}, which is {required.state.value}: {required.reason}")
     else:
@@ -269,10 +269,9 @@ def _warn_of_difference(patch: Patch, here: Options | None, asked: Options | Non
         warn_once(f"{patch.name} keeps its values {here!r} until the process ends; asked for now: {asked!r}")
 
 
-def _lacking(patch: Patch) -> str | None:
+def _lacking(patch: Patch, on_unlisted: str | None) -> str | None:
     """A patch that this one requires and that does not serve; None too where this one has nothing to do."""
-    row = row_here(patch)
-    if row is not None and not isinstance(row, Fit):
+    if not isinstance(row_here(patch), (Fit, NoneType)) or release_problem(patch, on_unlisted):
         return None
     return next((name for name in patch.requires if not LEDGER.named(name).state.satisfies_requirement), None)
 

@@ -3,8 +3,8 @@
     PYTHONPATH=.cache/releases/0.28.0 .venv/bin/python scripts/functions.py
 
 Run it after a change of the seams, once for each release, and for a release that gets a row. Read the bodies that the
-difference shows before you commit it. Functions of other packages go into ``libraries.json``, where each version that was
-read adds a fingerprint.
+difference shows before you commit it. Functions of other packages go into ``libraries.json``, where each version that
+was read adds a fingerprint.
 """
 
 from __future__ import annotations

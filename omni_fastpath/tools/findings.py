@@ -147,10 +147,8 @@ def release_unlisted(facts: Facts) -> Iterator[Finding]:
     installed = facts.report["installation"]
     may_be = [name for name, patch in installed["patches"].items() if patch.get("may_be")]
     if may_be and installed["vllm_omni"] is not None:
-        what = (
-            f"{installed['vllm_omni']['version']} is not a tested release: a patch is applied where every function is as in "
-            "one"
-        )
+        release = installed["vllm_omni"]["version"]
+        what = f"{release} is not a tested release: a patch is applied where every function is as in one"
         yield Finding("info", HERE, what, do, {"patch": may_be})
     for server in facts.servers:
         same = {
@@ -159,9 +157,9 @@ def release_unlisted(facts: Facts) -> Iterator[Finding]:
             for name, record in each["patches"].items()
             if record.get("same_as")
         }
-        for release in sorted({release for _, release in same}):
-            names = sorted(name for name, each in same if each == release)
-            what = f"served as on {release}, with every function as there: {', '.join(names)}"
+        for known in sorted({known for _, known in same}):
+            names = sorted(name for name, each in same if each == known)
+            what = f"served as on {known}, with every function as there: {', '.join(names)}"
             yield Finding("info", server.subject, what, do, {"patch": names})
 
 

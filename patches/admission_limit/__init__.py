@@ -24,10 +24,8 @@ Scope:
     the flag it is ``not_applicable`` and asks nobody.
 Fragility:
     Relies on the engine's books being one step from ``_final_output_handler``, without an await between, which the
-    body of ``generate`` is fingerprinted for. Read: of the arguments ``max_num_queued_reqs`` and
-    ``max_num_queued_tokens``; of the application's state ``api_server_count``; of the engine ``request_states``; of a
-    request ``n``, ``messages`` or ``items``; of a realtime connection ``generation_task`` and ``websocket``, whose next
-    text is a disconnect once it was closed.
+    body of ``generate`` is fingerprinted for. Of the application's state ``api_server_count`` is read, which no class
+    declares. A realtime connection's next text is a disconnect once it was closed.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
@@ -36,13 +34,14 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Row, State, Wrap
 
 SERVING = "vllm_omni.entrypoints.openai"
 API_SERVER, CHAT, BATCH, SPEECH, REALTIME = (
     f"{SERVING}.{name}"
     for name in ("api_server", "serving_chat", "batch_serving", "serving_speech", "realtime_connection")
 )
+CHATS = "vllm.entrypoints.openai.chat_completion.protocol"
 ERRORS = "vllm.entrypoints.serve.engine.serving"
 SOCKETS = "vllm.entrypoints.speech_to_text.realtime.connection"
 
@@ -65,6 +64,11 @@ def _fit(release: str, *realtime: AnySeam, note: str = "") -> Fit:
         Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech_batch", wrapper="wrapped_speech_batch"),
         Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", wrapper="wrapped_sentence"),
         Call(ERRORS, "BaseServing.create_error_response"),
+        Reads("vllm.engine.arg_utils", "AsyncEngineArgs", ("max_num_queued_reqs", "max_num_queued_tokens")),
+        Reads("vllm_omni.entrypoints.async_omni", "AsyncOmni", ("request_states",)),
+        Reads(CHATS, "ChatCompletionRequest", ("n",)),
+        Reads(CHATS, "BatchChatCompletionRequest", ("messages",)),
+        Reads(f"{SERVING}.protocol.audio", "BatchSpeechRequest", ("items",)),
         *realtime,
     )
     return Fit(
@@ -97,6 +101,7 @@ PATCH = Patch(
             "0.30.0",
             Wrap(REALTIME, "RealtimeConnection.start_generation", wrapper="wrapped_start_generation"),
             Call(SOCKETS, "RealtimeConnection.send_error"),
+            Reads(SOCKETS, "RealtimeConnection", ("generation_task", "websocket")),
         ),
         _fit("0.32.0rc1", note="/v1/realtime is never refused"),
     ),

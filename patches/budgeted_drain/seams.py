@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Fit, Pin, Replace, Wrap
+from omni_fastpath.declare import AnySeam, Call, Fit, Pin, Reads, Replace, Wrap
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
 STAGE_POOL = "vllm_omni.engine.stage_pool"
 MONITOR = "vllm_omni.engine.orchestrator_monitor"
+
+_OWN = ("_shutdown_event", "request_states", "stage_pools", "num_stages", "_event_driven_orch", "_orch_monitor")
+_STATE = ("stage_submit_ts", "streaming", "final_output_stage_ids", "final_stage_id", "sampling_params_list")
+_ENTRY = ("request_id", "finish_reason", "is_segment_finished", "kv_transfer_params", "multimodal_output")
 
 
 def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
@@ -33,6 +37,15 @@ def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
         Call(MONITOR, "_NullOrchestratorMonitor.note_loop"),
         Call("vllm_omni.outputs.mm_outputs", "MultimodalPayload.get"),
         Call("vllm.v1.engine.core_client", "MPClient.shutdown"),
+        Reads(ORCHESTRATOR, owner, _OWN),
+        Reads(STAGE_POOL, "StagePool", ("clients", "stage_type", "final_output", "_unavailable_replicas")),
+        Reads(ORCHESTRATOR, "OrchestratorRequestState", _STATE),
+        Reads(ORCHESTRATOR, "StreamingInputState", ("enabled",)),
+        Reads("vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue",)),
+        Reads("vllm_omni.engine", "OmniEngineCoreOutputs", ("outputs", "scheduler_stats", "finished_requests")),
+        Reads("vllm_omni.engine", "OmniEngineCoreOutput", _ENTRY),
+        Reads("vllm_omni.outputs", "OmniRequestOutput", ("request_id", "finished", "error", "outputs")),
+        Reads("vllm.outputs", "CompletionOutput", ("text", "token_ids")),
         *more,
     )
 

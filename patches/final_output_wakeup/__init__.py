@@ -23,7 +23,7 @@ Fragility:
     orchestrator's liveness"; both looks remain upstream's. Replaces ``get_output_blocking_async``, which has the same
     contract and a timeout: None comes sooner than it allows, and its caller looks again. The arrival is seen in
     ``janus.Queue._put``, which janus documents as the method to override; an engine with another queue is left to
-    upstream. Read: ``output_queue`` of the engine.
+    upstream.
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed). 0.32 waits on the event
     loop in both modes.
@@ -33,7 +33,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Replace, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Replace, Row, State, Wrap
 
 
 def _seams(module: str, owner: str) -> tuple[AnySeam, ...]:
@@ -43,6 +43,7 @@ def _seams(module: str, owner: str) -> tuple[AnySeam, ...]:
         Replace(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_get_output_blocking_async"),
         Call("janus", "Queue._put"),
         Pin("janus", "Queue._put_internal"),
+        Reads(module, owner, ("output_queue",)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Fit, Pin, Wrap
+from omni_fastpath.declare import AnySeam, Call, Fit, Pin, Reads, Wrap
 
 OMNI_PROCESSOR = "vllm_omni.outputs.output_processor"
 PROCESSOR = "vllm.v1.engine.output_processor"
@@ -14,8 +14,27 @@ METRICS = "vllm_omni.metrics.utils"
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
 
-def _seams(orchestrator: str, intercept: str) -> tuple[AnySeam, ...]:
-    """What every release has; the orchestrator's class, and what it asks of an output before it routes it."""
+_OWN = ("stage_pools", "request_states", "async_chunk", "num_stages", "_pd_pair", "_cfg_tracker")
+_TIMES = ("_audio_frames_by_request", "_non_empty_first_output_timestamps_by_request")
+_POOL = ("output_processor", "stage_client", "final_output", *_TIMES)
+_STATE = (
+    *("external_req_id", "output_kind", "stream_interval", "parent_req", "queue", "streaming_input", "is_prefilling"),
+    *("stats", "request_index", "logprobs_processor", "mm_accumulated", "detokenizer", "native_text_stats"),
+)
+_ENTRY = (
+    *("request_id", "new_token_ids", "finish_reason", "stop_reason", "new_logprobs", "new_prompt_logprobs_tensors"),
+    *("events", "kv_transfer_params", "pooling_output", "multimodal_output", "is_segment_finished"),
+)
+
+
+def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ...]:
+    """What every release has.
+
+    Args:
+        orchestrator: The orchestrator's class.
+        intercept: What it asks of an output before it routes it.
+        session: What a request's state says of its session.
+    """
     return (
         # A client's reader awaits recv_multipart of its socket; the socket is closed, and the task cancelled, at once.
         Wrap(
@@ -68,11 +87,20 @@ def _seams(orchestrator: str, intercept: str) -> tuple[AnySeam, ...]:
         Pin(STAGE_POOL, "StagePool._collect_audio_metrics"),
         Pin(METRICS, "count_audio_frames"),
         Pin(METRICS, "iter_mm_outputs"),
+        Reads(CORE_CLIENT, "AsyncMPClient", ("resources",)),
+        Reads(CORE_CLIENT, "BackgroundResources", ("output_socket", "output_queue_task")),
+        Reads(ORCHESTRATOR, orchestrator, _OWN),
+        Reads(ORCHESTRATOR, "OrchestratorRequestState", ("streaming", session)),
+        Reads(STAGE_POOL, "StagePool", _POOL),
+        Reads(OMNI_PROCESSOR, "MultimodalOutputProcessor", ("request_states", "_native_text_metrics_by_request")),
+        Reads(OMNI_PROCESSOR, "OmniRequestState", _STATE),
+        Reads("vllm_omni.engine", "OmniEngineCoreOutput", _ENTRY),
     )
 
 
 _FROM_0_30: tuple[AnySeam, ...] = (
-    *_seams("OrchestratorBase", "_intercept_stage_output"),
+    *_seams("OrchestratorBase", "_intercept_stage_output", "session_owned"),
+    Reads("vllm_omni.engine", "OmniEngineCoreOutput", ("num_generation_tokens",)),
     # The bodies whose work is done here for a step in the middle of a request; on 0.28 upstream does it.
     Pin("vllm.v1.metrics.stats", "IterationStats.update_from_output"),
     Pin(OMNI_PROCESSOR, "MultimodalOutputProcessor._native_text_metric_record"),
@@ -80,7 +108,7 @@ _FROM_0_30: tuple[AnySeam, ...] = (
 )
 
 ROWS = (
-    Fit(releases=("0.28.0",), seams=_seams("Orchestrator", "_duplex_output_decision")),
+    Fit(releases=("0.28.0",), seams=_seams("Orchestrator", "_duplex_output_decision", "duplex_identity")),
     Fit(releases=("0.30.0",), seams=_FROM_0_30),
     Fit(releases=("0.32.0rc1",), preview=True, seams=_FROM_0_30),
 )

@@ -20,8 +20,7 @@ Scope:
 Fragility:
     Nothing but time changes: whatever is wrapped runs as it is, once, with what it was given. Who is cancelled in a
     wait has taken no output. A request stops counting in ``finally``: submitted, refused, failed, cancelled or left by
-    its client. Read: ``request_id`` of the orchestrator's message; ``type``, ``method`` and ``path`` of the
-    application's scope.
+    its client.
 Upstream thread:
     vllm-omni issue #4561 (first audio under load), PR #5221 (event-driven loop).
 Remove when:
@@ -30,7 +29,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Reads, Wrap
 
 ENGINE = "vllm_omni.engine.async_omni_engine"
 BASE = "vllm_omni.engine.omni_engine_base"
@@ -42,6 +41,7 @@ def _seams(*drains: tuple[str, str]) -> tuple[AnySeam, ...]:
         Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),
         Wrap("vllm_omni.engine.orchestrator", "Orchestrator._handle_add_request", wrapper="wrapped_handle_add_request"),
+        Reads("vllm_omni.engine.messages", "StageSubmissionMessage", ("request_id",)),
         *(Wrap(module, qualname, wrapper="wrapped_drain") for module, qualname in drains),
     )
 

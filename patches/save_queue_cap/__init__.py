@@ -35,13 +35,10 @@ Fragility:
     up under the names that ``SharedMemoryConnector`` gives its segments, and their sizes are taken from its figures:
     ``put`` is pinned, and so is what numbers chunks. That a payload may wait as it is on a GPU stage follows from how
     the runner makes it (`payload`): what it slices is pinned.
-    Read: of the scheduler ``chunk_transfer_adapter``, ``vllm_config``, ``use_v2_model_runner``, ``running`` and
-    ``current_step``; of a request ``request_id``, ``external_req_id``, ``num_computed_tokens`` and
-    ``additional_information`` (``omni_final_stage_id``); of the adapter ``save_thread``, ``stop_event``, ``connector``,
-    ``custom_process_next_stage_input_func``, ``custom_process_next_stage_input_batch_func``, ``_sender_tokens`` and
-    ``put_req_chunk``; of the connector ``stage_id`` and ``_metrics``; of a task ``request``, ``multimodal_output``,
-    ``cleanup_shm`` and ``release_shm``; one of another shape makes the queue step aside. Set: ``_pending_save_reqs`` of
-    the adapter, ``next_decode_eligible_step`` of a request, an attribute of ours on the scheduler.
+    No class declares ``omni_final_stage_id`` of a request's additional information, and from 0.32 on
+    ``custom_process_next_stage_input_batch_func`` of the adapter. A task has ``request``, ``multimodal_output``,
+    ``cleanup_shm`` or ``release_shm``; one of another shape makes the queue step aside. Set: ``_pending_save_reqs`` of
+    the adapter, ``next_decode_eligible_step`` of a request, an attribute of the patch on the scheduler.
 Upstream thread:
     vllm-omni PR #3690 (a global semaphore, closed), vllm-omni issue #3535 (credits per stream, proposed).
 Remove when:
@@ -52,7 +49,7 @@ from __future__ import annotations
 
 from pydantic import ByteSize, Field
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Reads, Wrap
 
 
 class SaveQueueOptions(Options):
@@ -96,6 +93,28 @@ SEAMS: tuple[AnySeam, ...] = (
     Pin(SHARED_MEMORY, "SharedMemoryConnector.put"),
     Pin("vllm_omni.utils.mm_outputs", "to_payload_element"),
     Pin("vllm_omni.utils.mm_outputs", "_to_cpu"),
+    Reads(
+        "vllm_omni.core.sched.omni_ar_scheduler",
+        "OmniARScheduler",
+        ("chunk_transfer_adapter", "vllm_config", "use_v2_model_runner", "running", "current_step"),
+    ),
+    Reads(
+        "vllm_omni.request",
+        "OmniRequest",
+        (
+            *("request_id", "external_req_id", "num_computed_tokens", "additional_information"),
+            "next_decode_eligible_step",
+        ),
+    ),
+    Reads(
+        ADAPTER,
+        "OmniChunkTransferAdapter",
+        (
+            *("save_thread", "stop_event", "connector", "custom_process_next_stage_input_func", "_sender_tokens"),
+            *("put_req_chunk", "_pending_save_reqs"),
+        ),
+    ),
+    Reads(SHARED_MEMORY, "SharedMemoryConnector", ("stage_id", "_metrics")),
 )
 
 PATCH = Patch(

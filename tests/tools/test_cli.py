@@ -200,7 +200,10 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     """Each patch beside the nearest release that it knows; what an import prints does not get into the JSON."""
     compare = upgrade.compare
     monkeypatch.setattr(upgrade, "compare", lambda *given: print("noise") or compare(*given))  # noqa: T201
-    seams = (Call("argparse", "Namespace.__eq__", ("self", "other")), Call("argparse", "Namespace.gone", ()))
+    seams = (Call("argparse", "Namespace.__eq__"), Call("argparse", "Namespace.gone"))
+    read = {"argparse:Namespace.__eq__": ["function(self, other)"]}
+    monkeypatch.setattr("omni_fastpath.seams.recorded", lambda _: read)
+    monkeypatch.setattr(install, "starts", lambda _: ())
     known = dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams),))
     monkeypatch.setattr(cli, "PATCHES", (known,))
     installed(monkeypatch, "0.31.0")
@@ -214,6 +217,29 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     [patch] = json.loads(run("seams")[1])
     assert [seam["place"] is None for seam in patch["seams"]] == [False, True]
     assert "argparse:Namespace.gone" in run("seams", FIRST.name)[1]
+
+
+def test_verify_shows_the_start_up_and_what_a_release_is_the_same_as(
+    run: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots by which a configuration takes effect are a row; a build that is the same code says as which."""
+    seam = Call("argparse", "Namespace.__eq__")
+    monkeypatch.setattr("omni_fastpath.seams.recorded", lambda _: {seam.path: ["function(self, other)"]})
+    monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=(seam,)),)),))
+    monkeypatch.setattr(install, "import_wrappers", lambda _: None)
+    monkeypatch.setattr(install, "starts", lambda _: (Call("argparse", "gone"),))
+    installed(monkeypatch, "0.30.0+cu130")
+    assert run("status")[0] == 0
+    code, out, _ = run("status", "--verify")
+    assert code == 1
+    moved = "argparse:gone: <module 'argparse'"
+    for line in (
+        f"start-up             {moved}",
+        f"{FIRST.name}  every function is as in 0.30.0",
+        f"start-up: {moved}",
+    ):
+        assert line in out
+    assert report(run, "--verify")[1]["same_as"] == {FIRST.name: "0.30.0"}
 
 
 def test_hook_plugins_are_looked_at_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
