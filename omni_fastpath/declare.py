@@ -55,7 +55,7 @@ class Process(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Seam:
-    """One name of upstream's code on which a patch relies: ``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``, ``Reads``.
+    """One upstream name on which a patch relies: a ``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin`` or ``Reads``.
 
     Every upstream function that a patch calls is one of them, and every attribute that it reads and a class declares.
     Attributes that no class declares are named on the patch's page, under Fragility.

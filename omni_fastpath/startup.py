@@ -86,8 +86,8 @@ def _register_server() -> None:
         return
     if early := _already_starting():
         logger.error(
-            "omni-fastpath: vLLM loads its plugins while another thread (%s) starts an engine. That engine may run as stock,"
-            " and its deploy YAML and the variables may go unchecked. Make one engine before the next.",
+            "omni-fastpath: vLLM loads its plugins while another thread (%s) starts an engine. That engine may run as "
+            "stock, and its deploy YAML and the variables may go unchecked. Make one engine before the next.",
             early,
         )
     wrap_starts(STARTUP)

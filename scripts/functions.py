@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Writes ``omni_fastpath/functions/RELEASE.json``: every function that a declaration names, as it is installed here.
 
     PYTHONPATH=.cache/releases/0.28.0 .venv/bin/python scripts/functions.py

@@ -41,6 +41,7 @@ def sources(patch: Patch) -> list[Path]:
 @each_patch
 def test_docstring_has_every_heading(patch: Patch) -> None:
     """One summary line, then the seven headings in order with indented text; upstream's issue or PR is named."""
+    assert patch.docs is not None
     summary, rest = patch.docs.split("\n", 1)
     assert re.fullmatch(r"[A-Z].+\.", summary)
     assert rest.startswith("\n")

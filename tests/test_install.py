@@ -15,7 +15,6 @@ from wrapt import FunctionWrapper
 
 from omni_fastpath.declare import AnySeam, Call, Fit, Options, Patch, Pin, Process, Replace, Row, State, Wrap
 from omni_fastpath.install import (
-    RefusedError,
     apply,
     install,
     is_installed,
@@ -23,6 +22,7 @@ from omni_fastpath.install import (
     verify_patch,
 )
 from omni_fastpath.ledger import LEDGER, runtime
+from omni_fastpath.startup import RefusedError
 from tests.fakes.upstream import (
     ADDED,
     CHECK,

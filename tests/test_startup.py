@@ -124,8 +124,9 @@ def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("module", "there"), [("xmlrpc.client", True), ("xmlrpc.gone", False), ("gone.x", False)])
 def test_a_module_is_looked_for_without_an_import(module: str, there: bool) -> None:
     """Where upstream has moved one, that is known before it would be imported."""
-    script = f"import sys; from omni_fastpath.startup import _is_there; print(_is_there({module!r}), {module!r} in sys.modules)"
-    assert process(sys.executable, "-c", script).stdout == f"{there} False\n"
+    script = "import sys; from omni_fastpath.startup import _is_there as there; name = sys.argv[1]; "
+    script += "print(there(name), name in sys.modules)"
+    assert process(sys.executable, "-c", script, module).stdout == f"{there} False\n"
 
 
 # ---- A slot of the start-up that moved ----
@@ -160,7 +161,7 @@ def test_a_slot_that_is_gone_disturbs_nobody_who_asked_for_nothing(tmp_path: Pat
 @pytest.mark.parametrize("slot", [READER, PLANS])
 @isolated("warm")
 def test_a_slot_that_is_gone_refuses_what_was_asked_for(tmp_path: Path, slot: tuple[str, str]) -> None:
-    """By the first slot that is left: under ``fail`` no start; under ``warn`` the states say it, and stages are stock."""
+    """By the first slot that is left: no start under ``fail``; under ``warn`` states that say it, and stock stages."""
     importlib.import_module(slot[0])
     _gone(slot)
     register()
@@ -188,7 +189,8 @@ def test_variables_are_answered_where_no_slot_is_left(rule: str) -> None:
     from omni_fastpath import install, startup
 
     os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED=rule)
-    startup.PLANS = install.PLANS = PLANS[0].replace("stage_runtime", "gone"), PLANS[1]  # type: ignore[misc]
+    startup.PLANS = PLANS[0].replace("stage_runtime", "gone"), PLANS[1]
+    vars(install)["PLANS"] = startup.PLANS
     with pytest.raises(SystemExit, match=_moved(startup.PLANS)) if rule == "fail" else contextlib.nullcontext():
         register()
     assert set(asked().values()) == {"unsupported"}
@@ -454,7 +456,7 @@ def test_engines_share_what_is_installed(tmp_path: Path) -> None:
 @pytest.mark.upstream
 @isolated("warm")
 def test_an_engine_that_starts_while_plugins_load_is_told(tmp_path: Path) -> None:
-    """vLLM does not let a second thread wait for the plugins: its engine is past the slots when they are written."""
+    """A second thread does not wait for vLLM's plugins: its engine is past the slots when they are written."""
     reached, may_go_on = threading.Event(), threading.Event()
 
     class Stages(list[Any]):

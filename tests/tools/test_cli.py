@@ -264,6 +264,32 @@ def test_hook_plugins_are_looked_at_apart(tmp_path: Path, monkeypatch: pytest.Mo
 # ---- What is printed ----
 
 
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+def test_python_without_docstrings_explains_the_rest() -> None:
+    """Under ``-OO`` a patch's text is not there, which is said; seams, values and releases are."""
+    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "Python drops this text under -OO." in ended.stdout
+    assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)
+
+
+def test_a_locale_without_the_characters_is_no_trouble(tmp_path: Path) -> None:
+    """What it lacks is escaped on the screen; an overlay is UTF-8, a file's name in it too, or that file is named."""
+    assert process(sys.executable, "-m", "omni_fastpath", "explain", "lean_processing", **ASCII).returncode == 0
+    base, output = tmp_path / "café.yaml", tmp_path / "out.yaml"
+    base.write_text("stages: []\n")
+    command = (sys.executable, "-m", "omni_fastpath", "overlay")
+    assert process(*command, str(base), "-o", str(output), **ASCII).returncode == 0
+    assert yaml.safe_load(output.read_bytes())["base_config"] == str(base)
+    assert yaml.safe_load(process(*command, str(base), **ASCII).stdout)["base_config"] == str(base)
+    wrong = tmp_path / os.fsdecode(b"\xff.yaml")
+    wrong.write_text("stages: []\n")
+    refused = process(*command, str(wrong), **ASCII)
+    assert (refused.returncode, "\\udcff.yaml': found a file name that is no UTF-8" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(("command", "reader"), [("explain", "true"), ("overlay --list", "head -1 >/dev/null")])
 def test_a_reader_that_leaves_changes_nothing(command: str, reader: str) -> None:
     """``| head -1`` and a pipe that nobody reads: the exit code is the command's own, and nothing is complained of."""
