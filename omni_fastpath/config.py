@@ -1,18 +1,18 @@
 """What was asked for: the ``fastpath:`` blocks of a deploy YAML and its bases, and the environment on top of them.
 
 The environment wins over the YAML, for comparisons without touching a file. Its booleans are ``1 true on yes`` and
-``0 false off no``, whatever their case; anything else is refused.
+``0 false off no``, whatever their case; anything else is refused. An empty variable is not set.
 
 ``OMNI_FASTPATH=0``
     Everything is off and nothing is validated.
 ``OMNI_FASTPATH=1``
     What the YAML says if it switches anything on, else the default set.
 ``OMNI_FASTPATH_<PATCH>=1`` or ``0``
-    That patch on, with the YAML's values or the defaults, or off with what requires it.
+    That patch on, with the YAML's values or the defaults and with what it requires, or off.
 ``OMNI_FASTPATH_<PATCH>__<KEY>=V``
     One value of a patch; ``null`` where the key takes it. Switches nothing on.
-``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``
-    As the key ``fastpath.on_unsupported``.
+``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``, ``OMNI_FASTPATH_ON_UNLISTED=same_code`` or ``unsupported``
+    As the keys ``fastpath.on_unsupported`` and ``fastpath.on_unlisted``.
 
 Upstream replaces a top-level block whole when a deploy YAML overlays another (``resolve_deploy_yaml`` in
 ``vllm_omni/config/stage_config.py``), so the chain of ``base_config`` is walked here, and the blocks are merged key by
@@ -39,8 +39,17 @@ from omegaconf import OmegaConf
 from pydantic import ByteSize
 
 from omni_fastpath.declare import Options, Patch
-from omni_fastpath.patches import GONE
-from omni_fastpath.process_role import BOOLEAN_WORDS, HANDOFF, MASTER, NAMESPACE, ON_UNSUPPORTED, boolean, master_off
+from omni_fastpath.process_role import (
+    BOOLEAN_WORDS,
+    HANDOFF,
+    MASTER,
+    NAMESPACE,
+    ON_UNLISTED,
+    ON_UNSUPPORTED,
+    boolean,
+    master_off,
+    ours,
+)
 
 KEY = "fastpath"
 """The top-level key in a deploy YAML."""
@@ -49,7 +58,13 @@ ABSENT: Final = object()
 """The value of a ``fastpath`` key that is not there; ``null`` is a value and means off."""
 
 OnUnsupported = Literal["warn", "fail"]
-_WORDS: tuple[OnUnsupported, ...] = get_args(OnUnsupported)
+OnUnlisted = Literal["same_code", "unsupported"]
+RULES: Mapping[str, tuple[str, ...]] = {
+    "on_unsupported": get_args(OnUnsupported),
+    "on_unlisted": get_args(OnUnlisted),
+}
+"""The keys of the block that are no patch, and the words that each takes."""
+_RULE_VARIABLES = {ON_UNSUPPORTED: "on_unsupported", ON_UNLISTED: "on_unlisted"}
 
 _OF_A_SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_|$)")
 _PLAIN = re.compile(r"[\w-]{1,80}")
@@ -68,34 +83,24 @@ class UnreadableError(ConfigError):
     """A deploy YAML that our reader cannot read. Where upstream read it, that is our trouble and not the file's."""
 
 
-def refusal(
-    place: str, *, found: str, allowed: str, nearest: str | None = None, gone: str | None = None
-) -> ConfigError:
+def refusal(place: str, *, found: str, allowed: str, nearest: str | None = None) -> ConfigError:
     """The error for one place.
 
     Args:
-        place: Where the value or the name stands.
-        found: What stands there.
-        allowed: What may stand there.
+        place: Where the value or the name is.
+        found: What is there.
+        allowed: What may be there.
         nearest: The spelling that was probably meant.
-        gone: What became of a name that earlier versions took; it is said instead of ``nearest``.
     """
-    hint = f"; it is gone: {gone}" if gone else f"; did you mean {nearest!r}?" if nearest else ""
-    return ConfigError(f"{place}: found {found}; allowed: {allowed}{hint}")
+    hint = f"did you mean {nearest!r}? " if nearest else ""
+    return ConfigError(f"{place}: found {found}; {hint}allowed: {allowed}")
 
 
-def unknown(
-    place: str, word: object, known: Iterable[str], *, found: str | None = None, gone: str | None = None
-) -> ConfigError:
-    """The error for an unknown name; ``found`` and ``gone`` as in ``refusal``."""
+def unknown(place: str, word: object, known: Iterable[str], *, found: str | None = None) -> ConfigError:
+    """The error for an unknown name; ``found`` as in ``refusal``."""
     names = list(known)
-    return refusal(
-        place,
-        found=found or f"an unknown key {shown(word)}",
-        allowed=", ".join(names) or "no keys",
-        nearest=nearest(word, names),
-        gone=gone,
-    )
+    found = found or f"an unknown key {shown(word)}"
+    return refusal(place, found=found, allowed=", ".join(names) or "no keys", nearest=nearest(word, names))
 
 
 def shown(value: object) -> str:
@@ -166,33 +171,28 @@ def variables(patches: Iterable[Patch]) -> list[str]:
     """Every variable that may be set, those of values last."""
     patches = list(patches)
     of_values = [value_variable(patch, key) for patch in patches for key in patch.options.model_fields]
-    return [MASTER, ON_UNSUPPORTED, *(patch.env for patch in patches), *of_values]
+    return [MASTER, *_RULE_VARIABLES, *(patch.env for patch in patches), *of_values]
 
 
 def said(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[str]:
     """The variables that were set for us, known or not, sorted; without those that Kubernetes makes of a Service."""
     known = variables(patches)
-    ours = (name for name in environ if name.startswith(NAMESPACE))
-    return sorted(name for name in ours if name in known or not _OF_A_SERVICE.search(name))
+    return sorted(name for name in ours(environ) if name in known or not _OF_A_SERVICE.search(name))
 
 
 def is_beside(name: str) -> bool:
     """Whether a variable's name would be in our namespace if it were spelt right: OMNI_FASTPAHT, omni_fastpath."""
-    ours, letters = NAMESPACE.replace("_", ""), re.sub(r"[^A-Z0-9]", "", name.upper()).removeprefix("VLLM")
-    alike = difflib.SequenceMatcher(None, letters[: len(ours)], ours)
+    prefix, letters = NAMESPACE.replace("_", ""), re.sub(r"[^A-Z0-9]", "", name.upper()).removeprefix("VLLM")
+    alike = difflib.SequenceMatcher(None, letters[: len(prefix)], prefix)
     return not name.startswith((NAMESPACE, HANDOFF)) and alike.ratio() >= _VARIABLE_RATIO
 
 
-def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch], gone: Mapping[str, str]) -> Iterator[str]:
+def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch]) -> Iterator[str]:
     """A line for each variable in our namespace that means nothing."""
     known = variables(patches)
-    went = {f"{NAMESPACE}_{name.upper()}": words for name, words in gone.items()}
-    for patch in patches:
-        went |= {value_variable(patch, key): words for key, words in patch.options.gone.items()}
     for name in said(environ, patches):
         if name not in known:
-            became = went.get(name) or went.get(name.split("__")[0])
-            yield str(unknown(name, name, known, found="an unknown variable", gone=became))
+            yield str(unknown(name, name, known, found="an unknown variable"))
 
 
 # Blocks and variables, one on top of the other
@@ -242,21 +242,18 @@ class _Layers:
 
     Attributes:
         asked: Every declared patch by name.
-        on_unsupported: As in ``Resolved``.
+        rules: The words of ``RULES`` that were given.
         problems: What is refused.
-        off_by_env: The patches that the environment switched off, and what is off for want of them.
     """
 
-    def __init__(self, patches: Sequence[Patch], gone: Mapping[str, str]) -> None:
+    def __init__(self, patches: Sequence[Patch]) -> None:
         self._declared = {patch.name: patch for patch in patches}
-        self._gone = gone
         self.problems: list[ConfigError] = []
-        self.off_by_env: set[str] = set()
         self._clear("not asked for")
 
     def _clear(self, reason: str) -> None:
         self._given = False
-        self.on_unsupported: OnUnsupported = "warn"
+        self.rules: dict[str, Any] = {}
         self.asked = dict.fromkeys(self._declared, _Asked(reason=reason))
 
     def _change(self, name: str, **changes: Any) -> None:
@@ -290,11 +287,10 @@ class _Layers:
 
     def _add_key(self, block: Block, key: Any, wanted: object) -> None:
         origin = block.place(key)
-        if key == "on_unsupported":
-            self._set_on_unsupported(origin, wanted)
+        if key in RULES:
+            self._set_rule(key, origin, wanted)
         elif key not in self._declared:
-            known = [*self._declared, "on_unsupported"]
-            self.problems.append(unknown(origin, key, known, gone=self._gone.get(key)))
+            self.problems.append(unknown(origin, key, [*self._declared, *RULES]))
         elif isinstance(wanted, bool):
             self._change(key, on=wanted, origin=origin, reason=f"{origin} is false")
         elif isinstance(wanted, dict):
@@ -314,14 +310,14 @@ class _Layers:
             if on is not None:
                 origin = f"{patch.env}={environ[patch.env]}"
                 self._change(name, on=on, origin=origin, reason=origin)
-                self.off_by_env |= set() if on else {name}
             for key in patch.options.model_fields:
                 variable = value_variable(patch, key)
                 if variable in environ:
                     value = parse(patch.options, key, environ[variable])
                     self._set_value(name, key, value, f"{variable} ({KEY}.{name}.{key})")
-        if ON_UNSUPPORTED in environ:
-            self._set_on_unsupported(ON_UNSUPPORTED, environ[ON_UNSUPPORTED].strip().lower())
+        for variable, key in _RULE_VARIABLES.items():
+            if variable in environ:
+                self._set_rule(key, variable, environ[variable].strip().lower())
 
     def _switch(self, name: str, environ: Mapping[str, str]) -> bool | None:
         on = boolean(environ.get(name, ""))
@@ -329,16 +325,16 @@ class _Layers:
             self._refuse(name, environ[name], BOOLEAN_WORDS)
         return on
 
-    def _set_on_unsupported(self, place: str, value: object) -> None:
-        if value in _WORDS:
-            self.on_unsupported = value
+    def _set_rule(self, key: str, place: str, value: object) -> None:
+        if value in RULES[key]:
+            self.rules[key] = value
         else:
-            self._refuse(place, value, " or ".join(_WORDS), nearest(value, _WORDS))
+            self._refuse(place, value, " or ".join(RULES[key]), nearest(value, RULES[key]))
 
     def _set_value(self, name: str, key: Any, value: object, place: str) -> None:
         options = self._declared[name].options
         if key not in options.model_fields:
-            self.problems.append(unknown(place, key, options.model_fields, gone=options.gone.get(key)))
+            self.problems.append(unknown(place, key, options.model_fields))
             return
         try:
             _built(options, {key: value})
@@ -350,19 +346,15 @@ class _Layers:
     def _refuse(self, place: str, value: object, takes: str, near: str | None = None) -> None:
         self.problems.append(refusal(place, found=shown(value), allowed=takes, nearest=near))
 
-    def settle_requirements(self, *, partial: bool) -> None:
-        """Switch off what lacks a requirement; refuse it where nothing excuses the lack."""
-        for name, patch in self._declared.items():
-            missing = next((each for each in patch.requires if not self.asked[each].on), None)
-            if missing is None or not self.asked[name].on:
-                continue
-            cause = self.asked[missing]
-            if missing in self.off_by_env:
-                self.off_by_env.add(name)
-            elif not partial:
-                self.problems.append(self._contradiction(patch, missing))
-            reason = f"requires {missing}, which is off: {cause.reason}"
-            self._change(name, on=False, origin=cause.origin, reason=reason)
+    def settle_requirements(self) -> None:
+        """Switch on what a patch that is on requires; refuse the patch where that was switched off by name."""
+        for patch in reversed(self._declared.values()):
+            for name in patch.requires if self.asked[patch.name].on else ():
+                required = self.asked[name]
+                if not required.on and required.origin:
+                    self.problems.append(self._contradiction(patch, name))
+                elif not required.on:
+                    self._change(name, on=True, origin=f"required by {patch.name}")
 
     def _contradiction(self, patch: Patch, missing: str) -> ConfigError:
         remedy = f"switch {missing} on ({KEY}.{missing}: true or {self._declared[missing].env}=1) or {patch.name} off"
@@ -394,6 +386,7 @@ class Resolved:
         off: Every other patch with the reason.
         origins: What switched a patch on or off; empty for a patch that nothing mentions.
         on_unsupported: What an unsupported or failed patch does to the start of the server.
+        on_unlisted: What a patch is on a release that no row names; None where nothing says so (``Patch.candidates``).
         source: The deploy YAML; None when there is none.
         unknown: What means nothing and was not refused, one line each: variables in our namespace where nothing is on,
             variables beside it, and top-level keys that are nearly ours.
@@ -403,6 +396,7 @@ class Resolved:
     off: Mapping[str, str]
     origins: Mapping[str, str]
     on_unsupported: OnUnsupported = "warn"
+    on_unlisted: OnUnlisted | None = None
     source: str | None = None
     unknown: tuple[str, ...] = ()
 
@@ -410,6 +404,13 @@ class Resolved:
     def asked(self) -> bool:
         """Whether anything is on."""
         return bool(self.enabled)
+
+    def below(self, first: Resolved | None) -> Resolved:
+        """What the stages of a later engine get: as in this process, what an earlier one has stays, with its values."""
+        if first is None:
+            return self
+        enabled = {**self.enabled, **first.enabled}
+        return dataclasses.replace(self, enabled=enabled, on_unlisted=first.on_unlisted)
 
     def to_json(self) -> str:
         """This as text, for ``from_json`` in a process with the same declarations."""
@@ -425,39 +426,31 @@ class Resolved:
         return cls(**{**wire, "enabled": enabled, "unknown": tuple(wire["unknown"])})
 
 
-def resolve(
-    blocks: Sequence[Block],
-    environ: Mapping[str, str],
-    patches: Sequence[Patch],
-    *,
-    gone: Mapping[str, str] = GONE,
-    partial: bool = False,
-) -> Resolved:
+def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
     """What the blocks of a chain and the environment come to.
 
     Args:
         blocks: The base first; empty without a deploy YAML.
         environ: The environment, which wins over the blocks.
         patches: The declarations; a patch stands after those that it requires.
-        gone: Patches of earlier versions by name, with what became of each.
-        partial: The YAML is still to come: a patch whose requirement is not on yet is off instead of refused.
 
     Raises:
         ConfigError: A wrong key, value or word anywhere, an unknown variable where something is on, and a patch that
-            is on without one that it requires, unless the environment switched that one off.
+            is on while one that it requires is off by name.
     """
+    environ = {name: text for name, text in environ.items() if text.strip()}
     source = str(blocks[-1].path) if blocks else None
     if master_off(environ):
         why = dict.fromkeys((patch.name for patch in patches), f"{MASTER}={environ[MASTER]}")
         return Resolved({}, off=why, origins=why, source=source)
-    layers = _Layers(patches, gone)
+    layers = _Layers(patches)
     for block in blocks:
         layers.add_block(block)
     layers.add_environment(environ)
-    layers.settle_requirements(partial=partial)
+    layers.settle_requirements()
     stages = len(frozenset[int]().union(*(block.stages for block in blocks)))
     enabled = {name: layers.options(name, stages) for name, asked in layers.asked.items() if asked.on}
-    unknown_variables = tuple(_unknown_variables(environ, patches, gone))
+    unknown_variables = tuple(_unknown_variables(environ, patches))
     lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))
@@ -471,7 +464,7 @@ def resolve(
         enabled=enabled,
         off={name: asked.reason for name, asked in layers.asked.items() if not asked.on},
         origins={name: asked.origin for name, asked in layers.asked.items()},
-        on_unsupported=layers.on_unsupported,
+        **layers.rules,
         source=source,
         unknown=(*unknown_variables, *nearly),
     )
@@ -490,18 +483,18 @@ def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: S
     return resolve(blocks, environ, patches)
 
 
-def blocks_of(path: str | Path, deploy: Mapping[Any, Any]) -> list[Block]:
-    """The blocks of a deploy YAML that upstream has read.
+def blocks_of(path: str | Path, deploy: Mapping[Any, Any] | None) -> list[Block]:
+    """The blocks of a deploy YAML.
 
     Args:
         path: The file.
-        deploy: What upstream made of it and its bases. A top-level key of any of them is in it; without ours no file is
-            opened a second time.
+        deploy: What upstream made of it and its bases; None where that was not seen. A top-level key of any of them is
+            in it; without ours no file is opened a second time.
 
     Raises:
         UnreadableError: As ``read_blocks``, where the key is there.
     """
-    return read_blocks(path) if KEY in deploy else [_block(Path(path), deploy)]
+    return read_blocks(path) if deploy is None or KEY in deploy else [_block(Path(path), deploy)]
 
 
 def read_blocks(path: str | Path) -> list[Block]:

@@ -8,10 +8,10 @@ is a class for each thing that can be done with a name of upstream's, so that wh
 from __future__ import annotations
 
 import enum
+import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar
 
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
@@ -53,20 +53,12 @@ class Process(str, enum.Enum):
     """``vllm serve --omni --headless``: it starts stages for an orchestrator that runs elsewhere."""
 
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    _AtLeastOne = tuple[str, Unpack[tuple[str, ...]]]
-
-Descriptor = Literal["function", "classmethod", "staticmethod"]
-"""What stands raw in an owner's ``__dict__``."""
-
-
 @dataclass(frozen=True)
 class Seam:
-    """One name of upstream's that a patch writes or relies on: a ``Wrap``, ``Replace``, ``Add``, ``Call`` or ``Pin``.
+    """One upstream name on which a patch relies: a ``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin`` or ``Reads``.
 
-    Whatever of upstream's a patch calls is one of them. Attributes that it reads stand on its page, under Fragility.
+    Every upstream function that a patch calls is one of them, and every attribute that it reads and a class declares.
+    Attributes that no class declares are named on the patch's page, under Fragility.
 
     Attributes:
         module: Module that owns the slot, for example ``vllm_omni.engine.stage_pool``.
@@ -87,18 +79,17 @@ class Seam:
 
 @dataclass(frozen=True)
 class Function(Seam):
-    """A function of upstream's, verified before anything is written. Not used itself: its kinds say what is done.
+    """An upstream function, verified before anything is written. Its kinds say what is done with it.
+
+    ``omni_fastpath/functions`` has the kind, the parameters and a fingerprint of each on every release that was read.
+    On such a release kind and parameters must be as there. On another release the fingerprint must be too, see
+    ``omni_fastpath.install``.
 
     Attributes:
-        parameters: Exact parameter names, in order.
-        descriptor: The kind of the raw slot.
-        fingerprints: Of the bodies that were read, where the patch relies on the inside or goes past it (see
-            ``omni_fastpath.seams.fingerprint``); empty where only name and parameters matter.
+        pinned: Whether the patch relies on the body or goes past it, so that the fingerprint matters on every release.
     """
 
-    parameters: tuple[str, ...]
-    descriptor: Descriptor = field(default="function", kw_only=True)
-    fingerprints: tuple[str, ...] = field(default=(), kw_only=True)
+    pinned: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -115,35 +106,39 @@ class Wrap(Function):
 
 
 @dataclass(frozen=True)
-class Replace(Function):
-    """A wrapt wrapper that calls upstream's function only to step aside, so that no other wrapper may stand on that.
+class Replace(Wrap):
+    """A wrapper that calls upstream's function only to step aside, so that no other package's wrapper may be below."""
 
-    Attributes:
-        wrapper: Its name in the patch's wrappers module.
-    """
-
-    use = "wrap"
-
-    wrapper: str = field(kw_only=True)
-    fingerprints: _AtLeastOne = field(kw_only=True)
+    pinned: bool = field(default=True, init=False)
 
 
 @dataclass(frozen=True)
 class Call(Function):
-    """Nothing is written; the patch calls it, so that it must be there and take these parameters."""
+    """Nothing is written. The patch calls it, so that it must be there and take the same parameters."""
 
     use = "pin"
-
-    fingerprints: tuple[()] = field(default=(), init=False)
 
 
 @dataclass(frozen=True)
 class Pin(Function):
-    """Nothing is written; the patch relies on what it does inside, so that its body must be one that was read."""
+    """Nothing is written. The patch relies on what it does inside."""
 
     use = "pin"
 
-    fingerprints: _AtLeastOne = field(kw_only=True)
+    pinned: bool = field(default=True, init=False)
+
+
+@dataclass(frozen=True)
+class Reads(Seam):
+    """Attributes of a class's instances that the patch reads: the class must declare each, or assign it to ``self``.
+
+    Attributes:
+        names: The attributes.
+    """
+
+    use = "read"
+
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -159,7 +154,7 @@ class Add(Seam):
     function: str = field(kw_only=True)
 
 
-AnySeam = Wrap | Replace | Add | Call | Pin
+AnySeam = Wrap | Replace | Add | Call | Pin | Reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +167,20 @@ class Row:
         note: Why, in a few words that go into the reason of the state; of a ``Fit`` what users of these releases
             should know.
         preview: Whether these are supported before their final release; every reason says it.
+        seams: By which another release that has the same code is known; empty where only builds and post-releases of
+            these do. Of a ``Fit`` also what is written.
     """
 
     releases: tuple[str, ...]
     state: State
     note: str = ""
     preview: bool = False
+    seams: tuple[AnySeam, ...] = ()
+
+    def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
+        """The seams that matter in a kind of process; all of them for None."""
+        del process
+        return self.seams
 
     @property
     def remarks(self) -> str:
@@ -190,7 +193,6 @@ class Fit(Row):
     """The patch is installed on these releases.
 
     Attributes:
-        seams: All that a process installs are verified there before any is written.
         of_stages: Modules of the seams that only the stages' processes install; the server installs the others. Empty
             where every process of the patch installs all of them.
         of_api_server: Modules of the seams that only upstream's API server imports. A server process that neither is
@@ -199,13 +201,12 @@ class Fit(Row):
     """
 
     state: State = field(default=State.APPLIED, init=False)
-    seams: tuple[AnySeam, ...]
     of_stages: tuple[str, ...] = ()
     of_api_server: tuple[str, ...] = ()
     without_api_server: str = ""
 
     def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
-        """The seams that a kind of process installs; all of them for None."""
+        """The seams that a kind of process verifies before it writes any; all of them for None."""
         if process is None:
             return self.seams
         left_out: set[str] = set()
@@ -261,15 +262,9 @@ class Metric:
 
 
 class Options(BaseModel):
-    """Base of every patch's values: unknown keys refused, no coercion of types, immutable.
-
-    Attributes:
-        gone: Keys that earlier versions took, each with its successor or why it went, in words for the refusal.
-    """
+    """Base of every patch's values: unknown keys refused, no coercion of types, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    gone: ClassVar[Mapping[str, str]] = {}
 
     def broken_rule(self, stages: int) -> tuple[str, str] | None:
         """The key whose value does not do for a pipeline with so many stages, and what would; None when all do."""
@@ -286,8 +281,9 @@ class Patch:
             variables.
         summary: One line for tables.
         processes: Processes in which its slots are used.
-        docs: The full explanation that ``omni-fastpath explain`` prints.
-        rows: What it is on each release that it was tested on, oldest first; on any other it is ``unsupported``.
+        docs: The full explanation that ``omni-fastpath explain`` prints; None under ``python -OO``.
+        rows: What it is on each release that it was tested on, oldest first; on any other it is ``unsupported``, unless
+            that one has the same code (``on_unlisted``).
         counters: What tells that it took effect; the first says how often.
         options: Pydantic model of its values; every field has a default.
         requires: Names of patches without which it must not run.
@@ -303,7 +299,7 @@ class Patch:
     name: str
     summary: str
     processes: frozenset[Process]
-    docs: str
+    docs: str | None
     rows: tuple[Row, ...]
     counters: tuple[Counter, ...]
     options: type[Options] = Options
@@ -329,18 +325,49 @@ class Patch:
         """The rows in which it is installed, in order."""
         return tuple(row for row in self.rows if isinstance(row, Fit))
 
-    def row_on(self, release: str | None) -> Row | None:
-        """What it is on an installed release; None when it was not tested there, or that is no version, or none.
+    def listed(self, release: str | None) -> tuple[str, Row] | None:
+        """Exactly this release as a row names it, and the row; None where there is none, or that is no version."""
+        found = _version(release)
+        return next(((each, row) for version, each, row in self._known() if version == found), None)
 
-        A local version (``0.30.0+cpu``) is the release itself; a development or another pre-release of it is not.
+    def row_on(self, release: str | None) -> Row | None:
+        """The row of exactly this release, if there is one."""
+        found = self.listed(release)
+        return None if found is None else found[1]
+
+    def nearest_first(self, release: str) -> list[tuple[str, Row]]:
+        """Every release that was read with its row: the newest that is not after this one, older ones, newer ones."""
+        target = Version((_version(release) or Version("0")).base_version)
+        older = [(each, row) for version, each, row in self._known() if version <= target]
+        newer = [(each, row) for version, each, row in self._known() if version > target]
+        return [*reversed(older), *newer]
+
+    def candidates(self, release: str, on_unlisted: str | None) -> list[tuple[str, Row]]:
+        """The rows that an unlisted release may be served by, each with the release that it must equal.
+
+        Args:
+            release: As its metadata has it.
+            on_unlisted: ``same_code`` for any release, ``unsupported`` for none; None for builds (``0.30.0+cu130``) and
+                post-releases (``0.30.0.post1``) of a listed release alone.
         """
-        try:
-            found = Version(Version(release or "").public)
-        except InvalidVersion:
-            return None
-        return next((row for row in self.rows if found in map(Version, row.releases)), None)
+        bare = _version(re.sub(r"\.post\d+$", "", str(getattr(_version(release), "public", ""))))
+        is_build = bare in [version for version, _, _ in self._known()]
+        if on_unlisted != "same_code" and (on_unlisted or not is_build):
+            return []
+        return [(each, row) for each, row in self.nearest_first(release) if row.seams or _version(each) == bare]
+
+    def _known(self) -> list[tuple[Version, str, Row]]:
+        return [(Version(release), release, row) for row in self.rows for release in row.releases]
 
     @property
     def wrappers(self) -> str:
         """The module with the functions that the seams name; it is imported on install."""
         return f"omni_fastpath.patches.{self.name}.wrappers"
+
+
+def _version(text: str | None) -> Version | None:
+    """None where the text is no version."""
+    try:
+        return Version(text or "")
+    except InvalidVersion:
+        return None

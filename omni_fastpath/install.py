@@ -1,4 +1,8 @@
-"""Two-phase install of patches: verify every seam, then write, check, and set the state last; exact undo.
+"""Install of patches, one after the other: verify every seam of it, then write, check, and set the state; exact undo.
+
+On a release that was read a patch is served by its row there. Another release may be the same code under another
+name: there a patch is served by a row where every function of vLLM and vLLM-Omni that the row names is, body and all,
+as on a release of that row (``on_unlisted``).
 
 A patch that is installed stays installed, with its values, until the process ends: engines that run use it. Only a
 refused start takes off what it has installed itself. The functions here raise only what they document; what went wrong
@@ -9,24 +13,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType
+from typing import Any, NamedTuple
 
 from omni_fastpath.config import Resolved
-from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Replace, Row, State, Wrap
+from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Reads, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER, logger, warn_once
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
-from omni_fastpath.seams import MARK, SeamMovedError, Slot, verify
-
-_UPSTREAM = frozenset({"vllm", "vllm_omni"})
-
-
-class RefusedError(RuntimeError):
-    """``on_unsupported: fail`` and a patch that was asked for cannot serve; the message names it and why."""
+from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, verify
+from omni_fastpath.startup import HEADLESS, PLANS, READER, RefusedError
 
 
 @dataclass
@@ -41,13 +41,79 @@ _lock = threading.RLock()
 _installed: dict[str, _Installation] = {}
 
 
+# ---- What lets a configuration take effect ----
+
+
+def starts(process: Process | None) -> tuple[AnySeam, ...]:
+    """The slots that ``startup`` writes in a kind of process, and what it reads there; all of them for None."""
+    reader = Wrap(*READER, wrapper="wrapped_reader")
+    plans = Wrap(*PLANS, wrapper="wrapped_plans"), Reads(PLANS[0], PLANS[1].partition(".")[0], ("_config_path",))
+    headless = Wrap(*HEADLESS, wrapper="wrapped_headless")
+    of = {Process.SERVER: (reader, *plans), Process.HEADLESS: (reader, headless), None: (reader, *plans, headless)}
+    return of.get(process, ())
+
+
+def start_problems(process: Process | None, patches: Sequence[Patch] = PATCHES) -> list[str]:
+    """Where these are not as on the nearest release that was read, by kind and parameters."""
+    found = vllm_omni_release()
+    if found is None or not patches:
+        return []
+    release, _ = patches[0].nearest_first(found.version)[0]
+    return _problems(starts(process), release)
+
+
 # ---- What a patch is on the installed release ----
 
 
-def row_here(patch: Patch) -> Row | None:
-    """What the patch is on the installed vLLM-Omni; None when it was not tested there."""
+class Found(NamedTuple):
+    """The row that a patch is served by, with its verified slots.
+
+    Attributes:
+        release: The release that was read, as the row names it.
+        row: The row.
+        slots: Where its seams are.
+        same_as: The release, where the installed one is not listed and has the same code; else empty.
+    """
+
+    release: str
+    row: Row
+    slots: list[Slot]
+    same_as: str = ""
+
+    @property
+    def words(self) -> str:
+        """What is to be said of it in the reason of a state."""
+        same = f"{vllm_omni_release()}: every function is as in {self.same_as}" if self.same_as else ""
+        return "; ".join(filter(None, (self.row.remarks, same)))
+
+
+def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> Found:
+    """The row that the patch is served by in a kind of process.
+
+    Raises:
+        SeamMovedError: There is none, or a seam moved; the message is the whole reason.
+    """
     found = vllm_omni_release()
-    return None if found is None else patch.row_on(found.version)
+    listed = patch.listed(found and found.version)
+    if listed is not None:
+        release, row = listed
+        seams = row.seams_in(process) if isinstance(row, Fit) else ()
+        return Found(release, row, [verify(seam, release) for seam in seams])
+    reason = _unlisted(patch)
+    for release, row in patch.candidates(found.version, on_unlisted) if found else ():
+        try:
+            slots = [verify(seam, release, exact=True) for seam in row.seams_in(process)]
+        except SeamMovedError as error:
+            reason += f"; unlike {release}: {error}"
+        else:
+            return Found(release, row, slots, same_as=release)
+    raise SeamMovedError(reason)
+
+
+def row_here(patch: Patch) -> Row | None:
+    """What the patch is on the installed vLLM-Omni; None when that is not listed."""
+    found = vllm_omni_release()
+    return patch.row_on(found and found.version)
 
 
 def state_here(patch: Patch) -> State:
@@ -56,10 +122,14 @@ def state_here(patch: Patch) -> State:
     return State.UNSUPPORTED if row is None else row.state
 
 
-def release_problem(patch: Patch) -> str | None:
-    """Why the patch has no row on the installed vLLM-Omni; None when it has one."""
-    if row_here(patch) is not None:
-        return None
+def release_problem(patch: Patch, on_unlisted: str | None = None) -> str | None:
+    """Why no row can be the installed vLLM-Omni's; None when one is, or may turn out to be the same code."""
+    found = vllm_omni_release()
+    may_serve = found is not None and (row_here(patch) is not None or patch.candidates(found.version, on_unlisted))
+    return None if may_serve else _unlisted(patch)
+
+
+def _unlisted(patch: Patch) -> str:
     tested = ", ".join(patch.releases)
     found = vllm_omni_release()
     if found is None:
@@ -68,34 +138,42 @@ def release_problem(patch: Patch) -> str | None:
 
 
 def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
-    """The patch's seams on the installed vLLM-Omni; none where it is not installed."""
+    """The patch's seams on the installed vLLM-Omni; none where it is not listed, or not installed there."""
     row = row_here(patch)
     return row.seams if isinstance(row, Fit) else ()
 
 
-def verify_patch(patch: Patch) -> list[str]:
+def verify_patch(patch: Patch, on_unlisted: str | None = None) -> list[str]:
     """Every way in which the installed upstream differs from the declaration; empty when it fits.
 
     Imports the modules that the patch's seams name, and, where all of them fit, the patch's wrappers.
     """
-    if problem := release_problem(patch):
-        return [problem]
-    seams = seams_here(patch)
-    problems = [_problem(f"{seam.path}: looking at it failed", functools.partial(verify, seam)) for seam in seams]
-    if seams and not any(problems):
-        problems = [_problem("its wrappers cannot be imported", functools.partial(import_wrappers, patch))]
-    return [problem for problem in problems if problem is not None]
+    found = vllm_omni_release()
+    listed = patch.listed(found and found.version)
+    problems = _problems(listed[1].seams, listed[0]) if listed and isinstance(listed[1], Fit) else []
+    return problems or _raised("it cannot be verified", functools.partial(_verified, patch, None, on_unlisted))
 
 
-def _problem(what: str, look: Callable[[], object]) -> str | None:
-    """What a look at upstream raised, in words; None when it raised nothing."""
+def _verified(patch: Patch, process: Process | None, on_unlisted: str | None) -> tuple[Found, ModuleType | None]:
+    """The row, and the wrappers where it is installed; raises what ``find_row`` and ``import_wrappers`` do."""
+    found = find_row(patch, process, on_unlisted)
+    return found, import_wrappers(patch) if isinstance(found.row, Fit) else None
+
+
+def _problems(seams: Sequence[AnySeam], release: str) -> list[str]:
+    found = (_raised(f"{seam.path}: looking at it failed", functools.partial(verify, seam, release)) for seam in seams)
+    return [problem for each in found for problem in each]
+
+
+def _raised(what: str, look: Callable[[], object]) -> list[str]:
+    """What a look at upstream raised, in words; nothing when it raised nothing."""
     try:
         look()
     except SeamMovedError as error:
-        return str(error)
+        return [str(error)]
     except Exception as error:  # upstream's module may raise anything while it is imported
-        return f"{what}: {error!r}"
-    return None
+        return [f"{what}: {error!r}"]
+    return []
 
 
 def import_wrappers(patch: Patch) -> ModuleType:
@@ -108,7 +186,7 @@ def import_wrappers(patch: Patch) -> ModuleType:
     try:
         return importlib.import_module(patch.wrappers)
     except ImportError as error:
-        if (error.name or "").partition(".")[0] not in _UPSTREAM:
+        if (error.name or "").partition(".")[0] not in UPSTREAM:
             raise
         raise SeamMovedError(f"{error.name}: what the patch imports from it cannot be had ({error})") from error
 
@@ -116,10 +194,18 @@ def import_wrappers(patch: Patch) -> ModuleType:
 # ---- A configuration takes effect ----
 
 
-def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES) -> None:
-    """Install the patches that are on and are not installed yet.
+def apply(
+    resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES, *, moved: Sequence[str] = ()
+) -> None:
+    """Install the patches that are on and are not installed yet, and log what came of it.
 
     An installed patch stays as it is; where ``resolved`` says otherwise, a warning says so.
+
+    Args:
+        resolved: What was asked for.
+        process: The kind of process this is.
+        patches: The declarations.
+        moved: What ``start_problems`` found. Then nothing is installed, and all that was asked for is unsupported.
 
     Raises:
         RefusedError: A patch that was asked for is unsupported or failed, and ``on_unsupported`` is ``fail``. What this
@@ -128,8 +214,10 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCH
     with _lock:
         before = set(_installed)
         try:
+            if moved:
+                logger.error("omni-fastpath: nothing is on here, a seam of the start-up moved: %s", "; ".join(moved))
             for patch in patches:
-                _apply_one(resolved, patch, process)
+                _apply_one(resolved, patch, process, moved)
             if resolved.on_unsupported == "fail":
                 _refuse_trouble(resolved, process, patches)
         except BaseException:
@@ -137,9 +225,24 @@ def apply(resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCH
                 if patch.name not in before:
                     uninstall(patch)
             raise
+        for line in _outcome(patches):
+            logger.info("omni-fastpath: %s", line)
 
 
-def _apply_one(resolved: Resolved, patch: Patch, process: Process) -> None:
+def _outcome(patches: Sequence[Patch]) -> Iterator[str]:
+    """A line with what is applied, and one with what does not apply; each trouble has had its own."""
+    for title, states in (("applied", {State.APPLIED}), ("not applied here", {State.NOT_APPLICABLE, State.SUPERSEDED})):
+        by_words: dict[str, list[str]] = {}
+        for entry in (LEDGER.entry(patch) for patch in patches):
+            if entry.state in states:
+                state = "" if entry.state is State.APPLIED else entry.state.value
+                words = ": ".join(filter(None, (state, entry.reason)))
+                by_words.setdefault(f" ({words})" if words else "", []).append(entry.patch.name)
+        if by_words:
+            yield f"{title}: {'; '.join(', '.join(names) + words for words, names in by_words.items())}"
+
+
+def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequence[str]) -> None:
     entry, options = LEDGER.entry(patch), resolved.enabled.get(patch.name)
     if is_installed(patch.name):
         _warn_of_difference(patch, entry.options, options)
@@ -147,14 +250,16 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process) -> None:
     entry.options, entry.origin = options or patch.options(), resolved.origins.get(patch.name, "")
     if options is None:
         LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
+    elif moved:
+        LEDGER.set(patch, State.UNSUPPORTED, f"a seam of the start-up moved: {'; '.join(moved)}", level=logging.DEBUG)
     elif process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
         LEDGER.set(patch, State.NOT_APPLICABLE, f"its slots are used in the {where} process; this is a {process.value}")
-    elif (lacking := _lacking(patch)) is not None:
+    elif (lacking := _lacking(patch, resolved.on_unlisted)) is not None:
         required = LEDGER.named(lacking)
         LEDGER.set(patch, required.state, f"requires {lacking}, which is {required.state.value}: {required.reason}")
     else:
-        install(patch, process)
+        install(patch, process, resolved.on_unlisted)
 
 
 def _warn_of_difference(patch: Patch, here: Options | None, asked: Options | None) -> None:
@@ -164,9 +269,9 @@ def _warn_of_difference(patch: Patch, here: Options | None, asked: Options | Non
         warn_once(f"{patch.name} keeps its values {here!r} until the process ends; asked for now: {asked!r}")
 
 
-def _lacking(patch: Patch) -> str | None:
+def _lacking(patch: Patch, on_unlisted: str | None) -> str | None:
     """A patch that this one requires and that does not serve; None too where this one has nothing to do."""
-    if not isinstance(row_here(patch), Fit):
+    if not isinstance(row_here(patch), (Fit, NoneType)) or release_problem(patch, on_unlisted):
         return None
     return next((name for name in patch.requires if not LEDGER.named(name).state.satisfies_requirement), None)
 
@@ -179,19 +284,18 @@ def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patc
             continue
         if entry.state.is_trouble:
             trouble.append(f"{patch.name} is {entry.state.value}: {entry.reason}")
-        elif problems := _problems_in_stages(patch, process):
+        elif problems := _problems_in_stages(resolved, patch, process):
             trouble.append(f"{patch.name} is {State.UNSUPPORTED.value}: in the stages: {'; '.join(problems)}")
     if trouble:
         raise RefusedError(f"omni-fastpath: fastpath.on_unsupported is 'fail' and {'; '.join(trouble)}")
 
 
-def _problems_in_stages(patch: Patch, process: Process) -> list[str]:
+def _problems_in_stages(resolved: Resolved, patch: Patch, process: Process) -> list[str]:
     """A stage can no longer refuse the server's start: what would be found there is looked for here."""
-    row = row_here(patch)
-    is_all_here = process in patch.processes and not (isinstance(row, Fit) and row.of_stages)
+    is_all_here = process in patch.processes and not any(fit.of_stages for fit in patch.fits)
     if process is Process.STAGE or Process.STAGE not in patch.processes or is_all_here:
         return []
-    return verify_patch(patch)
+    return verify_patch(patch, resolved.on_unlisted)
 
 
 # ---- One patch ----
@@ -202,40 +306,39 @@ def is_installed(name: str) -> bool:
     return name in _installed
 
 
-def install(patch: Patch, process: Process | None = None) -> State:
+def install(patch: Patch, process: Process | None = None, on_unlisted: str | None = None) -> State:
     """Install one patch and return its state; never raises for a reason of the patch or of upstream.
 
     Args:
         patch: Its declaration.
         process: The kind of process whose slots are written; all slots for None.
+        on_unlisted: Which releases beside those of its rows may be served (``Patch.candidates``).
     """
     with _lock:
         if is_installed(patch.name):
             return LEDGER.entry(patch).state
-        row = row_here(patch)
-        if row is None:
-            return LEDGER.set(patch, State.UNSUPPORTED, str(release_problem(patch)))
-        if not isinstance(row, Fit):
-            return LEDGER.set(patch, row.state, row.remarks)
         try:
-            slots = [verify(seam) for seam in row.seams_in(process)]
-            wrappers = import_wrappers(patch)
+            found, wrappers = _verified(patch, process, on_unlisted)
         except SeamMovedError as error:
-            return LEDGER.set(patch, State.UNSUPPORTED, f"a seam moved: {error}")
+            moved = "" if row_here(patch) is None else "a seam moved: "
+            return LEDGER.set(patch, State.UNSUPPORTED, f"{moved}{error}")
         except Exception as error:
             logger.exception("omni-fastpath: verifying %s failed", patch.name)
             return LEDGER.set(patch, State.FAILED, f"verifying it failed: {error!r}")
-        return _install_verified(patch, row, slots, wrappers)
+        LEDGER.entry(patch).same_as = found.same_as
+        if wrappers is None:
+            return LEDGER.set(patch, found.row.state, found.words)
+        return _install_verified(patch, found, wrappers)
 
 
-def _install_verified(patch: Patch, row: Fit, slots: Sequence[Slot], wrappers: ModuleType) -> State:
+def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State:
     installation = _Installation()
     try:
         installation.taken_off = _named(wrappers, patch.taken_off)
         figures = _named(wrappers, patch.figures)
-        for slot in slots:
+        for slot in found.slots:
             match slot.seam:
-                case Wrap(wrapper=name) | Replace(wrapper=name):
+                case Wrap(wrapper=name):
                     _write(installation.written, slot, _around(slot.raw(), _named(wrappers, name), patch))
                 case Add(function=name):
                     _write(installation.written, slot, _named(wrappers, name))
@@ -244,9 +347,9 @@ def _install_verified(patch: Patch, row: Fit, slots: Sequence[Slot], wrappers: M
         _put_back(installation)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = installation
-    entry = LEDGER.entry(patch)
-    left_out = row.without_api_server if len(slots) < len(row.seams) else ""
-    entry.remarks, entry.figures = "; ".join(filter(None, (row.remarks, left_out))), figures
+    entry, row = LEDGER.entry(patch), found.row
+    left_out = row.without_api_server if isinstance(row, Fit) and len(found.slots) < len(row.seams) else ""
+    entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), figures
     return LEDGER.set(patch, State.APPLIED, "")
 
 
@@ -271,7 +374,8 @@ def uninstall(patch: Patch) -> None:
                 return
         _put_back(installation)
         del _installed[patch.name]
-        LEDGER.entry(patch).figures = None
+        entry = LEDGER.entry(patch)
+        entry.figures, entry.same_as = None, ""
         LEDGER.set(patch, State.OFF, "taken off")
 
 

@@ -42,6 +42,7 @@ class Entry:
         options: The values in force, an instance of the declaration's model.
         counters: Its engagement counters by name; written by the thread that does the work.
         remarks: What its declaration says about this release.
+        same_as: The listed release that the installed one is the same code as; empty where that is listed itself.
         figures: Gives what its metrics show now, while it is installed; None for a patch without any.
     """
 
@@ -52,6 +53,7 @@ class Entry:
     options: Any = field(init=False)
     counters: dict[str, int] = field(init=False)
     remarks: str = ""
+    same_as: str = ""
     figures: Callable[[], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class Entry:
     def report(self, state: State, reason: str) -> None:
         """Set the patch's state for this process; for its wrappers. A patch that has failed stays failed."""
         if not self.has_failed:
-            LEDGER.set(self.patch, state, reason)
+            LEDGER.set(self.patch, state, reason, level=None if state.is_trouble else logging.INFO)
 
     def fail(self, what: str, error: Exception) -> None:
         """Step aside: log the first error of the patch, and set its state to ``failed``. Never raises.
@@ -174,13 +176,14 @@ class Ledger:
         """Call ``listener(name, state, reason)`` after every change; an exception that it raises is logged."""
         self._listeners.append(listener)
 
-    def set(self, patch: Patch, state: State, cause: str) -> State:
+    def set(self, patch: Patch, state: State, cause: str, *, level: int | None = None) -> State:
         """Set a patch's state, and return it; a real change is logged in one line.
 
         Args:
             patch: Its declaration.
             state: The state from now on.
             cause: Why, in words.
+            level: Of the line; None for a warning of trouble, and for a debug line of what ``install.apply`` sums up.
         """
         entry = self.entry(patch)
         with self._lock:
@@ -188,8 +191,8 @@ class Ledger:
                 return state
             entry.state, entry.cause = state, cause
             reason = entry.reason
-        level = logging.WARNING if state.is_trouble else logging.INFO
-        level = logging.DEBUG if state is State.OFF else level
+        if level is None:
+            level = logging.WARNING if state.is_trouble else logging.DEBUG
         logger.log(level, "omni-fastpath: %s", ": ".join(filter(None, (f"{patch.name} {state.value}", reason))))
         for listener in list(self._listeners):
             try:
@@ -209,6 +212,7 @@ class Ledger:
                     "state": entry.state.value,
                     "reason": entry.cause,
                     "remarks": entry.remarks,
+                    "same_as": entry.same_as,
                     "origin": entry.origin,
                     "options": entry.options.model_dump(),
                     "counters": dict(entry.counters),

@@ -26,6 +26,7 @@ _API_WORKER = re.compile(r"ApiServer_\d+$")
 _MAIN = "MainProcess"
 _OF_PROCESS = ("process", "stage", "replica")
 _LABELS = ("patch", *_OF_PROCESS)
+_STATE_LABELS = (*_LABELS, "state", "same_as")
 
 _Where = tuple[str, str, str]
 """The values of ``_OF_PROCESS``."""
@@ -134,7 +135,7 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
         for name, record in snapshot["patches"].items():
             labels = (name, *where)
             for state in State:
-                states[(*labels, state.value)] |= state.value == record["state"]
+                states[(*labels, state.value, record.get("same_as", ""))] |= state.value == record["state"]
             patch = declared.get(name)
             if patch is not None and Process(snapshot["role"]) not in patch.processes:
                 continue
@@ -145,7 +146,7 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
                 else:
                     counts[(*labels, event)] += count
     families: list[tuple[Any, Counter[_Labels]]] = [
-        (GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=[*_LABELS, "state"]), states),
+        (GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=_STATE_LABELS), states),
         (CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=[*_LABELS, "event"]), counts),
         (GaugeMetricFamily("omni_fastpath_greatest", "Greatest values seen", labels=[*_LABELS, "value"]), greatest),
     ]

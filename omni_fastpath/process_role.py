@@ -16,6 +16,7 @@ from typing import Literal
 NAMESPACE = "OMNI_FASTPATH"
 MASTER = NAMESPACE
 ON_UNSUPPORTED = f"{NAMESPACE}_ON_UNSUPPORTED"
+ON_UNLISTED = f"{NAMESPACE}_ON_UNLISTED"
 
 HANDOFF = "_OMNI_FASTPATH_HANDOFF"
 """The variable that carries a parent's configuration to its stages (``startup``); outside the ``OMNI_FASTPATH``
@@ -84,9 +85,9 @@ def master_off(environ: Mapping[str, str]) -> bool:
     return boolean(environ.get(MASTER, "")) is False
 
 
-def anything_set(environ: Mapping[str, str]) -> bool:
-    """Whether any variable has a name of our namespace, be it one that Kubernetes or Docker made."""
-    return any(name.startswith(NAMESPACE) for name in environ)
+def ours(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables with a name of our namespace. An empty one is not set: compose files and Helm charts make them."""
+    return {name: text for name, text in environ.items() if name.startswith(NAMESPACE) and text.strip()}
 
 
 # ---- Which process: told apart from a later one with the same id, and from one of another process namespace ----

@@ -6,18 +6,28 @@ writes back makes every subclass's call the owner's, and a function taken out of
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import importlib
 import inspect
 import io
 import itertools
+import json
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from omni_fastpath.declare import Function, Pin, Replace, Seam
+from omni_fastpath.declare import Add, Function, Pin, Reads, Replace, Seam
+
+FUNCTIONS = Path(__file__).parent / "functions"
+"""A file for each release that was read; ``scripts/functions.py`` writes it."""
+
+UPSTREAM = frozenset({"vllm", "vllm_omni"})
+"""The packages that a release is of."""
 
 MARK = "_self_omni_fastpath"
 """Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper."""
@@ -82,59 +92,99 @@ def find(seam: Seam) -> Slot:
     return Slot(seam, owner, name)
 
 
-def verify(seam: Seam) -> Slot:
-    """Check that a seam looks as declared: its owner; of a function also raw slot, kind, parameter names, body.
+@functools.cache
+def recorded(release: str) -> Mapping[str, Sequence[str]]:
+    """The functions of a release that was read (``functions/``), by path: ``kind(parameters)``, then fingerprints.
+
+    A function of vLLM or vLLM-Omni has one fingerprint, one of a library that of each of its versions that was read.
+    """
+    files = (FUNCTIONS / "libraries.json", FUNCTIONS / f"{release}.json")
+    return {path: found for file in files for path, found in json.loads(file.read_text(encoding="utf-8")).items()}
+
+
+def verify(seam: Seam, release: str, *, exact: bool = False) -> Slot:
+    """Check that a seam looks as on a release that was read; arguments as of ``differences``.
 
     Raises:
         SeamMovedError: It does not; the message says what was found and what was expected.
     """
     slot = find(seam)
-    for difference in differences(seam, slot):
+    for difference in differences(seam, slot, release, exact=exact):
         raise SeamMovedError(f"{seam.path}: {difference}")
     return slot
 
 
-def differences(seam: Seam, slot: Slot) -> Iterator[str]:
-    """Each way in which what stands in the slot is not as declared.
+def differences(seam: Seam, slot: Slot, release: str, *, exact: bool = False) -> Iterator[str]:
+    """Each way in which what is in the slot is not as on a release that was read.
+
+    Args:
+        seam: The seam.
+        slot: Where it is.
+        release: The release that was read.
+        exact: Whether each body of vLLM's and vLLM-Omni's must be that release's, and not only those that are pinned.
 
     Raises:
         SourceError: As ``fingerprint``.
     """
     raw = slot.raw()
-    if not isinstance(seam, Function):
+    if isinstance(seam, Add):
         if hasattr(slot.owner, slot.name):
             yield f"{slot.owner!r} has one of its own"
         return
     if raw is _ABSENT:
         yield f"{slot.owner!r} itself has no {slot.name!r}"
-        return
-    found = descriptor(raw)
-    if found != seam.descriptor:
-        yield f"is a {found}, expected a {seam.descriptor}"
-        return
+    elif isinstance(seam, Reads):
+        if lacking := _lacking(raw, seam.names):
+            yield f"nothing in the class says that it has {', '.join(lacking)}"
+    elif isinstance(seam, Function):
+        expected, *bodies = recorded(release).get(seam.path, ("not read there",))
+        if (found := shape(raw)) != expected:
+            yield f"is {found}, expected {expected}"
+            return
+        if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
+            yield f"holds somebody else's wrapper {raw!r}, which the patch would go past"
+        matters = seam.pinned or (exact and seam.module.partition(".")[0] in UPSTREAM)
+        if matters and (body := fingerprint(function_in(raw))) not in bodies:
+            yield f"its body moved: fingerprint {body}, expected {' or '.join(bodies)}"
+
+
+def shape(raw: Any) -> str:
+    """What is in a slot: its kind and, of a function, the names of its parameters.
+
+    A wrapper of ours (another patch on the same slot) counts as the function that it wraps.
+    """
     function = function_in(raw)
-    parameters = tuple(inspect.signature(function).parameters)
-    if parameters != seam.parameters:
-        yield f"its parameters are {parameters}, expected {seam.parameters}"
-    if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
-        yield f"holds somebody else's wrapper {raw!r}, which the patch would go past"
-    if seam.fingerprints and (body := fingerprint(function)) not in seam.fingerprints:
-        yield f"its body moved: fingerprint {body}, expected {seam.fingerprints}"
+    if not isinstance(function, FunctionType):
+        return type(raw).__name__
+    kind = next((each.__name__ for each in (classmethod, staticmethod) if isinstance(raw, each)), "function")
+    return f"{kind}({', '.join(inspect.signature(function).parameters)})"
+
+
+def _lacking(owner: type, names: Sequence[str]) -> list[str]:
+    """The names that neither a class or a base of it declares, fields included, nor one of its methods assigns."""
+    annotated = itertools.chain.from_iterable(vars(each).get("__annotations__", ()) for each in owner.__mro__)
+    left = set(names).difference(dir(owner), annotated)
+    methods = (each for base in owner.__mro__ for each in vars(base).values() if isinstance(each, FunctionType))
+    for function in map(function_in, methods):
+        if left.intersection(function.__code__.co_names):
+            left -= _assigned(function)
+    return [name for name in names if name in left]
+
+
+def _assigned(method: FunctionType) -> set[str]:
+    """The attributes of its first argument that a method assigns; none where its source cannot be read."""
+    try:
+        tree = ast.parse(_source(method))
+    except (OSError, TypeError, SyntaxError):
+        return set()
+    of = method.__code__.co_varnames[:1]
+    stored = (each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
+    return {each.attr for each in stored if isinstance(each.value, ast.Name) and each.value.id in of}
 
 
 def function_in(raw: Any) -> Any:
     """Upstream's own function, below whatever stands in the slot."""
     return inspect.unwrap(raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw)
-
-
-def descriptor(raw: Any) -> str:
-    """The kind of what stands in a slot, as a declaration says it."""
-    if isinstance(raw, classmethod):
-        return "classmethod"
-    if isinstance(raw, staticmethod):
-        return "staticmethod"
-    # A wrapt wrapper of ours (another patch on the same slot) answers as the function that it wraps.
-    return "function" if isinstance(inspect.unwrap(raw), FunctionType) else type(raw).__name__
 
 
 def _is_plain_or_ours(raw: Any) -> bool:
@@ -172,14 +222,16 @@ def fingerprint(function: Any) -> str:
         SourceError: The source cannot be read.
     """
     try:
-        source = inspect.getsource(function)
-        if source[:1].isspace():
-            source = f"if True:\n{source}"  # a method stands deeper than a module's functions
-        texts = list(_meaning(source))
+        texts = list(_meaning(_source(function)))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError) as error:
         raise SourceError(f"{function!r}: its source cannot be read ({error})") from error
     # No token contains a NUL, so that different sequences stay different.
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def _source(function: Any) -> str:
+    source = inspect.getsource(function)
+    return f"if True:\n{source}" if source[:1].isspace() else source  # a method is deeper than a module's functions
 
 
 def _meaning(source: str) -> Iterator[str]:

@@ -1,25 +1,31 @@
 """How the package comes into a process, and how what was asked for takes effect there.
 
 ``register`` is the entry point of both plugin groups. Most processes that load plugins have no use for us, so that only
-the standard library and wrapt are imported until a deploy YAML is read or an engine starts. It never raises: that would
-stop every vLLM process on the machine.
+the standard library and wrapt are imported until a deploy YAML is read or an engine starts. It raises nothing but the
+refusal of a server: anything else would stop every vLLM process on the machine.
 
 A configuration is resolved when a deploy YAML is read, so that a bad one refuses the server at once, and takes effect
 before an engine spawns its stages, whether it has a deploy YAML or not. Three things can go wrong. What the user set is
 bad: refused, always. A patch cannot serve: ``on_unsupported`` decides. An error of ours, up to a dependency that cannot
 be imported: ``on_unsupported`` decides too, and the patches are ``failed``. Where nothing is asked for, nothing is
 refused.
+
+The three slots of the start-up are seams too (``install.starts``). Where one is gone, what it would have done is
+answered as soon as that shows: at registration, when upstream's module is imported, or at the next reading of a YAML.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.machinery
+import importlib.util
 import json
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from omni_fastpath import process_role
@@ -42,12 +48,17 @@ swallowed. A library user's ``Omni`` loads plugins only shortly before, and an e
 HEADLESS = ("vllm_omni.engine.stage_engine_startup", "get_headless_replica_devices")
 """The same for a headless server, which has no stage runtime."""
 
+
+class RefusedError(RuntimeError):
+    """``on_unsupported: fail`` and what was asked for cannot take effect; the message says what and why."""
+
+
 _registration = threading.Lock()
 """Taken by the first registration, and never released."""
 
 
 def register() -> None:
-    """Prepare this process; may be called many times, does its work once, and never raises."""
+    """Prepare this process; may be called many times, does its work once, and raises nothing but a refusal."""
     if not _registration.acquire(blocking=False):
         return
     try:
@@ -58,6 +69,8 @@ def register() -> None:
             STARTUP.show("off", f"{process_role.MASTER}=0", role)
         elif HANDOFF in os.environ:
             STARTUP.take_over(role)
+    except RefusedError:
+        raise
     except Exception:
         logger.exception("omni-fastpath: registration failed; this process runs as stock")
 
@@ -66,11 +79,45 @@ def _register_server() -> None:
     """A server, or any other process in which vLLM loads plugins."""
     # What an ancestor handed to its stages is not for a server that was started below it, nor for its engines.
     os.environ.pop(HANDOFF, None)
+    serves = process_role.is_serve(sys.argv[1:])
     if process_role.master_off(os.environ):
-        if process_role.is_serve(sys.argv[1:]):
+        if serves:
             STARTUP.show("off", f"{process_role.MASTER}=0", "server")
         return
+    if early := _already_starting():
+        logger.error(
+            "omni-fastpath: vLLM loads its plugins while another thread (%s) starts an engine. That engine may run as "
+            "stock, and its deploy YAML and the variables may go unchecked. Make one engine before the next.",
+            early,
+        )
     wrap_starts(STARTUP)
+    for slot in (READER, PLANS, HEADLESS) if serves else ():
+        if not _is_there(slot[0]):
+            STARTUP.is_gone(slot, "no such module")
+
+
+def _already_starting() -> str:
+    """The other threads that are past what is wrapped here: vLLM marks its plugins as loaded before it loads them."""
+    frames = sys._current_frames()  # noqa: SLF001 - documented
+    others = (each for each in threading.enumerate() if each is not threading.current_thread())
+    return ", ".join(each.name for each in others if _is_in(PLANS[0], frames.get(each.ident or 0)))
+
+
+def _is_in(module: str, frame: FrameType | None) -> bool:
+    """Whether a frame, or one below it, runs code of a module."""
+    while frame is not None and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_there(module: str) -> bool:
+    """Whether upstream has a module, without an import of it."""
+    top, *names = module.split(".")
+    spec = importlib.util.find_spec(top)
+    for name in names:
+        path = None if spec is None else spec.submodule_search_locations
+        spec = None if path is None else importlib.machinery.PathFinder.find_spec(name, list(path))
+    return spec is not None
 
 
 class Startup:
@@ -80,29 +127,42 @@ class Startup:
         self._lock = threading.RLock()
         self._read: dict[str, Any] = {}
         self._last: str | None = None
+        self._gone = False
+        self._handed: Resolved | None = None
         self._publisher: Publisher | None = None
         self._hooks: HookManager | None = None
 
     # ---- A server ----
 
-    def on_read(self, source: str, deploy: Any) -> None:
+    def on_read(self, given: Sequence[object], deploy: Any) -> None:
         """Refuse a server whose configuration is bad as soon as its deploy YAML is read.
 
         Args:
-            source: The file.
+            given: What the reader was given, first the file.
             deploy: What upstream made of it.
 
         Raises:
             ConfigError: The block or a variable is wrong.
         """
-        self._read[source] = deploy
         try:
-            self._resolve(source)
+            source = str(given[0])
+            self._read[source] = deploy
+            asked = self._resolve(source).asked
         except Exception as error:
             if _is_refusal(error):
                 _refuse(error)
-            logger.debug("omni-fastpath: %s cannot be resolved: %r; the engine's start answers that", source, error)
+            logger.debug("omni-fastpath: %s cannot be resolved: %r; the engine's start answers that", given, error)
+            return
         self._last = source
+        if self._gone and asked:
+            self.before_stages(source, _role())
+
+    def is_gone(self, slot: tuple[str, str], why: object) -> None:
+        """One of the three slots cannot be written: what was asked for so far is answered now, later requests later."""
+        logger.warning("omni-fastpath: %s cannot be wrapped: %s", ":".join(slot), why)
+        if slot in (READER, HEADLESS if _role() == "headless" else PLANS):
+            self._gone = True
+            self.before_stages(self._last or process_role.value(sys.argv[1:], "--deploy-config"), _role())
 
     def before_stages(self, source: str | None, role: str) -> None:
         """Let what was asked for take effect before an engine spawns its stages, or refuse the engine.
@@ -113,8 +173,8 @@ class Startup:
 
         Raises:
             ConfigError: The block or a variable is wrong.
-            RefusedError: A patch that was asked for cannot serve, and ``on_unsupported`` is ``fail``.
-            RuntimeError: An error of ours keeps the patches from serving, and ``on_unsupported`` is ``fail``.
+            RefusedError: A patch that was asked for cannot serve, or an error of ours keeps all from serving, and
+                ``on_unsupported`` is ``fail``.
         """
         source, resolved = self._last if role == "headless" else source, None
         with self._lock:
@@ -131,9 +191,10 @@ class Startup:
         from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
         blocks: list[config.Block] = []
-        if source is not None and source in self._read:
+        if source is not None:
             try:
-                blocks = config.blocks_of(source, self._read[source])
+                # Not read where the reader's slot is gone, or was written too late.
+                blocks = config.blocks_of(source, self._read.get(source))
             except config.UnreadableError as error:
                 raise RuntimeError(str(error)) from error  # upstream has read it: the trouble is ours
         return config.resolve(blocks, os.environ, PATCHES)
@@ -146,42 +207,44 @@ class Startup:
 
         for line in resolved.unknown:
             warn_once(line)
-        if not resolved.asked:
-            os.environ.pop(HANDOFF, None)  # an earlier engine's
-            if self._publisher is None:
-                return  # nothing was asked for, now or before: stay invisible
+        if not resolved.asked and self._publisher is None:
+            return  # nothing was asked for, now or before: stay invisible
         self._load_hooks()
-        handed = json.dumps({"parent": os.getpid(), "resolved": resolved.to_json()})
+        handed = resolved.below(self._handed)
+        text = json.dumps({"parent": os.getpid(), "resolved": handed.to_json()})
+        moved = install.start_problems(Process(role)) if resolved.asked else []
         try:
-            install.apply(resolved, Process(role))
+            install.apply(resolved, Process(role), moved=moved)
         finally:
             self._publish(role, resolved.source)
-        if resolved.asked:
-            os.environ[HANDOFF] = handed
+        if kept := [each for each in handed.enabled if each not in resolved.enabled and not install.is_installed(each)]:
+            warn_once(f"{', '.join(kept)}: on in the stages of this engine too, as in those of an earlier one")
+        if handed.asked and not moved:
+            self._handed, os.environ[HANDOFF] = handed, text
 
     def _answer(self, error: Exception, resolved: Resolved | None, source: str | None, role: str) -> None:
         """Answer an error of ours, by the plain words of variable and block where the configuration is not known.
 
         Raises:
-            RuntimeError: ``on_unsupported`` is ``fail``.
+            RefusedError: ``on_unsupported`` is ``fail``.
         """
+        variables = process_role.ours(os.environ)
         block = self._read[source].get("fastpath") if source in self._read else None
-        if not (process_role.anything_set(os.environ) or block):
+        if not (variables or block):
             logger.warning("omni-fastpath: an error of ours, and nothing was asked for: %r", error)
             return
         logger.error("omni-fastpath: the configuration cannot take effect: %r", error, exc_info=error)
-        os.environ.pop(HANDOFF, None)
         try:
             self.show("failed", f"an error of omni-fastpath: {error!r}", role, resolved)
         except Exception:
             logger.debug("omni-fastpath: the states of the patches cannot be shown", exc_info=True)
-        word = os.environ.get(process_role.ON_UNSUPPORTED)
+        word = variables.get(process_role.ON_UNSUPPORTED)
         if resolved is not None:
             word = resolved.on_unsupported
         elif word is None and isinstance(block, Mapping):
             word = str(block.get("on_unsupported"))
         if word is not None and word.strip().lower() == "fail":
-            raise RuntimeError(
+            raise RefusedError(
                 f"omni-fastpath: fastpath.on_unsupported is 'fail' and an error of ours is in the way: {error!r}"
             ) from error
 
@@ -246,7 +309,7 @@ class Startup:
             hooks = None if self._hooks is None else self._hooks.told
             self._publisher = Publisher(Process(role), source or "environment", hooks=hooks)
             self._publisher.start()
-            if role == "server" and self._hooks is not None:
+            if role == "server" and not process_role.master_off(os.environ):
                 metrics.export(Process.SERVER)
         except Exception:
             logger.exception("omni-fastpath: the states of the patches cannot be published")
@@ -268,8 +331,7 @@ def _is_refusal(error: Exception) -> bool:
     """Whether the error is of the user's or of a patch's making, and not ours."""
     try:
         from omni_fastpath.config import ConfigError  # noqa: PLC0415
-        from omni_fastpath.install import RefusedError  # noqa: PLC0415
-    except Exception:  # a dependency of ours is broken, so that neither was raised
+    except Exception:  # a dependency of ours is broken, so that it was not raised
         return False
     return isinstance(error, (ConfigError, RefusedError))
 
@@ -280,6 +342,10 @@ def _refuse(error: Exception) -> NoReturn:
         raise SystemExit(f"omni-fastpath: refused: {error}") from None
     logger.error("omni-fastpath: refused: %s", error)
     raise error
+
+
+def _role() -> str:
+    return "headless" if "--headless" in sys.argv else "server"
 
 
 def wrap_starts(startup: Startup) -> None:
@@ -299,7 +365,7 @@ def wrap_starts(startup: Startup) -> None:
             result = wrapped(*args, **kwargs)
         finally:
             nesting.reading = False
-        startup.on_read(str(args[0] if args else kwargs["path"]), result)
+        startup.on_read((*args, *kwargs.values()), result)
         return result
 
     def wrapped_plans(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -311,18 +377,18 @@ def wrap_starts(startup: Startup) -> None:
         startup.before_stages(None, "headless")
         return wrapped(*args, **kwargs)
 
-    for (module, name), wrapper in ((READER, wrapped_reader), (PLANS, wrapped_plans), (HEADLESS, wrapped_headless)):
-        register_post_import_hook(functools.partial(_wrap, name, wrapper), module)
+    for slot, wrapper in ((READER, wrapped_reader), (PLANS, wrapped_plans), (HEADLESS, wrapped_headless)):
+        register_post_import_hook(functools.partial(_wrap, startup, slot, wrapper), slot[0])
 
 
-def _wrap(name: str, wrapper: Callable[..., Any], module: Any) -> None:
-    """Write one slot; an error is logged and stays ours: upstream is importing the module."""
+def _wrap(startup: Startup, slot: tuple[str, str], wrapper: Callable[..., Any], module: Any) -> None:
+    """Write one slot while upstream imports the module, which nothing but a refusal may end."""
     try:
         from wrapt import wrap_function_wrapper  # noqa: PLC0415 - as above
 
-        wrap_function_wrapper(module, name, wrapper)
+        wrap_function_wrapper(module, slot[1], wrapper)
     except Exception as error:
-        logger.warning("omni-fastpath: %s:%s cannot be wrapped: %r", module.__name__, name, error)
+        startup.is_gone(slot, repr(error))
 
 
 STARTUP = Startup()

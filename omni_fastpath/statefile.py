@@ -58,6 +58,7 @@ class PatchRecord(BaseModel):
     state: State
     reason: str = ""
     remarks: str = ""
+    same_as: str = ""
     origin: str = ""
     options: dict[str, Any] = {}
     counters: dict[str, int] = {}

@@ -46,8 +46,6 @@ if __name__ != "omni_fastpath.patches":
     # A second module object would hold a second set of declarations and install everything twice.
     raise ImportError(f"import omni_fastpath.patches, not {__name__}")
 
-from collections.abc import Mapping
-
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches.admission_limit import PATCH as ADMISSION_LIMIT
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
@@ -75,10 +73,3 @@ PATCHES: tuple[Patch, ...] = (
     QUEUE_METRICS,
 )
 """Every patch; a patch stands after those that it requires."""
-
-GONE: Mapping[str, str] = {
-    "lean_stream": "it is part of lean_front_end",
-    "gc_pacing": "it went: no gain was shown on a whole server",
-    "lean_reader": "part of lean_processing, which has no keys",
-}
-"""Patches of earlier versions by name, each with its successor or why it went, in words for the refusal."""

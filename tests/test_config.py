@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 import yaml
 from pydantic import ByteSize, Field
 
 from omni_fastpath import config
-from omni_fastpath.config import ABSENT, Block, ConfigError, resolve
+from omni_fastpath.config import ABSENT, Block, ConfigError, Resolved, resolve
 from omni_fastpath.declare import Options, Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.process_role import BOOLEAN_WORDS, master_off
@@ -21,8 +21,6 @@ from tests.fakes.upstream import patch
 
 class PumpOptions(Options):
     """Values of every kind that a declaration has, and a rule that needs the number of stages."""
-
-    gone: ClassVar[Mapping[str, str]] = {"speed": "always on"}
 
     items: int = Field(default=16, ge=1, le=64, description="items that one pass takes")
     floor: float = Field(default=0.1, gt=0, lt=0.5)
@@ -53,10 +51,10 @@ def outcome(*overlays: Any, environ: Mapping[str, str] | None = None) -> dict[st
     return {name: options.model_dump(exclude_defaults=True) for name, options in resolved.enabled.items()}
 
 
-def refused(*overlays: Any, environ: Mapping[str, str] | None = None, gone: Mapping[str, str] | None = None) -> str:
+def refused(*overlays: Any, environ: Mapping[str, str] | None = None) -> str:
     """The message with which they are refused."""
     with pytest.raises(ConfigError) as error:
-        resolve(chain(*overlays), environ or {}, MADE_UP, gone=gone or {})
+        resolve(chain(*overlays), environ or {}, MADE_UP)
     return str(error.value)
 
 
@@ -96,11 +94,21 @@ def test_blocks_merge_by_the_table(overlays: tuple[Any, ...], expected: dict[str
         (({"on_unsupported": "fail"}, {"on_unsupported": "warn"}), {}, "warn"),
         (({"on_unsupported": "fail"}, False, True), {}, "warn"),
         (({"on_unsupported": "warn"},), {"OMNI_FASTPATH_ON_UNSUPPORTED": "FAIL"}, "fail"),
+        (({"on_unsupported": "fail"},), {"OMNI_FASTPATH_ON_UNSUPPORTED": " "}, "fail"),
     ],
 )
 def test_on_unsupported_merges_like_a_key(overlays: tuple[Any, ...], environ: dict[str, str], expected: str) -> None:
     """The key is inherited, overlaid, forgotten when the block is off, and the environment wins."""
     assert resolve(chain(*overlays), environ, MADE_UP).on_unsupported == expected
+
+
+def test_on_unlisted_is_a_key_too() -> None:
+    """Nothing unless it is given, by file or by variable; it reaches the stages."""
+    assert resolve(chain(True), {}, MADE_UP).on_unlisted is None
+    assert resolve(chain({"on_unlisted": "same_code"}), {}, MADE_UP).on_unlisted == "same_code"
+    found = resolve(chain({"on_unlisted": "same_code"}), {"OMNI_FASTPATH_ON_UNLISTED": "unsupported"}, MADE_UP)
+    assert Resolved.from_json(found.to_json(), MADE_UP).on_unlisted == "unsupported"
+    assert "did you mean 'same_code'? allowed: same_code or unsupported" in refused({"on_unlisted": "same-code"})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,7 @@ def test_origin_and_reason_say_who_switched(
     overlays: tuple[Any, ...], environ: dict[str, str], origin: str, reason: str | None
 ) -> None:
     """A patch says which file, variable or default set decided, and why it is off."""
-    resolved = resolve(chain(*overlays), environ, MADE_UP, partial=True)
+    resolved = resolve(chain(*overlays), environ, MADE_UP)
     assert (resolved.origins["valve"], resolved.off.get("valve")) == (origin, reason)
     assert set(resolved.off) | set(resolved.enabled) == {"pipe", "pump", "valve"}
 
@@ -147,35 +155,29 @@ def test_origin_and_reason_say_who_switched(
 # Requirements
 
 
-@pytest.mark.parametrize(("overlays", "environ"), [((True, {"pipe": False}), {}), ((), {"OMNI_FASTPATH_PUMP": "1"})])
+@pytest.mark.parametrize(
+    ("overlays", "environ"),
+    [
+        ((True, {"pipe": False}), {}),
+        (({"pipe": False, "pump": True},), {}),
+        ((), {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH_PUMP": "1"}),
+        ((), {"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH": "1"}),
+        (({"pump": True},), {"OMNI_FASTPATH_PIPE": "0"}),
+    ],
+)
 def test_contradictions_are_refused(overlays: tuple[Any, ...], environ: dict[str, str]) -> None:
-    """A patch that is on without its requirement, which the environment did not switch off, names both keys."""
+    """A patch that is on while what it requires is off by name, in files or variables, names both keys."""
     message = refused(*overlays, environ=environ)
-    for part in ("fastpath.pump", "fastpath.pipe", "OMNI_FASTPATH_PIPE=1"):
+    for part in ("fastpath.pump is on", "requires fastpath.pipe, which is off: ", "OMNI_FASTPATH_PIPE=1"):
         assert part in message
 
 
-def test_the_environment_settles_requirements() -> None:
-    """A requirement on by environment makes a block whole; one that is off takes its dependants along."""
-    assert list(outcome({"pump": True}, environ={"OMNI_FASTPATH_PIPE": "1"})) == ["pipe", "pump"]
-    assert outcome(environ={"OMNI_FASTPATH_PIPE": "0", "OMNI_FASTPATH_PUMP": "1"}) == {}
-
-
-def test_a_chain_of_requirements_goes_off_together() -> None:
-    """What requires a patch that went off for want of its own requirement goes off too, and says so."""
-    patches = (PIPE, PUMP, patch("mill", requires=("pump",)))
-    resolved = resolve(chain(True), {"OMNI_FASTPATH_PIPE": "0"}, patches)
-    assert not resolved.asked
-    assert resolved.off["pump"] == "requires pipe, which is off: OMNI_FASTPATH_PIPE=0"
-    assert resolved.off["mill"].startswith("requires pump, which is off: requires pipe")
-    assert resolved.origins["mill"] == "OMNI_FASTPATH_PIPE=0"
-
-
-def test_partial_waits_for_the_yaml() -> None:
-    """Before the YAML is read, a dependant whose requirement it may bring is off, not refused."""
-    environ = {"OMNI_FASTPATH_PUMP": "1"}
-    assert not resolve([], environ, MADE_UP, partial=True).asked
-    assert list(resolve(chain({"pipe": True}), environ, MADE_UP).enabled) == ["pipe", "pump"]
+@pytest.mark.parametrize(("overlays", "environ"), [(({"mill": True},), {}), ((), {"OMNI_FASTPATH_MILL": "1"})])
+def test_a_patch_brings_what_it_requires(overlays: tuple[Any, ...], environ: dict[str, str]) -> None:
+    """With all that this one requires, and the state's origin says for what."""
+    resolved = resolve(chain(*overlays), environ, (PIPE, PUMP, patch("mill", requires=("pump",))))
+    assert list(resolved.enabled) == ["pipe", "pump", "mill"]
+    assert (resolved.origins["pipe"], resolved.origins["pump"]) == ("required by pump", "required by mill")
 
 
 # What a block may hold
@@ -185,11 +187,11 @@ def test_partial_waits_for_the_yaml() -> None:
     ("block", "parts"),
     [
         (3, ["fastpath in file0.yaml", "found 3", "true, false or a mapping"]),
-        ({"POMP": True}, ["fastpath.POMP in file0.yaml", "pipe, pump, valve, on_unsupported", "did you mean 'pump'?"]),
+        ({"POMP": True}, ["fastpath.POMP in file0.yaml", "did you mean 'pump'? allowed: pipe, pump, valve, on_unsupp"]),
         ({"on_unsupported": "fial"}, ["on_unsupported in", "found 'fial'", "warn or fail", "did you mean 'fail'?"]),
         ({"valve": 3}, ["fastpath.valve in file0.yaml", "found 3", "true, false or a mapping of items, floor"]),
         ({"pipe": {"items": 1}}, ["fastpath.pipe.items", "allowed: no keys"]),
-        ({"valve": {"item": 3}}, ["fastpath.valve.item in file0.yaml", "'item'", "did you mean 'items'?"]),
+        ({"valve": {"item": 3}}, ["fastpath.valve.item in file0.yaml", "'item'; did you mean 'items'? allowed: items"]),
         ({"valve": {"items": 0}}, ["valve.items in file0.yaml", "found 0", "an integer at least 1 and at most 64"]),
         ({"valve": {"items": "3"}}, ["found '3'"]),
         ({"valve": {"floor": float("inf")}}, ["fastpath.valve.floor", "found inf"]),
@@ -250,25 +252,6 @@ def test_values_that_no_process_could_be_told_are_refused(which: str) -> None:
     assert "found <int that is too large>" in refused(HUGE)
 
 
-def test_names_of_an_earlier_version_say_what_became_of_them() -> None:
-    """A patch or a key that is gone refuses as unknown, and names its successor instead of a near spelling."""
-    block = {"faucet": True, "valve": {"speed": 1}}
-    environ = {
-        "OMNI_FASTPATH_FAUCET": "1",
-        "OMNI_FASTPATH_FAUCET__ITEMS": "1",
-        "OMNI_FASTPATH_VALVE": "1",
-        "OMNI_FASTPATH_VALVE__SPEED": "1",
-    }
-    lines = refused(block, environ=environ, gone={"faucet": "part of valve"}).splitlines()
-    assert [re.search("an unknown (?:key|variable).*; it is gone: (.*)", line)[1] for line in lines] == [  # type: ignore[index]
-        "part of valve",
-        "always on",
-        "part of valve",
-        "part of valve",
-        "always on",
-    ]
-
-
 # What a variable may hold
 
 
@@ -280,11 +263,21 @@ def test_boolean_words(words: str, on: bool) -> None:
         assert master_off({"OMNI_FASTPATH": word}) is not on
 
 
-@pytest.mark.parametrize("word", ["", "2", "enable"])
+@pytest.mark.parametrize("word", ["-", "2", "enable"])
 @pytest.mark.parametrize("name", ["OMNI_FASTPATH", "OMNI_FASTPATH_PIPE"])
 def test_other_words_are_refused(name: str, word: str) -> None:
-    """Anything else is refused by the variable's name, an empty value too; it is not taken for off."""
+    """Anything else is refused by the variable's name; it is not taken for off."""
     assert refused(environ={name: word}) == f"{name}: found {word!r}; allowed: {BOOLEAN_WORDS}"
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_variable_is_not_set(empty: str) -> None:
+    """A switch, a value, a rule or a name that means nothing: as compose files and Helm charts leave them."""
+    names = ("", "_PIPE", "_VALVE__ITEMS", "_ON_UNSUPPORTED", "_ON_UNLISTED", "_NO_SUCH")
+    environ = {f"OMNI_FASTPATH{name}": empty for name in names}
+    assert resolve([], environ, MADE_UP) == resolve([], {}, MADE_UP)
+    assert outcome(True, environ=environ) == DEFAULT_SET
+    assert config.said(environ, MADE_UP) == []
 
 
 @pytest.mark.parametrize(
@@ -329,16 +322,16 @@ def test_wrong_values_are_refused(key: str, text: str, allowed: str) -> None:
         ("OMNI_FASTPATH_pump", "OMNI_FASTPATH_PUMP"),
         ("OMNI_FASTPATH_PUMP_ITEMS", "OMNI_FASTPATH_PUMP__ITEMS"),
         ("OMNI_FASTPATHS", "OMNI_FASTPATH"),
-        ("OMNI_FASTPATH_PORTS", None),
+        ("OMNI_FASTPATH_PORTS", "OMNI_FASTPATH"),
     ],
 )
-def test_an_unknown_variable_refuses_beside_what_is_on(name: str, nearest: str | None) -> None:
+def test_an_unknown_variable_refuses_beside_what_is_on(name: str, nearest: str) -> None:
     """A misspelt name says what was meant. It refuses where a file or a variable switches on, and is told elsewhere."""
     environ = {name: "1"}
     for overlay in (ABSENT, False, {"pipe": False}):
         [line] = resolve(chain(overlay), environ, MADE_UP).unknown
-        assert line.startswith(f"{name}: found an unknown variable; allowed: OMNI_FASTPATH, ")
-        assert nearest is None or f"did you mean {nearest!r}?" in line
+        meant = f"did you mean {nearest!r}? "
+        assert line.startswith(f"{name}: found an unknown variable; {meant}allowed: OMNI_FASTPATH, ")
     assert refused({"pipe": True}, environ=environ) == line
     assert refused(environ={**environ, "OMNI_FASTPATH": "1"}) == line
 
@@ -365,16 +358,13 @@ def test_a_broken_rule_names_the_place_of_its_value() -> None:
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_a_shipped_patch_takes_its_defaults_by_file_and_by_variable(patch: Patch) -> None:
-    """Every shipped patch can be on with what it requires, its defaults written out as YAML or as variables."""
+    """Every shipped patch can be on alone, its defaults written out as YAML or as variables."""
     defaults = patch.options().model_dump(mode="json")
-    block = {**dict.fromkeys(patch.requires, True), patch.name: yaml.safe_load(yaml.safe_dump(defaults)) or True}
+    block = {patch.name: yaml.safe_load(yaml.safe_dump(defaults)) or True}
     texts = {key: "null" if value is None else str(value) for key, value in defaults.items()}
     environ = {config.value_variable(patch, key): text for key, text in texts.items()}
     for variables in ({}, environ):
         assert resolve(chain(block), variables, PATCHES).enabled[patch.name] == patch.options()
-    if patch.requires:
-        with pytest.raises(ConfigError, match=f"requires fastpath.{patch.requires[0]}"):
-            resolve(chain({patch.name: True}), {}, PATCHES)
 
 
 def test_the_shipped_default_set_stands_alone() -> None:

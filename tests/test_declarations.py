@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import itertools
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,14 +12,11 @@ import pydantic
 import pytest
 from packaging.version import Version
 
-from omni_fastpath.declare import (
-    Function,
-    Options,
-    Patch,
-    Pin,
-    Replace,
-)
+from omni_fastpath.config import RULES
+from omni_fastpath.declare import Function, Options, Patch, Reads
+from omni_fastpath.install import starts
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.seams import FUNCTIONS
 from tests.fakes.processes import process
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +41,7 @@ def sources(patch: Patch) -> list[Path]:
 @each_patch
 def test_docstring_has_every_heading(patch: Patch) -> None:
     """One summary line, then the seven headings in order with indented text; upstream's issue or PR is named."""
+    assert patch.docs is not None
     summary, rest = patch.docs.split("\n", 1)
     assert re.fullmatch(r"[A-Z].+\.", summary)
     assert rest.startswith("\n")
@@ -62,7 +60,7 @@ def test_names_fit_yaml_and_environment(patch: Patch) -> None:
     assert "__" not in patch.name
     assert [each.name for each in PATCHES].count(patch.name) == 1
     assert patch.env == f"OMNI_FASTPATH_{patch.name.upper()}"
-    assert patch.name not in ("on_unsupported", "fastpath")
+    assert patch.name not in (*RULES, "fastpath")
     assert 0 < len(patch.summary) <= 90
     assert patch.processes
 
@@ -83,15 +81,31 @@ def test_declared_folders_are_the_folders_on_disk() -> None:
 
 @each_patch
 def test_seams_are_complete(patch: Patch) -> None:
-    """Each name of upstream's stands there once; a body that is gone past or relied on is one that was read."""
+    """Each function is named once, and of each class something is read."""
     for fit in patch.fits:
-        assert fit.seams
-        assert len({seam.path for seam in fit.seams}) == len(fit.seams)
-    for seam in itertools.chain.from_iterable(fit.seams for fit in patch.fits):
-        if isinstance(seam, (Replace, Pin)):
-            assert seam.fingerprints, seam.path
-        if isinstance(seam, Function):
-            assert all(re.fullmatch("[0-9a-f]{16}", print_) for print_ in seam.fingerprints), seam.path
+        named = [seam.path for seam in fit.seams if not isinstance(seam, Reads)]
+        assert named
+        assert len(set(named)) == len(named)
+        assert all(seam.names for seam in fit.seams if isinstance(seam, Reads))
+
+
+def test_what_was_read_is_what_is_named() -> None:
+    """A file for each release, with its functions that a declaration names and no other; libraries' in one for all."""
+    rows = [(release, row) for patch in PATCHES for row in patch.rows for release in row.releases]
+    libraries = json.loads((FUNCTIONS / "libraries.json").read_text())
+    assert {file.stem for file in FUNCTIONS.iterdir()} == {"libraries", *(release for release, _ in rows)}
+    of_all: set[str] = set()
+    for release in sorted({release for release, _ in rows}):
+        seams = [*starts(None), *(seam for each, row in rows if each == release for seam in row.seams)]
+        named = {seam.path for seam in seams if isinstance(seam, Function)}
+        read = json.loads((FUNCTIONS / f"{release}.json").read_text())
+        assert read.keys() == {path for path in named if path.startswith(("vllm.", "vllm_omni."))}
+        assert all(len(each) == 2 for each in read.values())
+        of_all |= named - read.keys()
+    assert libraries.keys() == of_all
+    for shape, *bodies in (*libraries.values(), *read.values()):
+        assert re.fullmatch(r"(function|classmethod|staticmethod)\([\w, ]*\)", shape)
+        assert all(re.fullmatch("[0-9a-f]{16}", body) for body in bodies)
 
 
 @each_patch

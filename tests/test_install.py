@@ -15,7 +15,6 @@ from wrapt import FunctionWrapper
 
 from omni_fastpath.declare import AnySeam, Call, Fit, Options, Patch, Pin, Process, Replace, Row, State, Wrap
 from omni_fastpath.install import (
-    RefusedError,
     apply,
     install,
     is_installed,
@@ -23,6 +22,7 @@ from omni_fastpath.install import (
     verify_patch,
 )
 from omni_fastpath.ledger import LEDGER, runtime
+from omni_fastpath.startup import RefusedError
 from tests.fakes.upstream import (
     ADDED,
     CHECK,
@@ -31,7 +31,6 @@ from tests.fakes.upstream import (
     MODULE,
     MOVED,
     RUN,
-    RUN_BODY,
     TESTED,
     Upstream,
     passes,
@@ -44,7 +43,7 @@ from tests.fakes.upstream import (
 __all__ = ["upstream"]
 
 FOUR = patch("four", RUN, MAKE, CHECK, LISTEN)
-REPLACING = Replace(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes", fingerprints=(RUN_BODY,))
+REPLACING = Replace(MODULE, "Loop.run", wrapper="passes")
 A = patch("a", RUN)
 B = patch("b", MAKE, requires=("a",))
 C = patch("c", CHECK, requires=("b",))
@@ -127,7 +126,7 @@ def test_two_patches_on_a_slot_come_off_in_reverse(upstream: Upstream) -> None:
 # ---- All or nothing ----
 
 
-@pytest.mark.parametrize(("seams", "count"), [((RUN, MAKE, MOVED), 1), ((MOVED, RUN, Call(MODULE, "nothing", ())), 2)])
+@pytest.mark.parametrize(("seams", "count"), [((RUN, MAKE, MOVED), 1), ((MOVED, RUN, Call(MODULE, "nothing")), 2)])
 def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[AnySeam, ...], count: int) -> None:
     """A seam that moved, wherever it stands, leaves every slot alone; a verification names each of them."""
     moved = patch("moved", *seams)
@@ -155,7 +154,8 @@ def test_a_patch_that_cannot_be_written_whole_is_put_back(upstream: Upstream, fi
     loop = upstream.module.Loop
     body = {name: value for name, value in vars(loop).items() if name not in ("__dict__", "__weakref__")}
     setattr(upstream.module, "Loop", _Copies("Loop", loop.__bases__, {**body, "make": loop.make.__func__}))  # noqa: B010
-    broken = patch("broken", RUN, LISTEN, Wrap(MODULE, "Loop.make", ("cls", "size"), wrapper="passes"), **fields)
+    upstream.read(MAKE.path, "function(cls, size)")
+    broken = patch("broken", RUN, LISTEN, MAKE, **fields)
     assert named in refused(upstream, broken, State.FAILED)
 
 
@@ -196,9 +196,7 @@ def test_upstreams_own_is_kept(upstream: Upstream, owner: str) -> None:
 
 @WRAPS
 @pytest.mark.parametrize("below", [False, True], ids=["theirs alone", "theirs on ours"])
-@pytest.mark.parametrize(
-    "seam", [REPLACING, Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=(RUN_BODY,))], ids=["replace", "pin"]
-)
+@pytest.mark.parametrize("seam", [REPLACING, Pin(MODULE, "Loop.run")], ids=["replace", "pin"])
 def test_a_foreign_wrapper_on_a_body_that_matters_is_refused(
     upstream: Upstream, wrap: Any, below: bool, seam: AnySeam
 ) -> None:
@@ -208,7 +206,7 @@ def test_a_foreign_wrapper_on_a_body_that_matters_is_refused(
     upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
     reason = refused(upstream, patch("relying", LISTEN, seam), State.UNSUPPORTED)
     assert "Loop.run: holds somebody else's wrapper" in reason
-    assert install(patch("named", LISTEN, Call(MODULE, "Loop.run", ("self", "rounds")))) is State.APPLIED
+    assert install(patch("named", LISTEN, Call(MODULE, "Loop.run"))) is State.APPLIED
 
 
 @WRAPS
@@ -258,7 +256,7 @@ def test_dependants_follow_their_requirement(upstream: Upstream, required: Patch
 
 def test_other_process_touches_nothing(upstream: Upstream) -> None:
     """In a process without its slots a patch is not applicable, and upstream's modules are not even looked at."""
-    elsewhere = patch("elsewhere", Call("made_up_missing", "x", ()), processes=frozenset({Process.STAGE}))
+    elsewhere = patch("elsewhere", Call("made_up_missing", "x"), processes=frozenset({Process.STAGE}))
     apply(resolved(elsewhere), Process.HEADLESS, (elsewhere,))
     assert states() == {"elsewhere": State.NOT_APPLICABLE}
     assert LEDGER.named("elsewhere").reason == "its slots are used in the stage process; this is a headless"
@@ -295,7 +293,7 @@ def test_refusal_takes_off_what_it_installed(
     error: type[Exception] = RefusedError
     words = r"'fail' and e is (unsupported|failed): .*; last is \w+: requires e"
     if broken is None:
-        monkeypatch.setattr("omni_fastpath.install._lacking", lambda each: 1 / 0 if each is C else None)
+        monkeypatch.setattr("omni_fastpath.install._lacking", lambda each, _: 1 / 0 if each is C else None)
         error, words, broken = ZeroDivisionError, "by zero", patch("e")
     asked = (*ALL, broken, last)
     with pytest.raises(error, match=words):
@@ -308,23 +306,86 @@ def test_refusal_takes_off_what_it_installed(
 # ---- Releases ----
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.30", "0.30.0+cpu", "v0.30.0"])
+@pytest.mark.parametrize("version", ["0.30.0", "0.30", "v0.30.0"])
 def test_tested_release_passes(upstream: Upstream, version: str) -> None:
-    """The release itself, however it is spelt and whatever its local version."""
+    """The release itself, however it is spelt; of what is only called or wrapped the body may be another."""
     upstream.release(version)
+    upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
     assert install(A) is State.APPLIED
+    assert (LEDGER.entry(A).reason, LEDGER.entry(A).same_as) == ("", "")
 
 
-@pytest.mark.parametrize(
-    "version", [None, "0.30.1", "0.29.0", "0.30.0rc1", "0.30.0.dev4+cpu", "0.30.0.post1", "1!0.30.0", "main"]
-)
+@pytest.mark.parametrize("version", [None, "0.30.1", "0.29.0", "0.30.0rc1", "0.30.0.dev4+cpu", "1!0.30.0", "main"])
 def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -> None:
-    """Another release, pre-release or post-release, an unreadable one or none: nothing is written."""
+    """Another release, pre-release, an unreadable one or none: nothing is written unless the same code is asked for."""
     upstream.release(version)
     found = "vllm-omni is not installed; tested" if version is None else f"vllm-omni {version} is not among the tested"
     reason = refused(upstream, A, State.UNSUPPORTED)
     assert verify_patch(A) == [reason]
     assert (reason.startswith(found), reason[-8:]) == (True, ": 0.30.0")
+    assert install(A, None, "same_code") is (State.UNSUPPORTED if version is None else State.APPLIED)
+
+
+BUILDS = pytest.mark.parametrize("version", ["0.30.0+cu130", "0.30.0.post1", "0.30.0.post1+vendor.2"])
+
+
+@BUILDS
+def test_a_build_of_a_listed_release_is_served_where_it_is_the_same_code(upstream: Upstream, version: str) -> None:
+    """A local version and a post-release, unless that is switched off; the state says as what it is served."""
+    upstream.release(version)
+    assert "not among the tested releases" in verify_patch(A, "unsupported")[0]
+    assert install(A, None, "unsupported") is State.UNSUPPORTED
+    assert verify_patch(A) == []
+    apply(resolved(A), Process.SERVER, (A,))
+    assert states() == {"a": State.APPLIED}
+    assert LEDGER.named("a").reason == f"vllm-omni {version}: every function is as in 0.30.0"
+    assert LEDGER.snapshot()["a"]["same_as"] == "0.30.0"
+
+
+@pytest.mark.parametrize("seam", [RUN, Call(MODULE, "Loop.run"), REPLACING, Pin(MODULE, "Loop.run")])
+@BUILDS
+def test_one_changed_body_is_another_code(upstream: Upstream, version: str, seam: AnySeam) -> None:
+    """Of every function that is named, whatever is done with it; what differs from which release is in the reason."""
+    upstream.release(version)
+    upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
+    other = patch("other", LISTEN, seam)
+    reason = refused(upstream, other, State.UNSUPPORTED)
+    assert f"0.30.0; unlike 0.30.0: {RUN.path}: its body moved: fingerprint" in reason
+    assert verify_patch(other) == [reason]
+
+
+def test_a_library_is_no_part_of_a_release(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body of what another package brings matters where it is pinned alone."""
+    monkeypatch.setattr("omni_fastpath.seams.UPSTREAM", {"vllm_omni"})
+    upstream.release("0.30.0+cu130")
+    upstream.read(RUN.path, "function(self, rounds)", "0" * 16, "1" * 16)
+    assert install(A) is State.APPLIED
+    assert install(patch("pinned", Pin(MODULE, "Loop.run"))) is State.UNSUPPORTED
+
+
+def test_the_row_with_the_same_code_is_found(upstream: Upstream) -> None:
+    """The nearest release first; what a row says goes with it; one without a seam is known by its name alone."""
+    superseded = Row(releases=("0.32.0rc1",), state=State.SUPERSEDED, note="upstream's own", preview=True, seams=(RUN,))
+    nothing = Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="no flag")
+    rows = (nothing, Fit(releases=("0.30.0",), seams=(RUN,), note="a note"), superseded)
+    for version, other, state, reason in (
+        (
+            "0.32.0",
+            "0.30.0",
+            State.SUPERSEDED,
+            "preview; upstream's own; vllm-omni 0.32.0: every function is as in 0.32",
+        ),
+        ("0.32.0", "0.32.0rc1", State.APPLIED, "a note; vllm-omni 0.32.0: every function is as in 0.30.0"),
+        ("0.28.0.post1", "0.28.0", State.NOT_APPLICABLE, "no flag; vllm-omni 0.28.0.post1: every function is as in"),
+        ("0.28.1", "0.28.0", State.APPLIED, "a note; vllm-omni 0.28.1: every function is as in 0.30.0"),
+    ):
+        many = patch(f"many{version}{other}", rows=rows)
+        upstream.functions.clear()
+        upstream.read(RUN.path, "function(self, rounds)", "0" * 16, release=other)
+        upstream.release(version)
+        assert install(many, None, "same_code") is state
+        assert LEDGER.entry(many).reason.startswith(reason)
+        uninstall(many)
 
 
 def test_a_preview_is_that_one_only(upstream: Upstream) -> None:
@@ -333,7 +394,7 @@ def test_a_preview_is_that_one_only(upstream: Upstream) -> None:
     for version, state in (
         ("0.32.0rc2", State.UNSUPPORTED),
         ("0.32.0", State.UNSUPPORTED),
-        ("0.32.0rc1+cpu", State.APPLIED),
+        ("0.32.0rc1", State.APPLIED),
     ):
         upstream.release(version)
         assert install(preview) is state
@@ -374,7 +435,8 @@ def _two_sided(upstream: Upstream) -> tuple[Patch, Any]:
     exec("def save(task):\n    return task\n", vars(stages))  # noqa: S102 - a function whose module it is
     stages.save.__module__ = stages.__name__
     upstream.module_is(stages)
-    save = Wrap(stages.__name__, "save", ("task",), wrapper="passes")
+    save = Wrap(stages.__name__, "save", wrapper="passes")
+    upstream.read(save.path, "function(task)")
     row = Fit(releases=(TESTED,), seams=(LISTEN, save), of_stages=(stages.__name__,))
     return patch("both", rows=(row,), processes=frozenset({Process.SERVER, Process.STAGE})), stages
 

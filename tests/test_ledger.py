@@ -24,19 +24,21 @@ DRUM = patch("drum", counters=(Counter("beats", "beats"), Counter("rests", "rest
     ("state", "level"),
     [
         (State.OFF, logging.DEBUG),
-        (State.APPLIED, logging.INFO),
-        (State.NOT_APPLICABLE, logging.INFO),
-        (State.SUPERSEDED, logging.INFO),
+        (State.APPLIED, logging.DEBUG),
+        (State.NOT_APPLICABLE, logging.DEBUG),
+        (State.SUPERSEDED, logging.DEBUG),
         (State.UNSUPPORTED, logging.WARNING),
         (State.FAILED, logging.WARNING),
     ],
 )
 def test_change_is_one_line_at_its_level(caplog: pytest.LogCaptureFixture, state: State, level: int) -> None:
-    """Every state has the level that the documentation gives it, and takes one line with its reason."""
+    """Trouble is a warning, with its reason; the rest of a start ``install.apply`` logs. A level can be given."""
     with caplog.at_level(logging.DEBUG, "vllm.omni_fastpath"):
         Ledger().set(DRUM, state, "because")
+        Ledger().set(DRUM, state, "because", level=logging.INFO)
+    line = f"omni-fastpath: drum {state.value}: because"
     assert [(r.levelno, r.getMessage(), r.name) for r in caplog.records] == [
-        (level, f"omni-fastpath: drum {state.value}: because", "vllm.omni_fastpath")
+        (each, line, "vllm.omni_fastpath") for each in (level, logging.INFO)
     ]
 
 
@@ -77,6 +79,7 @@ def test_snapshot_is_plain_and_detached() -> None:
             "state": "applied",
             "reason": "yes",
             "remarks": "preview",
+            "same_as": "",
             "origin": "a test",
             "options": {"size": 5},
             "counters": {"beats": 2, "rests": 0},

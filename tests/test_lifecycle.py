@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from omni_fastpath.config import Resolved, resolve
-from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Process, State
+from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Process, Reads, State
 from omni_fastpath.install import row_here, state_here
 from omni_fastpath.patches import PATCHES
 from tests.fakes.processes import isolated
@@ -49,8 +49,8 @@ def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
 
 def slots() -> dict[Key, Any]:
     """The raw slots of every seam of every patch, after importing their modules."""
-    keys = [(seam.module, seam.qualname) for patch in PATCHES for seam in seams_here(patch)]
-    return {key: raw(key) for key in keys}
+    seams = [seam for patch in PATCHES for seam in seams_here(patch) if not isinstance(seam, Reads)]
+    return {(seam.module, seam.qualname): raw((seam.module, seam.qualname)) for seam in seams}
 
 
 def ours_anywhere() -> set[str]:
@@ -122,7 +122,7 @@ def one_of_each_kind() -> list[Any]:
             type(seam).__name__: (seam.module, seam.qualname)
             for patch in PATCHES
             for seam in seams_here(patch)
-            if isinstance(seam, Function) and (seam.fingerprints or how != "body")
+            if isinstance(seam, Function) and (seam.pinned or how != "body")
         }.items()
     ]
 
@@ -165,7 +165,7 @@ def test_a_seam_that_moved(how: str, key: Key) -> None:
         patch.name
         for patch in PATCHES
         for seam in seams_here(patch)
-        if (seam.module, seam.qualname) == key and (how != "body" or (isinstance(seam, Function) and seam.fingerprints))
+        if (seam.module, seam.qualname) == key and (how != "body" or (isinstance(seam, Function) and seam.pinned))
     }
     own = slots()
     apply_in_both(all_on())

@@ -127,6 +127,12 @@ def test_a_scrape_shows_states_and_counters(ledger: Ledger) -> None:
     assert values(collected(ledger), "omni_fastpath_events_total", "event") == {("server", "beats"): 4}
 
 
+def test_a_state_says_as_which_release_it_is_served(ledger: Ledger) -> None:
+    """Where the installed release is not listed and has the same code; else the label is empty."""
+    ledger.named("drum").same_as = "0.30.0"
+    assert {labels["same_as"] for name, labels, _ in collected(ledger) if "state" in name} == {"0.30.0"}
+
+
 def test_counters_of_another_kind_of_process_are_not_shown(ledger: Ledger) -> None:
     """A stage's patch has its state in the API process, and no counter that never moves."""
     ledger.set(patch("flute", processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "elsewhere")
@@ -318,5 +324,5 @@ def test_upstreams_endpoint_shows_ours(monkeypatch: pytest.MonkeyPatch, tmp_path
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert ("theirs_total 3.0" in answer.text) is several
-    line = 'omni_fastpath_patch_state{patch="drum",process="server",replica="",stage="",state="applied"} 1.0'
+    line = 'omni_fastpath_patch_state{patch="drum",process="server",replica="",same_as="",stage="",state="applied"} 1.0'
     assert answer.text.splitlines().count(line) == 1

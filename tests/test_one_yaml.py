@@ -67,7 +67,7 @@ def test_it_starts_on_this_release(tmp_path: Path) -> None:
 @isolated("cold")
 def test_an_untested_release(tmp_path: Path) -> None:
     """Every patch is unsupported and names the release that was found; ``on_unsupported: fail`` alone refuses it."""
-    from omni_fastpath.install import RefusedError
+    from omni_fastpath.startup import RefusedError
 
     metadata = tmp_path / "another" / "vllm_omni-0.31.0.dist-info"
     metadata.mkdir(parents=True)

@@ -2,65 +2,136 @@
 
 from __future__ import annotations
 
-import inspect
+from pathlib import Path
 
 import pytest
 from wrapt import FunctionWrapper
 
-from omni_fastpath.declare import Add, Call, Function, Pin, Seam
-from omni_fastpath.seams import MARK, SeamMovedError, fingerprint, verify
-from tests.fakes.upstream import ADDED, CHECK, MAKE, MODULE, RUN, Upstream, passes, upstream
+from omni_fastpath.declare import Add, Call, Pin, Reads, Seam, Wrap
+from omni_fastpath.seams import MARK, SeamMovedError, verify
+from tests.fakes.upstream import (
+    ADDED,
+    CHECK,
+    LISTEN,
+    MAKE,
+    MODULE,
+    RUN,
+    TESTED,
+    Upstream,
+    load,
+    passes,
+    upstream,
+)
 
 __all__ = ["upstream"]
 
+PINNED = Pin(MODULE, "Loop.run")
+
 
 @pytest.mark.parametrize(
-    ("seam", "message"),
+    ("seam", "read", "message"),
     [
-        (Call("made_up_missing", "Loop.run", ()), "the module cannot be imported"),
-        (Call(MODULE, "Gone.run", ()), "has no 'Gone'"),
-        (Call(MODULE, "Loop.constant.run", ()), "itself has no 'run'"),
-        (Call(MODULE, "Loop.gone", ()), "itself has no 'gone'"),
-        (Call(MODULE, "Loop.inherited", ("self",)), "itself has no 'inherited'"),
-        (Call(MODULE, "Loop.constant", ()), "is a int, expected a function"),
-        (Call(MODULE, "Loop.make", ("cls", "size")), "is a classmethod, expected a function"),
-        (Call(MODULE, "Loop.run", ("self", "rounds"), descriptor="staticmethod"), "is a function, expected a static"),
-        (Call(MODULE, "Loop.run", ("self",)), r"its parameters are \('self', 'rounds'\), expected \('self',\)"),
-        (Call(MODULE, "listen", ("backlog", "port")), "its parameters are"),
-        (Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)), "its body moved"),
+        (Call("made_up_missing", "Loop.run"), [], "the module cannot be imported"),
+        (Call(MODULE, "Gone.run"), [], "has no 'Gone'"),
+        (Call(MODULE, "Loop.constant.run"), [], "itself has no 'run'"),
+        (Call(MODULE, "Loop.gone"), [], "itself has no 'gone'"),
+        (Call(MODULE, "Loop.inherited"), [], "itself has no 'inherited'"),
+        (Call(MODULE, "Loop.constant"), ["function(self)"], r"is int, expected function\(self\)"),
+        (MAKE, ["function(cls, size)"], r"is classmethod\(cls, size\), expected function\(cls, size\)"),
+        (RUN, ["staticmethod(self, rounds)"], r"is function\(self, rounds\), expected staticmethod\(self, rounds\)"),
+        (RUN, ["function(self)"], r"is function\(self, rounds\), expected function\(self\)"),
+        (LISTEN, ["function(backlog, port)"], "is function"),
+        (Call(MODULE, "Base.inherited"), [], r"is function\(self\), expected not read there"),
+        (
+            PINNED,
+            ["function(self, rounds)", "0123456789abcdef"],
+            "its body moved: fingerprint .* expected 0123456789abcdef",
+        ),
     ],
 )
-def test_what_moved_is_refused(upstream: Upstream, seam: Seam, message: str) -> None:
+def test_what_moved_is_refused(upstream: Upstream, seam: Seam, read: list[str], message: str) -> None:
     """Whatever differs is named with the slot, what was found and what was expected."""
+    if read:
+        upstream.read(seam.path, *read)
     with pytest.raises(SeamMovedError, match=message) as caught:
-        verify(seam)
+        verify(seam, TESTED)
     assert str(caught.value).startswith(f"{seam.path}: ")
 
 
 def test_added_slot_needs_its_owner_only(upstream: Upstream) -> None:
     """What is to be added may be absent; the class that gets it may not."""
-    assert not verify(ADDED).present
+    assert not verify(ADDED, TESTED).present
     with pytest.raises(SeamMovedError, match="has no 'Gone'"):
-        verify(Add(MODULE, "Gone.added", function="added"))
+        verify(Add(MODULE, "Gone.added", function="added"), TESTED)
 
 
-@pytest.mark.parametrize("name", ["run", "make", "check"])
-def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstream, name: str) -> None:
-    """With a wrapper of ours in the slot descriptor, parameters and fingerprint are upstream's still."""
-    seam: Function = {"run": RUN, "make": MAKE, "check": CHECK}[name]
-    slot = verify(seam)
-    bare = inspect.unwrap(getattr(upstream.module.Loop, name))
-    pinned = Pin(MODULE, seam.qualname, seam.parameters, fingerprints=(fingerprint(bare),), descriptor=seam.descriptor)
+@pytest.mark.parametrize("seam", [RUN, MAKE, CHECK])
+def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstream, seam: Wrap) -> None:
+    """With a wrapper of ours in the slot kind, parameters and fingerprint are upstream's still."""
+    slot, pinned = verify(seam, TESTED), Pin(MODULE, seam.qualname)
     wrapper = FunctionWrapper(slot.raw(), passes)
     setattr(wrapper, MARK, "another")
     slot.write(wrapper)
-    assert verify(pinned).holds(wrapper)
+    assert verify(pinned, TESTED, exact=True).holds(wrapper)
 
 
 def test_body_without_source_cannot_be_pinned(upstream: Upstream) -> None:
     """A function whose source is not to be had has moved, when its body matters."""
     exec("def run(self, rounds): pass", space := {})  # type: ignore[var-annotated]  # noqa: S102
     upstream.module.Loop.run = space["run"]
-    verify(RUN)
-    with pytest.raises(SeamMovedError, match="its source cannot be read"):
-        verify(Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0123456789abcdef",)))
+    verify(RUN, TESTED)
+    for seam, exact in ((PINNED, False), (RUN, True)):
+        with pytest.raises(SeamMovedError, match="its source cannot be read"):
+            verify(seam, TESTED, exact=exact)
+
+
+# ---- Attributes that are read ----
+
+DECLARES = """
+import dataclasses, functools, typing
+import msgspec
+
+def noted(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+
+@dataclasses.dataclass
+class Base:
+    field: int
+    made: list = dataclasses.field(default_factory=list)
+
+class Struct(msgspec.Struct):
+    member: int
+
+class State(Base):
+    annotated: int
+    constant = 7
+    @noted
+    def __init__(self, other):
+        self.assigned, other.of_another = 1, 2
+        self.typed: int = 3
+        if other:
+            with open("x") as self.opened:
+                self.added += 1
+    def later(this, self):
+        this.set_later = self.set_of_another = 1
+        return this.only_read
+    @property
+    def computed(self):
+        return 1
+"""
+
+
+def test_attributes_that_a_class_declares_are_found(upstream: Upstream, tmp_path: Path) -> None:
+    """Fields, annotations, what is in its body, and what any method assigns to its first argument; bases' too."""
+    upstream.module_is(load(tmp_path, DECLARES, "made_up_state"))
+    own = ("field", "made", "annotated", "constant", "later", "computed", "assigned", "typed", "opened", "added")
+    verify(Reads("made_up_state", "State", (*own, "set_later")), TESTED)
+    verify(Reads("made_up_state", "Struct", ("member",)), TESTED)
+    lacking = ("of_another", "set_of_another", "only_read", "nowhere")
+    with pytest.raises(SeamMovedError, match=f"says that it has {', '.join(lacking)}$"):
+        verify(Reads("made_up_state", "State", ("field", *lacking)), TESTED)
+    with pytest.raises(SeamMovedError, match="itself has no 'Gone'"):
+        verify(Reads("made_up_state", "Gone", ("field",)), TESTED)

@@ -7,9 +7,9 @@ import importlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -121,16 +121,110 @@ def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
     assert set(spawned()[0].values()) == {"off"}
 
 
+@pytest.mark.parametrize(("module", "there"), [("xmlrpc.client", True), ("xmlrpc.gone", False), ("gone.x", False)])
+def test_a_module_is_looked_for_without_an_import(module: str, there: bool) -> None:
+    """Where upstream has moved one, that is known before it would be imported."""
+    script = "import sys; from omni_fastpath.startup import _is_there as there; name = sys.argv[1]; "
+    script += "print(there(name), name in sys.modules)"
+    assert process(sys.executable, "-c", script, module).stdout == f"{there} False\n"
+
+
+# ---- A slot of the start-up that moved ----
+
+
+def _gone(slot: tuple[str, str]) -> None:
+    """Upstream has no such function any more."""
+    delattr(*holder(slot))
+
+
+def _moved(slot: tuple[str, str]) -> str:
+    return f"a seam of the start-up moved: {':'.join(slot)}: "
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("slot", [READER, PLANS, HEADLESS])
+@isolated("warm")
+def test_a_slot_that_is_gone_disturbs_nobody_who_asked_for_nothing(tmp_path: Path, slot: tuple[str, str]) -> None:
+    """A warning, and no exception while its module is imported or an engine starts; no trace is left."""
+    importlib.import_module(slot[0])
+    _gone(slot)
+    messages = log()
+    register()
+    [message] = messages
+    assert message.startswith(f"omni-fastpath: {':'.join(slot)} cannot be wrapped: ")
+    if slot != PLANS:
+        assert engine(yaml(tmp_path)) == []
+    assert (states(), state_files()) == ({}, [])
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("slot", [READER, PLANS])
+@isolated("warm")
+def test_a_slot_that_is_gone_refuses_what_was_asked_for(tmp_path: Path, slot: tuple[str, str]) -> None:
+    """By the first slot that is left: no start under ``fail``; under ``warn`` states that say it, and stock stages."""
+    importlib.import_module(slot[0])
+    _gone(slot)
+    register()
+    start = engine if slot == READER else read
+    refused = yaml(tmp_path, "fail.yaml", fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
+    from omni_fastpath.startup import RefusedError
+
+    with pytest.raises(RefusedError, match=f"budgeted_drain is unsupported: {_moved(slot)}"):
+        start(refused)
+    messages = log()
+    start(yaml(tmp_path, **ALL_ON))
+    assert [each for each in messages if "nothing is on here" in each and ":".join(slot) in each]
+    assert asked() == dict.fromkeys(ON, "unsupported")
+    [shown] = state_files()
+    assert shown["patches"]["budgeted_drain"]["reason"].startswith(_moved(slot))
+    assert ours() <= NOTHING
+    assert HANDOFF not in os.environ
+
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("rule", ["fail", "warn"])
+@isolated("warm", "serve", "model", "--omni")
+def test_variables_are_answered_where_no_slot_is_left(rule: str) -> None:
+    """A function or a whole module that is gone is known at registration, which ends the server under ``fail``."""
+    from omni_fastpath import install, startup
+
+    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED=rule)
+    startup.PLANS = PLANS[0].replace("stage_runtime", "gone"), PLANS[1]
+    vars(install)["PLANS"] = startup.PLANS
+    with pytest.raises(SystemExit, match=_moved(startup.PLANS)) if rule == "fail" else contextlib.nullcontext():
+        register()
+    assert set(asked().values()) == {"unsupported"}
+
+
 @pytest.mark.upstream
 @isolated("warm")
-def test_a_slot_that_is_gone_is_told() -> None:
-    """An upstream without the function is one line, and no exception while it is imported."""
-    from omni_fastpath.startup import _wrap
+def test_a_headless_servers_slot_is_no_servers(tmp_path: Path) -> None:
+    """A server starts without it, and what was asked for is applied."""
+    importlib.import_module(HEADLESS[0])
+    _gone(HEADLESS)
+    register()
+    assert engine(yaml(tmp_path, fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})) == []
+    assert asked() == ON
 
-    messages = log()
-    _wrap("resolve_deploy_yaml", lambda *_: None, ModuleType("moved"))
-    [message] = messages
-    assert message.startswith("omni-fastpath: moved:resolve_deploy_yaml cannot be wrapped: ")
+
+@pytest.mark.upstream
+@pytest.mark.parametrize("block", [{}, ALL_ON])
+@isolated("warm")
+def test_a_reader_with_other_parameters_reads(tmp_path: Path, block: dict[str, Any]) -> None:
+    """Upstream gets its result however it calls it; what was asked for is answered where an engine starts."""
+    owner, name = holder(READER)
+    stock_reader = raw(READER)
+    setattr(owner, name, lambda *, file=None: stock_reader(file) if file else "nothing was read")
+    register()
+    file = yaml(tmp_path, **block)
+    assert getattr(owner, name)(file=file) == stock_reader(file)
+    assert getattr(owner, name)() == "nothing was read"
+    assert engine(file) == []
+    assert asked() == dict.fromkeys(ON if block else {}, "unsupported")
+    if block:
+        [shown] = state_files()
+        reason = shown["patches"]["budgeted_drain"]["reason"]
+        assert reason == f"{_moved(READER)}is function(file), expected function(path)"
 
 
 # ---- What takes effect ----
@@ -316,26 +410,90 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
 @pytest.mark.upstream
 @pytest.mark.parametrize("block", [{"budgeted_drian": True}, {"forward_gate": True, "on_unsupported": "fail"}])
 @isolated("warm")
-def test_engines_share_what_is_installed(tmp_path: Path, block: dict[str, Any]) -> None:
-    """A refused engine changes nothing of one that runs; one that asks for nothing has stock stages and a warning."""
+def test_a_refused_engine_changes_nothing_of_one_that_runs(tmp_path: Path, block: dict[str, Any]) -> None:
+    """Neither what is installed nor what the stages of the first get."""
     from omni_fastpath.config import ConfigError
-    from omni_fastpath.install import RefusedError
-    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.startup import RefusedError
 
     register()
-    assert engine(yaml(tmp_path, "one.yaml", fastpath={**ALL_ON["fastpath"], "budgeted_drain": {"max_items": 3}})) == []
+    assert engine(yaml(tmp_path, "one.yaml", **ALL_ON)) == []
     handed = os.environ[HANDOFF]
     _move(SCHEDULER)
     with pytest.raises((ConfigError, RefusedError)):
         engine(yaml(tmp_path, "two.yaml", fastpath={**ALL_ON["fastpath"], "budgeted_drain": {}, **block}))
     assert os.environ[HANDOFF] == handed
+    assert ({name: states()[name] for name in ON}, ours()) == (ON, NOTHING | written(*ON))
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_engines_share_what_is_installed(tmp_path: Path) -> None:
+    """In the process and in the stages of each, whenever they are spawned; a warning names each difference."""
+    from omni_fastpath.ledger import LEDGER
+
+    def stages_get() -> dict[str, Any]:
+        enabled: dict[str, Any] = json.loads(json.loads(os.environ[HANDOFF])["resolved"])["enabled"]
+        return enabled
+
+    register()
+    first = {"budgeted_drain": {"max_items": 3}, "forward_gate": True}
+    assert engine(yaml(tmp_path, "one.yaml", fastpath=first)) == []
+    handed = stages_get()
     messages = log()
-    for file in (None, yaml(tmp_path, "four.yaml")):
+    for file in (None, yaml(tmp_path, "three.yaml")):
         assert engine(file) == []
-    assert HANDOFF not in os.environ
-    assert sum("stays on" in message for message in messages) == len(ON)
+        assert stages_get() == handed
+    assert sum("stays on" in message for message in messages) == len({"nonblocking_dequeue", "budgeted_drain"})
+    assert sum("forward_gate: on in the stages of this engine too" in message for message in messages) == 1
+    second = {"budgeted_drain": {"max_items": 9}, "save_queue_cap": {"max_tasks": 7}}
+    assert engine(yaml(tmp_path, "four.yaml", fastpath=second)) == []
+    assert {**stages_get(), "save_queue_cap": None} == {**handed, "save_queue_cap": None}
+    assert stages_get()["save_queue_cap"]["max_tasks"] == 7
     options: Any = LEDGER.named("budgeted_drain").options
-    assert (options.max_items, asked(), ours()) == (3, ON, NOTHING | written(*ON))
+    assert options.max_items == 3
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_an_engine_that_starts_while_plugins_load_is_told(tmp_path: Path) -> None:
+    """A second thread does not wait for vLLM's plugins: its engine is past the slots when they are written."""
+    reached, may_go_on = threading.Event(), threading.Event()
+
+    class Stages(list[Any]):
+        def __iter__(self) -> Any:
+            if threading.current_thread() is second:
+                reached.set()
+                may_go_on.wait()
+            return super().__iter__()
+
+    def start() -> None:
+        kind = importlib.import_module(PLANS[0]).StageRuntime
+        runtime = kind.__new__(kind)
+        runtime._stage_configs, runtime._model, runtime._config_path = Stages(), "model", None
+        runtime._prepare_stage_plans()
+
+    second = threading.Thread(target=start, name="second engine")
+    second.start()
+    reached.wait()
+    messages = log()
+    register()
+    may_go_on.set()
+    second.join()
+    [message] = messages
+    assert "while another thread (second engine) starts an engine" in message
+
+
+@pytest.mark.upstream
+@isolated("warm")
+def test_a_yaml_that_was_read_before_the_plugins_is_read_again(tmp_path: Path) -> None:
+    """Where an engine's thread read it before the slots were written, its plans come after."""
+    file = yaml(tmp_path, **ALL_ON)
+    register()
+    kind = importlib.import_module(PLANS[0]).StageRuntime
+    runtime = kind.__new__(kind)
+    runtime._stage_configs, runtime._config_path = [], str(file)
+    runtime._build_logical_stage_init_plans({}, [], {})
+    assert asked() == ON
 
 
 # ---- The stages ----

@@ -9,12 +9,13 @@ import argparse
 import contextlib
 import functools
 import importlib.util
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         (``ab/command.py``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        _write_as(stream, errors="backslashreplace")  # what this shell's locale does not have
     try:
         if words[:1] == [_AB]:
             return _ab(words[1:])
@@ -49,6 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
         return REFUSED
     return code
+
+
+def _write_as(stream: TextIO, *, encoding: str | None = None, errors: str | None = None) -> None:
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding=encoding, errors=errors)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -211,6 +219,7 @@ def _overlay(arguments: argparse.Namespace) -> int:
     base = overlay.find(arguments.base)
     text = overlay.build(base, arguments.set, PATCHES, output=output)
     if output is None:
+        _write_as(sys.stdout, encoding="utf-8")  # as a server reads it, whatever the locale
         _print(text.rstrip())
         return FINE
     if output.exists() and not arguments.force:

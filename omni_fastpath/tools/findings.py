@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from omni_fastpath import config, process_role
 from omni_fastpath.declare import Patch, Process, State
-from omni_fastpath.process_role import MASTER, NAMESPACE, boolean, master_off
+from omni_fastpath.process_role import MASTER, NAMESPACE, ON_UNLISTED, boolean, master_off
 from omni_fastpath.threads import ORCHESTRATOR
 from omni_fastpath.tools import entrypoint
 from omni_fastpath.tools.servers import Server
@@ -26,6 +26,8 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 HERE = "installation"
+START = "start-up"
+"""In the report of ``--verify``: the slots by which a configuration takes effect, which are no patch's."""
 PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
 """Whose versions a state file has."""
 IDLE_REQUESTS = 20
@@ -128,13 +130,37 @@ def patch_unsupported(facts: Facts) -> Iterator[Finding]:
     """A patch whose behaviour on the installed release nobody has read: stock runs."""
     do = (
         "`omni-fastpath status --verify` says what still fits. Install one of the tested releases, or a newer "
-        "omni-fastpath; until then upstream's own code runs."
+        f"omni-fastpath, or set {ON_UNLISTED}=same_code, which applies a patch where every function is as in a tested "
+        "release; until then upstream's own code runs."
     )
     for name, patch in facts.report["installation"]["patches"].items():
         if facts.report["installation"]["vllm_omni"] is not None and patch["release_problem"]:
             severity: Severity = "error" if name in facts.asked else "info"
             evidence = {"patch": name, "tested": list(patch["tested"])}
             yield Finding(severity, HERE, f"{name}: {patch['release_problem']}", do, evidence)
+
+
+@_rule("release-unlisted", threshold="a patch may be or is served as on a release that the installed one is not")
+def release_unlisted(facts: Facts) -> Iterator[Finding]:
+    """The same code under another name: a vendor's build, a post-release, or any release where that was asked for."""
+    do = "Nothing, if you meant to run this release. `omni-fastpath status --verify` compares every function."
+    installed = facts.report["installation"]
+    may_be = [name for name, patch in installed["patches"].items() if patch.get("may_be")]
+    if may_be and installed["vllm_omni"] is not None:
+        release = installed["vllm_omni"]["version"]
+        what = f"{release} is not a tested release: a patch is applied where every function is as in one"
+        yield Finding("info", HERE, what, do, {"patch": may_be})
+    for server in facts.servers:
+        same = {
+            (name, record["same_as"])
+            for each in server.snapshots
+            for name, record in each["patches"].items()
+            if record.get("same_as")
+        }
+        for known in sorted({known for _, known in same}):
+            names = sorted(name for name, each in same if each == known)
+            what = f"served as on {known}, with every function as there: {', '.join(names)}"
+            yield Finding("info", server.subject, what, do, {"patch": names})
 
 
 @_rule("seam-moved", threshold="a function is not as the patch's row for this release says (looked at with --verify)")
@@ -145,7 +171,7 @@ def seam_moved(facts: Facts) -> Iterator[Finding]:
         "plugin wraps the function, switch the patch off."
     )
     for name, moved in (facts.report["verify"] or {}).items():
-        if moved and not facts.report["installation"]["patches"][name]["release_problem"]:
+        if moved and not facts.report["installation"]["patches"].get(name, {}).get("release_problem"):
             yield Finding("error", HERE, f"{name}: {'; '.join(moved)}", do, {"patch": name, "seams": moved})
 
 

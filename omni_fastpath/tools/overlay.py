@@ -143,9 +143,15 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     value = block_value(blocks, sets, patches)
     where = output or Path("the overlay")
     resolve([*blocks, Block(where, value)], {}, patches)
-    document = {"base_config": str(base.resolve()), KEY: value}
+    try:
+        named = Path(os.fsencode(base.resolve()).decode())  # whatever this shell's locale makes of it
+    except UnicodeDecodeError:
+        raise refusal(repr(str(base)), found="a file name that is no UTF-8", allowed="one that YAML can hold") from None
+    document = {"base_config": str(named), KEY: value}
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
-    head = f"# `omni-fastpath overlay`, over {base.name}; start the server with --deploy-config and this file.\n"
+    head = f"# `omni-fastpath overlay`, over {named.name}; start the server with --deploy-config and this file.\n"
     if base in bundled().values():
-        head += f"# Where vllm-omni lies elsewhere write it again, or use {MASTER}=1 and --deploy-config {base.name}.\n"
+        head += (
+            f"# Where vllm-omni lies elsewhere write it again, or use {MASTER}=1 and --deploy-config {named.name}.\n"
+        )
     return head + body

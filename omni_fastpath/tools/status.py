@@ -19,7 +19,7 @@ from omni_fastpath.config import Resolved, resolve_file
 from omni_fastpath.declare import Patch
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import entrypoint, overlay, servers, upgrade
-from omni_fastpath.tools.findings import HERE, Facts, judge
+from omni_fastpath.tools.findings import HERE, START, Facts, judge
 
 SCHEMA = 6
 """Of the report; a key is only ever added under the same number."""
@@ -54,18 +54,19 @@ def look(
         ConfigError: A server started here and now would refuse these variables or that YAML.
     """
     file = overlay.find(deploy_config) if deploy_config else None
-    resolved = (
-        config.resolve([], environ, patches, partial=True) if file is None else resolve_file(file, environ, patches)
-    )
+    resolved = resolve_file(file, environ, patches)
+    on_unlisted = resolved.on_unlisted
     live = servers.live_servers(scrape=deep)
     used = servers.used(live) if deep else None
+    moved, same_as = _verify(patches, on_unlisted) if verify else (None, None)
     report: dict[str, Any] = {
         "schema": SCHEMA,
-        "installation": _installation(environ, patches),
+        "installation": _installation(environ, patches, on_unlisted),
         "processes": [{**each, "server": server.pid} for server in live for each in server.snapshots],
         "servers_without_state": [server.shown() for server in live if not server.snapshots],
         "resolved": json.loads(resolved.to_json()) if file else None,
-        "verify": _verify(patches) if verify else None,
+        "verify": moved,
+        "same_as": same_as,
     }
     asked = resolved.enabled if file else _asked_by(resolved, patches)
     yamls = {HERE: file, **{server.subject: server.deploy_config for server in live}}
@@ -105,7 +106,7 @@ def _hooks() -> Mapping[str, Any]:
         return {"unseen": f"they take more than {_HOOKS_S:g} s to load, or end the process that loads them"}
 
 
-def _installation(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[str, Any]:
+def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlisted: str | None) -> dict[str, Any]:
     allowed, known = environ.get(entrypoint.ALLOW_LIST), config.variables(patches)
     releases = {"vllm_omni": vllm_omni_release(), "vllm": vllm_release()}
     return {
@@ -118,29 +119,37 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[
         # What a name of nobody's holds may be a secret: OMNI_FASTPATH_HF_TOKEN.
         "environment": {name: environ[name] if name in known else None for name in config.said(environ, patches)},
         "state_folder": str(statefile.folder()),
-        "patches": {patch.name: _declared(patch) for patch in patches},
+        "patches": {patch.name: _declared(patch, on_unlisted) for patch in patches},
     }
 
 
-def _declared(patch: Patch) -> dict[str, Any]:
-    row = install.row_here(patch)
+def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
+    row, found = install.row_here(patch), vllm_omni_release()
+    may_be = patch.candidates(found.version, on_unlisted) if found is not None and row is None else []
     return {
         "default_on": patch.default_on,
         "headline": next((counter.headline for counter in patch.counters), ""),
         "tested": list(patch.releases),
-        "release_problem": install.release_problem(patch),
+        "may_be": [release for release, _ in may_be],
+        "release_problem": install.release_problem(patch, on_unlisted),
         "release_state": install.state_here(patch).value,
         "release_words": "" if row is None else row.remarks,
     }
 
 
-def _verify(patches: Sequence[Patch]) -> dict[str, list[str]]:
-    """What does not fit, by patch; on a release that a patch does not know, beside the nearest that it does."""
+def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What does not fit, of the start-up and by patch; and of what fits on an unlisted release, as on which it does.
+
+    Where a patch does not fit there, it is compared with the nearest release that it knows.
+    """
     found = vllm_omni_release()
     # vllm logs to standard output while it is imported; that belongs to our table or JSON.
     with contextlib.redirect_stdout(sys.stderr):
-        problems = {patch.name: install.verify_patch(patch) for patch in patches}
+        problems, same_as = {START: install.start_problems(None, patches)}, {}
         for patch in patches:
-            if found is not None and install.row_here(patch) is None:
+            problems[patch.name] = install.verify_patch(patch, on_unlisted)
+            if found is not None and install.row_here(patch) is None and problems[patch.name]:
                 problems[patch.name] += upgrade.told(upgrade.compare(patch, found.version))
-    return problems
+            elif not problems[patch.name]:
+                same_as[patch.name] = install.find_row(patch, None, on_unlisted).same_as
+    return problems, same_as

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from omni_fastpath import config, install
-from omni_fastpath.declare import Fit, Patch, Row, State
-from omni_fastpath.process_role import MASTER, ON_UNSUPPORTED
+from omni_fastpath.declare import Fit, Patch, Reads, Row, State
+from omni_fastpath.process_role import MASTER, ON_UNLISTED, ON_UNSUPPORTED
 from omni_fastpath.tools.findings import HERE, PACKAGES, SEVERITIES
 
 # Piped output is read by grep and by people later: no cell may be cut or wrapped there.
@@ -161,15 +161,18 @@ def _show_installation(installation: Mapping[str, Any], to: Console) -> None:
 def _show_verify(report: Mapping[str, Any], to: Console) -> None:
     table = _table("Seams against the installed vllm and vllm-omni", "patch", "verdict")
     for name, problems in report["verify"].items():
-        state = report["installation"]["patches"][name]["release_state"]
-        for line in problems or ["as declared" if state == State.APPLIED.value else f"{state}: it has none here"]:
+        state = report["installation"]["patches"].get(name, {}).get("release_state", State.APPLIED)
+        fits = "as declared" if state == State.APPLIED else f"{state}: it has none here"
+        same_as = report["same_as"].get(name)
+        for line in problems or [f"every function is as in {same_as}" if same_as else fits]:
             table.add_row(name, line)
     _print(table, to)
 
 
 def _show_resolved(resolved: Mapping[str, Any], to: Console) -> None:
     source = resolved["source"] or "no YAML"
-    title = f"{source} with this environment (on_unsupported: {resolved['on_unsupported']})"
+    rules = f"on_unsupported: {resolved['on_unsupported']}, on_unlisted: {resolved['on_unlisted'] or 'not set'}"
+    title = f"{source} with this environment ({rules})"
     table = _table(title, "patch", "on", "because", "values")
     for name, origin in resolved["origins"].items():
         on = name in resolved["enabled"]
@@ -257,7 +260,7 @@ def show_patches(patches: Sequence[Patch], to: Console) -> None:
 def show_patch(patch: Patch, to: Console) -> None:
     """All of a declaration."""
     to.print(patch.name, style="bold")
-    to.print(patch.docs.strip())
+    to.print((patch.docs or "Python drops this text under -OO.").strip())
     to.print()
     to.print(f"{'in' if patch.default_on else 'opt-in: not in'} the default set, `fastpath: true`")
     to.print(f"requires {', '.join(patch.requires) or 'nothing'}; switch: fastpath.{patch.name}, {patch.env}\n")
@@ -268,7 +271,8 @@ def show_patch(patch: Patch, to: Console) -> None:
     fit = row if isinstance(row, Fit) else patch.fits[-1]
     seams = _table(f"Seams on {', '.join(fit.releases)}", "slot", "use")
     for seam in fit.seams:
-        seams.add_row(seam.path, seam.use)
+        read = f" {', '.join(seam.names)}" if isinstance(seam, Reads) else ""
+        seams.add_row(seam.path, f"{seam.use}{read}")
     counters = _table("Counters (the first says how often it took effect) and metrics", "name", "meaning")
     for counter in patch.counters:
         counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
@@ -292,11 +296,13 @@ def keys(patches: Sequence[Patch]) -> str:
     """Every key of the block and every variable, as Markdown."""
     every = "which patches are on; `true` is the default set"
     refuse = "`fail`: refuse to start when a patch that is on cannot serve"
+    same = "`same_code`: on a release that is not tested a patch is applied where every function is as in a tested one"
     lines = [
         "| key | default | allowed | what it does | variable |",
         "| --- | --- | --- | --- | --- |",
         f"| `{config.KEY}` | absent: off | true, false or a mapping | {every} | `{MASTER}` |",
         f"| `on_unsupported` | `warn` | `warn` or `fail` | {refuse} | `{ON_UNSUPPORTED}` |",
+        f"| `on_unlisted` | absent: see below | `same_code` or `unsupported` | {same} | `{ON_UNLISTED}` |",
     ]
     for patch in patches:
         default = "in the default set" if patch.default_on else "opt-in"

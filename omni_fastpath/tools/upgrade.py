@@ -9,27 +9,24 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from packaging.version import Version
-
-from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Seam
-from omni_fastpath.seams import SeamMovedError, descriptor, differences, find, fingerprint, function_in
+from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Reads, Seam
+from omni_fastpath.seams import SeamMovedError, differences, find, fingerprint, function_in, shape
 
 
 def nearest(patch: Patch, release: str) -> tuple[str, Fit]:
-    """The newest release not after this one on which the patch is installed, else the oldest; and its row there."""
-    known = [(each, row) for row in patch.fits for each in row.releases]
-    target = Version(Version(release).base_version)
-    return next(((each, row) for each, row in reversed(known) if Version(each) <= target), known[0])
+    """The nearest release on which the patch is installed (``Patch.nearest_first``), and its row there."""
+    return next((each, row) for each, row in patch.nearest_first(release) if isinstance(row, Fit))
 
 
 def compare(patch: Patch, release: str) -> dict[str, Any]:
     """Each seam of the patch as it is installed, beside the nearest release that the patch knows.
 
     Returns:
-        ``patch``; ``beside``: that release; ``seams``: ``look`` at each.
+        ``patch``; ``beside``: that release; ``seams``: ``look`` at each, body and all where the release is not listed.
     """
     beside, row = nearest(patch, release)
-    return {"patch": patch.name, "beside": beside, "seams": [look(seam) for seam in row.seams]}
+    exact = patch.row_on(release) is None
+    return {"patch": patch.name, "beside": beside, "seams": [look(seam, beside, exact=exact) for seam in row.seams]}
 
 
 def told(compared: Mapping[str, Any]) -> list[str]:
@@ -40,24 +37,22 @@ def told(compared: Mapping[str, Any]) -> list[str]:
     return [f"{fitting} of {len(seams)} seams are as on {compared['beside']}", *changed]
 
 
-def look(seam: AnySeam) -> dict[str, Any]:
-    """What stands where a seam is declared.
+def look(seam: AnySeam, release: str, *, exact: bool) -> dict[str, Any]:
+    """What is where a seam is declared.
 
     Returns:
-        ``seam`` and ``use``: as declared. ``place``: file and line. ``parameters``, ``descriptor`` and ``fingerprint``:
-        as found; None where there is none. ``changes``: each difference in words; empty where it fits.
+        ``seam`` and ``use``: as declared. ``place``: file and line. ``shape`` and ``fingerprint``: of a function, as
+        found; None where there is none. ``changes``: each difference from the release in words; empty where it fits.
     """
-    found: dict[str, Any] = {"seam": seam.path, "use": seam.use, "place": None}
-    found |= dict.fromkeys(("parameters", "descriptor", "fingerprint"))
+    found: dict[str, Any] = {"seam": seam.path, "use": seam.use, "place": None, "shape": None, "fingerprint": None}
     try:
         slot = find(seam)
         if not isinstance(seam, Function):
-            found |= {"place": _place(seam, slot.owner)}
+            found |= {"place": _place(seam, slot.raw() if isinstance(seam, Reads) else slot.owner)}
         elif slot.present:
             function = function_in(slot.raw())
-            found |= {"place": _place(seam, function), "parameters": list(inspect.signature(function).parameters)}
-            found |= {"descriptor": descriptor(slot.raw()), "fingerprint": fingerprint(function)}
-        return {**found, "changes": list(differences(seam, slot))}
+            found |= {"place": _place(seam, function), "shape": shape(slot.raw()), "fingerprint": fingerprint(function)}
+        return {**found, "changes": list(differences(seam, slot, release, exact=exact))}
     except SeamMovedError as error:
         return {**found, "changes": [str(error).removeprefix(f"{seam.path}: ")]}
     except Exception as error:  # whatever importing upstream's module raises

@@ -24,10 +24,8 @@ Scope:
     the flag it is ``not_applicable`` and asks nobody.
 Fragility:
     Relies on the engine's books being one step from ``_final_output_handler``, without an await between, which the
-    body of ``generate`` is fingerprinted for. Read: of the arguments ``max_num_queued_reqs`` and
-    ``max_num_queued_tokens``; of the application's state ``api_server_count``; of the engine ``request_states``; of a
-    request ``n``, ``messages`` or ``items``; of a realtime connection ``generation_task`` and ``websocket``, whose next
-    text is a disconnect once it was closed.
+    body of ``generate`` is fingerprinted for. Of the application's state ``api_server_count`` is read, which no class
+    declares. A realtime connection's next text is a disconnect once it was closed.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
@@ -36,59 +34,41 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Row, State, Wrap
 
 SERVING = "vllm_omni.entrypoints.openai"
 API_SERVER, CHAT, BATCH, SPEECH, REALTIME = (
     f"{SERVING}.{name}"
     for name in ("api_server", "serving_chat", "batch_serving", "serving_speech", "realtime_connection")
 )
+CHATS = "vllm.entrypoints.openai.chat_completion.protocol"
 ERRORS = "vllm.entrypoints.serve.engine.serving"
 SOCKETS = "vllm.entrypoints.speech_to_text.realtime.connection"
 
-_GENERATE = (
-    *("self", "prompt", "sampling_params", "request_id", "prompt_text", "lora_request", "tokenization_kwargs"),
-    *("sampling_params_list", "output_modalities", "trace_headers", "priority", "data_parallel_rank", "session_id"),
-)
-_MORE = ("reasoning_ended", "reasoning_parser_kwargs", "arrival_time")
-_SENTENCE = ("self", "request", "request_id", "has_inline_ref_audio", "arrival_time")
 
-
-def _fit(release: str, generate: tuple[str, ...], body: str, *realtime: AnySeam, note: str = "") -> Fit:
-    """What a release needs: its parameters and body of ``generate``, and how its realtime connections begin."""
-    asked = ("self", "request", "raw_request")
+def _fit(release: str, *realtime: AnySeam, note: str = "") -> Fit:
+    """What a release needs, with what its realtime connections begin with."""
     seams: tuple[AnySeam, ...] = (
-        Wrap("fastapi.applications", "FastAPI.__call__", ("self", "scope", "receive", "send"), wrapper="wrapped_app"),
-        Wrap(
-            "vllm.engine.protocol",
-            "EngineClient.check_admission",
-            ("self", "n", "request_id"),
-            wrapper="wrapped_check_admission",
-        ),
+        Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
+        Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
         Wrap(
             "vllm_omni.entrypoints.async_omni_base",
             "AsyncOmniBase._final_output_handler",
-            ("self",),
             wrapper="wrapped_final_output_handler",
         ),
-        Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate", generate, fingerprints=(body,)),
-        Wrap(API_SERVER, "omni_init_app_state", ("engine_client", "state", "args"), wrapper="wrapped_init_app_state"),
-        Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", asked, wrapper="wrapped_chat"),
-        Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", asked, wrapper="wrapped_chat_batch"),
-        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", asked, wrapper="wrapped_speech"),
-        Wrap(
-            SPEECH,
-            "OmniOpenAIServingSpeech.create_speech_batch",
-            ("self", "batch_request"),
-            wrapper="wrapped_speech_batch",
-        ),
-        Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", _SENTENCE, wrapper="wrapped_sentence"),
-        Call(
-            ERRORS,
-            "BaseServing.create_error_response",
-            ("message", "err_type", "status_code", "param"),
-            descriptor="staticmethod",
-        ),
+        Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
+        Wrap(API_SERVER, "omni_init_app_state", wrapper="wrapped_init_app_state"),
+        Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", wrapper="wrapped_chat"),
+        Wrap(BATCH, "OmniOpenAIServingChatBatch.create_batch_chat_completion", wrapper="wrapped_chat_batch"),
+        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech", wrapper="wrapped_speech"),
+        Wrap(SPEECH, "OmniOpenAIServingSpeech.create_speech_batch", wrapper="wrapped_speech_batch"),
+        Wrap(SPEECH, "OmniOpenAIServingSpeech._prepare_speech_generation", wrapper="wrapped_sentence"),
+        Call(ERRORS, "BaseServing.create_error_response"),
+        Reads("vllm.engine.arg_utils", "AsyncEngineArgs", ("max_num_queued_reqs", "max_num_queued_tokens")),
+        Reads("vllm_omni.entrypoints.async_omni", "AsyncOmni", ("request_states",)),
+        Reads(CHATS, "ChatCompletionRequest", ("n",)),
+        Reads(CHATS, "BatchChatCompletionRequest", ("messages",)),
+        Reads(f"{SERVING}.protocol.audio", "BatchSpeechRequest", ("items",)),
         *realtime,
     )
     return Fit(
@@ -119,16 +99,10 @@ PATCH = Patch(
         Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="vLLM 0.28 has no --max-num-queued-reqs"),
         _fit(
             "0.30.0",
-            (*_GENERATE, *_MORE),
-            "54891c5562d2c7bf",
-            Wrap(REALTIME, "RealtimeConnection.start_generation", ("self",), wrapper="wrapped_start_generation"),
-            Call(SOCKETS, "RealtimeConnection.send_error", ("self", "message", "code")),
+            Wrap(REALTIME, "RealtimeConnection.start_generation", wrapper="wrapped_start_generation"),
+            Call(SOCKETS, "RealtimeConnection.send_error"),
+            Reads(SOCKETS, "RealtimeConnection", ("generation_task", "websocket")),
         ),
-        _fit(
-            "0.32.0rc1",
-            (*_GENERATE, "kv_hints", *_MORE, "submitted", "entry_stage_id"),
-            "1c06d006191e4838",
-            note="/v1/realtime is never refused",
-        ),
+        _fit("0.32.0rc1", note="/v1/realtime is never refused"),
     ),
 )

@@ -35,14 +35,8 @@ Fragility:
     what ends a request. A changed body makes the patch unsupported and upstream's loop runs. The arrival is seen by an
     attribute put on each client's own queue object, because upstream's socket reader holds that object; it is taken off
     when the loop ends. What waits in that queue is seen in the ``deque`` inside of it; a queue without one is polled.
-    Read: of the orchestrator ``_shutdown_event``, ``request_states``, ``stage_pools``, ``num_stages``,
-    ``_event_driven_orch`` and ``_orch_monitor``; of a pool ``clients``, ``stage_type`` and ``final_output``; of a
-    request's state ``stage_submit_ts``, ``streaming``, ``final_output_stage_ids``, ``final_stage_id`` and
-    ``sampling_params_list``; of a client ``outputs_queue``; of a raw output ``outputs``, ``scheduler_stats`` and
-    ``finished_requests``; of its entries ``request_id``, ``finish_reason``, ``is_segment_finished``,
-    ``kv_transfer_params`` and the keys of ``multimodal_output``; of a request output ``request_id``, ``finished``,
-    ``error`` and ``outputs`` with ``text``, ``token_ids`` and ``multimodal_output``. Set: ``_unavailable_replicas`` of
-    a pool while a death is held, ``outputs`` of a raw output from which an entry is taken.
+    Of a completion ``multimodal_output`` is read, which no class declares. Set: ``_unavailable_replicas`` of a pool
+    while a death is held, ``outputs`` of a raw output from which an entry is taken.
 Upstream thread:
     vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop), issue
     #4680 (many replicas).

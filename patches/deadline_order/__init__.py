@@ -22,10 +22,9 @@ Scope:
     can be.
 Fragility:
     Wraps the engine's drains, whose contract is "a message, or None". What is queued is taken from ``output_queue``
-    with janus' own ``get_nowait``; 0.32 has a function for that. Another queue than janus' is left to upstream. Read:
-    ``output_queue`` of the engine; ``request_id``, ``stage_id``, ``engine_outputs`` and ``finished`` of a message;
-    the class of a message that has no request. The seconds of audio come from upstream's own functions for its
-    metrics; where they cannot be told, audio is due when it arrives.
+    with janus' own ``get_nowait``; 0.32 has a function for that. Another queue than janus' is left to upstream. Of a
+    message without a request the class is read. The seconds of audio come from upstream's own functions for its
+    metrics. Where these do not know the sample rate, audio is due when it arrives.
 Upstream thread:
     vllm-omni issue #4561 (first audio under load), PR #5221 (event-driven loop).
 Remove when:
@@ -34,42 +33,27 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Process, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Process, Reads, Wrap
 
 UTILS = "vllm_omni.metrics.utils"
-DEFINITIONS = "vllm_omni.metrics.definitions"
 BASE = "vllm_omni.engine.omni_engine_base"
-
-_SECONDS = (
-    Call(UTILS, "iter_mm_outputs", ("mm_source",)),
-    Call(UTILS, "count_audio_frames", ("mm_out",)),
-    Call(DEFINITIONS, "resolve_audio_sample_rate_or_none", ("source",)),
-)
+MESSAGES = "vllm_omni.engine.messages"
 
 
-def _one_by_one(module: str, owner: str) -> tuple[AnySeam, ...]:
-    """The drains of poll mode and of event-driven mode."""
+def _seams(module: str, owner: str, *drains: str) -> tuple[AnySeam, ...]:
+    """The drains of an engine, and what its messages and their audio are read with."""
     return (
-        Wrap(module, f"{owner}.try_get_output_async", ("self",), wrapper="wrapped_try_get_output_async"),
-        Wrap(
-            module,
-            f"{owner}.get_output_blocking_async",
-            ("self", "timeout"),
-            wrapper="wrapped_get_output_blocking_async",
-        ),
-        *_SECONDS,
+        *(Wrap(module, f"{owner}.{drain}", wrapper=f"wrapped_{drain.lstrip('_')}") for drain in drains),
+        Call(UTILS, "iter_mm_outputs"),
+        Call(UTILS, "count_audio_frames"),
+        Call("vllm_omni.metrics.definitions", "resolve_audio_sample_rate_or_none"),
+        Reads(module, owner, ("output_queue",)),
+        Reads(MESSAGES, "OutputMessage", ("request_id", "stage_id", "engine_outputs", "finished")),
+        Reads(MESSAGES, "ErrorMessage", ("request_id",)),
     )
 
 
-_BATCHES = (
-    Wrap(
-        BASE,
-        "OmniEngineBase._drain_output_messages",
-        ("self", "max_messages"),
-        wrapper="wrapped_drain_output_messages",
-    ),
-    *_SECONDS,
-)
+_ONE_BY_ONE = ("try_get_output_async", "get_output_blocking_async")  # poll mode, event-driven mode
 
 PATCH = Patch(
     name="deadline_order",
@@ -82,8 +66,12 @@ PATCH = Patch(
         Counter("most_queued", "most messages queued at the front end", is_maximum=True),
     ),
     rows=(
-        Fit(releases=("0.28.0",), seams=_one_by_one("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),
-        Fit(releases=("0.30.0",), seams=_one_by_one(BASE, "OmniEngineBase")),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=_BATCHES),
+        Fit(releases=("0.28.0",), seams=_seams("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine", *_ONE_BY_ONE)),
+        Fit(releases=("0.30.0",), seams=_seams(BASE, "OmniEngineBase", *_ONE_BY_ONE)),
+        Fit(
+            releases=("0.32.0rc1",),
+            preview=True,
+            seams=_seams(BASE, "OmniEngineBase", "_drain_output_messages"),
+        ),
     ),
 )

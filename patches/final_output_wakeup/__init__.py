@@ -23,7 +23,7 @@ Fragility:
     orchestrator's liveness"; both looks remain upstream's. Replaces ``get_output_blocking_async``, which has the same
     contract and a timeout: None comes sooner than it allows, and its caller looks again. The arrival is seen in
     ``janus.Queue._put``, which janus documents as the method to override; an engine with another queue is left to
-    upstream. Read: ``output_queue`` of the engine.
+    upstream.
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed). 0.32 waits on the event
     loop in both modes.
@@ -33,29 +33,17 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Replace, Row, State, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Replace, Row, State, Wrap
 
 
 def _seams(module: str, owner: str) -> tuple[AnySeam, ...]:
     """The drains of poll mode and of event-driven mode, and the queue's put."""
     return (
-        Wrap(
-            module,
-            f"{owner}.try_get_output_async",
-            ("self",),
-            wrapper="wrapped_try_get_output_async",
-            fingerprints=("90e4087a3b50d8fc",),
-        ),
-        Replace(
-            module,
-            f"{owner}.get_output_blocking_async",
-            ("self", "timeout"),
-            wrapper="wrapped_get_output_blocking_async",
-            fingerprints=("d2fd6084202ae38c",),
-        ),
-        Call("janus", "Queue._put", ("self", "item")),
-        # Of janus 1.0 and 2.0.
-        Pin("janus", "Queue._put_internal", ("self", "item"), fingerprints=("59e98f3f430a4d0a", "b1a0c43bbe5cd793")),
+        Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_try_get_output_async", pinned=True),
+        Replace(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_get_output_blocking_async"),
+        Call("janus", "Queue._put"),
+        Pin("janus", "Queue._put_internal"),
+        Reads(module, owner, ("output_queue",)),
     )
 
 
@@ -77,6 +65,7 @@ PATCH = Patch(
             releases=("0.32.0rc1",),
             state=State.SUPERSEDED,
             preview=True,
+            seams=(Pin("vllm_omni.engine.omni_engine_base", "OmniEngineBase.get_outputs_async"),),
             note="the front end takes batches from the orchestrator's queue, which wakes its event loop, in both modes",
         ),
     ),

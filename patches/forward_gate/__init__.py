@@ -36,12 +36,8 @@ Fragility:
     for chunks and no connector on its outgoing edge, while the stage after it has one of its own going out. Upstream
     hands on through the orchestrator there, and leaves the stage's chunks in shared memory; no pipeline of 0.30 is like
     that.
-    Read: of the scheduler ``vllm_config``, ``requests`` and ``chunk_transfer_adapter``, of that
-    ``custom_process_next_stage_input_func``; of the model's configuration ``async_chunk``, ``use_v2_model_runner``,
-    ``worker_type``, ``final_output``, ``engine_output_type``, ``session_mode``, ``stage_id`` and ``model_stage``; of a
-    request ``pooling_params``, ``resumable``, ``streaming_queue`` and its two ids, in which companions have ``__cfg_``;
-    of a step ``num_scheduled_tokens``, ``multimodal_outputs`` and ``inter_stage_outputs``, which are compared by
-    identity. Set: ``multimodal_output`` of an output.
+    Companions have ``__cfg_`` in one of their two ids. A step's ``multimodal_outputs`` and ``inter_stage_outputs`` are
+    compared by identity. Set: ``multimodal_output`` of an output.
 Upstream thread:
     vllm-omni issue #4469, PR #3690.
 Remove when:
@@ -50,47 +46,48 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Wrap
 
 AR_SCHEDULER = "vllm_omni.core.sched.omni_ar_scheduler"
+ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
 CONNECTORS = "vllm_omni.distributed.omni_connectors.utils.config"
 
 
-def schedulers(body: str) -> tuple[AnySeam, ...]:
-    """The slots, the same on all releases but for this body."""
-    return (
-        Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", ("self", "args", "kwargs"), wrapper="wrapped_ar_init"),
-        Wrap(
-            AR_SCHEDULER,
-            "OmniARScheduler.update_from_output",
-            ("self", "scheduler_output", "model_runner_output"),
-            wrapper="wrapped_update_from_output",
-            fingerprints=(body,),
-        ),
-        Wrap(
-            "vllm_omni.core.sched.omni_generation_scheduler",
-            "OmniGenerationScheduler.__init__",
-            ("self", "args", "kwargs"),
-            wrapper="wrapped_generation_init",
-        ),
-    )
-
-
-SPLIT = (
-    Call("vllm_omni.utils.mm_outputs", "partition_flat_payload", ("payload",)),
-    Pin(CONNECTORS, "stage_sends_async_output", ("model_config",), fingerprints=("b689853693cedada",)),
-    Call(CONNECTORS, "get_stage_connector_role", ("model_config",)),
+SEAMS: tuple[AnySeam, ...] = (
+    Wrap(AR_SCHEDULER, "OmniARScheduler.__init__", wrapper="wrapped_ar_init"),
+    Wrap(AR_SCHEDULER, "OmniARScheduler.update_from_output", wrapper="wrapped_update_from_output", pinned=True),
+    Wrap(
+        "vllm_omni.core.sched.omni_generation_scheduler",
+        "OmniGenerationScheduler.__init__",
+        wrapper="wrapped_generation_init",
+    ),
+    # Upstream's own split, and which stages have it.
+    Call("vllm_omni.utils.mm_outputs", "partition_flat_payload"),
+    Pin(CONNECTORS, "stage_sends_async_output"),
+    Call(CONNECTORS, "get_stage_connector_role"),
+    Reads(AR_SCHEDULER, "OmniARScheduler", ("vllm_config", "requests", "chunk_transfer_adapter")),
+    Reads(ADAPTER, "OmniChunkTransferAdapter", ("custom_process_next_stage_input_func",)),
+    Reads(
+        "vllm_omni.config.model",
+        "OmniModelConfig",
+        ("async_chunk", "worker_type", "engine_output_type", "session_mode", "stage_id", "model_stage"),
+    ),
+    Reads(
+        "vllm_omni.request",
+        "OmniRequest",
+        ("request_id", "external_req_id", "pooling_params", "resumable", "streaming_queue"),
+    ),
+    Reads("vllm.v1.core.sched.output", "SchedulerOutput", ("num_scheduled_tokens",)),
+    Reads("vllm_omni.outputs", "OmniModelRunnerOutput", ("multimodal_outputs", "inter_stage_outputs")),
+    Reads("vllm_omni.engine", "OmniEngineCoreOutput", ("request_id", "multimodal_output")),
 )
-"""Upstream's own split, and which stages have it."""
 
-RECEIVES = Pin(CONNECTORS, "stage_receives_chunks", ("model_config",), fingerprints=("9b212ac8c5a43d51",))
+RECEIVES = Pin(CONNECTORS, "stage_receives_chunks")
 """By which the orchestrator hands on; it does not look at whether the next stage has async-chunk."""
 
-EDGES = Pin(
-    "vllm_omni.config.stage_config",
-    "validate_stage_async_chunk_edges",
-    ("pipeline", "deploy"),
-    fingerprints=("f9ab5cee7dc765e0",),
+FROM_0_30 = (
+    Pin("vllm_omni.config.stage_config", "validate_stage_async_chunk_edges"),
+    Reads("vllm_omni.config.model", "OmniModelConfig", ("use_v2_model_runner", "final_output")),
 )
 
 PATCH = Patch(
@@ -103,8 +100,8 @@ PATCH = Patch(
         Counter("multimodal_bytes", "bytes of tensors taken out of multimodal_output"),
     ),
     rows=(
-        Fit(releases=("0.28.0",), seams=(*schedulers("bf85504e98475be4"), *SPLIT, RECEIVES)),
-        Fit(releases=("0.30.0",), seams=(*schedulers("a26adda69a2c6ef8"), *SPLIT, EDGES)),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=(*schedulers("9fce850c9b7c64dc"), *SPLIT, EDGES)),
+        Fit(releases=("0.28.0",), seams=(*SEAMS, RECEIVES)),
+        Fit(releases=("0.30.0",), seams=(*SEAMS, *FROM_0_30)),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=(*SEAMS, *FROM_0_30)),
     ),
 )

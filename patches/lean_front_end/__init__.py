@@ -39,8 +39,7 @@ Remove when:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -56,13 +55,6 @@ CALLS = "vllm.entrypoints.serve.utils.tool_calls_utils"
 class FrontEndOptions(Options):
     """Values of ``lean_front_end``."""
 
-    gone: ClassVar[Mapping[str, str]] = {
-        "interval_s": "it went with summary: interval; summary is full or line",
-        "wav": "it went: chunks become WAV and PCM without libsndfile wherever the patch is on",
-        "tokens": "it went: tokens are written without pydantic wherever the patch is on",
-        "unneeded": "it went: upstream's warnings are written as upstream writes them",
-    }
-
     summary: Literal["full", "line"] = Field(
         default="full",
         description="what is logged when a request ends: upstream's text (full), or its [OmniTiming] line with the "
@@ -70,37 +62,27 @@ class FrontEndOptions(Options):
     )
 
 
-def _tables(summary: str) -> tuple[AnySeam, ...]:
-    """Upstream's tables, and the body that logs them."""
-    given = ("title", "data", "value_fields", "column_key", "column_prefix")
-    return (
-        Pin(STATS, "OrchestratorAggregator.build_and_log_summary", ("self",), fingerprints=(summary,)),
-        Replace(STATS, "_format_table", given, wrapper="wrapped_format_table", fingerprints=("f25a37a7273d3b78",)),
-        # Where it is defined: its code runs.
-        Pin("vllm_omni.metrics.utils", "_format_table", given, fingerprints=("f25a37a7273d3b78",)),
-    )
+FILES = Wrap("soundfile", "write", wrapper="wrapped_write")
+TABLES: tuple[AnySeam, ...] = (
+    Pin(STATS, "OrchestratorAggregator.build_and_log_summary"),
+    Replace(STATS, "_format_table", wrapper="wrapped_format_table"),
+    # Where it is defined: its code runs.
+    Pin("vllm_omni.metrics.utils", "_format_table"),
+)
+"""Upstream's tables, and the body that logs them."""
 
 
-def _events(stream: str, deltas: str, item: str, filters: str) -> tuple[AnySeam, ...]:
+def _events(deltas: str) -> tuple[AnySeam, ...]:
     """Upstream's generator of a streamed answer, how it writes a delta, and the one call that is given a choice."""
-    given = ("self", "request", "result_generator", "request_id", "model_name", "conversation", "tokenizer")
-    more = ("request_metadata", "reasoning_parser", "mm_token_counts", "raw_request")
+    stream = "OmniOpenAIServingChat.chat_completion_stream_generator"
     return (
-        Replace(
-            CHAT,
-            "OmniOpenAIServingChat.chat_completion_stream_generator",
-            (*given, *more),
-            wrapper="wrapped_chat_completion_stream_generator",
-            fingerprints=(stream,),
-        ),
+        Replace(CHAT, stream, wrapper="wrapped_chat_completion_stream_generator"),
         # Text that has another form for some tokens would be seen only if it were the first.
-        Pin(deltas, "DeltaMessage._serialize", ("self", "handler"), fingerprints=("392ff922e8ecca07",)),
-        Pin(CALLS, "maybe_filter_parallel_tool_calls", (item, "request"), fingerprints=(filters,)),
+        Pin(deltas, "DeltaMessage._serialize"),
+        Pin(CALLS, "maybe_filter_parallel_tool_calls"),
     )
 
 
-_FILE = ("file", "data", "samplerate", "subtype", "endian", "format", "closefd", "compression_level", "bitrate_mode")
-FILES = Wrap("soundfile", "write", _FILE, wrapper="wrapped_write")
 WITHOUT_API_SERVER = "upstream's API server is not imported in this process: streamed answers are upstream's"
 
 PATCH = Patch(
@@ -120,28 +102,20 @@ PATCH = Patch(
     rows=(
         Fit(
             releases=("0.28.0",),
-            seams=(
-                FILES,
-                *_tables("8050577d62c4b726"),
-                *_events("c816f59710f98d6f", DELTAS_0_28, "choice", "855a148a4fdacb13"),
-            ),
+            seams=(FILES, *TABLES, *_events(DELTAS_0_28)),
             of_api_server=(CHAT, DELTAS_0_28, CALLS),
             without_api_server=WITHOUT_API_SERVER,
         ),
         Fit(
             releases=("0.30.0",),
-            seams=(
-                FILES,
-                *_tables("8a380533a4be5430"),
-                *_events("c816f59710f98d6f", DELTAS, "choice", "855a148a4fdacb13"),
-            ),
+            seams=(FILES, *TABLES, *_events(DELTAS)),
             of_api_server=(CHAT, DELTAS, CALLS),
             without_api_server=WITHOUT_API_SERVER,
         ),
         Fit(
             releases=("0.32.0rc1",),
             preview=True,
-            seams=(FILES, *_events("efb8c9944cc24102", DELTAS, "item", "ba2fa8ea010adca5")),
+            seams=(FILES, *_events(DELTAS)),
             of_api_server=(CHAT, DELTAS, CALLS),
             without_api_server=WITHOUT_API_SERVER,
             note="summary changes nothing: upstream itself logs one line a request",

@@ -32,12 +32,7 @@ Fragility:
     detokenizers' lists are relied on to grow at their end only, and to lose no more than what came last (0.32, at a
     stop string); a detokenizer that is not known gets upstream's copies. Before a reader starts, its socket gets a
     ``recv_multipart`` of ours as an attribute of its own; the event loop has our callback at the socket's descriptor in
-    the place of pyzmq's until the reader's task ends or is cancelled. Read: of a client ``resources``, of that
-    ``output_socket`` and ``output_queue_task``; of the orchestrator ``stage_pools``, ``request_states``,
-    ``async_chunk``, ``num_stages``, ``_pd_pair``, ``_cfg_tracker``, ``duplex_control_plane``; of a request there
-    ``streaming`` and ``session_owned`` (0.28: ``duplex_identity``); of a pool its processor, client and times; of a
-    processor ``request_states``; of a state there ``mm_accumulated``, ``detokenizer`` and what Scope names; all fields
-    of an entry.
+    the place of pyzmq's until the reader's task ends or is cancelled.
 Upstream thread:
     vllm-omni issue #4561 (the reporter's primary cause: the expensive CPU-side output path).
 Remove when:

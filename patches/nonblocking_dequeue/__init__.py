@@ -25,15 +25,16 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import Add, Call, Counter, Fit, Patch, Pin, Process
+from omni_fastpath.declare import Add, Call, Counter, Fit, Patch, Pin, Process, Reads
 
 CORE_CLIENT = "vllm.v1.engine.core_client"
 
 SEAMS = (
     Add(CORE_CLIENT, "AsyncMPClient.get_output_nowait", function="get_output_nowait"),
-    Pin(CORE_CLIENT, "AsyncMPClient.get_output_async", ("self",), fingerprints=("7c485f3c509463bd",)),
-    Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task", ("self",)),
-    Call(CORE_CLIENT, "MPClient._format_exception", ("self", "e")),
+    Pin(CORE_CLIENT, "AsyncMPClient.get_output_async"),
+    Call(CORE_CLIENT, "AsyncMPClient._ensure_output_queue_task"),
+    Call(CORE_CLIENT, "MPClient._format_exception"),
+    Reads(CORE_CLIENT, "AsyncMPClient", ("outputs_queue",)),
 )
 
 PATCH = Patch(

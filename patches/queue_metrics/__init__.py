@@ -24,11 +24,8 @@ Scope:
     ``budgeted_drain`` holds an end of it. What 0.32 routes inside of a raw output's processing counts as that raw
     output's. What stages, and other API processes, have is up to two seconds old.
 Fragility:
-    Relies on one raw output being processed and routed at a time. Read: of the orchestrator ``stage_pools``; of a pool
-    ``clients``, ``final_output``, ``_audio_frames_by_request`` and ``_non_empty_first_output_timestamps_by_request``;
-    of a client ``final_output_type``, ``outputs_queue``, ``resources.output_socket`` and ``resources.engine_manager``;
-    of a raw output ``timestamp``; of an adapter ``_pending_save_reqs``, and from 0.32 on ``batch`` of
-    an entry of it.
+    Relies on one raw output being processed and routed at a time. From 0.32 on ``batch`` of an entry of an adapter's
+    queue is read, which no class declares.
 Upstream thread:
     vllm-omni issue #4561 (asks for evidence at the level of queues).
 Remove when:
@@ -37,7 +34,7 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Metric, Patch, Process, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Metric, Patch, Process, Reads, Wrap
 
 RESIDENCE_S = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -54,27 +51,27 @@ SAVING = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 
 def _seams(orchestrator: str, front_end: tuple[str, str]) -> tuple[AnySeam, ...]:
     module, owner = front_end
+    handler, process = "_orchestration_output_handler", "_process_llm_stage_outputs"
     return (
-        Wrap(
-            ORCHESTRATOR,
-            f"{orchestrator}._orchestration_output_handler",
-            ("self",),
-            wrapper="wrapped_orchestration_output_handler",
+        Wrap(ORCHESTRATOR, f"{orchestrator}.{handler}", wrapper="wrapped_orchestration_output_handler"),
+        Wrap(ORCHESTRATOR, f"{orchestrator}.{process}", wrapper="wrapped_process_llm_stage_outputs"),
+        Wrap(ORCHESTRATOR, f"{orchestrator}._handle_processed_outputs", wrapper="wrapped_handle_processed_outputs"),
+        Wrap(module, f"{owner}._final_output_handler", wrapper="wrapped_final_output_handler"),
+        Wrap(SAVING, "OmniTransferAdapterBase.__init__", wrapper="wrapped_adapter_made"),
+        Reads(SAVING, "OmniTransferAdapterBase", ("_pending_save_reqs",)),
+        Reads(ORCHESTRATOR, orchestrator, ("stage_pools",)),
+        Reads(
+            "vllm_omni.engine.stage_pool",
+            "StagePool",
+            (
+                *("clients", "final_output", "_audio_frames_by_request"),
+                "_non_empty_first_output_timestamps_by_request",
+            ),
         ),
-        Wrap(
-            ORCHESTRATOR,
-            f"{orchestrator}._process_llm_stage_outputs",
-            ("self", "stage_id", "replica_id", "raw_outputs", "raw_terminal_request_ids"),
-            wrapper="wrapped_process_llm_stage_outputs",
-        ),
-        Wrap(
-            ORCHESTRATOR,
-            f"{orchestrator}._handle_processed_outputs",
-            ("self", "stage_id", "replica_id", "outputs"),
-            wrapper="wrapped_handle_processed_outputs",
-        ),
-        Wrap(module, f"{owner}._final_output_handler", ("self",), wrapper="wrapped_final_output_handler"),
-        Wrap(SAVING, "OmniTransferAdapterBase.__init__", ("self", "config"), wrapper="wrapped_adapter_made"),
+        Reads("vllm_omni.engine.stage_engine_core_client", "StageEngineCoreClientBase", ("final_output_type",)),
+        Reads("vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue", "resources")),
+        Reads("vllm.v1.engine.core_client", "BackgroundResources", ("output_socket", "engine_manager")),
+        Reads("vllm_omni.engine", "OmniEngineCoreOutputs", ("timestamp",)),
     )
 
 

@@ -20,8 +20,7 @@ Scope:
 Fragility:
     Nothing but time changes: whatever is wrapped runs as it is, once, with what it was given. Who is cancelled in a
     wait has taken no output. A request stops counting in ``finally``: submitted, refused, failed, cancelled or left by
-    its client. Read: ``request_id`` of the orchestrator's message; ``type``, ``method`` and ``path`` of the
-    application's scope.
+    its client.
 Upstream thread:
     vllm-omni issue #4561 (first audio under load), PR #5221 (event-driven loop).
 Remove when:
@@ -30,44 +29,27 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Wrap
+from omni_fastpath.declare import AnySeam, Counter, Fit, Patch, Process, Reads, Wrap
 
 ENGINE = "vllm_omni.engine.async_omni_engine"
 BASE = "vllm_omni.engine.omni_engine_base"
-_WHAT = ("request_id", "prompt", "prompt_text", "sampling_params_list", "final_stage_id", "final_output_stage_ids")
-_HOW = ("arrival_time", "lora_request", "tokenization_kwargs", "trace_headers", "priority")
-_SUBMITTED = (*_WHAT, *_HOW, "data_parallel_rank", "reasoning_ended")
 
 
-def _seams(*drains: AnySeam, submission: tuple[str, ...] = (*_SUBMITTED, "resumable")) -> tuple[AnySeam, ...]:
-    """A request's way in, and the drains of the front end; ``submission`` is what one takes."""
+def _seams(*drains: tuple[str, str]) -> tuple[AnySeam, ...]:
+    """A request's way in, and the drains of the front end."""
     return (
-        Wrap("fastapi.applications", "FastAPI.__call__", ("self", "scope", "receive", "send"), wrapper="wrapped_app"),
-        Wrap(
-            ENGINE,
-            "AsyncOmniEngine.add_request_async",
-            ("self", *submission),
-            wrapper="wrapped_add_request_async",
-        ),
-        Wrap(
-            "vllm_omni.engine.orchestrator",
-            "Orchestrator._handle_add_request",
-            ("self", "msg"),
-            wrapper="wrapped_handle_add_request",
-        ),
-        *drains,
+        Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
+        Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),
+        Wrap("vllm_omni.engine.orchestrator", "Orchestrator._handle_add_request", wrapper="wrapped_handle_add_request"),
+        Reads("vllm_omni.engine.messages", "StageSubmissionMessage", ("request_id",)),
+        *(Wrap(module, qualname, wrapper="wrapped_drain") for module, qualname in drains),
     )
 
 
 def _one_by_one(module: str, owner: str) -> tuple[AnySeam, ...]:
     """The drains of poll mode and of event-driven mode."""
-    return (
-        Wrap(module, f"{owner}.try_get_output_async", ("self",), wrapper="wrapped_drain"),
-        Wrap(module, f"{owner}.get_output_blocking_async", ("self", "timeout"), wrapper="wrapped_drain"),
-    )
+    return _seams((module, f"{owner}.try_get_output_async"), (module, f"{owner}.get_output_blocking_async"))
 
-
-_BATCHES = Wrap(BASE, "OmniEngineBase.get_outputs_async", ("self", "timeout", "max_messages"), wrapper="wrapped_drain")
 
 PATCH = Patch(
     name="requests_first",
@@ -83,12 +65,8 @@ PATCH = Patch(
         Counter("cut_short", "waits that their bound ended before the last request was submitted"),
     ),
     rows=(
-        Fit(releases=("0.28.0",), seams=_seams(*_one_by_one(ENGINE, "AsyncOmniEngine"))),
-        Fit(releases=("0.30.0",), seams=_seams(*_one_by_one(BASE, "OmniEngineBase"))),
-        Fit(
-            releases=("0.32.0rc1",),
-            preview=True,
-            seams=_seams(_BATCHES, submission=(*_SUBMITTED, "kv_hints", "resumable", "entry_stage_id")),
-        ),
+        Fit(releases=("0.28.0",), seams=_one_by_one(ENGINE, "AsyncOmniEngine")),
+        Fit(releases=("0.30.0",), seams=_one_by_one(BASE, "OmniEngineBase")),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=_seams((BASE, "OmniEngineBase.get_outputs_async"))),
     ),
 )

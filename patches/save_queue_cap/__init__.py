@@ -35,13 +35,10 @@ Fragility:
     up under the names that ``SharedMemoryConnector`` gives its segments, and their sizes are taken from its figures:
     ``put`` is pinned, and so is what numbers chunks. That a payload may wait as it is on a GPU stage follows from how
     the runner makes it (`payload`): what it slices is pinned.
-    Read: of the scheduler ``chunk_transfer_adapter``, ``vllm_config``, ``use_v2_model_runner``, ``running`` and
-    ``current_step``; of a request ``request_id``, ``external_req_id``, ``num_computed_tokens`` and
-    ``additional_information`` (``omni_final_stage_id``); of the adapter ``save_thread``, ``stop_event``, ``connector``,
-    ``custom_process_next_stage_input_func``, ``custom_process_next_stage_input_batch_func``, ``_sender_tokens`` and
-    ``put_req_chunk``; of the connector ``stage_id`` and ``_metrics``; of a task ``request``, ``multimodal_output``,
-    ``cleanup_shm`` and ``release_shm``; one of another shape makes the queue step aside. Set: ``_pending_save_reqs`` of
-    the adapter, ``next_decode_eligible_step`` of a request, an attribute of ours on the scheduler.
+    No class declares ``omni_final_stage_id`` of a request's additional information, and from 0.32 on
+    ``custom_process_next_stage_input_batch_func`` of the adapter. A task has ``request``, ``multimodal_output``,
+    ``cleanup_shm`` or ``release_shm``; one of another shape makes the queue step aside. Set: ``_pending_save_reqs`` of
+    the adapter, ``next_decode_eligible_step`` of a request, an attribute of the patch on the scheduler.
 Upstream thread:
     vllm-omni PR #3690 (a global semaphore, closed), vllm-omni issue #3535 (credits per stream, proposed).
 Remove when:
@@ -50,26 +47,13 @@ Remove when:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import ByteSize, Field
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Wrap
-
-_ONLY_BYTES = "streams are held for max_bytes and, where it is given, for max_tasks of all streams together"
+from omni_fastpath.declare import AnySeam, Counter, Fit, Options, Patch, Pin, Process, Reads, Wrap
 
 
 class SaveQueueOptions(Options):
     """The limits. A limit that is null is none, as upstream."""
-
-    gone: ClassVar[Mapping[str, str]] = {
-        "total_bytes": "max_bytes",
-        "total_tasks": "max_tasks",
-        "per_stream_tasks": _ONLY_BYTES,
-        "unfetched_chunks": f"max_bytes counts chunks that were not fetched; {_ONLY_BYTES}",
-        "holds": f"{_ONLY_BYTES}; null for both holds no stream",
-    }
 
     max_bytes: ByteSize | None = Field(
         default=ByteSize(256 * 2**20),
@@ -94,41 +78,44 @@ class SaveQueueOptions(Options):
 BASE = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
 SHARED_MEMORY = "vllm_omni.distributed.omni_connectors.connectors.shm_connector"
-SCHEDULE = ("self", "throttle_prefills")
-GENERATION = ("self", "task", "sender_token")
-PUT = ("self", "from_stage", "to_stage", "put_key", "data")
-ELEMENT = ("element", "idx", "start", "end", "pass_lists_through", "seq_len", "scheduled_seq_len")
 
-
-def seams(*, schedule: str, init: str, loop: str, generation: str, put: str) -> tuple[AnySeam, ...]:
-    """All seams of a release, by the fingerprints in which releases differ."""
-    return (
-        Wrap(
-            "vllm_omni.core.sched.omni_scheduler_mixin",
-            "OmniSchedulerMixin._init_omni_io_scheduling_state",
-            ("self",),
-            wrapper="wrapped_scheduler_made",
+SEAMS: tuple[AnySeam, ...] = (
+    Wrap(
+        "vllm_omni.core.sched.omni_scheduler_mixin",
+        "OmniSchedulerMixin._init_omni_io_scheduling_state",
+        wrapper="wrapped_scheduler_made",
+    ),
+    Wrap("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.schedule", wrapper="wrapped_schedule"),
+    Pin("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
+    Pin(BASE, "OmniTransferAdapterBase.__init__"),
+    Pin(BASE, "OmniTransferAdapterBase.save_loop"),
+    Pin(ADAPTER, "OmniChunkTransferAdapter._send_single_request_for_generation"),
+    Pin(SHARED_MEMORY, "SharedMemoryConnector.put"),
+    Pin("vllm_omni.utils.mm_outputs", "to_payload_element"),
+    Pin("vllm_omni.utils.mm_outputs", "_to_cpu"),
+    Reads(
+        "vllm_omni.core.sched.omni_ar_scheduler",
+        "OmniARScheduler",
+        ("chunk_transfer_adapter", "vllm_config", "use_v2_model_runner", "running", "current_step"),
+    ),
+    Reads(
+        "vllm_omni.request",
+        "OmniRequest",
+        (
+            *("request_id", "external_req_id", "num_computed_tokens", "additional_information"),
+            "next_decode_eligible_step",
         ),
-        Wrap(
-            "vllm_omni.core.sched.omni_ar_scheduler",
-            "OmniARScheduler.schedule",
-            SCHEDULE,
-            wrapper="wrapped_schedule",
+    ),
+    Reads(
+        ADAPTER,
+        "OmniChunkTransferAdapter",
+        (
+            *("save_thread", "stop_event", "connector", "custom_process_next_stage_input_func", "_sender_tokens"),
+            *("put_req_chunk", "_pending_save_reqs"),
         ),
-        Pin("vllm.v1.core.sched.scheduler", "Scheduler.schedule", SCHEDULE, fingerprints=(schedule,)),
-        Pin(BASE, "OmniTransferAdapterBase.__init__", ("self", "config"), fingerprints=(init,)),
-        Pin(BASE, "OmniTransferAdapterBase.save_loop", ("self",), fingerprints=(loop,)),
-        Pin(
-            ADAPTER,
-            "OmniChunkTransferAdapter._send_single_request_for_generation",
-            GENERATION,
-            fingerprints=(generation,),
-        ),
-        Pin(SHARED_MEMORY, "SharedMemoryConnector.put", PUT, fingerprints=(put,)),
-        Pin("vllm_omni.utils.mm_outputs", "to_payload_element", ELEMENT, fingerprints=("321071d1613e7f22",)),
-        Pin("vllm_omni.utils.mm_outputs", "_to_cpu", ("value",), fingerprints=("2e8922bdaa3cbf98",)),
-    )
-
+    ),
+    Reads(SHARED_MEMORY, "SharedMemoryConnector", ("stage_id", "_metrics")),
+)
 
 PATCH = Patch(
     name="save_queue_cap",
@@ -153,36 +140,7 @@ PATCH = Patch(
         ),
     ),
     rows=(
-        Fit(
-            releases=("0.28.0",),
-            seams=seams(
-                schedule="dd911012f4e5bf46",
-                init="3b86a77d007eb0fb",
-                loop="80f9bc6b6b75d7a7",
-                generation="5871625bfbb2225a",
-                put="6e2b1806d3a2166d",
-            ),
-        ),
-        Fit(
-            releases=("0.30.0",),
-            seams=seams(
-                schedule="16ba8988b815426e",
-                init="e474ea36bed153c5",
-                loop="95cc6e48db85a8c7",
-                generation="5494f3e7eb7b0afd",
-                put="d2a7f9701675cc2a",
-            ),
-        ),
-        Fit(
-            releases=("0.32.0rc1",),
-            preview=True,
-            seams=seams(
-                schedule="65057b5422529a4b",
-                init="e474ea36bed153c5",
-                loop="95cc6e48db85a8c7",
-                generation="87b84d828753112b",
-                put="a18609d5dd1c3a24",
-            ),
-        ),
+        Fit(releases=("0.28.0", "0.30.0"), seams=SEAMS),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=SEAMS),
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath import install
+from omni_fastpath import install, seams
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Counter, Fit, Options, Patch, Process, Row, State, Wrap
 from omni_fastpath.ledger import LEDGER
@@ -78,7 +78,23 @@ class Upstream:
         self.wrappers.passes = passes  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, MODULE, self.module)
         monkeypatch.setitem(sys.modules, "made_up_wrappers", self.wrappers)
+        self.functions: dict[str, dict[str, list[str]]] = {}
+        read = self._read()
+        monkeypatch.setattr(seams, "recorded", lambda release: self.functions.setdefault(release, dict(read)))
+        monkeypatch.setattr(seams, "UPSTREAM", {MODULE})
         self.release(TESTED)
+
+    def _read(self) -> dict[str, list[str]]:
+        """What a release that was read has: the functions of this module as they are now, and one that it lacks."""
+        own = {"listen": self.module, **dict.fromkeys(("Loop.run", "Loop.make", "Loop.check"), self.module.Loop)}
+        raws = {name: vars(owner)[name.rpartition(".")[2]] for name, owner in own.items()}
+        found = {name: [seams.shape(raw), seams.fingerprint(seams.function_in(raw))] for name, raw in raws.items()}
+        return {f"{MODULE}:{name}": each for name, each in {**found, "Loop.gone": ["function(self)", "0" * 16]}.items()}
+
+    def read(self, path: str, shape: str, *bodies: str, release: str = TESTED) -> None:
+        """Have a function been this on a release."""
+        seams.recorded(release)
+        self.functions[release][path] = [shape, *bodies]
 
     def module_is(self, module: ModuleType) -> None:
         """Have a module imported."""
@@ -95,16 +111,12 @@ class Upstream:
         return {name: dict(vars(owner)) for name, owner in owners.items()}
 
 
-RUN = Wrap(MODULE, "Loop.run", ("self", "rounds"), wrapper="passes")
-MAKE = Wrap(MODULE, "Loop.make", ("cls", "size"), wrapper="passes", descriptor="classmethod")
-CHECK = Wrap(MODULE, "Loop.check", ("value",), wrapper="passes", descriptor="staticmethod")
-LISTEN = Wrap(MODULE, "listen", ("port", "backlog"), wrapper="passes")
+RUN = Wrap(MODULE, "Loop.run", wrapper="passes")
+MAKE = Wrap(MODULE, "Loop.make", wrapper="passes")
+CHECK = Wrap(MODULE, "Loop.check", wrapper="passes")
+LISTEN = Wrap(MODULE, "listen", wrapper="passes")
 ADDED = Add(MODULE, "Loop.added", function="added")
-MOVED = Wrap(MODULE, "Loop.gone", ("self",), wrapper="passes")
-
-
-RUN_BODY = "a90bdadf697f4ab7"
-"""The fingerprint of ``Loop.run``."""
+MOVED = Wrap(MODULE, "Loop.gone", wrapper="passes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +132,7 @@ class MadeUpPatch(Patch):
 
 
 def patch(
-    name: str, *seams: AnySeam, releases: tuple[str, ...] = (TESTED,), rows: tuple[Row, ...] = (), **fields: Any
+    name: str, *own: AnySeam, releases: tuple[str, ...] = (TESTED,), rows: tuple[Row, ...] = (), **fields: Any
 ) -> Patch:
     """A patch on the made-up upstream: with these seams on these releases, or with these rows."""
     given: dict[str, Any] = {
@@ -129,7 +141,7 @@ def patch(
         "docs": "",
         "counters": (Counter("done", "times"),),
     }
-    return MadeUpPatch(name=name, rows=rows or (Fit(releases=releases, seams=seams),), **{**given, **fields})
+    return MadeUpPatch(name=name, rows=rows or (Fit(releases=releases, seams=own),), **{**given, **fields})
 
 
 def resolved(

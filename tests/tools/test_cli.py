@@ -200,7 +200,10 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     """Each patch beside the nearest release that it knows; what an import prints does not get into the JSON."""
     compare = upgrade.compare
     monkeypatch.setattr(upgrade, "compare", lambda *given: print("noise") or compare(*given))  # noqa: T201
-    seams = (Call("argparse", "Namespace.__eq__", ("self", "other")), Call("argparse", "Namespace.gone", ()))
+    seams = (Call("argparse", "Namespace.__eq__"), Call("argparse", "Namespace.gone"))
+    read = {"argparse:Namespace.__eq__": ["function(self, other)"]}
+    monkeypatch.setattr("omni_fastpath.seams.recorded", lambda _: read)
+    monkeypatch.setattr(install, "starts", lambda _: ())
     known = dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams),))
     monkeypatch.setattr(cli, "PATCHES", (known,))
     installed(monkeypatch, "0.31.0")
@@ -214,6 +217,29 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     [patch] = json.loads(run("seams")[1])
     assert [seam["place"] is None for seam in patch["seams"]] == [False, True]
     assert "argparse:Namespace.gone" in run("seams", FIRST.name)[1]
+
+
+def test_verify_shows_the_start_up_and_what_a_release_is_the_same_as(
+    run: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots by which a configuration takes effect are a row; a build that is the same code says as which."""
+    seam = Call("argparse", "Namespace.__eq__")
+    monkeypatch.setattr("omni_fastpath.seams.recorded", lambda _: {seam.path: ["function(self, other)"]})
+    monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=(seam,)),)),))
+    monkeypatch.setattr(install, "import_wrappers", lambda _: None)
+    monkeypatch.setattr(install, "starts", lambda _: (Call("argparse", "gone"),))
+    installed(monkeypatch, "0.30.0+cu130")
+    assert run("status")[0] == 0
+    code, out, _ = run("status", "--verify")
+    assert code == 1
+    moved = "argparse:gone: <module 'argparse'"
+    for line in (
+        f"start-up             {moved}",
+        f"{FIRST.name}  every function is as in 0.30.0",
+        f"start-up: {moved}",
+    ):
+        assert line in out
+    assert report(run, "--verify")[1]["same_as"] == {FIRST.name: "0.30.0"}
 
 
 def test_hook_plugins_are_looked_at_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
@@ -236,6 +262,32 @@ def test_hook_plugins_are_looked_at_apart(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # ---- What is printed ----
+
+
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+def test_python_without_docstrings_explains_the_rest() -> None:
+    """Under ``-OO`` a patch's text is not there, which is said; seams, values and releases are."""
+    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "Python drops this text under -OO." in ended.stdout
+    assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)
+
+
+def test_a_locale_without_the_characters_is_no_trouble(tmp_path: Path) -> None:
+    """What it lacks is escaped on the screen; an overlay is UTF-8, a file's name in it too, or that file is named."""
+    assert process(sys.executable, "-m", "omni_fastpath", "explain", "lean_processing", **ASCII).returncode == 0
+    base, output = tmp_path / "café.yaml", tmp_path / "out.yaml"
+    base.write_text("stages: []\n")
+    command = (sys.executable, "-m", "omni_fastpath", "overlay")
+    assert process(*command, str(base), "-o", str(output), **ASCII).returncode == 0
+    assert yaml.safe_load(output.read_bytes())["base_config"] == str(base)
+    assert yaml.safe_load(process(*command, str(base), **ASCII).stdout)["base_config"] == str(base)
+    wrong = tmp_path / os.fsdecode(b"\xff.yaml")
+    wrong.write_text("stages: []\n")
+    refused = process(*command, str(wrong), **ASCII)
+    assert (refused.returncode, "\\udcff.yaml': found a file name that is no UTF-8" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("command", "reader"), [("explain", "true"), ("overlay --list", "head -1 >/dev/null")])

@@ -65,6 +65,11 @@ def silent(seconds: float, answers: int = 20, server: str = SERVER.subject) -> F
 BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "upstream-missing": (lambda: installation(vllm_omni=None, patches={}), "error", "vllm-omni is not installed"),
     "patch-unsupported": (lambda: with_patch(release_problem=UNKNOWN), "error", f"drum: {UNKNOWN}"),
+    "release-unlisted": (
+        lambda: with_patch(may_be=["0.30.0"]),
+        "info",
+        "0.30.0 is not a tested release: a patch is appl",
+    ),
     "seam-moved": (lambda: reporting(verify={"drum": ["m:run: moved"]}), "error", "drum: m:run: moved"),
     "entry-point-missing": (lambda: installation(entry_points=[]), "error", "no entry point"),
     "plugins-leave-us-out": (lambda: shell(VLLM_PLUGINS="vllm_omni_register_models"), "error", "an allow-list without"),
@@ -110,6 +115,14 @@ def test_a_patch_that_was_not_asked_for_may_be_unsupported() -> None:
     facts = dataclasses.replace(facts, report={**facts.report, "verify": {"drum": [UNKNOWN], "flute": []}})
     assert [(each.id, each.severity) for each in judge(facts)] == [("patch-unsupported", "error")]
     assert [each.severity for each in judge(dataclasses.replace(facts, asked=frozenset()))] == ["info"]
+
+
+def test_a_server_says_as_which_release_it_is_served() -> None:
+    """Once for each such release, with the patches that are; it is no trouble."""
+    same = {"patches": {"drum": {**record(), "same_as": "0.30.0"}, "flute": {**record(), "same_as": "0.28.0"}}}
+    found = judge(saying(stage=same, **same))
+    assert [(each.id, each.severity, each.subject) for each in found] == [("release-unlisted", "info", "server 10")] * 2
+    assert "served as on 0.28.0, with every function as there: flute" in found[0].what
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_the_written_file_resolves(base: Path, tmp_path: Path) -> None:
         ("pump", "patch.key=value"),
         ("pmup.items=3", "did you mean 'pump'"),
         ("pump.items=0", r"fastpath\.pump\.items .*found 0.*at least 1"),
-        ("pipe=0", r"fastpath\.pump .*requires fastpath\.pipe"),
+        ("pipe=false", r"fastpath\.pump .*requires fastpath\.pipe"),
         ("on_unsupported=fial", "did you mean 'fail'"),
     ],
 )

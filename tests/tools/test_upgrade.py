@@ -7,15 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from omni_fastpath.declare import AnySeam, Call, Fit, Pin
+from omni_fastpath.declare import AnySeam, Call, Fit, Pin, Reads
 from omni_fastpath.tools import upgrade
-from tests.fakes.upstream import ADDED, LISTEN, MAKE, MODULE, RUN_BODY, Upstream, patch, upstream
+from tests.fakes.upstream import ADDED, LISTEN, MAKE, MODULE, RUN, Upstream, patch, upstream
 
 __all__ = ["upstream"]
 
-PINNED = Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=(RUN_BODY,))
+PINNED = Pin(MODULE, "Loop.run")
+READ = Reads(MODULE, "Loop", ("constant",))
 KNOWN = patch(
-    "a", rows=(Fit(releases=("0.28.0",), seams=(LISTEN,)), Fit(releases=("0.30.0",), seams=(PINNED, MAKE, ADDED)))
+    "a", rows=(Fit(releases=("0.28.0",), seams=(LISTEN,)), Fit(releases=("0.30.0",), seams=(PINNED, MAKE, ADDED, READ)))
 )
 
 
@@ -32,18 +33,21 @@ def test_what_still_fits_is_told(upstream: Upstream) -> None:
     """With the same functions under another release nothing has moved; each seam with what it is now."""
     found = upgrade.compare(KNOWN, "0.31.0")
     assert (found["patch"], found["beside"]) == ("a", "0.30.0")
-    assert [seam["changes"] for seam in found["seams"]] == [[], [], []]
+    assert [seam["changes"] for seam in found["seams"]] == [[], [], [], []]
+    assert [seam["use"] for seam in found["seams"]] == ["pin", "wrap", "add", "read"]
     pinned = found["seams"][0]
-    assert (pinned["use"], pinned["parameters"], pinned["fingerprint"]) == ("pin", ["self", "rounds"], RUN_BODY)
+    assert [pinned["shape"], pinned["fingerprint"]] == upstream.functions["0.30.0"][PINNED.path]
+    assert upgrade.told(found) == ["4 of 4 seams are as on 0.30.0"]
 
 
 def test_what_is_missing_or_changed_is_told(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference of a seam, in ``verify``'s words (test_seams), and what raises."""
     monkeypatch.setitem(sys.modules, "made_up_breaks", SimpleNamespace(f=1))
+    upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
     expected: dict[AnySeam, str] = {
-        Pin(MODULE, "Loop.run", ("self", "rounds"), fingerprints=("0" * 16,)): "its body moved: fingerprint "
-        + RUN_BODY,
-        Call("made_up_breaks", "f", ()): "looking at it failed: TypeError(",
+        RUN: "its body moved: fingerprint ",
+        Call("made_up_breaks", "f"): "looking at it failed: TypeError(",
+        Reads(MODULE, "Loop", ("gone",)): "nothing in the class says that it has gone",
     }
     found = upgrade.compare(patch("moved", *expected), "0.31.0")["seams"]
     for seam, words in zip(found, expected.values(), strict=True):

@@ -1,0 +1,51 @@
+#!/usr/bin/env python
+"""Writes ``omni_fastpath/functions/RELEASE.json``: every function that a declaration names, as it is installed here.
+
+    PYTHONPATH=.cache/releases/0.28.0 .venv/bin/python scripts/functions.py
+
+Run it after a change of the seams, once for each release, and for a release that gets a row. Read the bodies that the
+difference shows before you commit it. Functions of other packages go into ``libraries.json``, where each version that
+was read adds a fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from omni_fastpath.declare import Function
+from omni_fastpath.install import row_here, starts
+from omni_fastpath.patches import PATCHES
+from omni_fastpath.releases import vllm_omni_release
+from omni_fastpath.seams import FUNCTIONS, UPSTREAM, find, fingerprint, function_in, shape
+
+
+def written(file: Path, functions: dict[str, list[str]]) -> None:
+    """Write a file, a line for each function."""
+    lines = (f"  {json.dumps(path)}: {json.dumps(functions[path])}" for path in sorted(functions))
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Look at the installed release."""
+    here = vllm_omni_release()
+    if here is None:
+        raise SystemExit("vllm-omni is not installed")
+    rows = (row_here(patch) for patch in PATCHES)
+    seams = [*starts(None), *(seam for row in rows if row is not None for seam in row.seams)]
+    libraries = FUNCTIONS / "libraries.json"
+    found: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = json.loads(libraries.read_text(encoding="utf-8")) if libraries.exists() else {}
+    for seam in (each for each in seams if isinstance(each, Function)):
+        raw = find(seam).raw()
+        kind, body = shape(raw), fingerprint(function_in(raw))
+        if seam.module.partition(".")[0] in UPSTREAM:
+            found[seam.path] = [kind, body]
+        else:
+            others[seam.path] = [kind, *sorted({body, *others.get(seam.path, [])[1:]})]
+    written(FUNCTIONS / f"{here.version}.json", found)
+    written(libraries, others)
+
+
+if __name__ == "__main__":
+    main()
