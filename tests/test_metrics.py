@@ -93,9 +93,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
     """State files of made-up processes, to be filled in; this process's own parent is process 1."""
     made: Tree = {os.getpid(): ([1], described("server", "MainProcess", state="off", counters={"beats": 1}))}
     own = {"started": 1}
-    monkeypatch.setattr(
-        statefile, "read_live", lambda: [{**each, **own, "pid": pid} for pid, (_, each) in made.items()]
-    )
+    monkeypatch.setattr(statefile, "read_live", lambda: [{**own, **each, "pid": at} for at, (_, each) in made.items()])
     monkeypatch.setattr(process_role, "ancestors", lambda pid: made[pid][0])
     metrics._above.cache_clear()
     return made
