@@ -22,7 +22,7 @@ from omni_fastpath.declare import Metric, Patch, Process
 from omni_fastpath.ledger import LEDGER, Ledger, warn_once
 from omni_fastpath.seams import MARK, is_ours
 
-_API_WORKER = re.compile(r"ApiServer_\d+$")
+API_WORKER = re.compile(r"ApiServer_\d+$")
 """vLLM's name of the processes of ``--api-server-count``; their parent runs the stages and serves no request."""
 
 _MAIN = "MainProcess"
@@ -112,7 +112,7 @@ def _where(role: str, process_name: str, stage: int | None, replica: int | None)
 def _root() -> int:
     """The process whose tree is this server: this one, or the parent that several API processes share."""
     parent = multiprocessing.parent_process()
-    is_worker = parent is not None and _API_WORKER.match(multiprocessing.current_process().name)
+    is_worker = parent is not None and API_WORKER.match(multiprocessing.current_process().name)
     return parent.pid if parent is not None and is_worker and parent.pid else os.getpid()
 
 
