@@ -58,6 +58,7 @@ from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUE
 from omni_fastpath.patches.queue_metrics import PATCH as QUEUE_METRICS
 from omni_fastpath.patches.requests_first import PATCH as REQUESTS_FIRST
 from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
+from omni_fastpath.patches.submission_errors import PATCH as SUBMISSION_ERRORS
 
 PATCHES: tuple[Patch, ...] = (
     NONBLOCKING_DEQUEUE,
@@ -66,6 +67,7 @@ PATCHES: tuple[Patch, ...] = (
     FINAL_OUTPUT_WAKEUP,
     REQUESTS_FIRST,
     ADMISSION_LIMIT,
+    SUBMISSION_ERRORS,
     SAVE_QUEUE_CAP,
     FORWARD_GATE,
     LEAN_FRONT_END,

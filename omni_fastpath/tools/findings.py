@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from packaging.version import Version
-
 from omni_fastpath import config, process_role
 from omni_fastpath.declare import Patch, Process, State
-from omni_fastpath.process_role import MASTER, NAMESPACE, ON_UNLISTED, boolean, master_off
-from omni_fastpath.threads import ORCHESTRATOR
+from omni_fastpath.process_role import MASTER, NAMESPACE, ON_UNLISTED, master_off
 from omni_fastpath.tools import entrypoint
 from omni_fastpath.tools.servers import Server
 
@@ -51,10 +48,9 @@ class Facts:
         report: What ``status`` shows (``omni_fastpath.tools.status``), without findings.
         asked: The patches whose release matters here.
         servers: The live ones of this user.
-        hooks: The hook plugins as this shell finds them (``HookManager.told``), or why that is ``unseen``; None where
-            nobody looked.
         misspelt: Top-level keys of deploy YAMLs that are nearly ours, each after whose YAML it is.
         unramped: Servers, as findings name them, whose audio chunks could grow and do not (``overlay.lacks_ramp``).
+        refused: Why a server that is started here and now would refuse; empty where it would not.
     """
 
     patches: Sequence[Patch]
@@ -62,9 +58,9 @@ class Facts:
     report: Mapping[str, Any] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
     servers: Sequence[Server] = ()
-    hooks: Mapping[str, Any] | None = None
     misspelt: Sequence[tuple[str, str]] = ()
     unramped: Sequence[str] = ()
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +110,15 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 # ---- This installation ----
+
+REFUSED = "start-refused"
+
+
+@_rule(REFUSED, threshold="a server that is started with these variables, or this deploy YAML, would refuse")
+def start_refused(facts: Facts) -> Iterator[Finding]:
+    """What a server would say to what this shell asks for."""
+    if facts.refused:
+        yield Finding("error", HERE, facts.refused, "Correct what it names; servers that run are not concerned.")
 
 
 @_rule("upstream-missing", threshold="vllm-omni is not installed in this environment")
@@ -225,10 +230,9 @@ def key_misspelt(facts: Facts) -> Iterator[Finding]:
 
 @_rule("hook-plugin-off", threshold="one hook plugin that cannot be loaded, registered or called, or that raised")
 def hook_plugin_off(facts: Facts) -> Iterator[Finding]:
-    """A plugin of ours that is not called, as this shell finds it or as a server said."""
+    """A plugin of ours that is not called, as a server said."""
     do = "Correct or uninstall the package that brings it; a server's log has the traceback of an exception. Restart."
-    told = [(HERE, facts.hooks or {})]
-    told += [(server.subject, each.get("hooks") or {}) for server in facts.servers for each in server.snapshots]
+    told = ((server.subject, each.get("hooks") or {}) for server in facts.servers for each in server.snapshots)
     plugins = (
         (subject, name, f"the hook plugin {name} {what}: {why}")
         for subject, hooks in told
@@ -237,14 +241,6 @@ def hook_plugin_off(facts: Facts) -> Iterator[Finding]:
     )
     for subject, name, what in dict.fromkeys(plugins):
         yield Finding("warning", subject, what, do, {"plugin": name})
-
-
-@_rule("hooks-unseen", threshold="hook plugins that take longer to load than doctor waits, or end what loads them")
-def hooks_unseen(facts: Facts) -> Iterator[Finding]:
-    """Nothing is known of them here."""
-    if why := (facts.hooks or {}).get("unseen"):
-        do = "A server that has them says in its log which it uses."
-        yield Finding("info", HERE, f"hook plugins could not be looked at: {why}", do)
 
 
 # ---- Live servers ----
@@ -325,13 +321,14 @@ def option_not_held(facts: Facts) -> Iterator[Finding]:
             if process_role.value(server.command, option) is not None and not is_held:
                 what = f"it was started with {option}, which vLLM-Omni takes and does not hold"
                 do = f"Switch {name} on, or see why it does not serve." if name else "Start the server without it."
-                yield Finding("error", server.subject, what, do, {"option": option, "patch": name or None})
+                severity: Severity = "error" if server.is_on else "info"
+                yield Finding(severity, server.subject, what, do, {"option": option, "patch": name or None})
 
 
 @_rule("metrics-without-us", threshold="a server in which something is on answers /metrics without a series of ours")
 def metrics_without_us(facts: Facts) -> Iterator[Finding]:
     """A scrape shows upstream's series and none of ours."""
-    do = "Look into its log for `the metrics cannot be exported`. The patches work without."
+    do = "Look into its log for `cannot be published` and `goes without the patches`. The patches work without."
     for server in facts.servers:
         is_shown = any(name.startswith("omni_fastpath_") for name in server.metrics)
         if server.metrics and server.is_on and not is_shown:
@@ -343,42 +340,21 @@ def metrics_without_us(facts: Facts) -> Iterator[Finding]:
     "api-process-full", threshold=f"front end and orchestrator take more than {FULL} of a core, each more than {ALONE}"
 )
 def api_process_full(facts: Facts) -> Iterator[Finding]:
-    """Its two threads have about one core together: outputs wait, whatever the GPUs could do.
-
-    Where the orchestrator's is not known, the busiest one beside the front end's may be another.
-    """
+    """Its two threads have about one core together: outputs wait, whatever the GPUs could do."""
     for server in facts.servers:
         shares = {name: round(share, 2) for name, share in server.busy.items()}
         if sum(shares.values()) > FULL and min(shares.values()) > ALONE:
-            severity: Severity = "warning" if ORCHESTRATOR in shares else "info"
-            is_full = "is full" if severity == "warning" else "may be full"
             told = ", ".join(f"{name.replace('_', ' ')} {share:.2f}" for name, share in shares.items())
-            what = f"its API process {is_full}: {told}; its two threads share Python's lock, and so about one core"
+            what = f"its API process is full: {told}; its two threads share Python's lock, and so about one core"
             do = f"Take work off it: {'; '.join(_relief(server, facts))}."
-            yield Finding(severity, server.subject, what, do, shares)
-
-
-_ALONE = frozenset(
-    {"--stage-id", "--omni-master-address", "--omni-master-port", "--omni-replica-address", "--omni-dp-size-local"}
-    | {"--headless", "--enable-fault-tolerance", "--enable-elastic-ep", "--enable-sleep-mode"}
-)
-"""Options beside which vLLM-Omni refuses several API servers, as far as a command line shows it."""
+            yield Finding("warning", server.subject, what, do, shares)
 
 
 def _relief(server: Server, facts: Facts) -> Iterator[str]:
     """What takes work off a full API process, the most first."""
     given = {word.partition("=")[0].replace("_", "-") for word in server.command if word.startswith("--")}
-    beside = sorted(given & _ALONE)
-    if boolean((server.environ or {}).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "")):
-        beside.append("LoRA adapters that change at run time")
-    installed = facts.report["installation"]["vllm_omni"] or {"version": "0"}
-    if Version(next((each["vllm_omni"] for each in server.snapshots), None) or installed["version"]) < Version("0.30"):
-        yield "vLLM-Omni takes several API servers (`--api-server-count 2`) from 0.30 on"
-    elif beside:
-        yield f"several API servers are not to be had beside {', '.join(beside)}"
-    else:
-        more = "a higher `--api-server-count`" if "--api-server-count" in given else "`--api-server-count 2`"
-        yield f"{more}, unless it has diffusion stages, other hosts' stages, Ray, sleep mode or duplex sessions"
+    more = "a higher `--api-server-count`" if "--api-server-count" in given else "`--api-server-count 2`"
+    yield f"{more} (vLLM-Omni from 0.30 on, which refuses to start where its other options do not allow it)"
     states = [each["patches"] for each in server.snapshots if each["role"] == Process.SERVER.value]
     on = {name for each in states for name, record in each.items() if record["state"] != State.OFF.value}
     patches = (each for each in facts.patches if each.default_on and Process.SERVER in each.processes)

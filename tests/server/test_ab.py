@@ -50,9 +50,9 @@ def test_two_arms_on_real_servers(
     assert found["answers"]["audio_bytes"] > 0
     assert found["failed"] == {"A": 0, "B": 0}
     [primary] = [row["name"] for row in found["rows"] if row["primary"]]
-    assert primary == "first audio, median"
+    assert primary == "first audio (TTFP), median"
     judged = {row["name"] for row in found["rows"] if row["verdict"]}
-    assert {"first text, median", "whole answer, p99", "requests served", "audio made"} <= judged
+    assert {"first text (TTFT), median", "whole answer (E2EL), p99", "requests served", "audio made"} <= judged
     assert "time for a second of audio, median" in judged
     states = {
         arm: [{name: patch["state"] for name, patch in process["patches"].items()} for process in processes]

@@ -78,7 +78,7 @@ def test_what_the_compose_file_shows_is_there() -> None:
 
 
 def test_the_command_writes_them_and_overwrites_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into a folder that it makes, and again over the same; beside a file of another content nothing is written."""
+    """Into a folder that it makes, and again over the same; over a file of another content only with ``--force``."""
     folder = tmp_path / "made"
     command = ["dashboard", str(folder)]
     assert cli.main(command) == cli.main(command) == cli.FINE
@@ -92,3 +92,5 @@ def test_the_command_writes_them_and_overwrites_no_others(tmp_path: Path, capsys
     assert f"{folder / ALERTS.name}: there already, with other content" in capsys.readouterr().err
     assert (folder / ALERTS.name).read_text() == "mine"
     assert not (folder / DASHBOARD.name).exists()
+    assert cli.main([*command, "--force"]) == cli.FINE
+    assert (folder / ALERTS.name).read_bytes() == ALERTS.read_bytes()
