@@ -38,10 +38,11 @@ ARMS = (
 )
 LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
 STEP_MS = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
-TOKENS = 40
+TOKENS, LOAD_TOKENS = 8, 40
 PROBES = 40
 """Requests of the client at each level."""
-WARM_S = 3.0
+WARM_S = 8.0
+"""Until the other streams are busy, and until they are gone."""
 _FILE = "TEST_LEGS_FILE"
 _ENTRY_POINTS = "[vllm.general_plugins]\nlegs = tests.trust.legs:arm\n"
 
@@ -65,14 +66,13 @@ def _write_down(module: Any) -> None:
     module.Journey.was_written = written
 
 
-def _request(name: str) -> dict[str, Any]:
-    body = chat_request(f"Question {name}", max_tokens=TOKENS, ignore_eos=True, request_id=name).body
-    return dict(body)
+def _request(name: str, tokens: int) -> dict[str, Any]:
+    return dict(chat_request(f"Question {name}", max_tokens=tokens, ignore_eos=True, request_id=name).body)
 
 
 def load(url: str, streams: int) -> None:
     """Keep so many streams busy, until this process is ended."""
-    requests = [Request("/v1/chat/completions", _request(f"load-{n}")) for n in range(100_000)]
+    requests = [Request("/v1/chat/completions", _request(f"load-{n}", LOAD_TOKENS)) for n in range(100_000)]
     run_closed_loop(url, requests, streams)
 
 
@@ -87,7 +87,7 @@ class Probe:
 
 
 def _probe(connection: HTTPConnection, name: str) -> Probe:
-    body, first_s = json.dumps(_request(name)), dict[str, float]()
+    body, first_s = json.dumps(_request(name, TOKENS)), dict[str, float]()
     sent_s = monotonic()
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
