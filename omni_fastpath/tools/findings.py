@@ -393,7 +393,7 @@ _PARTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
-@_rule("first-output", threshold="one streamed answer, in a server with queue_metrics")
+@_rule("first-output", threshold="one streamed answer, in a server that measures them")
 def first_output(facts: Facts) -> Iterator[Finding]:
     """Where the time of first audio and first text goes, and what would make it less."""
     for server in facts.servers:

@@ -1,17 +1,17 @@
 """Where a server's time goes, what waits and which requests get no output, on ``/metrics``: on stock too.
 
 What:
-    Of the first audio and the first text of each streamed answer: how long it took from the application's first line,
-    leg by leg. ``way_in`` ends when the orchestrator has handed the request to a stage, ``engines`` when the raw output
-    with the first audio, or text, was made, ``queue`` when the orchestrator began to process it, ``dispatch`` when it
-    put the message for the front end, ``hand_over`` when the request's own queue had it, ``writing`` when its bytes
-    were given to the transport. All but ``engines`` is time in the API process. Also how many raw outputs, and then
-    messages, were ahead of it when it came into its replica's queue, and into the front end's. Of each replica: how
-    long a raw output took from its construction until the orchestrator had routed it, how many wait, how many
-    requests had no output of any stage for 30 seconds, and how long the longest had none. Of an API process: how late
-    the event loops of the orchestrator and of the front end call what is due, how long full garbage collections stopped
-    it, how full ``/dev/shm`` is, this server's chunks in it by stage, and the chunks of earlier requests that nobody
-    can fetch. Of each stage with async-chunk: how many tasks wait in its save queue.
+    Of the first audio and the first text of each streamed answer: how long it took, leg by leg. ``way_in`` begins when
+    the kernel had the request and ends when a stage has it, ``engines`` ends when the raw output with the first audio,
+    or text, was made, ``queue`` when the orchestrator began to process it, ``dispatch`` when it put the message for the
+    front end, ``hand_over`` when the request's own queue had it, ``writing`` when the server was given its bytes. All
+    but ``engines`` is time in the API process. Also how many raw outputs, and then messages, were ahead of it when it
+    came into its replica's queue, and into the front end's. Of each replica: how long a raw output took from its
+    construction until the orchestrator had routed it, how many wait, how many requests had no output of any stage for
+    30 seconds, and how long the longest had none. Of an API process: how late the event loops of the orchestrator and
+    of the front end call what is due, how long full garbage collections stopped it, how full ``/dev/shm`` is, what
+    this server's requests have there by stage, and how many chunks nobody fetches. Of each stage with async-chunk: how
+    many tasks wait in its save queue.
 Why:
     Nothing that upstream shows tells where a server's time went: a first audio that waits for a millisecond in its
     stage and for two seconds behind others' codec frames looks like a slow stage. A request whose stage no longer
@@ -23,31 +23,30 @@ Scope:
     Orchestrator thread, in both of upstream's loops and under ``budgeted_drain``, which all call the methods that are
     wrapped; the front end's event loop of ``vllm serve`` and ``AsyncOmni`` (``Omni`` has none); stage processes.
     Switched on in a server that serves already, it begins with the next orchestrator. Legs are of the first request of
-    an HTTP POST whose answer is streamed, and are counted when the last of them ends. Web sockets, library users and
-    answers in one piece have none. A client's time to first packet has besides them its connection and the time until
-    the event loop has read its request. Without async-chunk, ``engines`` has the orchestrator's work between two stages
-    in it. Legs and residence are of replicas that were spawned here or whose output comes by a local transport, because
-    another host's clock is another. A diffusion stage's outputs have no time of construction. First audio is what
-    upstream counts frames of, at a stage whose audio goes to the user; first text what upstream takes for a first
-    output that is not empty. A first is missed where upstream forgets another request of that stage while it is
-    processed, and where 0.32 routes it while it processes another stage's raw output. What the event-driven loop has
-    read and not dispatched counts in times, not in the depth. A raw output is two where ``budgeted_drain`` holds an end
-    of it. A request waits for the first of its stages that has not finished. One at a diffusion stage, whose only
-    output is the last, and a session between two segments, which waits for its client, never count as without output.
-    A chunk counts as one that nobody can fetch where it is older than a minute, is of no request of this API process,
-    and no other server, and no other API process or stage of this one, ran when it was made: with several API processes
-    these are the chunks of earlier servers alone. Processes of other containers are not seen. Nothing is deleted. What
-    stages, and other API processes, have is up to two seconds old.
+    an HTTP POST whose answer comes in parts, and are counted when the last of them ends. Web sockets, library users and
+    answers in one piece have none. When the kernel had the request is known of uvicorn's TCP connections on Linux, to
+    some milliseconds; else ``way_in`` begins at the application's first line. Without async-chunk, ``engines`` has the
+    orchestrator's work between two stages in it. Legs and residence are of replicas that were spawned here or whose
+    output comes by a local transport, because another host's clock is another. A diffusion stage's outputs have no time
+    of construction. First audio is what upstream counts frames of, at a stage whose audio goes to the user; first text
+    what upstream takes for a first output that is not empty. A first is missed where upstream forgets another request
+    of that stage while it is processed, and where 0.32 routes it while it processes another stage's raw output. What
+    the event-driven loop has read and not dispatched counts in times, not in the depth. A raw output is two where
+    ``budgeted_drain`` holds an end of it. A request waits for the first of its stages that has not finished it. One at
+    a diffusion stage, whose only output is the last, and a session between two segments, which waits for its client,
+    never count as without output. A chunk that nobody fetches is older than ten minutes and of no request of this API
+    process. Whether another server, or another API process of this one, waits for it so long is not known. Nothing is
+    deleted. What stages, and other API processes, have is up to two seconds old.
 Fragility:
     Relies on one raw output being processed and routed at a time. A request's queue in the front end gets a ``_put``
     and a ``_get`` of ours as attributes of its own. Read: of the engine ``output_queue``; of a message ``request_id``,
     ``stage_id`` and ``engine_outputs``; of a request in the front end ``request_id`` and ``queue``; of the orchestrator
-    ``stage_pools`` and ``request_states``, and of a request there ``stage_submit_ts``, ``finished_stage_ids`` and
-    ``streaming``; of a pool ``clients``, ``final_output``, ``stage_type``, ``_audio_frames_by_request`` and
-    ``_non_empty_first_output_timestamps_by_request``; of a client ``final_output_type``, ``outputs_queue``,
-    ``resources.output_socket`` and ``resources.engine_manager``; of a raw output ``timestamp`` and ``outputs``, and of
-    an entry ``request_id``; of an adapter ``_pending_save_reqs``, and from 0.32 on ``batch`` of an entry of it; the
-    names of chunks in ``/dev/shm``; the titles of vLLM's processes.
+    ``stage_pools`` and ``request_states``, and of a request there ``stage_submit_ts`` and ``streaming``; of a pool
+    ``clients``, ``final_output``, ``stage_type``, ``output_processor`` with its ``request_states``,
+    ``_audio_frames_by_request`` and ``_non_empty_first_output_timestamps_by_request``; of a client
+    ``final_output_type``, ``outputs_queue``, ``resources.output_socket`` and ``resources.engine_manager``; of a raw
+    output ``timestamp`` and ``outputs``, and of an entry ``request_id``; of an adapter ``_pending_save_reqs``, and from
+    0.32 on ``batch`` of an entry of it; the names of chunks in ``/dev/shm``; of uvicorn's connection ``transport``.
 Upstream thread:
     vllm-omni issue #4561 (asks for the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:
