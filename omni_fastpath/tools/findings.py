@@ -14,7 +14,7 @@ from typing import Any, Literal
 from omni_fastpath import config, process_role
 from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.process_role import MASTER, NAMESPACE, ON_UNLISTED, master_off
-from omni_fastpath.tools import entrypoint
+from omni_fastpath.tools import entrypoint, servers
 from omni_fastpath.tools.servers import Server
 
 Severity = Literal["error", "warning", "info"]
@@ -34,6 +34,11 @@ FULL, ALONE = 0.85, 0.2
 one of them works alone, and the other takes less than the second."""
 UNDERRUN_S, UNDERRUN = 0.1, "vllm_omni:audio_underrun_s"
 """From where on upstream itself calls an answer interrupted, and its histogram of each answer's longest silence."""
+API_PROCESS_S, ENGINES_S = 0.05, 0.3
+"""From where on a listener gains something when the API process, or the engines, take less of a first output."""
+FEWEST = 50
+"""First outputs of which 99 of 100 can be told."""
+SHARED_MEMORY = 0.8
 HELD_BY_NOBODY = ("--max-num-queued-tokens",)
 """Options that vLLM-Omni takes, and nothing of ours makes true."""
 
@@ -381,6 +386,91 @@ def audio_runs_dry(facts: Facts) -> Iterator[Finding]:
         if server.subject in facts.unramped and answers >= IDLE_REQUESTS and silent_s > UNDERRUN_S * answers:
             what = f"the longest silence within an answer was {silent_s / answers:.2f} s, on average"
             yield Finding("warning", server.subject, what, do, {"answers": answers})
+
+
+_FIRST = "omni_fastpath_first_output"
+_PARTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "engines": ("leg_seconds", {"leg": "engines"}),
+    "API process": ("api_process_seconds", {}),
+}
+
+
+@_rule("first-output", threshold="one streamed answer, in a server that measures them")
+def first_output(facts: Facts) -> Iterator[Finding]:
+    """Where the time of first audio and first text goes, and what would make it less."""
+    for server in facts.servers:
+        for output in ("audio", "text"):
+            whole = servers.histogram(server.figures(f"{_FIRST}_seconds", output=output), FEWEST)
+            if 0 < whole.count < FEWEST:
+                what = (
+                    f"where the time of first {output} goes cannot be told before {FEWEST} answers: {whole.count} yet"
+                )
+                yield Finding("info", server.subject, what, "Ask again later.", {"answers": whole.count})
+            elif whole.count:
+                parts = {}
+                for part, (name, labels) in _PARTS.items():
+                    samples = server.figures(f"{_FIRST}_{name}", output=output, **labels)
+                    parts[part] = round(servers.histogram(samples, FEWEST).quantile(0.99), 2)
+                when = "last 5 minutes" if whole.is_recent else "since it started"
+                told = ", ".join(f"the {part}'s part within {seconds:.2f}" for part, seconds in parts.items())
+                what = f"first {output}, {when}: within {whole.quantile(0.99):.2f} s for 99 of 100, {told}"
+                do = " ".join(_sooner(server, facts, *parts.values()))
+                yield Finding("info", server.subject, what, do, {"answers": whole.count, **parts})
+
+
+def _sooner(server: Server, facts: Facts, engines_s: float, api_process_s: float) -> Iterator[str]:
+    """What would make a first output come sooner, if anything."""
+    if api_process_s > API_PROCESS_S:
+        relief = "; ".join(_relief(server, facts))
+        yield f"The API process takes more than {API_PROCESS_S} s. Less of it: {relief}."
+    if engines_s > ENGINES_S:
+        yield (
+            f"The engines take more than {ENGINES_S} s. More GPU, or more replicas, if requests wait there "
+            "(`vllm_omni:num_requests_waiting`). If none waits, the model takes so long, and whether a faster GPU "
+            "helps cannot be told from here. Neither this package nor another API server changes that part."
+        )
+    elif api_process_s <= API_PROCESS_S:
+        yield "Nothing: neither this package, nor another API server, nor more GPU makes it sooner for a listener."
+
+
+@_rule("requests-without-output", threshold="one request without an output of any stage for 30 seconds")
+def requests_without_output(facts: Facts) -> Iterator[Finding]:
+    """Requests that a stage does not answer; a session that waits for its client is none."""
+    do = (
+        "Look at that replica's process and log. It may be stopped or hang, or wait for a chunk that the stage before "
+        "does not send. In a server that is full, requests wait so for their turn."
+    )
+    for server in facts.servers:
+        for sample in server.figures("omni_fastpath_requests_without_output"):
+            if sample["value"] > 0:
+                where = sample["labels"]
+                [longest, *_] = server.figures("omni_fastpath_longest_without_output_seconds", **where)
+                what = (
+                    f"{sample['value']} requests wait for stage {where['stage']} replica {where['replica']} and had no "
+                    f"output for 30 s, the longest for {longest['value']:.0f} s"
+                )
+                yield Finding("warning", server.subject, what, do, {**where, "requests": sample["value"]})
+
+
+@_rule("shared-memory", threshold=f"more than {SHARED_MEMORY} of shared memory used, or one chunk that nobody fetches")
+def shared_memory(facts: Facts) -> Iterator[Finding]:
+    """Room that stages need for their chunks; without it they fail."""
+    for server in facts.servers:
+        fill, orphans = (
+            max((each["value"] for each in server.figures(f"omni_fastpath_shared_memory_{name}")), default=0)
+            for name in ("used_ratio", "orphans")
+        )
+        if fill > SHARED_MEMORY:
+            own = sum(each["value"] for each in server.figures("omni_fastpath_shared_memory_chunk_bytes"))
+            what = (
+                f"shared memory is {fill:.0%} full, {own / 2**20:.0f} MiB of it with chunks of this server's requests"
+            )
+            do = "Give the container a larger /dev/shm (`--shm-size`, or an emptyDir of medium Memory)."
+            yield Finding("warning", server.subject, what, do, {"used_ratio": round(fill, 3), "chunk_bytes": own})
+        if orphans:
+            what = f"shared memory has {orphans} chunks of unknown requests that nobody has fetched for ten minutes"
+            do = "Earlier servers or requests left them. Remove them from /dev/shm if no other server uses that."
+            yield Finding("warning", server.subject, what, do, {"orphans": orphans})
 
 
 # ---- What several rules need ----

@@ -85,9 +85,55 @@ class Server:
     def _arguments(self) -> Sequence[str]:
         return self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
 
+    def figures(self, metric: str, **labels: str) -> list[Mapping[str, Any]]:
+        """The samples of a metric of ours with these labels, in the state files of its processes."""
+        records = (record for each in self.snapshots for record in each["patches"].values())
+        found = [sample for record in records for sample in record.get("figures", {}).get(metric, ())]
+        return [sample for sample in found if labels.items() <= sample["labels"].items()]
+
     def shown(self) -> dict[str, Any]:
         """What ``status`` shows of it: ``pid``, and ``model`` and ``port`` as its arguments name them."""
         return {"pid": self.pid, "model": self.model, "port": process_role.port(self._arguments)}
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """What histograms of several processes have together.
+
+    Attributes:
+        bounds: Upper ends of the buckets but the last.
+        counts: Of each bucket.
+        is_recent: Whether the counts are of the last minutes alone.
+    """
+
+    bounds: Sequence[float] = ()
+    counts: Sequence[int] = ()
+    is_recent: bool = False
+
+    @property
+    def count(self) -> int:
+        """Of all buckets."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float:
+        """What so many do not exceed, as ``histogram_quantile`` of Prometheus has it."""
+        rank, below = share * self.count, 0.0
+        for lower, upper, count in zip((0.0, *self.bounds), self.bounds, self.counts, strict=False):
+            if below + count >= rank:
+                return lower + (upper - lower) * (rank - below) / count
+            below += count
+        return self.bounds[-1]
+
+
+def histogram(samples: Sequence[Mapping[str, Any]], fewest: int) -> Histogram:
+    """Of samples of ``figures.Recent``: of the last minutes, or of all the time where these have fewer values."""
+    if not samples:
+        return Histogram()
+    counts = [sum(bucket) for bucket in zip(*(each["counts"] for each in samples), strict=True)]
+    before = [sum(bucket) for bucket in zip(*(each["before"] for each in samples), strict=True)]
+    recent = [now - then for now, then in zip(counts, before, strict=True)]
+    is_recent = sum(recent) >= fewest
+    return Histogram(samples[0]["bounds"], recent if is_recent else counts, is_recent)
 
 
 def shown_model(model: str | None) -> str | None:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath.figures import Recent, gauge
+from omni_fastpath.patches.queue_metrics import SECONDS
 from omni_fastpath.tools import cli, findings, status
 from omni_fastpath.tools.findings import RULES, Facts, Severity, judge
+from omni_fastpath.tools.servers import Histogram
 from tests.tools.made import (
     HEALTHY,
     REPORT,
@@ -57,6 +60,46 @@ def silent(seconds: float, answers: int = 20, server: str = SERVER.subject) -> F
     return dataclasses.replace(serving(metrics={**SERVER.metrics, **histogram}), unramped=[server])
 
 
+def showing(**figures: Any) -> Facts:
+    """A server whose first patch has these figures, by metric without the prefix."""
+    shown = {f"omni_fastpath_{name}": samples for name, samples in figures.items()}
+    return saying(patches={"drum": {**record(), "figures": shown}})
+
+
+def firsts(engines_s: float, api_process_s: float, answers: int = 60, earlier: int = 0) -> Facts:
+    """A server that has answered so often with first audio, and before that, earlier than five minutes ago."""
+    parts = {"first_output_seconds": engines_s + api_process_s, "first_output_leg_seconds": engines_s}
+    parts["first_output_api_process_seconds"] = api_process_s
+    found = {}
+    for name, seconds in parts.items():
+        labels = {"output": "audio"} | ({"leg": "engines"} if "leg" in name else {})
+        distribution = Recent(SECONDS)
+        for _ in range(earlier):
+            distribution.observe(9.0)
+        distribution._past[0] = (0.0, list(distribution.counts))
+        for _ in range(answers):
+            distribution.observe(seconds)
+        found[name] = [distribution.sample(labels)]
+    return showing(**found)
+
+
+def replica(value: float) -> list[Any]:
+    """A figure of one replica."""
+    return [gauge({"stage": "1", "replica": "0"}, value)]
+
+
+def standing(requests: int) -> Facts:
+    """So many requests without an output, the longest for 95 seconds."""
+    return showing(requests_without_output=replica(requests), longest_without_output_seconds=replica(95))
+
+
+def memory(fill: float, orphans: int = 0) -> Facts:
+    """Shared memory that is so full, and has chunks that nobody fetches."""
+    own = [gauge({"stage": str(stage)}, 2**20) for stage in range(2)]
+    shown = {"used_ratio": [gauge({}, fill)], "orphans": [gauge({}, orphans)], "chunk_bytes": own}
+    return showing(**{f"shared_memory_{name}": samples for name, samples in shown.items()})
+
+
 BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "start-refused": (lambda: dataclasses.replace(HEALTHY, refused="found 'maybe'"), "error", "found 'maybe'"),
     "upstream-missing": (lambda: installation(vllm_omni=None, patches={}), "error", "vllm-omni is not installed"),
@@ -83,8 +126,61 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni takes and does not"),
     "metrics-without-us": (lambda: serving(metrics={UPSTREAMS: 100.0}), "warning", "no series of omni-fastpath"),
     "api-process-full": (lambda: serving(busy=BUSY), "warning", "is full: front end 0.50, orchestrator 0.40;"),
+    "first-output": (lambda: firsts(0.2, 0.01), "info", "first audio, last 5 minutes: within 0.30 s for 99 of 100"),
+    "requests-without-output": (
+        lambda: standing(2),
+        "warning",
+        "2 requests wait for stage 1 replica 0 and had no output",
+    ),
+    "shared-memory": (lambda: memory(0.9), "warning", "shared memory is 90% full, 2 MiB of it"),
     "audio-runs-dry": (lambda: silent(4.0), "warning", "the longest silence within an answer was 0.20 s, on average"),
 }
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        pytest.param(firsts(0.2, 0.01), "Nothing: neither this package, nor another API", id="neither"),
+        pytest.param(firsts(0.9, 0.01), "The engines take more than 0.3 s. More GPU", id="the engines are slow"),
+        pytest.param(
+            firsts(0.2, 0.2), "The API process takes more than 0.05 s. Less of it: `--api-", id="the API process"
+        ),
+        pytest.param(firsts(0.9, 0.9), "unless it has diffusion stages", id="both, of which this is one"),
+        pytest.param(firsts(0.9, 0.9), "More GPU, or more replicas", id="both, of which this is the other"),
+    ],
+)
+def test_what_makes_a_first_output_come_sooner(facts: Facts, said: str) -> None:
+    """The API process's relief, more GPU, both or neither, by the parts that 99 of 100 do not exceed."""
+    [found] = judge(facts)
+    assert said in found.do
+    assert ("Nothing" in found.do) == ("Nothing" in said)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        pytest.param(firsts(0.2, 0.01, 60, 500), "first audio, last 5 minutes: within 0.30 s", id="recent"),
+        pytest.param(firsts(0.2, 0.01, 40, 500), "first audio, since it started: within 9", id="too few of late"),
+        pytest.param(firsts(0.2, 0.01, 49), "cannot be told before 50 answers: 49 yet", id="too few"),
+    ],
+)
+def test_first_outputs_are_told_of_the_last_minutes_if_there_are_enough(facts: Facts, said: str) -> None:
+    """Else of all the time, and else not at all."""
+    [found] = judge(facts)
+    assert said in found.what
+
+
+def test_a_quantile_is_as_prometheus_has_it() -> None:
+    """Linear within a bucket, and the last bound at most."""
+    found = Histogram(bounds=(1.0, 2.0, 4.0), counts=(5, 0, 4, 1))
+    assert [found.quantile(share) for share in (0.25, 0.5, 0.7, 0.9, 0.99)] == [0.5, 1.0, 3.0, 4.0, 4.0]
+
+
+def test_what_nobody_fetches_is_found_in_a_memory_that_is_not_full() -> None:
+    """And neither, where there is neither."""
+    [found] = judge(memory(0.5, orphans=3))
+    assert "3 chunks of unknown requests" in found.what
+    assert judge(memory(0.8)) == judge(standing(0)) == []
 
 
 def test_nothing_is_wrong_where_nothing_is() -> None:
