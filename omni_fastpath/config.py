@@ -92,8 +92,8 @@ def refusal(place: str, *, found: str, allowed: str, nearest: str | None = None)
         allowed: What may be there.
         nearest: The spelling that was probably meant.
     """
-    hint = f"did you mean {nearest!r}? " if nearest else ""
-    return ConfigError(f"{place}: found {found}; {hint}allowed: {allowed}")
+    hint = f" (did you mean {nearest!r}?)" if nearest else ""
+    return ConfigError(f"{place}: found {found}{hint}; allowed: {allowed}")
 
 
 def unknown(place: str, word: object, known: Iterable[str], *, found: str | None = None) -> ConfigError:

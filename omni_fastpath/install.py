@@ -99,15 +99,15 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
         release, row = listed
         seams = row.seams_in(process) if isinstance(row, Fit) else ()
         return Found(release, row, [verify(seam, release) for seam in seams])
-    reason = _unlisted(patch)
+    moved = ""
     for release, row in patch.candidates(found.version, on_unlisted) if found else ():
         try:
             slots = [verify(seam, release, exact=True) for seam in row.seams_in(process)]
         except SeamMovedError as error:
-            reason += f"; unlike {release}: {error}"
+            moved = moved or f"; unlike {release}: {error}"  # the nearest release is enough to name
         else:
             return Found(release, row, slots, same_as=release)
-    raise SeamMovedError(reason)
+    raise SeamMovedError(f"{unlisted(patch)}{moved}")
 
 
 def row_here(patch: Patch) -> Row | None:
@@ -126,10 +126,11 @@ def release_problem(patch: Patch, on_unlisted: str | None = None) -> str | None:
     """Why no row can be the installed vLLM-Omni's; None when one is, or may turn out to be the same code."""
     found = vllm_omni_release()
     may_serve = found is not None and (row_here(patch) is not None or patch.candidates(found.version, on_unlisted))
-    return None if may_serve else _unlisted(patch)
+    return None if may_serve else unlisted(patch)
 
 
-def _unlisted(patch: Patch) -> str:
+def unlisted(patch: Patch) -> str:
+    """That the installed release is none of the patch's, in words."""
     tested = ", ".join(patch.releases)
     found = vllm_omni_release()
     if found is None:

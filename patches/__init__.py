@@ -6,9 +6,10 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
 
 1. ``patches/NAME/__init__.py``: a docstring of one summary line and the seven headings that every patch has, which is
    the page that ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. What it is on a release is a
-   row: a ``Fit`` where it is installed, else a ``Row`` (``omni_fastpath.declare``). Every function of upstream's that
-   it writes or calls is a seam, in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``,
-   ``Pin``); attributes that it reads are named under Fragility. Values are an ``Options`` model, figures are
+   row: a ``Fit`` where it is installed, else a ``Row`` (``omni_fastpath.declare``). Every upstream function that it
+   writes or calls is a seam, in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``).
+   Attributes that it reads are ``Reads``; what no class declares is named under Fragility. ``scripts/functions.py``
+   notes what the functions are on each release. Values are an ``Options`` model, figures are
    ``Counter``s, and what else ``/metrics`` shows ``Metric``s. It is read in every process, so that it imports nothing
    but the standard library, pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names, imported on install and only then. A wrapper
@@ -20,9 +21,6 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
 5. ``README.md``: a row in the table of patches. ``omni-fastpath explain --markdown`` and ``--matrix`` print what goes
    into ``docs/configuration.md`` and ``docs/operations.md``. ``CHANGELOG.md``: a line.
 
-For a fingerprint that is not known yet write sixteen zeros: ``omni-fastpath seams NAME`` says what it found. Read the
-body before you believe it.
-
 Of a new patch ``tests/test_declarations.py`` asks for the headings, for defaults and limits of its values, and that
 each counter that it names is there. ``tests/test_lifecycle.py`` installs it on the real upstream and takes it off
 again. ``tests/test_readme.py`` looks for it in the pages.
@@ -33,7 +31,8 @@ The states of a patch in one process:
 - ``applied``: its slots hold ours. Its counters say whether it took effect.
 - ``not_applicable``: it was asked for, and this process, stage or mode has no use for it.
 - ``superseded``: upstream does here what it would do.
-- ``unsupported``: it has no row for the release, or a seam is not as declared. Upstream's own code runs.
+- ``unsupported``: it has no row for the release and for none of the same code, or a seam is not as declared.
+  Upstream's own code runs.
 - ``failed``: an error of ours. On install everything was put back; later on the patch stepped aside.
 
 What requires a patch that cannot serve has that one's state. Under ``on_unsupported: fail`` the last two refuse a
@@ -74,4 +73,4 @@ PATCHES: tuple[Patch, ...] = (
     LEAN_PROCESSING,
     QUEUE_METRICS,
 )
-"""Every patch; a patch stands after those that it requires."""
+"""Every patch, after those that it requires."""

@@ -135,7 +135,7 @@ def upstream_missing(facts: Facts) -> Iterator[Finding]:
         yield Finding("error" if facts.asked else "info", HERE, what, do)
 
 
-@_rule("patch-unsupported", threshold="the installed release has no row in the patch's declaration")
+@_rule("patch-unsupported", threshold="the installed release is none of the patch's, nor the same code as one")
 def patch_unsupported(facts: Facts) -> Iterator[Finding]:
     """A patch whose behaviour on the installed release nobody has read: stock runs."""
     do = (
@@ -144,10 +144,12 @@ def patch_unsupported(facts: Facts) -> Iterator[Finding]:
         "release; until then upstream's own code runs."
     )
     for name, patch in facts.report["installation"]["patches"].items():
-        if facts.report["installation"]["vllm_omni"] is not None and patch["release_problem"]:
+        differs = (facts.report["verify"] or {}).get(name) if patch.get("may_be") else None
+        problem = "; ".join(differs or ()) or patch["release_problem"]
+        if facts.report["installation"]["vllm_omni"] is not None and problem:
             severity: Severity = "error" if name in facts.asked else "info"
             evidence = {"patch": name, "tested": list(patch["tested"])}
-            yield Finding(severity, HERE, f"{name}: {patch['release_problem']}", do, evidence)
+            yield Finding(severity, HERE, f"{name}: {problem}", do, evidence)
 
 
 @_rule("release-unlisted", threshold="a patch may be or is served as on a release that the installed one is not")
@@ -181,7 +183,8 @@ def seam_moved(facts: Facts) -> Iterator[Finding]:
         "plugin wraps the function, switch the patch off."
     )
     for name, moved in (facts.report["verify"] or {}).items():
-        if moved and not facts.report["installation"]["patches"].get(name, {}).get("release_problem"):
+        declared = facts.report["installation"]["patches"].get(name, {})
+        if moved and not (declared.get("release_problem") or declared.get("may_be")):
             yield Finding("error", HERE, f"{name}: {'; '.join(moved)}", do, {"patch": name, "seams": moved})
 
 

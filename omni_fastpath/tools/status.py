@@ -144,7 +144,7 @@ def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> tuple[dict[str
         for patch in patches:
             problems[patch.name] = install.verify_patch(patch, on_unlisted)
             if found is not None and install.row_here(patch) is None and problems[patch.name]:
-                problems[patch.name] += upgrade.told(upgrade.compare(patch, found.version))
+                problems[patch.name] = [install.unlisted(patch), *upgrade.told(upgrade.compare(patch, found.version))]
             elif not problems[patch.name]:
                 same_as[patch.name] = install.find_row(patch, None, on_unlisted).same_as
     return problems, same_as

@@ -326,13 +326,13 @@ def keys(patches: Sequence[Patch]) -> str:
     """Every key of the block and every variable, as Markdown."""
     every = "which patches are on; `true` is the default set"
     refuse = "`fail`: refuse to start when a patch that is on cannot serve"
-    same = "`same_code`: on a release that is not tested a patch is applied where every function is as in a tested one"
+    same = "`same_code`: serve a release that is not tested as a tested one, where every function is the same"
     lines = [
         "| key | default | allowed | what it does | variable |",
         "| --- | --- | --- | --- | --- |",
         f"| `{config.KEY}` | absent: off | true, false or a mapping | {every} | `{MASTER}` |",
         f"| `on_unsupported` | `warn` | `warn` or `fail` | {refuse} | `{ON_UNSUPPORTED}` |",
-        f"| `on_unlisted` | absent: see below | `same_code` or `unsupported` | {same} | `{ON_UNLISTED}` |",
+        f"| `on_unlisted` | by the release | `same_code` or `unsupported` | {same} | `{ON_UNLISTED}` |",
     ]
     for patch in patches:
         default = "in the default set" if patch.default_on else "opt-in"

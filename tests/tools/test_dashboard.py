@@ -53,6 +53,13 @@ def test_what_is_asked_of_us_is_exported(query: str) -> None:
     assert {*re.findall(r'patch="(\w+)", event="(\w+)"', query)} <= counters
 
 
+def test_a_server_that_exports_nothing_is_told() -> None:
+    """By instance beside a metric of upstream's, and where no server at all exports anything."""
+    [rule] = (rule["expr"] for rule in alerts() if "absent(" in rule["expr"])
+    assert re.fullmatch(r"max by \(instance\) \(vllm_omni:\w+\) unless on \(instance\) .* or absent\((\w+)\)", rule)
+    assert set(families_in(rule)) & OWN == {"omni_fastpath_patch_state"}
+
+
 def test_every_figure_of_queue_metrics_has_a_panel() -> None:
     """None is exported for nobody."""
     asked = set(itertools.chain.from_iterable(map(families_in, queries())))

@@ -208,6 +208,14 @@ def test_a_patch_that_was_not_asked_for_may_be_unsupported() -> None:
     assert [each.severity for each in judge(dataclasses.replace(facts, asked=frozenset()))] == ["info"]
 
 
+def test_a_build_that_is_another_code_is_unsupported() -> None:
+    """As ``verify`` found it; that it is no tested release is told beside it."""
+    facts = with_patch(may_be=["0.30.0"])
+    facts = dataclasses.replace(facts, report={**facts.report, "verify": {"drum": ["unlisted", "2 of 3 seams"]}})
+    found = [(each.id, each.severity, each.what) for each in judge(facts) if each.severity == "error"]
+    assert found == [("patch-unsupported", "error", "drum: unlisted; 2 of 3 seams")]
+
+
 def test_a_server_says_as_which_release_it_is_served() -> None:
     """Once for each such release, with the patches that are; it is no trouble."""
     same = {"patches": {"drum": {**record(), "same_as": "0.30.0"}, "flute": {**record(), "same_as": "0.28.0"}}}
