@@ -387,7 +387,10 @@ def audio_runs_dry(facts: Facts) -> Iterator[Finding]:
 
 
 _FIRST = "omni_fastpath_first_output"
-_PARTS = (("engines", "leg_seconds", {"leg": "engines"}), ("api_process", "api_process_seconds", {}))
+_PARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("engines", "leg_seconds", {"leg": "engines"}),
+    ("api_process", "api_process_seconds", {}),
+)
 
 
 @_rule("first-output", threshold="one streamed answer, in a server that measures them")
