@@ -4,6 +4,9 @@ One light server with ``queue_metrics`` is asked by a client on this machine tha
 time over one connection, while another process keeps the other streams busy, so that nothing but the answer wakes the
 client. Of each of its requests, what it waited for the first audio and the first text is compared with the legs that
 the server saw of it, each of which the server writes down for this program. All clocks are this machine's.
+
+With ``--words`` it shows instead what ``omni-fastpath doctor`` says of four servers: one whose engines are slow, one
+whose API process is full, one with both and one with neither.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from itertools import pairwise
@@ -43,6 +48,15 @@ PROBES = 40
 """Requests of the client at each level."""
 WARM_S = 8.0
 """Until the other streams are busy, and until they are gone."""
+SLOW_MS = 600.0
+FAST_MS = {"thinker": 6.0, "talker": 5.0, "code2wav": 3.0}
+DRIVEN: Mapping[str, tuple[Mapping[str, float], int]] = {
+    "neither": (STEP_MS, 2),
+    "the engines are slow": ({**STEP_MS, "code2wav": SLOW_MS}, 2),
+    "the API process is full": (FAST_MS, 64),
+    "both": ({**FAST_MS, "code2wav": SLOW_MS}, 64),
+}
+"""For ``--words``: steps of the stages, milliseconds, and streams."""
 _FILE = "TEST_LEGS_FILE"
 _ENTRY_POINTS = "[vllm.general_plugins]\nlegs = tests.trust.legs:arm\n"
 
@@ -132,23 +146,47 @@ def _rows(probes: Sequence[Probe], seen: Sequence[tuple[str, str, list[float]]])
     return rows
 
 
+def _server(chosen: Arm, steps_ms: Mapping[str, float], deploy: str, work: Path) -> Server:
+    environment = whole_server.environment(chosen, {k: {"base_ms": v} for k, v in steps_ms.items()}, light=True)
+    environment["PYTHONPATH"] = distribution(Path(tempfile.mkdtemp(dir=work)), "legs", _ENTRY_POINTS)
+    environment[_FILE] = str(work / "legs.jsonl")
+    model = whole_server.model_folder("qwen3_omni")
+    return Server(model, whole_server.deploy(deploy), environment=environment, log_path=work / "log")
+
+
 def _run(chosen: Arm, levels: Sequence[int], deploy: str, console: Console) -> int:
-    with work_folder("legs-") as work:
-        file = work / "legs.jsonl"
-        environment = whole_server.environment(chosen, {k: {"base_ms": v} for k, v in STEP_MS.items()}, light=True)
-        environment |= {"PYTHONPATH": distribution(work / "plugin", "legs", _ENTRY_POINTS), _FILE: str(file)}
-        model = whole_server.model_folder("qwen3_omni")
-        with Server(model, whole_server.deploy(deploy), environment=environment, log_path=work / "log") as server:
-            server_arms.prove(server, chosen, {"api"})
-            rows = []
-            for streams in levels:
-                probes = _probes(server, streams)
-                seen = [json.loads(line) for line in file.read_text().splitlines()]
-                rows += [[str(streams), *row] for row in _rows(probes, seen)]
+    rows = []
+    with work_folder("legs-") as work, _server(chosen, STEP_MS, deploy, work) as server:
+        server_arms.prove(server, chosen, {"api"})
+        for streams in levels:
+            results.progress(f"{streams} streams")
+            probes = _probes(server, streams)
+            seen = [json.loads(line) for line in (work / "legs.jsonl").read_text().splitlines()]
+            rows += [[str(streams), *row] for row in _rows(probes, seen)]
     columns = ("streams", "output", "client", "client - legs", "before", "after", *LEGS)
     results.show(f"{chosen.name}: medians, ms", columns, rows)
     worst = max(abs(float(row[3])) for row in rows)
     console.print(f"The legs make the client's time to within {worst:.1f} ms in the median, at the worst level.")
+    return 0
+
+
+def _words(chosen: Arm, deploy: str, console: Console) -> int:
+    for name, (steps_ms, streams) in DRIVEN.items():
+        results.progress(name)
+        with work_folder("legs-") as work, _server(chosen, steps_ms, deploy, work) as server:
+            asked = [
+                Request("/v1/chat/completions", _request(f"n-{n}", LOAD_TOKENS)) for n in range(max(60, 2 * streams))
+            ]
+            whole_server.checked(run_closed_loop(server.url, asked, streams), audio=True)
+            sleep(server_arms.STATE_FILES_SETTLE_S)
+            command = [sys.executable, "-m", "omni_fastpath", "doctor", "--json"]
+            environment = {**os.environ, "XDG_RUNTIME_DIR": str(server.runtime_folder)}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            subject = f"server {min(pid for pid, role in server.processes().items() if role == 'api')}"
+        console.print(f"{name}:", style="bold")
+        for finding in json.loads(done.stdout)["findings"]:
+            if finding["id"] == "first-output" and finding["subject"] == subject:
+                console.print(f"  {finding['what']}\n    {finding['do']}", markup=False, highlight=False)
     return 0
 
 
@@ -157,10 +195,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.trust.legs", description=__doc__, allow_abbrev=False)
     parser.add_argument("--streams", default="1,32", help="how many requests at a time, one after another: %(default)s")
     parser.add_argument("--arm", default="stock", choices=[each.name for each in ARMS])
+    parser.add_argument("--words", action="store_true", help="what doctor says of four servers")
     parser.add_argument("--deploy", default="qwen3_omni_4x.yaml", help="of the simulated device: %(default)s")
     asked = parser.parse_args(argv)
     chosen = next(each for each in ARMS if each.name == asked.arm)
     levels = [int(each) for each in asked.streams.split(",")]
+    if asked.words:
+        return guarded("The words", lambda console: _words(chosen, asked.deploy, console))
     return guarded("The legs", lambda console: _run(chosen, levels, asked.deploy, console))
 
 
