@@ -25,25 +25,22 @@ STORAGE = FOLDER.parents[1] / ".benchmarks"
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
-    """What pytest-benchmark says of both arms, as of one run.
-
-    Raises:
-        subprocess.CalledProcessError: A benchmark failed.
-    """
+    """What pytest-benchmark says of both arms, as of one run; ends this process where a benchmark failed."""
     at_once = "--benchmark-disable" in arguments
+    # pytest-benchmark's own tables have one arm each: of use beside a saved run.
+    quiet = [] if any("--benchmark-compare" in each for each in arguments) else ["--benchmark-quiet"]
     found: dict[str, Any] = {"benchmarks": []}
     with tempfile.TemporaryDirectory() as folder:
         files = {arm: Path(folder) / f"{arm}.json" for arm in ARMS}
         processes = []
         for arm, file in files.items():
             options = ["--arm", arm, "--benchmark-json", str(file), "--benchmark-columns=min,median,iqr,rounds"]
-            command = [sys.executable, "-W", "ignore", "-m", "pytest", str(FOLDER), "-q", *options, *arguments]
+            command = [sys.executable, "-W", "ignore", "-m", "pytest", str(FOLDER), "-q", *options, *quiet, *arguments]
             processes.append(subprocess.Popen(command, env=clean()))
             if not at_once:
                 processes[-1].wait()
-        for process in processes:
-            if process.wait():
-                raise subprocess.CalledProcessError(process.returncode, process.args)
+        if failed := [code for process in processes if (code := process.wait())]:
+            sys.exit(failed[0])
         for text in (file.read_text(encoding="utf-8") for file in files.values()):
             of_arm: dict[str, Any] = json.loads(text or '{"benchmarks": []}')
             for each in of_arm["benchmarks"]:
@@ -61,10 +58,15 @@ def show(benchmarks_: Sequence[Mapping[str, Any]]) -> None:
     for name, arms in groups.items():
         medians = {arm: each["stats"]["median"] * 1e6 for arm, each in arms.items()}
         ratio = f"{medians['fastpath'] / medians['stock']:.2f}" if len(medians) == len(ARMS) else ""
-        goal = next(
-            (f"{each['extra_info']['goal_us']:g}" for each in arms.values() if each["extra_info"].get("goal_us")), ""
+        goal = next(iter(arms.values()))["extra_info"].get("goal_us")
+        rows.append(
+            [
+                name,
+                *(f"{medians[arm]:.2f}" if arm in medians else "" for arm in ARMS),
+                ratio,
+                f"{goal:g}" if goal else "",
+            ]
         )
-        rows.append([name, *(f"{medians[arm]:.2f}" if arm in medians else "" for arm in ARMS), ratio, goal])
     results.show("Medians, microseconds", ("", *ARMS, "fastpath / stock", "goal"), rows)
     print(about.line())
 
@@ -80,10 +82,7 @@ def main() -> None:
     )
     parser.add_argument("--benchmark-save", metavar="NAME", help="save both arms as one run in .benchmarks/")
     options, arguments = parser.parse_known_args()
-    try:
-        found = run(arguments)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+    found = run(arguments)
     if not found["benchmarks"]:
         return
     if options.benchmark_save:

@@ -8,12 +8,18 @@ stubs themselves. The clock runs on the orchestrator's thread, from the first pu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from pytest_benchmark.fixture import BenchmarkFixture
+from vllm.outputs import RequestOutput
+from vllm.v1.engine import FinishReason
+from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
+
+from benchmarks.rigs.inprocess import SAMPLE_RATE, Pipeline, audio, batch, codes, silent, text
 
 from .conftest import Measured
 
@@ -62,35 +68,23 @@ def test_dispatch(measured: Measured, benchmark: BenchmarkFixture, arm: str, nam
 
 def _dispatched(case: Case, *, event_driven: bool) -> float:
     """Seconds per raw output."""
-    from vllm.v1.engine import FinishReason
-
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
-
     # As long as a server's. Where requests end, each raw output is of the next ones: nothing is made of what has ended.
     names = [f"r{number}-{'0' * 32}" for number in range(case.entries + (case.outputs if case.ends else 0))]
     of_one = [names[number : number + case.entries] if case.ends else names for number in range(case.outputs)]
     heard = [number % EVERY == EVERY - 1 for number in range(case.outputs)]
-
-    def raw_outputs(stage: int) -> list[Any]:
-        if stage == 0:
-            return [batch(*(text(name, 1) for name in each)) for each in of_one]
-        if stage == 1:
-            return [batch(*(codes(name) for name in each)) for each in of_one]
-        if case.ends:
-            stop = FinishReason.STOP
-            return [
-                batch(*(audio(name, 1.0, finish=None if place else stop) for place, name in enumerate(each)))
-                for each in of_one
-            ]
-        return [batch(*(audio(name, 1.0) if each else silent(name) for name in names)) for each in heard]
-
     pipeline = Pipeline(event_driven=event_driven)
     for name in names:
         pipeline.add_request(name)
     made = {each: [_request_output(name, heard=each) for name in of_one[0]] for each in (True, False)}
     stamps: list[float] = []
     _stub(pipeline.orchestrator, [made[each] for each in heard] * 6, stamps.append)
-    waiting = [(pipeline.replicas[stage][0].outputs_queue, raw_outputs(stage)) for stage in case.stages]
+    waiting = [
+        (
+            pipeline.replicas[stage][0].outputs_queue,
+            [batch(*_entries(stage, *each, ends=case.ends)) for each in zip(of_one, heard, strict=True)],
+        )
+        for stage in case.stages
+    ]
 
     def put_all() -> float:
         began = time.perf_counter()
@@ -109,14 +103,18 @@ def _dispatched(case: Case, *, event_driven: bool) -> float:
     return (stamps[-1] - began) / total
 
 
+def _entries(stage: int, names: Sequence[str], heard: bool, *, ends: bool) -> list[Any]:
+    if stage == 0:
+        return [text(name, 1) for name in names]
+    if stage == 1:
+        return [codes(name) for name in names]
+    if ends:
+        return [audio(names[0], 1.0, finish=FinishReason.STOP), *(audio(name, 1.0) for name in names[1:])]
+    return [audio(name, 1.0) if heard else silent(name) for name in names]
+
+
 def _request_output(name: str, heard: bool) -> Any:
     """What upstream's processing makes of an entry; made beforehand, because making it is not dispatch."""
-    import torch
-    from vllm.outputs import RequestOutput
-    from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput, MultimodalPayload
-
-    from benchmarks.rigs.inprocess import SAMPLE_RATE
-
     payload = MultimodalPayload({"audio": torch.ones(1 if heard else 0)}, {"sr": SAMPLE_RATE})
     completion = MultimodalCompletionOutput(
         multimodal_output=payload, index=0, text="", token_ids=[], cumulative_logprob=None, logprobs=None
