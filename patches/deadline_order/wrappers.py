@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import janus
 
+from omni_fastpath import way_out
 from omni_fastpath.hooks import HOOKS
 from omni_fastpath.ledger import runtime
 
@@ -24,6 +25,8 @@ _guard = _runtime.guard("ordering messages by deadline")
 
 _queued: WeakKeyDictionary[Any, QueuedMessages] = WeakKeyDictionary()
 """By the janus queue that they are taken from."""
+
+way_out.KEPT.append(lambda: sum(len(queued.messages) for queued in list(_queued.values())))
 
 
 def _queued_of(engine: Any) -> QueuedMessages | None:
