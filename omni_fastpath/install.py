@@ -236,7 +236,7 @@ def _install_verified(patch: Patch, row: Fit, slots: Sequence[Slot], wrappers: M
         for slot in slots:
             match slot.seam:
                 case Wrap(wrapper=name) | Replace(wrapper=name):
-                    _write(installation.written, slot, _around(slot.raw(), _named(wrappers, name), patch))
+                    _write(installation.written, slot, _around(slot, _named(wrappers, name), patch))
                 case Add(function=name):
                     _write(installation.written, slot, _named(wrappers, name))
     except Exception as error:
@@ -247,6 +247,7 @@ def _install_verified(patch: Patch, row: Fit, slots: Sequence[Slot], wrappers: M
     entry = LEDGER.entry(patch)
     left_out = row.without_api_server if len(slots) < len(row.seams) else ""
     entry.remarks, entry.figures = "; ".join(filter(None, (row.remarks, left_out))), figures
+    entry.taken_off = installation.taken_off
     return LEDGER.set(patch, State.APPLIED, "")
 
 
@@ -271,7 +272,8 @@ def uninstall(patch: Patch) -> None:
                 return
         _put_back(installation)
         del _installed[patch.name]
-        LEDGER.entry(patch).figures = None
+        entry = LEDGER.entry(patch)
+        entry.figures = entry.taken_off = None
         LEDGER.set(patch, State.OFF, "taken off")
 
 
@@ -291,10 +293,10 @@ def _write(written: list[tuple[Slot, Any, Any]], slot: Slot, ours: Any) -> None:
     written.append((slot, raw, ours))
 
 
-def _around(raw: Any, wrapper: Callable[..., Any], patch: Patch) -> Any:
-    """A wrapt wrapper around a raw slot, marked as the patch's."""
+def _around(slot: Slot, wrapper: Callable[..., Any], patch: Patch) -> Any:
+    """A wrapt wrapper around a raw slot, marked as the patch's; an exception of ours ends nothing in it."""
     from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
 
-    ours = FunctionWrapper(raw, wrapper)
+    ours = FunctionWrapper(slot.raw(), LEDGER.entry(patch).guarded(wrapper, f"the wrapper of {slot.seam.qualname}"))
     setattr(ours, MARK, patch.name)
     return ours

@@ -4,9 +4,10 @@ What:
     With ``--max-num-queued-reqs N`` a request is admitted while the engine's unfinished requests, those admitted and on
     their way to it, and itself are N at most. Else it gets vLLM's ``QueueOverflowError``: status 503, vLLM's words and
     body, and ``Retry-After: 1`` unless it wants more than N. It is asked before anything is rendered, tokenised or
-    decoded. A place is kept from the question until the engine counts the request; what is left of it is given back
-    when the answer ends, fails or has lost its client. ``n`` answers, or a batch of n, take n places. What comes over a
-    web socket is asked, and keeps no place on its way.
+    decoded. A place is kept from the question until the engine counts the request. When the answer ends, fails or has
+    lost its client, nothing of it counts any more, also where the engine still has the request: upstream forgets one
+    whose answer was not read to its end only when Python collects the garbage. ``n`` answers, or a batch of n, take n
+    places. What comes over a web socket is asked, and keeps no place on its way.
 Why:
     vLLM-Omni takes the flag and prints its promise; ``AsyncOmni.check_admission`` is the empty method of its base
     class, and chat and speech do not call it. Where more arrives than a server bears, everybody's first audio then
@@ -23,8 +24,8 @@ Scope:
     for itself: with M of them up to M times N. Nothing counts tokens: of ``--max-num-queued-tokens`` it warns. Without
     the flag it is ``not_applicable`` and asks nobody.
 Fragility:
-    Relies on the engine's books being one step from ``_final_output_handler``, without an await between, which the
-    body of ``generate`` is fingerprinted for. Read: of the arguments ``max_num_queued_reqs`` and
+    Relies on a request being in the engine's books when it is submitted, without an await between, which the body of
+    ``generate`` is fingerprinted for. Read: of the arguments ``max_num_queued_reqs`` and
     ``max_num_queued_tokens``; of the application's state ``api_server_count``; of the engine ``request_states``; of a
     request ``n``, ``messages`` or ``items``; of a realtime connection ``generation_task`` and ``websocket``, whose next
     text is a disconnect once it was closed.
@@ -38,6 +39,7 @@ from __future__ import annotations
 
 from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Row, State, Wrap
 
+ENGINE = "vllm_omni.engine.async_omni_engine"
 SERVING = "vllm_omni.entrypoints.openai"
 API_SERVER, CHAT, BATCH, SPEECH, REALTIME = (
     f"{SERVING}.{name}"
@@ -51,11 +53,21 @@ _GENERATE = (
     *("sampling_params_list", "output_modalities", "trace_headers", "priority", "data_parallel_rank", "session_id"),
 )
 _MORE = ("reasoning_ended", "reasoning_parser_kwargs", "arrival_time")
+_WHAT = ("request_id", "prompt", "prompt_text", "sampling_params_list", "final_stage_id", "final_output_stage_ids")
+_HOW = ("arrival_time", "lora_request", "tokenization_kwargs", "trace_headers", "priority")
+_SUBMISSION = (*_WHAT, *_HOW, "data_parallel_rank", "reasoning_ended")
 _SENTENCE = ("self", "request", "request_id", "has_inline_ref_audio", "arrival_time")
 
 
-def _fit(release: str, generate: tuple[str, ...], body: str, *realtime: AnySeam, note: str = "") -> Fit:
-    """What a release needs: its parameters and body of ``generate``, and how its realtime connections begin."""
+def _fit(
+    release: str,
+    generate: tuple[str, ...],
+    body: str,
+    submission: tuple[str, ...],
+    *realtime: AnySeam,
+    note: str = "",
+) -> Fit:
+    """What a release needs: parameters and body of ``generate``, a submission's parameters, and how realtime begins."""
     asked = ("self", "request", "raw_request")
     seams: tuple[AnySeam, ...] = (
         Wrap("fastapi.applications", "FastAPI.__call__", ("self", "scope", "receive", "send"), wrapper="wrapped_app"),
@@ -65,12 +77,7 @@ def _fit(release: str, generate: tuple[str, ...], body: str, *realtime: AnySeam,
             ("self", "n", "request_id"),
             wrapper="wrapped_check_admission",
         ),
-        Wrap(
-            "vllm_omni.entrypoints.async_omni_base",
-            "AsyncOmniBase._final_output_handler",
-            ("self",),
-            wrapper="wrapped_final_output_handler",
-        ),
+        Wrap(ENGINE, "AsyncOmniEngine.add_request_async", ("self", *submission), wrapper="wrapped_add_request_async"),
         Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate", generate, fingerprints=(body,)),
         Wrap(API_SERVER, "omni_init_app_state", ("engine_client", "state", "args"), wrapper="wrapped_init_app_state"),
         Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", asked, wrapper="wrapped_chat"),
@@ -121,6 +128,7 @@ PATCH = Patch(
             "0.30.0",
             (*_GENERATE, *_MORE),
             "54891c5562d2c7bf",
+            (*_SUBMISSION, "resumable"),
             Wrap(REALTIME, "RealtimeConnection.start_generation", ("self",), wrapper="wrapped_start_generation"),
             Call(SOCKETS, "RealtimeConnection.send_error", ("self", "message", "code")),
         ),
@@ -128,6 +136,7 @@ PATCH = Patch(
             "0.32.0rc1",
             (*_GENERATE, "kv_hints", *_MORE, "submitted", "entry_stage_id"),
             "1c06d006191e4838",
+            (*_SUBMISSION, "kv_hints", "resumable", "entry_stage_id"),
             note="/v1/realtime is never refused",
         ),
     ),

@@ -11,10 +11,12 @@ import gc
 from time import monotonic, perf_counter_ns
 
 from omni_fastpath.figures import Distribution
+from omni_fastpath.ledger import runtime
 
 from . import DELAY_S
 
 EVERY_S = 0.25
+_measuring = runtime("queue_metrics").guard("measuring an event loop's lag")
 _OLDEST = 2
 
 
@@ -45,25 +47,34 @@ class Lag:
         loop.call_later(EVERY_S, self._look, loop, monotonic() + EVERY_S)
 
     def _look(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        if not self._is_stopped:
-            self.seen.observe(max(0.0, monotonic() - due_s))
-            self._wait(loop)
+        with _measuring:
+            if not self._is_stopped:
+                self.seen.observe(max(0.0, monotonic() - due_s))
+                self._wait(loop)
 
 
 class Pauses:
-    """Measures how long collections of the oldest generation take, until it is stopped.
-
-    Attributes:
-        seen: How long they took, seconds.
-    """
+    """Measures how long collections of the oldest generation take, until it is stopped."""
 
     metric = "gc_pause_seconds"
 
     def __init__(self) -> None:
         self.labels = dict[str, str]()
-        self.seen = Distribution(DELAY_S)
+        self._seen = Distribution(DELAY_S)
+        self._error: Exception | None = None
         self._began_ns = 0
         gc.callbacks.append(self)
+
+    @property
+    def seen(self) -> Distribution:
+        """How long they took, seconds.
+
+        Raises:
+            Exception: What the measurement ended with.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._seen
 
     def stop(self) -> None:
         """Measure no more; a second call changes nothing."""
@@ -71,10 +82,18 @@ class Pauses:
             gc.callbacks.remove(self)
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """Called by ``gc`` before and after a collection of any generation; one runs at a time in a process."""
-        if info["generation"] != _OLDEST:
-            return
+        """Called by ``gc`` before and after a collection of any generation; one runs at a time in a process.
+
+        It may interrupt code that has a lock, so that an exception ends the measurement and is raised by ``seen``.
+        """
+        try:
+            if info["generation"] == _OLDEST and not self._error:
+                self._time(phase)
+        except Exception as error:
+            self._error = error
+
+    def _time(self, phase: str) -> None:
         if phase == "start":
             self._began_ns = perf_counter_ns()
         elif self._began_ns:  # else it began before this was made
-            self.seen.observe((perf_counter_ns() - self._began_ns) / 1e9)
+            self._seen.observe((perf_counter_ns() - self._began_ns) / 1e9)

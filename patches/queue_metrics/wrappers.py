@@ -6,20 +6,18 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from omni_fastpath.declare import State
 from omni_fastpath.figures import Sample, gauge
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import runtime
 
 from .account import Account
 from .delays import Lag, Pauses
 
-_T = TypeVar("_T")
-
 _runtime = runtime("queue_metrics")
 _counters = _runtime.counters
+_showing = _runtime.guard("showing what was observed")
 
 _accounts: list[Account] = []
 _observed: WeakKeyDictionary[Any, Account] = WeakKeyDictionary()
@@ -32,19 +30,6 @@ _adapters: list[weakref.ref[Any]] = []
 """No ``WeakSet``, which cannot be read while another thread adds to it."""
 
 
-def _observe(look: Callable[..., _T], *args: Any, **kwargs: Any) -> _T | None:
-    """What a look of ours gives; None from the first one that raises on: then upstream works alone."""
-    if _runtime.has_failed:
-        return None
-    try:
-        return look(*args, **kwargs)
-    except Exception as error:
-        _end()
-        logger.exception("omni-fastpath: queue_metrics: observing failed")
-        _runtime.report(State.FAILED, f"observing failed: {error!r}; nothing is observed any more")
-    return None
-
-
 # ---- The orchestrator ----
 
 
@@ -52,7 +37,7 @@ def wrapped_orchestration_output_handler(
     wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[None]:
     """Upstream's, on the orchestrator's event loop, before either of its loops begins: it is observed from here on."""
-    _observe(_begin, instance)
+    _begin(instance)
     return wrapped(*args, **kwargs)
 
 
@@ -71,10 +56,11 @@ async def wrapped_process_llm_stage_outputs(
 ) -> Any:
     """Upstream's processing of one raw output; what it routes meanwhile belongs to this one."""
     account = _observed.get(instance)
-    dispatch = None if account is None else _observe(account.processing, *args, **kwargs)
+    if account is None:
+        return await wrapped(*args, **kwargs)
+    dispatch = account.processing(*args, **kwargs)
     processed = await wrapped(*args, **kwargs)
-    if account is not None and dispatch is not None:
-        account.processed(dispatch)
+    account.processed(dispatch)
     return processed
 
 
@@ -83,10 +69,10 @@ async def wrapped_handle_processed_outputs(
 ) -> Any:
     """Upstream's routing of what was just processed."""
     account = _observed.get(instance)
-    dispatch = None if account is None else _observe(account.routing, *args, **kwargs)
+    dispatch = None if account is None else account.routing(*args, **kwargs)
     result = await wrapped(*args, **kwargs)
     if account is not None and dispatch is not None:
-        _observe(account.routed, dispatch)
+        account.routed(dispatch)
     return result
 
 
@@ -96,7 +82,7 @@ async def wrapped_handle_processed_outputs(
 def wrapped_final_output_handler(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's, at each request's beginning, on the front end's event loop."""
     wrapped(*args, **kwargs)
-    _observe(_measure_lag, "front_end")
+    _measure_lag("front_end")
 
 
 def wrapped_adapter_made(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
@@ -119,8 +105,10 @@ def _measure_lag(name: str) -> None:
 def figures() -> dict[str, list[Sample]]:
     """What ``/metrics`` shows now; called by a scrape and for the state file, on a thread of its own."""
     found: dict[str, list[Sample]] = {}
-    for metric, sample in _observe(lambda: list(_samples())) or ():
-        found.setdefault(f"omni_fastpath_{metric}", []).append(sample)
+    if not _runtime.has_failed:
+        with _showing:
+            for metric, sample in _samples():
+                found.setdefault(f"omni_fastpath_{metric}", []).append(sample)
     return found
 
 
@@ -159,14 +147,9 @@ def _labels(stage_id: int, replica_id: int) -> dict[str, str]:
 # ---- The end ----
 
 
-def _end() -> None:
-    _observed.clear()
-    for delay in _delays:
-        delay.stop()
-
-
 def taken_off() -> None:
     """Nothing is observed any more, and what was seen is forgotten."""
-    _end()
-    for seen in (_accounts, _delays, _loops, _adapters):
+    for delay in _delays:
+        delay.stop()
+    for seen in (_observed, _accounts, _delays, _loops, _adapters):
         seen.clear()
