@@ -140,13 +140,12 @@ class Entry:
         return "; ".join(filter(None, (self.cause, self.remarks)))
 
     def shown_figures(self) -> Mapping[str, Any]:
-        """What its metrics show now; nothing from the first error on, which is logged."""
+        """What its metrics show now; nothing once the patch has failed, of an error of theirs too."""
         figures = self.figures  # another thread may set it to None meanwhile
         try:
-            return {} if figures is None else figures()
-        except Exception:
-            self.figures = None
-            logger.exception("omni-fastpath: what %s has for /metrics cannot be read", self.patch.name)
+            return {} if figures is None or self.has_failed else figures()
+        except Exception as error:
+            self.fail("showing figures", error)
             return {}
 
 

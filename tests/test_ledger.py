@@ -85,12 +85,14 @@ def test_snapshot_is_plain_and_detached() -> None:
 
 
 def test_figures_that_raise_are_read_no_more(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The first error is logged; the patch has no figures from then on."""
+    """The first error is logged and makes the patch failed; it has no figures from then on."""
     book = Ledger()
+    monkeypatch.setattr(ledger, "LEDGER", book)
     monkeypatch.setattr(book.entry(DRUM), "figures", lambda: 1 / 0)
     for _ in range(2):
         assert "figures" not in book.snapshot()["drum"]
-    assert caplog.text.count("what drum has for /metrics cannot be read") == 1
+    assert caplog.text.count("drum: showing figures failed") == 1
+    assert book.entry(DRUM).has_failed
 
 
 def test_runtime_sees_values_in_force(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,8 +126,9 @@ class SocketReader:
             self._awaited.set_exception(error)  # type: ignore[union-attr]
         except Exception as error:
             _runtime.fail("taking a message", error)
-            if self._awaited is not None and not self._awaited.done():
-                self._relay = self._awaited.get_loop().create_task(self._from_pyzmq(self._awaited))
+            left, self._awaited = self._awaited, None  # from here on no look takes a message
+            if left is not None and not left.done():
+                self._relay = left.get_loop().create_task(self._from_pyzmq(left))
 
     async def _from_pyzmq(self, awaited: _Awaited) -> None:
         """Let pyzmq give what the reader awaits from us."""

@@ -1,7 +1,7 @@
 """An exception of ours at any line of any patch: what upstream's users get is stock's, and the state is failed.
 
 Each patch has a small scenario on upstream's own objects, which is played on stock, then with the patch, then again and
-again with an exception at another line. ``--hypothesis-profile long`` tries a hundred times as many.
+again with an exception at another line: 25 times, or 500 with ``--hypothesis-profile long``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,6 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
 
     async def script() -> list[Any]:
         served = Served()
-        served.engine.errored = True
         found: list[Any] = []
 
         async def connect(websocket: Any) -> None:
@@ -140,12 +139,13 @@ def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
             begin = LEDGER.named("admission_limit").guarded(wrappers.wrapped_init_app_state, "the beginning")
             limit = SimpleNamespace(max_num_queued_reqs=LIMIT)
             await begin(lambda *_: asyncio.sleep(0), None, (served.engine, served.state, limit), {})
-        for path in (CHAT, f"{CHAT}/batch", "/v1/made"):
-            await ask(path, {"messages": [ONE["messages"]] if "batch" in path else ONE["messages"]})
+        for path in (CHAT, "/v1/made"):
+            await ask(path, ONE)
+        served.engine.errored = True
         *_, refusal = await served.talk(connect)
         found.append(_Anything() if refusal.get("text") == "QueueOverflowError" else refusal)
+        served.engine.errored = False
         served.engine.request_states.clear()
-        served.go.set()
         for _ in range(3):
             await ask(CHAT, ONE)
         served.go.clear()
@@ -249,7 +249,9 @@ def observed(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     from tests.patches.test_queue_metrics import filled
 
     def looks(_pipeline: Any) -> None:
-        gc.collect()
+        for phase in ("start", "stop"):  # a collection takes a second here
+            for each in list(gc.callbacks):
+                each(phase, {"generation": 2})
         LEDGER.snapshot()
 
     return sequences(run(filled(event_driven=False, replicas=1), looks))
@@ -313,7 +315,7 @@ def test_an_exception_at_any_line_changes_nothing(
     reached = Counter[Line]()
     assert played(lambda line: reached.update([line])) == (stock, State.APPLIED)
     rng = random.Random(patch)
-    lines, wanted = sorted(reached), settings().max_examples // 2
+    lines, wanted = sorted(reached), min(settings().max_examples // 2, 500)
     chosen = [(line, 1) for line in rng.sample(lines, k=min(len(lines), wanted))]
     while len(chosen) < wanted:
         line = rng.choice(lines)
@@ -321,7 +323,10 @@ def test_an_exception_at_any_line_changes_nothing(
     raised = 0
     for line, time in chosen:
         at = FailsAt(line, time)
-        found, state = played(at)
+        try:
+            found, state = played(at)
+        except Exception as error:
+            raise AssertionError(line, time) from error
         assert found == stock, (line, time)
         assert state is (State.FAILED if at.has_raised else State.APPLIED), (line, time)
         raised += at.has_raised
