@@ -37,7 +37,8 @@ Fragility:
     ``async_chunk``, ``num_stages``, ``_pd_pair``, ``_cfg_tracker``, ``duplex_control_plane``; of a request there
     ``streaming`` and ``session_owned`` (0.28: ``duplex_identity``); of a pool its processor, client and times; of a
     processor ``request_states``; of a state there ``mm_accumulated``, ``detokenizer`` and what Scope names; all fields
-    of an entry.
+    of an entry. Set, after an exception of ours that came between a text and its output: ``_last_output_text_offset``
+    of a detokenizer, so that it gives the text again.
 Upstream thread:
     vllm-omni issue #4561 (the reporter's primary cause: the expensive CPU-side output path).
 Remove when:
