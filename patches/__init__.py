@@ -14,10 +14,13 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
    but the standard library, pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names, imported on install and only then. A wrapper
    takes ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values and its
-   counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream: the
-   patch steps aside and reports ``failed``.
+   counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream.
+   The machinery sees to that in a wrapper (``Entry.guarded``). Whatever else upstream calls, such as a callback or a
+   method of a subclass, does it by ``Entry.guard`` or ``Entry.fail``. What others wait for is released by the function
+   that ``taken_off`` names.
 3. This file: the import, and its place in ``PATCHES``, after what it requires.
-4. ``tests/patches/test_NAME.py``: everybody gets the same with the patch and without it.
+4. ``tests/patches/test_NAME.py``: everybody gets the same with the patch and without it. A scenario in
+   ``test_errors_of_ours.py``: the same with an exception of ours at any line.
 5. ``README.md``: a row in the table of patches. ``omni-fastpath explain --markdown`` and ``--matrix`` print what goes
    into ``docs/configuration.md`` and ``docs/operations.md``. ``CHANGELOG.md``: a line.
 

@@ -472,4 +472,4 @@ async def test_an_event_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch
         assert await chat_stream.events(chat_stream.request(), outputs) == expected
         state, reason = _state()  # with a remark behind it where a part of the patch has nothing to do
         assert state == "failed"
-        assert reason.startswith("an event is not as pydantic writes it; upstream works alone from here on")
+        assert reason.startswith("writing an event failed: ValueError('an event is not as pydantic writes it')")
