@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit trust floors packaging licences dist matrix dispatch processing ab server replay save-queue forward-gate clean
+.PHONY: setup demo parity test test-more lint unit trust floors pythons packaging licences dist matrix dispatch processing ab server replay save-queue forward-gate clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -18,7 +18,7 @@ parity: setup ## the same answers: requests of every kind to real stage engines,
 test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"
 
-test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, floors, other releases; half an hour
+test-more: setup floors pythons ## what `make test` leaves out: other servers, faults, packaging, other Pythons and releases; half an hour
 	$(PYTEST) -m more
 	$(PYTEST) -m "not more" --traced tests/patches
 	@$(MAKE) --no-print-directory matrix
@@ -35,7 +35,10 @@ trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save
 	$(VENV_PYTHON) -m pytest -s -o timeout=0 --hypothesis-profile long tests/schedules tests/test_fuzz.py
 
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
-	@bash scripts/floors.sh
+	@bash scripts/without_vllm.sh $${PYTHON:-python3.11} floors
+
+pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; six minutes
+	@bash scripts/pythons.sh
 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires
 	$(PYTEST) tests/test_packaging.py
