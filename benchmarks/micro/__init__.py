@@ -5,6 +5,6 @@
     make bench ARGS="--benchmark-compare 0001 -k end"   beside a saved run
     .venv/bin/python -m pytest benchmarks/micro --arm fastpath      one arm
 
-Patching affects a whole process, so each arm runs in a process of its own. Arguments are pytest's. Figures are for one
-raw output, entry, token, chunk or task, as the docstring of the benchmark says, whatever number of them a round has.
+Patching affects a whole process, so each arm runs in its own process. Arguments are passed to pytest. A figure is the
+cost of one raw output, entry, token, chunk or task, as the docstring of the benchmark says.
 """

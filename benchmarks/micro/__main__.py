@@ -25,9 +25,9 @@ STORAGE = FOLDER.parents[1] / ".benchmarks"
 
 
 def run(arguments: Sequence[str]) -> dict[str, Any]:
-    """What pytest-benchmark says of both arms, as of one run; ends this process where a benchmark failed."""
+    """The JSON of both arms, merged into one run; exits if a benchmark failed."""
     at_once = "--benchmark-disable" in arguments
-    # pytest-benchmark's own tables have one arm each: of use beside a saved run.
+    # pytest-benchmark's own tables show one arm, which is useful only beside a saved run.
     quiet = [] if any("--benchmark-compare" in each for each in arguments) else ["--benchmark-quiet"]
     found: dict[str, Any] = {"benchmarks": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def show(benchmarks_: Sequence[Mapping[str, Any]]) -> None:
-    """A row per group: each arm's median, the ratio of the medians, and the goal where there is one."""
+    """Print a row per group: the median of each arm, their ratio, and the goal if there is one."""
     groups: dict[str, dict[str, Mapping[str, Any]]] = {}
     for each in benchmarks_:
         groups.setdefault(each["group"], {})[each["params"]["arm"]] = each

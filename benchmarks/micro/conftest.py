@@ -1,4 +1,4 @@
-"""The arm of this process, and what its benchmarks share."""
+"""The arm of this process, and the fixtures of the benchmarks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Stages = Callable[..., AbstractContextManager[Any]]
 
 
 class _Clock:
-    """Moves by what rounds say that they took."""
+    """A clock that advances by the time that each round reports."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -39,16 +39,18 @@ _CLOCK = _Clock()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--arm``."""
-    parser.addoption("--arm", choices=list(ARMS), default="fastpath", help="what is on in this process")
+    parser.addoption(
+        "--arm", choices=list(ARMS), default="fastpath", help="stock, or the patches switched on in this process"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each benchmark its arm as a parameter, so that saved runs have it."""
+    """Make the arm a parameter of each benchmark, so that saved runs record it."""
     metafunc.parametrize("arm", [metafunc.config.getoption("--arm")], scope="session")
 
 
 def pytest_itemcollected(item: Any) -> None:
-    """Put what differs by the arm alone into one group, and let ``measured`` keep the time."""
+    """Group benchmarks that differ only by arm, and use our clock for those with ``measured``."""
     sizes = [each for each in item.callspec.id.split("-") if each not in ARMS]
     group = ": ".join([item.originalname.removeprefix("test_").replace("_", " "), *filter(None, [", ".join(sizes)])])
     named = {"timer": _CLOCK.read} if "measured" in item.fixturenames else {}
@@ -57,7 +59,7 @@ def pytest_itemcollected(item: Any) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _switched_on(arm: str) -> Iterator[None]:
-    """This process is the arm, as a server's and a stage's process at once, and still is at the end."""
+    """Install the arm, the patches of a server's and of a stage's process, and check it at the start and at the end."""
     importlib.import_module("vllm_omni.entrypoints.openai.serving_chat")  # as in `vllm serve`
     for process in (Process.SERVER, Process.STAGE):
         switch_on(ARMS[arm], process)
@@ -68,7 +70,7 @@ def _switched_on(arm: str) -> Iterator[None]:
 
 @pytest.fixture
 def measured(benchmark: BenchmarkFixture) -> Measured:
-    """``measured(once, rounds)``: each round's figure is what ``once()`` returns, in seconds, by any clock."""
+    """``measured(once, rounds)``: ``once()`` runs one round and returns its figure in seconds."""
 
     def run(once: Callable[[], float], rounds: int) -> None:
         def timed() -> None:
@@ -81,7 +83,7 @@ def measured(benchmark: BenchmarkFixture) -> Measured:
 
 @pytest.fixture(scope="session")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
-    """``stages(streams)``: a stage with so many requests in progress, whose chunks go nowhere."""
+    """``stages(streams)``: a stage with that number of requests in progress, whose chunks are not sent."""
     from tests.patches.small_stage import SmallStage, stage_config
 
     config = stage_config(tmp_path_factory.mktemp("model"))

@@ -14,7 +14,7 @@ MANY = {"full": 200, "empty": 20}
 
 @pytest.mark.parametrize("queue", ["full", "empty"])
 def test_dequeue(measured: Measured, arm: str, queue: str) -> None:
-    """One dequeue. Stock's waits a millisecond for an empty queue, and makes a task for each."""
+    """One dequeue. Stock waits a millisecond at an empty queue and creates a task per dequeue."""
     from benchmarks.rigs.inprocess import Pipeline, batch, text
 
     async def run() -> float:

@@ -1,8 +1,8 @@
 """``budgeted_drain``: the orchestrator's real loop, with the work that it dispatches replaced by stubs.
 
-Upstream's processing, routing and terminal bookkeeping do nothing here, so that what remains runs for each raw output
-besides them: the put into the client's queue with what hangs on it, dequeue, order, budget, judging, yields, and the
-stubs themselves. The clock runs on the orchestrator's thread, from the first put to the last dispatch.
+Upstream's processing, routing and terminal bookkeeping do nothing here. What remains is the overhead per raw output:
+the put into the client's queue, dequeue, order, budget, yields, and the stubs themselves. It is measured on the
+orchestrator's thread, from the first put to the last dispatch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ EVERY = 16
 
 @dataclass(frozen=True)
 class Case:
-    """What is queued in one go while the loop sleeps.
+    """The raw outputs that are queued at once while the loop sleeps.
 
     Attributes:
-        outputs: Raw outputs for each of the stages.
-        entries: Requests in a raw output.
-        stages: Whose they are.
-        ends: Each raw output of the last stage ends a request whose text waits at the first.
+        outputs: Raw outputs per stage.
+        entries: Requests in each raw output.
+        stages: The stages that send them.
+        ends: Each raw output of the last stage ends a request whose text is queued at the first.
         goal_us: The most that fastpath may take, microseconds.
     """
 
@@ -62,13 +62,13 @@ def test_dispatch(measured: Measured, benchmark: BenchmarkFixture, arm: str, nam
     """One raw output, in each of upstream's two modes."""
     case = CASES[name]
     benchmark.extra_info["goal_us"] = case.goal_us
-    slow = arm == "stock" and mode == "poll"  # which waits a millisecond for each stage that is empty
+    slow = arm == "stock" and mode == "poll"  # it waits a millisecond at each empty stage
     measured(lambda: _dispatched(case, event_driven=mode == "event"), 5 if slow else 20)
 
 
 def _dispatched(case: Case, *, event_driven: bool) -> float:
     """Seconds per raw output."""
-    # As long as a server's. Where requests end, each raw output is of the next ones: nothing is made of what has ended.
+    # As long as in a server. With ends, each raw output has later requests, because upstream drops those that ended.
     names = [f"r{number}-{'0' * 32}" for number in range(case.entries + (case.outputs if case.ends else 0))]
     of_one = [names[number : number + case.entries] if case.ends else names for number in range(case.outputs)]
     heard = [number % EVERY == EVERY - 1 for number in range(case.outputs)]
@@ -97,7 +97,7 @@ def _dispatched(case: Case, *, event_driven: bool) -> float:
     with pipeline:
         pipeline.settle()
         began, last = pipeline.do(put_all), 0
-        while len(stamps) < total or len(stamps) != last:  # an end that was held is dispatched by itself
+        while len(stamps) < total or len(stamps) != last:  # ends that were held are dispatched separately
             last = len(stamps)
             time.sleep(0.01)
     return (stamps[-1] - began) / total
@@ -114,7 +114,7 @@ def _entries(stage: int, names: Sequence[str], heard: bool, *, ends: bool) -> li
 
 
 def _request_output(name: str, heard: bool) -> Any:
-    """What upstream's processing makes of an entry; made beforehand, because making it is not dispatch."""
+    """The output of upstream's processing, made beforehand because it is not part of dispatch."""
     payload = MultimodalPayload({"audio": torch.ones(1 if heard else 0)}, {"sr": SAMPLE_RATE})
     completion = MultimodalCompletionOutput(
         multimodal_output=payload, index=0, text="", token_ids=[], cumulative_logprob=None, logprobs=None
@@ -123,7 +123,7 @@ def _request_output(name: str, heard: bool) -> Any:
 
 
 def _stub(orchestrator: Any, processed: Iterable[Any], stamp: Callable[[float], Any]) -> None:
-    """Replace the work; the stubs do as little as they can, because what they cost counts as dispatch."""
+    """Replace the work by stubs that do as little as possible, because their cost counts as dispatch."""
     take = iter(processed).__next__
 
     async def process(*_: Any) -> Any:

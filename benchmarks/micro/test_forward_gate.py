@@ -16,7 +16,7 @@ ROUNDS = 40
 
 @pytest.mark.parametrize("streams", [1, 16, 64])
 def test_step(measured: Measured, stages: Stages, streams: int) -> None:
-    """One entry of ``update_from_output``, in a step of so many streams, each with 16 codes."""
+    """One entry of ``update_from_output``, in a step with that number of streams and 16 codes for each."""
     with stages(streams) as stage:
 
         def once() -> float:
@@ -44,7 +44,7 @@ def test_received(measured: Measured, benchmark: BenchmarkFixture, stages: Stage
         raws = list(_raw_outputs(stage))
     has_codes = ["codes.audio" in (each.multimodal_output or {}) for raw in raws for each in raw.outputs]
     assert has_codes == [arm == "stock"] * len(has_codes)
-    # Copied, as by a socket: the buffers are those of the stage's tensors.
+    # Copied, as a socket does, because the frames share memory with the tensors of the stage.
     received = iter([[bytearray(frame) for frame in encoder.encode(raw)] for raw in raws])
     benchmark.extra_info["bytes"] = sum(map(len, encoder.encode(raws[-1]))) / streams
 
@@ -59,7 +59,7 @@ def test_received(measured: Measured, benchmark: BenchmarkFixture, stages: Stage
 
 
 def _raw_outputs(stage: Any) -> Iterator[Any]:
-    """Of so many steps as are processed, after those in which the requests begin."""
+    """Those of enough steps for all rounds, without the steps in which the requests begin."""
     for step in range(ROUNDS + 4):
         scheduled = stage.scheduler.schedule()
         made = stage.scheduler.update_from_output(scheduled, stage.answer(scheduled))

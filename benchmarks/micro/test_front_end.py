@@ -15,7 +15,7 @@ CHUNKS = 32
 
 @pytest.mark.parametrize("tokens", [16, 256])
 def test_token(measured: Measured, tokens: int) -> None:
-    """The event of one token, of an answer of so many."""
+    """The event of one token, in an answer of that number of tokens."""
     from tests.patches.chat_stream import output, token
 
     measured(lambda: _streamed([output("text", [token(" word", number)]) for number in range(tokens)]), 20)
@@ -23,7 +23,7 @@ def test_token(measured: Measured, tokens: int) -> None:
 
 @pytest.mark.parametrize("samples", [1_920, 9_600, 48_000])
 def test_chunk(measured: Measured, samples: int) -> None:
-    """The event of one chunk of audio of so many samples, a WAV file in base64."""
+    """The event of one chunk of audio with that number of samples, a WAV file in base64."""
     from tests.patches.chat_stream import output, sound
 
     measured(lambda: _streamed([output("audio", [sound(samples)]) for _ in range(CHUNKS)]), 20)

@@ -14,7 +14,7 @@ from omni_fastpath.patches import PATCHES
 
 @pytest.fixture
 def patches(arm: str) -> Iterator[Sequence[Patch]]:
-    """Those that are on, and are again afterwards."""
+    """The patches that are on; they are on again afterwards."""
     if arm == "stock":
         pytest.skip("stock has nothing to install")
     on = [patch for patch in PATCHES if is_installed(patch.name)]
@@ -33,10 +33,10 @@ def _redo(patches: Sequence[Patch]) -> None:
 
 
 def test_install(benchmark: BenchmarkFixture, patches: Sequence[Patch]) -> None:
-    """All of them: each seam is verified, then written. Their modules are imported already."""
+    """All of them: every seam is verified, then written. Upstream's modules are imported already."""
     benchmark.pedantic(lambda: _redo(patches), setup=lambda: _undo(patches), rounds=20, warmup_rounds=1)
 
 
 def test_undo(benchmark: BenchmarkFixture, patches: Sequence[Patch]) -> None:
-    """All of them: each slot gets back what it had."""
+    """All of them: every slot is restored."""
     benchmark.pedantic(lambda: _undo(patches), setup=lambda: _redo(patches), rounds=20, warmup_rounds=1)

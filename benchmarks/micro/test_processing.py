@@ -31,20 +31,20 @@ KINDS: dict[str, tuple[int, Any]] = {
     "talker with codes": (1, lambda name, finish: codes(name, finish=finish, **_COUNTED)),
     "code2wav": (2, lambda name, finish: audio(name, *[0.5] * 10, finish=finish)),
 }
-"""With the stage. The thinker's token goes to the user. Nothing receives what the talker makes, a token, and without
-``forward_gate`` a payload with it. Code2wav makes ten samples of audio."""
+"""Stage and entry. The token of the thinker is sent to the user. The token of the talker, and its codes where
+``forward_gate`` is off, are sent to nobody. Code2wav makes ten samples of audio."""
 
 
 class _Stage:
-    """A stage whose requests are in progress, after so many steps."""
+    """A stage with requests in progress, after a number of steps."""
 
     def __init__(self, kind: str, steps: int) -> None:
         self._stage, self._entry = KINDS[kind]
         pipeline = Pipeline()
-        # In the place of the Prometheus logger, so that upstream makes statistics; recording is not processing.
+        # In place of the Prometheus logger, so that upstream makes statistics; recording them is not processing.
         pipeline.orchestrator._stat_logger = SimpleNamespace(record=lambda *_, **__: None)
         self._process = pipeline.orchestrator._process_llm_stage_outputs
-        self._names = [f"r{number}-{'0' * 32}" for number in range(REQUESTS)]  # as long as a server's
+        self._names = [f"r{number}-{'0' * 32}" for number in range(REQUESTS)]  # as long as in a server
         for name in self._names:
             pipeline.add_request(name)
         for _ in range(steps):
@@ -72,5 +72,5 @@ def test_processing(measured: Measured, benchmark: BenchmarkFixture, kind: str, 
 @pytest.mark.parametrize("kind", ["thinker", "talker with codes", "code2wav"])
 @pytest.mark.parametrize("step", [450, 1950])
 def test_end(measured: Measured, benchmark: BenchmarkFixture, kind: str, step: int) -> None:
-    """One entry of a raw output in which all requests end after so many steps."""
+    """One entry of a raw output that ends all of its requests, at that step."""
     measured(lambda: _Stage(kind, step if benchmark.enabled else 1).step(FinishReason.STOP), 3)

@@ -18,12 +18,12 @@ ROUNDS = 40
 
 
 def _task(stream: str) -> dict[str, Any]:
-    """As upstream queues one, without a payload."""
+    """A save task as upstream queues it, without a payload."""
     return {"multimodal_output": None, "request": SimpleNamespace(external_req_id=stream)}
 
 
 def _take(queue: Any, tasks: int) -> float:
-    """Take so many, as upstream's ``save_loop`` does; seconds per task."""
+    """Take tasks as upstream's ``save_loop`` does; seconds per task."""
     began = time.thread_time()
     for _ in range(tasks):
         if queue:
@@ -33,7 +33,7 @@ def _take(queue: Any, tasks: int) -> float:
 
 @contextmanager
 def _on_save_thread(stage: Any) -> Iterator[Callable[[Callable[[], float]], float]]:
-    """Runs functions on the stage's save thread, which sends nothing meanwhile."""
+    """Runs functions on the save thread of a stage, which sends nothing meanwhile."""
     asked, answers = SimpleQueue[Any](), SimpleQueue[float]()
 
     def serve(_task: Any) -> None:
@@ -73,7 +73,7 @@ def test_append(measured: Measured, stages: Stages, streams: int) -> None:
 
 @pytest.mark.parametrize(("streams", "backlog"), [(1, 16), (64, 64), (64, 1024)])
 def test_take(measured: Measured, stages: Stages, streams: int, backlog: int) -> None:
-    """One task, on the save thread, where so many tasks of so many streams wait and no send is slow."""
+    """One task, on the save thread, from a backlog of that number of tasks and streams, without slow sends."""
     with stages() as stage, _on_save_thread(stage) as run:
 
         def once() -> float:
@@ -87,7 +87,7 @@ def test_take(measured: Measured, stages: Stages, streams: int, backlog: int) ->
 @pytest.mark.parametrize("steps_behind", [0, 1, 16])
 @pytest.mark.parametrize("streams", [16, 64, 128])
 def test_schedule(measured: Measured, stages: Stages, streams: int, steps_behind: int) -> None:
-    """A step's ``schedule``, which sorts in the tasks of the last step, while those of so many steps wait."""
+    """One ``schedule``, which sorts in the tasks of the last step, behind the tasks of that number of steps."""
     with stages(streams) as stage, _on_save_thread(stage) as run:
 
         def once(take: bool = True) -> float:

@@ -16,7 +16,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 def test_scrape(
     benchmark: BenchmarkFixture, arm: str, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One scrape of a server that has so many other processes; stock's is the registry without ours."""
+    """One scrape of a server with that number of other processes; in stock, of a registry without our collector."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     from omni_fastpath.declare import Process
@@ -35,7 +35,7 @@ def test_scrape(
 
 @contextlib.contextmanager
 def _others(count: int) -> Iterator[None]:
-    """So many processes of this server, each with a state file."""
+    """Processes of this server, each with a state file."""
     from omni_fastpath import process_role, statefile
     from omni_fastpath.declare import Process
     from omni_fastpath.ledger import LEDGER
