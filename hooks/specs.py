@@ -60,9 +60,9 @@ class PassReport(NamedTuple):
         stage_id: Stage that was drained.
         replica_id: Replica of that stage.
         items: Raw outputs taken.
-        ended: ``empty``, ``routable``, ``items``, ``time``, ``one`` (a stage that nobody sees gives one item a pass),
-            ``floor`` (a stage that was due gives one), ``outranked`` (another stage goes first since the last yield) or
-            ``gone`` (the replica was evicted or replaced, or shutdown).
+        ended: ``empty``, ``routable``, ``items``, ``time``, ``floor`` (a stage that had less than its floor gives one),
+            ``outranked`` (another stage goes first since the last yield) or ``gone`` (the replica was evicted or
+            replaced, or the loop ends).
         queued: Raw outputs still queued at the end.
         duration_us: Time from the first take to the end, microseconds, yields included.
     """
@@ -90,8 +90,9 @@ class Specs:
     def next_stage(self, view: BacklogView) -> int | None:
         """Choose the stage that is served next; None leaves it to the next plugin, at last to the YAML's ``order``.
 
-        Asked when more than one stage has a backlog and none is due by its floor, which goes before any order. An id
-        that has no backlog counts as None. A request's outputs of one stage stay in order whatever is chosen.
+        Asked when more than one stage has a backlog, none has less than its floor, and no end of a request waits for
+        one of them: those go before any order. An id that has no backlog counts as None. A request's outputs of one
+        stage stay in order whatever is chosen.
         """
 
     @hookspec(firstresult=True)

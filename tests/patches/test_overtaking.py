@@ -20,6 +20,7 @@ from vllm_omni.outputs import OmniRequestOutput
 
 from benchmarks.rigs.inprocess import Pipeline, Stage, audio, batch, codes, text
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 from tests.patches.content import endings, sequences
 from tests.patches.drive import run, stages, switched_on
 
@@ -32,7 +33,10 @@ def of(request_id: str, messages: list[Any]) -> list[Any]:
 
 
 def test_raw_output_is_split_where_an_end_is_held(event_driven: bool) -> None:
-    """Statistics, finished ids and other requests' entries go at once; the end goes after its text, counted as held."""
+    """Statistics, finished ids and other requests' entries go at once; the end goes after its text, counted as held.
+
+    Meanwhile it keeps itself alive, and not what it came with.
+    """
     pipeline = Pipeline(event_driven=event_driven)
     pipeline.add_request("R")
     pipeline.add_request("S")
@@ -40,10 +44,12 @@ def test_raw_output_is_split_where_an_end_is_held(event_driven: bool) -> None:
     stats = SchedulerStats(num_waiting_reqs=3)
     pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP), audio("S", 1.0), stats=stats, finished=["R"]))
     seen: list[Any] = []
+    kept: list[Any] = []
     process = pipeline.orchestrator._process_llm_stage_outputs
 
     async def spy(stage_id: int, replica_id: int, raw: Any, ids: set[str]) -> Any:
         seen.append((stage_id, len(raw.outputs), raw.scheduler_stats, raw.finished_requests))
+        kept.append([each.raw[0] for each in DrainLoop.running[-1]._dispatcher.works if each.raw])
         return await process(stage_id, replica_id, raw, ids)
 
     pipeline.orchestrator._process_llm_stage_outputs = spy
@@ -51,6 +57,9 @@ def test_raw_output_is_split_where_an_end_is_held(event_driven: bool) -> None:
         run(pipeline)
         assert LEDGER.named("budgeted_drain").counters["held"] == 1
     assert seen == [(2, 1, stats, {"R"}), (0, 1, None, None), (0, 1, None, None), (2, 1, None, None)]
+    [held] = kept[1]
+    assert [each.request_id for each in held.outputs] == ["R"]
+    assert (held.scheduler_stats, held.finished_requests) == (None, None)
 
 
 @pytest.mark.parametrize("audio_only", [False, True])
