@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,7 @@ class Published:
             if patch.name == GATE:
                 self._counters = entry.counters
         if self._publisher is None:
+            multiprocessing.current_process().name = "LightEngines"
             self._publisher = Publisher(Process.STAGE, said.source or "environment")
             self._publisher.start()
 
