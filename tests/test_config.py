@@ -193,7 +193,7 @@ def test_a_patch_brings_what_it_requires(overlays: tuple[Any, ...], environ: dic
         ({"on_unsupported": "fial"}, ["on_unsupported in", "found 'fial'", "warn or fail", "did you mean 'fail'?"]),
         ({"valve": 3}, ["fastpath.valve in file0.yaml", "found 3", "true, false or a mapping of items, floor"]),
         ({"pipe": {"items": 1}}, ["fastpath.pipe.items", "allowed: no keys"]),
-        ({"valve": {"item": 3}}, ["fastpath.valve.item in file0.yaml", "'item' (did you mean 'items'?)"]),
+        ({"valve": {"item": 3}}, ["fastpath.valve.item in file0.yaml", "'item' (did you mean 'items'?); allowed"]),
         ({"valve": {"items": 0}}, ["valve.items in file0.yaml", "found 0", "an integer at least 1 and at most 64"]),
         ({"valve": {"items": "3"}}, ["found '3'"]),
         ({"valve": {"floor": float("inf")}}, ["fastpath.valve.floor", "found inf"]),

@@ -290,7 +290,7 @@ ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 def test_python_without_docstrings_explains_the_rest() -> None:
     """Under ``-OO`` a patch's text is not there, which is said; seams, values and releases are."""
-    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name)
+    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name, "--full")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Python drops this text under -OO." in ended.stdout
     assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)

@@ -145,7 +145,7 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
         pytest.param(
             firsts(0.2, 0.2), "The API process takes more than 0.05 s. Less of it: `--api-", id="the API process"
         ),
-        pytest.param(firsts(0.9, 0.9), "unless it has diffusion stages", id="both, of which this is one"),
+        pytest.param(firsts(0.9, 0.9), "where its other options do not allow it", id="both, of which this is one"),
         pytest.param(firsts(0.9, 0.9), "More GPU, or more replicas", id="both, of which this is the other"),
     ],
 )
