@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -24,6 +25,14 @@ pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 SURROGATE = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
 """What msgpack raises where a text has a lone surrogate in it."""
+
+
+@pytest.fixture(autouse=True)
+def _no_log() -> Iterator[None]:
+    """A report with a lone surrogate in its log cannot be sent by pytest-xdist."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture
