@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rigs.arm import Arm, WrongArmError, clean
+from benchmarks.rigs.arm import Arm, WrongArmError
 from benchmarks.rigs.process_arms import check
 from benchmarks.rigs.server_arms import check_server
 from omni_fastpath.declare import Process, State
@@ -27,20 +27,6 @@ def _snapshot(arm: Arm, process: Process) -> Snapshot:
         state = State.APPLIED if process in patch.processes else State.NOT_APPLICABLE
         patches[patch.name] = PatchRecord(state=state if patch.name in arm.enabled else State.OFF)
     return Snapshot.model_validate(made.snapshot(1, process, started=1, updated=0.0, patches=patches))
-
-
-def test_an_arm_is_on_when_its_variables_switch_a_patch_on() -> None:
-    """Stock may say OMNI_FASTPATH=0, as a server must to leave a state file."""
-    assert (Arm("stock").on, STOCK.on, FASTPATH.on) == (False, False, True)
-    assert Arm("one", {"OMNI_FASTPATH_FORWARD_GATE": "1"}).enabled == {"forward_gate"}
-
-
-def test_nothing_that_only_an_arm_may_say_gets_through() -> None:
-    """Ours, the hand-over's, upstream's mode and the choice of plugins; everything else stays."""
-    ours = dict.fromkeys(
-        ("OMNI_FASTPATH", "OMNI_FASTPATH_X", "_OMNI_FASTPATH_X", "VLLM_OMNI_EVENT_DRIVEN_ORCH", "VLLM_PLUGINS"), "1"
-    )
-    assert clean({**ours, "HOME": "/", "VLLM_OMNI_OTHER": "1"}) == {"HOME": "/", "VLLM_OMNI_OTHER": "1"}
 
 
 def test_each_lying_process_is_named() -> None:
