@@ -6,8 +6,6 @@ the front end's queue, the front end's from then on.
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,8 +26,8 @@ OUTPUTS = ("audio", "text")
 ENGINES = "engines"
 LEGS = ("way_in", ENGINES, "queue", "dispatch", "hand_over", "writing")
 QUEUES = ("replica", "front_end")
-_LAST_DATA = slice(52, 56)
-"""Where Linux' ``tcp_info`` has the milliseconds since data came."""
+_TCP_INFO, _LAST_DATA = (6, 11), slice(52, 56)
+"""Level and name of Linux' option of a connection, and where that has the milliseconds since data came."""
 _MADE, _PUT, _HANDED_OVER = range(4, 7)
 """How many times of a first output are known."""
 
@@ -40,9 +38,8 @@ def unread_s(receive: Any) -> float:
     uvicorn's ``receive`` is a method of what has the connection; the resolution is the kernel's, some milliseconds.
     """
     try:
-        with socket.socket(fileno=os.dup(receive.__self__.transport.get_extra_info("socket").fileno())) as connection:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.stop)
-    except (AttributeError, OSError):  # another server, system, or kind of connection
+        info = receive.__self__.transport.get_extra_info("socket").getsockopt(*_TCP_INFO, _LAST_DATA.stop)
+    except (AttributeError, OSError):  # another server, or kind of connection
         return 0.0
     return int.from_bytes(info[_LAST_DATA], sys.byteorder) / 1000
 

@@ -25,7 +25,7 @@ def look(requests: Collection[str], stages: int) -> Iterator[tuple[str, float, d
     """
     sizes, orphans = Counter[str](), 0
     with contextlib.suppress(OSError), os.scandir(FOLDER) as files:
-        for file in islice(files, 20_000):
+        for file in islice(files, 10_000):
             name = _CHUNK.fullmatch(file.name)
             with contextlib.suppress(OSError):  # it was fetched meanwhile
                 if name is None or not file.is_file(follow_symlinks=False):

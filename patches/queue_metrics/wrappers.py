@@ -248,7 +248,8 @@ def tasks_in(queue: Any) -> int:
 def _end() -> None:
     for known in (_observed, _journeys, LOOPS):
         known.clear()
-    gc.callbacks[:] = [each for each in gc.callbacks if not isinstance(each, Pauses)]
+    for pauses in [each for each in gc.callbacks if isinstance(each, Pauses)]:
+        gc.callbacks.remove(pauses)
 
 
 def taken_off() -> None:
