@@ -38,8 +38,9 @@ Scope:
     process. Whether another server, or another API process of this one, waits for it so long is not known. Nothing is
     deleted. What stages, and other API processes, have is up to two seconds old.
 Fragility:
-    Relies on one raw output being processed and routed at a time. A request's queue in the front end gets a ``_put``
-    and a ``_get`` of ours as attributes of its own. Read: of the engine ``output_queue``; of a message ``request_id``,
+    Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets a
+    ``_put`` of ours as an attribute of its own, and a request's queue in the front end a ``_put`` and a ``_get`` until
+    its first outputs have arrived. Read: of the engine ``output_queue``; of a message ``request_id``,
     ``stage_id`` and ``engine_outputs``; of a request in the front end ``request_id`` and ``queue``; of the orchestrator
     ``stage_pools`` and ``request_states``, and of a request there ``stage_submit_ts`` and ``streaming``; of a pool
     ``clients``, ``final_output``, ``stage_type``, ``output_processor`` with its ``request_states``,
@@ -55,10 +56,9 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Metric, Patch, Process, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Metric, Patch, Pin, Process, Wrap
 
-_UP_TO_HALF = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-SECONDS = (*_UP_TO_HALF, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 """Buckets: from what is done at once to a wait in an overloaded server, fine where listeners hear a difference."""
 
 AHEAD = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -90,7 +90,9 @@ def _seams(
         Wrap(STATE, "ClientRequestState.__init__", state, wrapper="wrapped_request_made"),
         Call("asyncio.queues", "Queue._put", ("self", "item")),
         Call("asyncio.queues", "Queue._get", ("self",)),
-        Wrap("janus", "Queue._put", ("self", "item"), wrapper="wrapped_put"),
+        Call("janus", "Queue._put", ("self", "item")),
+        # Of janus 1.0 and 2.0.
+        Pin("janus", "Queue._put_internal", ("self", "item"), fingerprints=("59e98f3f430a4d0a", "b1a0c43bbe5cd793")),
         Call("janus", "_SyncQueueProxy.qsize", ("self",)),
         Wrap(STAGE_POOL, "StagePool.submit_initial", submitted, wrapper="wrapped_submit_initial"),
         Call(STAGE_POOL, "StagePool.get_bound_replica_id", ("self", "request_id")),
