@@ -38,9 +38,10 @@ Scope:
     process. Whether another server, or another API process of this one, waits for it so long is not known. Nothing is
     deleted. What stages, and other API processes, have is up to two seconds old.
 Fragility:
-    Relies on one raw output being processed and routed at a time. A request's queue in the front end gets a ``_put``
-    and a ``_get`` of ours as attributes of its own. Read, and declared by no class: ``batch`` of an entry of an
-    adapter's queue, from 0.32 on; the names of chunks in ``/dev/shm``; ``transport`` of uvicorn's connection.
+    Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets a
+    ``_put`` of ours as an attribute of its own, and a request's queue in the front end a ``_put`` and a ``_get`` until
+    its first outputs have arrived. Read, and declared by no class: ``batch`` of an entry of an adapter's queue, from
+    0.32 on; the names of chunks in ``/dev/shm``; ``transport`` of uvicorn's connection.
 Upstream thread:
     vllm-omni issue #4561 (asks for the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:
@@ -49,10 +50,9 @@ Remove when:
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Metric, Patch, Process, Reads, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Metric, Patch, Pin, Process, Reads, Wrap
 
-_UP_TO_HALF = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-SECONDS = (*_UP_TO_HALF, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 """Buckets: from what is done at once to a wait in an overloaded server, fine where listeners hear a difference."""
 
 AHEAD = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -81,7 +81,8 @@ def _seams(
         Wrap(STATE, "ClientRequestState.__init__", wrapper="wrapped_request_made"),
         Call("asyncio.queues", "Queue._put"),
         Call("asyncio.queues", "Queue._get"),
-        Wrap("janus", "Queue._put", wrapper="wrapped_put"),
+        Call("janus", "Queue._put"),
+        Pin("janus", "Queue._put_internal"),
         Call("janus", "_SyncQueueProxy.qsize"),
         Wrap(STAGE_POOL, "StagePool.submit_initial", wrapper="wrapped_submit_initial"),
         Call(STAGE_POOL, "StagePool.get_bound_replica_id"),

@@ -6,9 +6,6 @@ the front end's queue, the front end's from then on.
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import monotonic
@@ -25,11 +22,11 @@ SEEN = Distributions(
 """The distributions of this process, by the metrics' names without the prefix."""
 
 OUTPUTS = ("audio", "text")
-ENGINES = "engines"
-LEGS = ("way_in", ENGINES, "queue", "dispatch", "hand_over", "writing")
+LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
 QUEUES = ("replica", "front_end")
-_LAST_DATA = slice(52, 56)
-"""Where Linux' ``tcp_info`` has the milliseconds since data came."""
+_TCP_INFO, _LAST_DATA = (6, 11), slice(52, 56)
+"""Level and name of Linux' option of a connection, and where that has the milliseconds since data came, on the
+processors that upstream runs on."""
 _MADE, _PUT, _HANDED_OVER = range(4, 7)
 """How many times of a first output are known."""
 
@@ -40,11 +37,10 @@ def unread_s(receive: Any) -> float:
     uvicorn's ``receive`` is a method of what has the connection; the resolution is the kernel's, some milliseconds.
     """
     try:
-        with socket.socket(fileno=os.dup(receive.__self__.transport.get_extra_info("socket").fileno())) as connection:
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA.stop)
-    except (AttributeError, OSError):  # another server, system, or kind of connection
+        info = receive.__self__.transport.get_extra_info("socket").getsockopt(*_TCP_INFO, _LAST_DATA.stop)
+    except (AttributeError, OSError):  # another server, or kind of connection
         return 0.0
-    return int.from_bytes(info[_LAST_DATA], sys.byteorder) / 1000
+    return int.from_bytes(info[_LAST_DATA], "little") / 1000
 
 
 def distributions(output: str) -> list[Distribution]:
@@ -83,7 +79,7 @@ class First:
         self.times.append(sent_s)
         self.message = None
         legs = [end_s - begin_s for begin_s, end_s in pairwise(self.times)]
-        values = [sum(legs), sum(legs) - legs[LEGS.index(ENGINES)], *legs, *self.ahead]
+        values = [sum(legs), sum(legs) - legs[LEGS.index("engines")], *legs, *self.ahead]
         for distribution, value in zip(distributions(self.output), values, strict=True):
             distribution.observe(value)
 
@@ -100,6 +96,7 @@ class Journey:
         firsts: Its first outputs so far.
         taken: Those of them that the request's handler took, and has perhaps not written.
         sent_s: When the handler last wrote something of these.
+        arrived: How many were written.
     """
 
     began_s: float
@@ -108,6 +105,7 @@ class Journey:
     firsts: list[First] = field(default_factory=list)
     taken: list[First] = field(default_factory=list)
     sent_s: float | None = None
+    arrived: int = 0
 
     # On the orchestrator's thread.
 
@@ -122,20 +120,22 @@ class Journey:
 
     def is_made(self, message: Any) -> First | None:
         """The first output that a message carries into the front end's queue."""
-        of_stage = getattr(message, "stage_id", None) if hasattr(message, "engine_outputs") else None
-        return next((each for each in self.firsts if len(each.times) == _MADE and each.stage_id == of_stage), None)
+        made = (each for each in self.firsts if len(each.times) == _MADE and hasattr(message, "engine_outputs"))
+        return next((each for each in made if each.stage_id == message.stage_id), None)
 
     # On the front end's.
 
-    def was_handed_over(self, message: Any) -> None:
-        """The request's own queue has a message."""
+    def was_handed_over(self, message: Any) -> bool:
+        """The request's own queue has a message; True when nothing more is to be seen of the request."""
         for first in self._in(message, _PUT):
             first.times.append(monotonic())
+        return self.arrived == len(OUTPUTS)
 
-    def was_taken(self, message: Any) -> None:
-        """The request's handler took a message, and so has written what it makes of the one before."""
+    def was_taken(self, message: Any) -> bool:
+        """The request's handler took a message, and so has written what it makes of the one before; as above."""
         self.was_written()
         self.taken += self._in(message, _HANDED_OVER)
+        return self.arrived == len(OUTPUTS)
 
     def was_sent(self, message: Any) -> None:
         """The server was given a part of the answer; an answer whose length is known is not in parts."""
@@ -150,6 +150,7 @@ class Journey:
         if self.sent_s is not None:
             for first in self.taken:
                 first.arrived(self.sent_s)
+            self.arrived += len(self.taken)
             self.taken, self.sent_s = [], None
 
     def _in(self, message: Any, known: int) -> list[First]:

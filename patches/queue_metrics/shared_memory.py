@@ -25,15 +25,14 @@ def look(requests: Collection[str], stages: int) -> Iterator[tuple[str, float, d
     """
     sizes, orphans = Counter[str](), 0
     with contextlib.suppress(OSError), os.scandir(FOLDER) as files:
-        for file in islice(files, 20_000):
+        for file in islice(files, 10_000):
             name = _CHUNK.fullmatch(file.name)
             with contextlib.suppress(OSError):  # it was fetched meanwhile
-                if name is None or not file.is_file(follow_symlinks=False):
-                    continue
-                if name["request"] in requests:
-                    sizes[name["stage"]] += file.stat().st_size
-                else:
-                    orphans += time() - file.stat().st_mtime > _LOST_S
+                if name is not None and file.is_file(follow_symlinks=False):
+                    if name["request"] in requests:
+                        sizes[name["stage"]] += file.stat().st_size
+                    else:
+                        orphans += time() - file.stat().st_mtime > _LOST_S
         room = os.statvfs(FOLDER)
         yield "shared_memory_used_ratio", 1 - room.f_bfree / room.f_blocks, {}
         yield "shared_memory_orphans", orphans, {}

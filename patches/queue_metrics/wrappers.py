@@ -11,9 +11,12 @@ import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary, ref
+
+import janus
 
 from omni_fastpath import way_out
 from omni_fastpath.figures import Sample, gauge
@@ -34,7 +37,7 @@ WITHOUT_S = 30.0
 _accounts: list[Account] = []
 _observed: WeakKeyDictionary[Any, Account] = WeakKeyDictionary()
 """The accounts by orchestrator; empty once observing has ended."""
-_queues: dict[int, ref[Any]] = {}
+_queues: list[ref[Any]] = []
 """The queues between an orchestrator and its front end."""
 _adapters: list[ref[Any]] = []
 """No ``WeakSet``, which cannot be read while another thread adds to it."""
@@ -115,14 +118,18 @@ def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
         _override(queue, "_get", journey.was_taken)
 
 
-def _override(queue: Any, name: str, look: Callable[[Any], None]) -> None:
-    """Call this after each put, or get, with the item; asyncio documents these methods as the ones to override."""
+def _override(queue: Any, name: str, look: Callable[[Any], bool]) -> None:
+    """Call this after each put, or get, with the item, until it says that it has seen all.
+
+    asyncio and janus document these methods as the ones to override.
+    """
     upstreams = getattr(queue, name)
 
     def observed(*item: Any) -> Any:
         got = upstreams(*item)
         with _guard:
-            look(*item or (got,))
+            if look(*item or (got,)) and vars(queue).get(name) is observed:
+                delattr(queue, name)
         return got
 
     setattr(queue, name, observed)
@@ -133,8 +140,18 @@ def wrapped_final_output_handler(front_end: Any) -> None:
     """Upstream's, at each request's beginning, on the front end's event loop."""
     measure_lag("front_end")
     queue = front_end.engine.output_queue
-    if hasattr(queue, "sync_q"):  # else an embedder's own
-        _queues[id(queue)] = ref(queue)
+    if isinstance(queue, janus.Queue) and all(each() is not queue for each in _queues):  # else an embedder's own
+        _queues.append(ref(queue))
+        _override(queue, "_put", partial(_put, queue.sync_q))
+
+
+def _put(queue: Any, message: Any) -> bool:
+    """The orchestrator's put, under the queue's lock; True when nothing is observed any more."""
+    journey = _journeys.get(getattr(message, "request_id", None) or "")
+    first = None if journey is None else journey.is_made(message)
+    if first is not None:
+        first.was_put(message, queue.qsize() - 1 + way_out.kept())
+    return not _observed
 
 
 # ---- The orchestrator ----
@@ -148,8 +165,7 @@ def wrapped_output_handler(orchestrator: Any) -> None:
             gc.callbacks.append(Pauses())
             for output in OUTPUTS:
                 distributions(output)
-        _accounts.append(Account(orchestrator, _journeys, _counters))
-        _observed[orchestrator] = _accounts[-1]
+        _accounts.append(_observed.setdefault(orchestrator, Account(orchestrator, _journeys, _counters)))
         measure_lag("orchestrator")
 
 
@@ -172,17 +188,6 @@ def wrapped_handle_processed_outputs(orchestrator: Any, *args: Any, **kwargs: An
     """Upstream's routing of what was just processed."""
     account = _observed.get(orchestrator)
     return None if account is None else account.routing(*args, **kwargs)
-
-
-def wrapped_put(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
-    """The put of every janus queue, under its lock: the orchestrator's messages for the front end come this way."""
-    with _guard:
-        message = args[0] if args else kwargs["item"]
-        journey = _journeys.get(getattr(message, "request_id", None) or "")
-        first = None if journey is None else journey.is_made(message)
-        if first is not None:
-            first.was_put(message, instance.sync_q.qsize() + way_out.kept())
-    wrapped(*args, **kwargs)
 
 
 # ---- A stage ----
@@ -223,8 +228,8 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
             yield "requests_without_output", sum(seconds >= WITHOUT_S for seconds in each), _labels(*slot)
             yield "longest_without_output_seconds", max(each, default=0.0), _labels(*slot)
     if _accounts:
-        queues = [queue for each in _queues.copy().values() if (queue := each()) is not None]
-        yield "queued_messages", sum(queue.sync_q.qsize() for queue in queues) + way_out.kept(), {}
+        queues = filter(None, [each() for each in _queues])
+        yield "queued_messages", sum(each.sync_q.qsize() for each in queues) + way_out.kept(), {}
         requests = {each for account in _accounts for each in account.requests}
         yield from shared_memory.look(requests, max(len(account.pools) for account in _accounts))
     for adapter in filter(None, [each() for each in _adapters]):
@@ -248,7 +253,8 @@ def tasks_in(queue: Any) -> int:
 def _end() -> None:
     for known in (_observed, _journeys, LOOPS):
         known.clear()
-    gc.callbacks[:] = [each for each in gc.callbacks if not isinstance(each, Pauses)]
+    for pauses in [each for each in gc.callbacks if isinstance(each, Pauses)]:
+        gc.callbacks.remove(pauses)
 
 
 def taken_off() -> None:

@@ -148,7 +148,13 @@ def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPat
         *("journey.Journey.was_submitted", "journey.Journey.is_made", "journey.First.was_put", "journey.First.arrived"),
         *("journey.Journey.was_handed_over", "journey.Journey.was_taken", "journey.Journey.was_sent"),
         *("journey.Journey.was_written", "journey.Journey.__init__", "wrappers.measure_lag", "wrappers._override"),
-        *("journey.Journey._in", "journey.distributions", "wrappers.unread_s", "wrappers._observed_send"),
+        *(
+            "wrappers._put",
+            "journey.Journey._in",
+            "journey.distributions",
+            "wrappers.unread_s",
+            "wrappers._observed_send",
+        ),
         *("wrappers.way_out.kept", "shared_memory.look", "wrappers.Account", "wrappers.Pauses"),
     ],
 )
