@@ -25,7 +25,7 @@ from tests.simulated_device import raw_outputs
 pytestmark = [pytest.mark.upstream, pytest.mark.server, pytest.mark.more]
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
-FAST = '{"stages": {"*": {"base_ms": 4, "max_frames": 60}}}'
+FAST = '{"stages": {"*": {"base_ms": 4, "max_frames": 60}, "talker": {"frames_per_token": 2}}}'
 
 CHAT = of_each_kind()
 SPEECH = [speech_request("A sentence."), speech_request("Another one, longer than that.", voice="ryan")]
