@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from omni_fastpath.hooks import HOOKS, RawOutputView
-from omni_fastpath.ledger import logger, raised_by_us
+from omni_fastpath.ledger import Entry, logger, raised_by_us
 
 from . import upstream
 from .held_ends import HeldEnd, HeldEnds
@@ -44,7 +44,7 @@ class Dispatcher:
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
         members: The replicas that there are.
-        counters: The patch's counters.
+        runtime: The patch in this process.
         charge: Given the stage of something held, and how many nanoseconds its processing took.
 
     Attributes:
@@ -56,19 +56,20 @@ class Dispatcher:
         self,
         orchestrator: Any,
         members: Membership,
-        counters: dict[str, int],
+        runtime: Entry,
         charge: Callable[[Stage, int], None],
     ) -> None:
         self._orchestrator = orchestrator
         self._members = members
         self.held_ends = HeldEnds(members)
         self.works: dict[Work, None] = {}
-        self._at: Replica | None = None  # whose exceptions are handled
+        self._at: Replica  # the last one from which something was taken, or dispatched
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._is_routable = HOOKS.policy(is_routable)
         self._on_dequeued = HOOKS.observer("on_dequeued")
         self._on_routed = HOOKS.observer("on_routed")
-        self._counters = counters
+        self._judging = runtime.guard("judging a raw output")
+        self._counters = runtime.counters
         self._charge = charge
 
     # ---- Taking one ----
@@ -203,9 +204,11 @@ class Dispatcher:
         except Exception as error:
             await self._handle_failure(replica, error)
             return "failed"
-        # Before routing, which forgets a request that ends.
-        states = self._orchestrator.request_states
-        routable = judge and self._is_routable(RawOutputView(*replica.slot, True, raw, made, states))
+        routable = False
+        if judge:  # before routing, which forgets a request that ends
+            with self._judging:
+                view = RawOutputView(*replica.slot, True, raw, made, self._orchestrator.request_states)
+                routable = self._is_routable(view)
         await work.finish()
         if self._on_routed is not None:
             for output in made:
@@ -234,7 +237,7 @@ class Dispatcher:
         selection: it gets no new request, and no other request waits. A distributed pool's ``pick`` asks the hub alone.
         """
         pool, replica_id = replica.pool, replica.slot[1]
-        if pool.clients[replica_id] is not replica.client:
+        if not replica.is_in_slot():
             return  # a client that was replaced is not its successor, and one death is handled once
         death = Death(self._orchestrator, replica, next(self._members.numbers), error)
         limits = dict.fromkeys((stage.stage_id for stage in self._members.stages), death.number)
@@ -257,7 +260,9 @@ class Dispatcher:
         Args:
             interrupted: An exception in upstream that was being handled.
         """
-        works = [*self.works]
+        works, at = [*self.works], self._at
+        if isinstance(interrupted, upstream.EngineDeadError) and at.is_in_slot():
+            at.pool._unavailable_replicas.add(at.slot[1])  # until it is evicted no request is given to it
         for replica in self._members.queued():
             queue = replica.client.outputs_queue
             for arrival in replica.arrivals if not replica.is_gone() else ():
@@ -273,11 +278,11 @@ class Dispatcher:
                 if not raised_by_us(error):
                     raise
                 logger.exception("omni-fastpath: an output of stage-%s replica-%s is lost", *work.replica.slot)
-        if isinstance(interrupted, upstream.EngineDeadError) and self._at is not None:
-            await self._evict(self._at, interrupted)
+        if isinstance(interrupted, upstream.EngineDeadError):
+            await self._evict(at, interrupted)
         elif isinstance(interrupted, Exception) and not raised_by_us(interrupted):
             raise interrupted
 
     async def _evict(self, replica: Replica, error: Exception) -> None:
-        if replica.pool.clients[replica.slot[1]] is replica.client:
+        if replica.is_in_slot():
             await self._orchestrator._handle_dead_replica(*replica.slot, error)

@@ -65,10 +65,12 @@ class Break:
 
     Attributes:
         at: The line at which it has raised.
+        reached: Those of the lines that were reached.
     """
 
-    def __init__(self, lines: Sequence[Line], times: int) -> None:
+    def __init__(self, lines: Sequence[Line], times: float) -> None:
         self.at: Line | None = None
+        self.reached: dict[Line, None] = {}
         self._lines = {(line.file, line.function, line.number): line for line in lines}
         self._functions = {(line.file, line.function) for line in lines}
         self._left = times
@@ -92,6 +94,7 @@ class Break:
         line = self._lines.get((frame.f_code.co_filename, frame.f_code.co_qualname, frame.f_lineno))
         if event == "line" and line is not None and self.at is None and not _is_afterwards(frame):
             self._left -= 1
+            self.reached[line] = None
             if not self._left:
                 self.at = line
                 _module["fail"](line)

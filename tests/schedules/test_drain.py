@@ -430,13 +430,7 @@ class Drain(RuleBasedStateMachine):
         assert {each.rpc_id for each in ours.answers()} == self.waits
         available = _available(ours)
         ours.close()
-        with stock():
-            theirs = World(self.shape, event_driven=True)
-            self.stack.callback(theirs.close)
-            for act, args, kwargs in self.happened:
-                act(theirs, *args, **kwargs)
-                theirs.advance(0.6)  # as long as upstream's loop may take to see who has come
-        theirs.answers()
+        theirs = self.on_stock()
         assert available == _available(theirs)
         wrong = []
         for name in self.names:
@@ -449,6 +443,17 @@ class Drain(RuleBasedStateMachine):
             fate = "lost" if a.lost or b.lost else "failed" if a.errors else "done" if a.ends else "at work"
             COUNTS[fate] += 1
         assert not wrong, "\n".join(wrong)
+
+    def on_stock(self) -> World:
+        """Where the same happened to stock."""
+        with stock():
+            theirs = World(self.shape, event_driven=True)
+            self.stack.callback(theirs.close)
+            for act, args, kwargs in self.happened:
+                act(theirs, *args, **kwargs)
+                theirs.advance(0.6)  # as long as upstream's loop may take to see who has come
+        theirs.answers()
+        return theirs
 
 
 def _available(world: World) -> list[list[str]]:
