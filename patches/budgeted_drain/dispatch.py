@@ -7,7 +7,7 @@ file decides what of it must wait (``held_ends.py``). The loop decides when some
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from operator import attrgetter
 from time import perf_counter_ns
@@ -264,11 +264,7 @@ class Dispatcher:
         if isinstance(interrupted, upstream.EngineDeadError) and at.is_in_slot():
             at.pool._unavailable_replicas.add(at.slot[1])  # until it is evicted no request is given to it
         for replica in self._members.queued():
-            queue = replica.client.outputs_queue
-            for arrival in replica.arrivals if not replica.is_gone() else ():
-                if queue.qsize() and queue._queue[0] is arrival.item and not isinstance(arrival.item, Exception):
-                    works.append(Work(self._orchestrator, replica, arrival.number))
-                    works[-1].raw.append(queue.get_nowait())
+            works += self._taken_from(replica)
         for work in sorted(works, key=attrgetter("number")):
             try:
                 await work.finish()
@@ -282,6 +278,15 @@ class Dispatcher:
             await self._evict(at, interrupted)
         elif isinstance(interrupted, Exception) and not raised_by_us(interrupted):
             raise interrupted
+
+    def _taken_from(self, replica: QueuedReplica) -> Iterator[Work]:
+        """Everything that has a number and is queued at a replica, up to an exception."""
+        queue = replica.client.outputs_queue
+        for arrival in replica.arrivals if not replica.is_gone() else ():
+            if queue.qsize() and queue._queue[0] is arrival.item and not isinstance(arrival.item, Exception):
+                work = Work(self._orchestrator, replica, arrival.number)
+                work.raw.append(queue.get_nowait())
+                yield work
 
     async def _evict(self, replica: Replica, error: Exception) -> None:
         if replica.is_in_slot():

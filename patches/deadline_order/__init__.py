@@ -24,7 +24,8 @@ Fragility:
     Wraps the engine's drains, whose contract is "a message, or None". What is queued is taken from ``output_queue``
     with janus' own ``get_nowait``; 0.32 has a function for that. Another queue than janus' is left to upstream. Of a
     message without a request the class is read. The seconds of audio come from upstream's own functions for its
-    metrics. Where these do not know the sample rate, audio is due when it arrives.
+    metrics. Where these do not know the sample rate, audio is due when it arrives. After an error
+    messages are put back into the ``deque`` inside of the janus queue.
 Upstream thread:
     vllm-omni issue #4561 (first audio under load), PR #5221 (event-driven loop).
 Remove when:
@@ -60,6 +61,7 @@ PATCH = Patch(
     summary="the front end hands out messages by deadline: first text and first audio at once",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
+    taken_off="taken_off",
     counters=(
         Counter("messages", "messages handed out", moves_with="vllm:request_success_total"),
         Counter("overtaken", "messages that were handed out after one that had arrived later"),

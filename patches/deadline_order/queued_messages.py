@@ -1,7 +1,7 @@
 """Queued messages in the order in which they are handed out: earliest deadline first, in order within a request.
 
-The messages themselves are in one dictionary by number of arrival, and everything else is an index of it. Whoever steps
-aside hands out that dictionary from its beginning, and needs no index.
+The messages themselves are in one dictionary by number of arrival, and everything else is an index of it. After an
+error that dictionary is all that is needed to give them back.
 """
 
 from __future__ import annotations
@@ -110,7 +110,3 @@ class QueuedMessages:
                 del self._requests[request_id]
             self.is_open = self.is_open or deadline == math.inf
         return self.messages.pop(number)
-
-    def take_first(self) -> Any:
-        """The message that arrived first; None when nothing is queued. It needs nothing but ``messages``."""
-        return self.messages.pop(next(iter(self.messages))) if self.messages else None

@@ -41,10 +41,7 @@ def _queued_of(engine: Any) -> QueuedMessages | None:
 
 
 def _next(queued: QueuedMessages, get: Callable[[], Any]) -> Any:
-    """The message whose turn it is, with what ``get`` gives; None when nothing is queued.
-
-    After an error, what is queued is handed out in the order in which it arrived, and then upstream goes on.
-    """
+    """The message whose turn it is, with what ``get`` gives; None when nothing is queued, or after an error."""
     if not _runtime.has_failed:
         with _guard:
             queued.collect(get)
@@ -52,7 +49,7 @@ def _next(queued: QueuedMessages, get: Callable[[], Any]) -> Any:
             _counters["most_queued"] = max(_counters["most_queued"], len(queued.messages))
             _counters["overtaken"] = queued.overtaken
             return queued.take()
-    return queued.take_first()
+    return None
 
 
 async def wrapped_try_get_output_async(
@@ -100,3 +97,11 @@ def wrapped_drain_output_messages(
             break
         found.append(message)
     return found or wrapped(*args, **kwargs)
+
+
+def taken_off() -> None:
+    """Give what is queued back to upstream's queues, in front of what has been put there since, as it arrived."""
+    for queue, queued in list(_queued.items()):
+        queue._queue.extendleft(reversed(queued.messages.values()))
+        queued.messages.clear()
+    _queued.clear()
