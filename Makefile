@@ -19,7 +19,7 @@ test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the 
 	$(PYTEST) -m "not more"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 
-test-more: setup floors pythons ## what `make test` leaves out: other servers, faults, packaging, other Pythons and releases; half an hour
+test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, other releases; half an hour
 	$(PYTEST) -m more
 	$(PYTEST) -m "not more" --traced tests/patches
 	@$(MAKE) --no-print-directory matrix
