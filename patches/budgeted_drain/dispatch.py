@@ -63,7 +63,7 @@ class Dispatcher:
         self._members = members
         self.held_ends = HeldEnds(members)
         self.works: dict[Work, None] = {}
-        self._at: Replica  # the last one from which something was taken, or dispatched
+        self._at: Replica | None = None  # the last one from which something was taken, or dispatched
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._is_routable = HOOKS.policy(is_routable)
         self._on_dequeued = HOOKS.observer("on_dequeued")
@@ -261,8 +261,9 @@ class Dispatcher:
             interrupted: An exception in upstream that was being handled.
         """
         works, at = [*self.works], self._at
-        if isinstance(interrupted, upstream.EngineDeadError) and at.is_in_slot():
-            at.pool._unavailable_replicas.add(at.slot[1])  # until it is evicted no request is given to it
+        died = at if isinstance(interrupted, upstream.EngineDeadError) else None
+        if died is not None and died.is_in_slot():
+            died.pool._unavailable_replicas.add(died.slot[1])  # until it is evicted no request is given to it
         for replica in self._members.queued():
             works += self._taken_from(replica)
         for work in sorted(works, key=attrgetter("number")):
@@ -274,8 +275,8 @@ class Dispatcher:
                 if not raised_by_us(error):
                     raise
                 logger.exception("omni-fastpath: an output of stage-%s replica-%s is lost", *work.replica.slot)
-        if isinstance(interrupted, upstream.EngineDeadError):
-            await self._evict(at, interrupted)
+        if died is not None and isinstance(interrupted, Exception):
+            await self._evict(died, interrupted)
         elif isinstance(interrupted, Exception) and not raised_by_us(interrupted):
             raise interrupted
 
