@@ -164,9 +164,7 @@ async def wrapped_try_get_output_async(
     return await wrapped()
 
 
-async def wrapped_get_output_blocking_async(
-    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
-) -> Any:
+async def wrapped_get_output_blocking_async(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     """Upstream's event-driven drain, without its thread: the same wait as in poll mode.
 
     Returns:
@@ -183,6 +181,8 @@ async def wrapped_get_output_blocking_async(
         return await instance.try_get_output_async()
     except _CLOSED:  # closed in the middle of a shutdown, of which upstream says nothing here
         return await wrapped(*args, **kwargs)
+    except Exception as error:
+        raise wrapped.meant(error) from None  # upstream's, of the other drain: the orchestrator died
 
 
 def taken_off() -> None:
