@@ -197,6 +197,16 @@ def test_variables_are_answered_where_no_slot_is_left(rule: str) -> None:
 
 
 @pytest.mark.upstream
+@isolated("warm", "serve", "model")
+def test_a_plain_server_is_not_refused_for_a_slot_that_is_gone() -> None:
+    """``vllm serve`` without ``--omni`` has no stages, whatever the variables say."""
+    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
+    _gone(READER)
+    register()
+    assert (states(), state_files()) == ({}, [])
+
+
+@pytest.mark.upstream
 @isolated("warm")
 def test_a_headless_servers_slot_is_no_servers(tmp_path: Path) -> None:
     """A server starts without it, and what was asked for is applied."""
