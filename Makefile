@@ -1,5 +1,5 @@
 # Every target sets up what it needs in .venv (about four minutes and 4.5 GB the first time, nothing afterwards).
-.PHONY: setup demo parity test test-more lint unit trust floors packaging licences dist matrix dispatch processing ab server replay save-queue forward-gate clean
+.PHONY: setup demo parity test test-more lint unit trust floors pythons packaging licences dist matrix bench ab server save-queue clean
 # Not PYTHON: make would hand its own to scripts/setup.sh in place of the one that the user chose.
 VENV_PYTHON := .venv/bin/python
 # Two processes; a file's tests share one, and with it the servers that its fixtures start.
@@ -17,8 +17,9 @@ parity: setup ## the same answers: requests of every kind to real stage engines,
 
 test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"
+	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 
-test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, floors, other releases; half an hour
+test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, other releases; half an hour
 	$(PYTEST) -m more
 	$(PYTEST) -m "not more" --traced tests/patches
 	@$(MAKE) --no-print-directory matrix
@@ -35,7 +36,10 @@ trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save
 	$(VENV_PYTHON) -m pytest -s -o timeout=0 --hypothesis-profile long tests/schedules tests/test_fuzz.py
 
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
-	@bash scripts/floors.sh
+	@bash scripts/without_vllm.sh $${PYTHON:-python3.11} floors
+
+pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; six minutes
+	@bash scripts/pythons.sh
 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires
 	$(PYTEST) tests/test_packaging.py
@@ -49,26 +53,17 @@ dist: setup ## a wheel and a source distribution in dist/, to be installed by fi
 matrix: setup ## our built wheel on the other releases that are served; RELEASE=0.28.0 for one
 	@$(VENV_PYTHON) -W ignore -m tests.matrix $(RELEASE) $(ARGS)
 
-dispatch: setup ## what the dispatch of a raw output costs
-	@$(VENV_PYTHON) -W ignore -m benchmarks.dispatch $(ARGS)
-
-processing: setup ## what an output costs the orchestrator, by the length of its request; three minutes
-	@$(VENV_PYTHON) -W ignore -m benchmarks.processing $(ARGS)
-
 ab: setup ## `omni-fastpath ab` against what is known; eight minutes each, ARGS="same", "talker" or "code2wav"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.ab $(ARGS)
 
 server: setup ## the whole server on light engines, stock and fastpath
 	@$(VENV_PYTHON) -W ignore -m benchmarks.server $(ARGS)
 
-replay: setup ## queueing at a set utilisation; some two hours, ARGS="--cells dear-0.95 ..." for less
-	@$(VENV_PYTHON) -W ignore -m benchmarks.replay $(ARGS)
+bench: setup ## what each seam costs, stock and fastpath; four minutes. ARGS are pytest's: ARGS="--benchmark-save base", ARGS="-k dispatch"
+	@$(VENV_PYTHON) -W ignore -m benchmarks.micro $(ARGS)
 
 save-queue: setup ## slow receivers, and nobody slow; half an hour
 	@for part in idle unfetched put server; do $(VENV_PYTHON) -W ignore -m benchmarks.save_queue $$part || exit 1; done
-
-forward-gate: setup ## what a stage sends twice; three minutes
-	@$(VENV_PYTHON) -W ignore -m benchmarks.forward_gate $(ARGS)
 
 clean:
 	rm -rf .venv .cache results .mypy_cache .pytest_cache .ruff_cache

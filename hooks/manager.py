@@ -9,6 +9,7 @@ When no plugin implements a hook, callers get None (or the default policy itself
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -21,7 +22,15 @@ from omni_fastpath.ledger import logger
 
 Policy = Callable[[RawOutputView], bool]
 
-_ANSWERS: dict[str, Callable[[Any], Any]] = {"is_routable": bool, "next_stage": operator.index}
+
+def _finite(answer: Any) -> float:
+    """A number that has a place among others."""
+    if not math.isfinite(answer):
+        raise ValueError(f"returned {answer!r}: a deadline is a finite number of seconds")
+    return float(answer)
+
+
+_ANSWERS: dict[str, Callable[[Any], Any]] = {"is_routable": bool, "next_stage": operator.index, "deadline": _finite}
 """How an answer becomes its hook's type, for the hooks that have one."""
 
 

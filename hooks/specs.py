@@ -1,8 +1,9 @@
 """The hooks, when they are called and with what.
 
-All but ``on_patch_state`` are called on the orchestrator's event loop, between two raw outputs: what a hook spends
-there, everybody's audio waits for. A hook that raises is reported once and its plugin is switched off, whatever it
-raises, ``SystemExit`` too. A hook is called, and neither awaited nor iterated: one that must be is switched off, too.
+All but ``on_patch_state`` and ``deadline`` are called on the orchestrator's event loop, between two raw outputs: what
+a hook spends there, everybody's audio waits for. A hook that raises is reported once and its plugin is switched off,
+whatever it raises, ``SystemExit`` too. A hook is called, and neither awaited nor iterated: one that must be is switched
+off, too.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class PassReport(NamedTuple):
         stage_id: Stage that was drained.
         replica_id: Replica of that stage.
         items: Raw outputs taken.
-        ended: ``empty``, ``routable``, ``items``, ``time``, ``one`` (a stage that nobody sees gives one item a pass),
-            ``floor`` (a stage that was due gives one), ``outranked`` (another stage goes first since the last yield) or
-            ``gone`` (the replica was evicted or replaced, or shutdown).
+        ended: ``empty``, ``routable``, ``items``, ``time``, ``floor`` (a stage that had less than its floor gives one),
+            ``outranked`` (another stage goes first since the last yield) or ``gone`` (the replica was evicted or
+            replaced, or the loop ends).
         queued: Raw outputs still queued at the end.
         duration_us: Time from the first take to the end, microseconds, yields included.
     """
@@ -89,8 +90,21 @@ class Specs:
     def next_stage(self, view: BacklogView) -> int | None:
         """Choose the stage that is served next; None leaves it to the next plugin, at last to the YAML's ``order``.
 
-        Asked when more than one stage has a backlog and none is due by its floor, which goes before any order. An id
-        that has no backlog counts as None. A request's outputs of one stage stay in order whatever is chosen.
+        Asked when more than one stage has a backlog, none has less than its floor, and no end of a request waits for
+        one of them: those go before any order. An id that has no backlog counts as None. A request's outputs of one
+        stage stay in order whatever is chosen.
+        """
+
+    @hookspec(firstresult=True)
+    def deadline(self, message: Any, arrived: float, deadline: float) -> float | None:
+        """Say when a message for a user is due; None leaves it to the next plugin, at last to ``deadline``.
+
+        Called on the front end's event loop, once for each message of a request when it arrives there.
+
+        Args:
+            message: Upstream's message, for example its ``OutputMessage``. Read only.
+            arrived: When it arrived, in seconds of ``time.monotonic``.
+            deadline: When it is due without a plugin, on the same clock.
         """
 
     @hookspec

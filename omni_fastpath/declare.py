@@ -290,7 +290,8 @@ class Patch:
         default_on: Whether ``fastpath: true`` includes it: only what the benchmarks show neutral or better.
         upstream_option: The option of upstream's server that it makes true, for example ``--max-num-queued-reqs``: in a
             server without it the patch is ``not_applicable``. Empty where it has none.
-        taken_off: Name of a function in every wrappers module that is called after all slots were put back.
+        taken_off: Name of a function in every wrappers module that is called after all slots were put back, and when
+            the patch has failed: it releases whatever others wait for. It may be called twice, on any thread.
         metrics: What it has for ``/metrics`` besides the counters.
         figures: Name of a function in every wrappers module that gives what these show now, on whichever thread, and
             perhaps on two at once: for each by name a list of samples (``omni_fastpath.figures``).

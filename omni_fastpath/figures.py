@@ -7,7 +7,9 @@ is observed may cost; and what a stage has must come to the API process, through
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 Sample = dict[str, Any]
@@ -38,6 +40,53 @@ class Distribution:
     def sample(self, labels: Mapping[str, str]) -> Sample:
         """What it has now."""
         return {"labels": dict(labels), "counts": list(self.counts), "sum": self.sum}
+
+
+class Recent(Distribution):
+    """A distribution whose samples also have what it had five minutes ago, for those who look only once."""
+
+    WINDOW_S, _EVERY_S = 300.0, 30.0
+
+    __slots__ = ("_past",)
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        super().__init__(bounds)
+        self._past = deque([(monotonic(), list(self.counts))], maxlen=int(self.WINDOW_S / self._EVERY_S) + 1)
+
+    def sample(self, labels: Mapping[str, str]) -> Sample:
+        """What it has now; ``before`` is what it had at the beginning of the window, which was ``window_s`` ago."""
+        now_s, now = monotonic(), super().sample(labels)
+        if now_s - self._past[-1][0] >= self._EVERY_S:
+            self._past.append((now_s, now["counts"]))
+        since_s, before = self._past[0]
+        return {**now, "bounds": list(self.bounds), "before": before, "window_s": now_s - since_s}
+
+
+class Distributions:
+    """The distributions of several metrics, by labels.
+
+    Args:
+        bounds: By metric.
+        recent: The metrics whose distributions are ``Recent``.
+    """
+
+    def __init__(self, bounds: Mapping[str, Sequence[float]], recent: Sequence[str] = ()) -> None:
+        self._bounds, self._recent = bounds, recent
+        self._found: dict[tuple[str, tuple[tuple[str, str], ...]], Distribution] = {}
+
+    def of(self, metric: str, **labels: str) -> Distribution:
+        """The one with these labels; it is shown from the first call on, else a rate would miss its first value."""
+        key, kind = (metric, tuple(labels.items())), Recent if metric in self._recent else Distribution
+        return self._found.get(key) or self._found.setdefault(key, kind(self._bounds[metric]))
+
+    def samples(self) -> Iterator[tuple[str, Sample]]:
+        """All of them, each after its metric."""
+        for (metric, labels), distribution in self._found.copy().items():  # in one step: another thread may add some
+            yield metric, distribution.sample(dict(labels))
+
+    def clear(self) -> None:
+        """Begin again from nothing."""
+        self._found.clear()
 
 
 def gauge(labels: Mapping[str, str], value: float) -> Sample:

@@ -340,7 +340,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
         for slot in found.slots:
             match slot.seam:
                 case Wrap(wrapper=name):
-                    _write(installation.written, slot, _around(slot.raw(), _named(wrappers, name), patch))
+                    _write(installation.written, slot, _around(slot, _named(wrappers, name), patch))
                 case Add(function=name):
                     _write(installation.written, slot, _named(wrappers, name))
     except Exception as error:
@@ -351,6 +351,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
     entry, row = LEDGER.entry(patch), found.row
     left_out = row.without_api_server if isinstance(row, Fit) and len(found.slots) < len(row.seams) else ""
     entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), figures
+    entry.taken_off = installation.taken_off
     return LEDGER.set(patch, State.APPLIED, "")
 
 
@@ -376,7 +377,7 @@ def uninstall(patch: Patch) -> None:
         _put_back(installation)
         del _installed[patch.name]
         entry = LEDGER.entry(patch)
-        entry.figures, entry.same_as = None, ""
+        entry.figures, entry.taken_off, entry.same_as = None, None, ""
         LEDGER.set(patch, State.OFF, "taken off")
 
 
@@ -396,10 +397,10 @@ def _write(written: list[tuple[Slot, Any, Any]], slot: Slot, ours: Any) -> None:
     written.append((slot, raw, ours))
 
 
-def _around(raw: Any, wrapper: Callable[..., Any], patch: Patch) -> Any:
-    """A wrapt wrapper around a raw slot, marked as the patch's."""
+def _around(slot: Slot, wrapper: Callable[..., Any], patch: Patch) -> Any:
+    """A wrapt wrapper around a raw slot, marked as the patch's; an exception of ours ends nothing in it."""
     from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
 
-    ours = FunctionWrapper(raw, wrapper)
+    ours = FunctionWrapper(slot.raw(), LEDGER.entry(patch).guarded(wrapper, f"the wrapper of {slot.seam.qualname}"))
     setattr(ours, MARK, patch.name)
     return ours

@@ -6,6 +6,7 @@ may see a value that is an instant old.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -44,6 +45,7 @@ class Entry:
         remarks: What its declaration says about this release.
         same_as: The listed release that the installed one is the same code as; empty where that is listed itself.
         figures: Gives what its metrics show now, while it is installed; None for a patch without any.
+        taken_off: Called when it has failed, as it is when it is taken off: releases what others wait for.
     """
 
     patch: Patch
@@ -55,6 +57,7 @@ class Entry:
     remarks: str = ""
     same_as: str = ""
     figures: Callable[[], Mapping[str, Any]] | None = None
+    taken_off: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.options = self.patch.options()
@@ -71,9 +74,9 @@ class Entry:
             LEDGER.set(self.patch, state, reason, level=None if state.is_trouble else logging.INFO)
 
     def fail(self, what: str, error: Exception) -> None:
-        """Step aside: log the first error of the patch, and set its state to ``failed``. Never raises.
+        """Step aside: log the first error of the patch, set its state to ``failed``, and release. Never raises.
 
-        The wrappers look at ``has_failed`` and leave everything to upstream from then on.
+        Its wrappers leave everything to upstream from then on. Other code of the patch looks at ``has_failed``.
 
         Args:
             what: What failed, as the subject of a sentence.
@@ -82,10 +85,56 @@ class Entry:
         if not self.has_failed:
             logger.error("omni-fastpath: %s: %s failed", self.patch.name, what, exc_info=error)
             self.report(State.FAILED, f"{what} failed: {error!r}; upstream works alone from here on")
+            try:
+                if self.taken_off is not None:
+                    self.taken_off()
+            except Exception:
+                logger.exception("omni-fastpath: %s: releasing failed", self.patch.name)
 
     def guard(self, what: str) -> Guard:
         """A context for code of the patch alone; see ``Guard``."""
         return Guard(self, what)
+
+    def guarded(self, wrapper: Wrapper, what: str) -> Wrapper:
+        """The wrapper as it is written into a slot: upstream's function gives its result whatever fails in the wrapper.
+
+        Any exception that did not come out of upstream's function makes the patch step aside. Then the result, or the
+        exception, is that of the last call of the function. Where there was none, it is called now with what was given.
+        A wrapper with an effect that must not happen besides upstream's has it in its last line.
+
+        Args:
+            wrapper: Takes upstream's function as a ``Call``.
+            what: The wrapper, as the subject of a sentence.
+        """
+
+        def guarded(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            if self.state is State.FAILED:
+                return wrapped(*args, **kwargs)
+            call = Call(wrapped)
+            try:
+                return wrapper(call, instance, args, kwargs)
+            except Exception as error:
+                if call.raised(error):
+                    raise
+                self.fail(what, error)
+            return call.outcome() if call.was_made else wrapped(*args, **kwargs)
+
+        async def guarded_await(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            call = AwaitedCall(wrapped)
+            try:
+                return await wrapper(call, instance, args, kwargs)
+            except Exception as error:
+                if call.raised(error):
+                    raise
+                self.fail(what, error)
+            return call.outcome() if call.was_made else await wrapped(*args, **kwargs)
+
+        def guarded_coroutine(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+            if self.state is State.FAILED:
+                return wrapped(*args, **kwargs)
+            return guarded_await(wrapped, instance, args, kwargs)
+
+        return guarded_coroutine if inspect.iscoroutinefunction(wrapper) else guarded
 
     @property
     def reason(self) -> str:
@@ -93,13 +142,12 @@ class Entry:
         return "; ".join(filter(None, (self.cause, self.remarks)))
 
     def shown_figures(self) -> Mapping[str, Any]:
-        """What its metrics show now; nothing from the first error on, which is logged."""
+        """What its metrics show now; nothing once the patch has failed, of an error of theirs too."""
         figures = self.figures  # another thread may set it to None meanwhile
         try:
-            return {} if figures is None else figures()
-        except Exception:
-            self.figures = None
-            logger.exception("omni-fastpath: what %s has for /metrics cannot be read", self.patch.name)
+            return {} if figures is None or self.has_failed else figures()
+        except Exception as error:
+            self.fail("showing figures", error)
             return {}
 
 
@@ -127,6 +175,77 @@ class Guard:
             return False
         self._entry.fail(self._what, error)
         return True
+
+
+Wrapper = Callable[[Any, Any, Any, Any], Any]
+"""Of wrapt: takes upstream's function, what it is bound to, and its arguments."""
+
+
+class Call:
+    """Upstream's function as a wrapper of ours sees it. It remembers what came of it.
+
+    Args:
+        function: Upstream's own, or what is in the slot.
+
+    Attributes:
+        was_made: Whether it was called.
+    """
+
+    __slots__ = ("_error", "_result", "function", "was_made")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.was_made = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's function is called."""
+        self.was_made, self._error = True, None
+        try:
+            self._result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self._error = error
+            raise
+        return self._result
+
+    def meant(self, error: Exception) -> Exception:
+        """The error, which the wrapper raises on purpose: it is for upstream's caller, and nothing has failed."""
+        self._error = error
+        return error
+
+    def raised(self, error: BaseException) -> bool:
+        """Whether the last call raised this error, which is forgotten: its traceback refers to us."""
+        is_it = error is self._error
+        if is_it:
+            self._error = None
+        return is_it
+
+    def outcome(self) -> Any:
+        """What the last call returned, or raised."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return self._result
+        finally:
+            del error
+
+
+class AwaitedCall(Call):
+    """The same of a coroutine function."""
+
+    __slots__ = ()
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's function is called and awaited."""
+        self.was_made, self._error = True, None
+        try:
+            self._result = await self.function(*args, **kwargs)
+        except BaseException as error:
+            self._error = error
+            raise
+        return self._result
 
 
 _OURS = __name__.partition(".")[0]

@@ -1,12 +1,14 @@
 """``/metrics``: every patch in every process of a server, in one scrape of any of its API processes.
 
-This process is read from its ledger, the others of its tree from their state files: a scrape costs a few small files,
-and nothing runs between scrapes. ``process`` is upstream's name of a process (the server's own is ``server``);
-``stage`` and ``replica`` are empty where a process serves no stage.
+The thread that keeps this process's state file fresh (``omni_fastpath.statefile``) also collects what a scrape shows:
+this process from its ledger, the others of its tree from their state files. A scrape returns what was collected last
+and reads no file. ``process`` is upstream's name of a process (the server's own is ``server``); ``stage`` and
+``replica`` are empty where a process serves no stage.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import multiprocessing
 import os
@@ -16,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omni_fastpath import process_role, statefile, threads
-from omni_fastpath.declare import Metric, Patch, Process, State
+from omni_fastpath.declare import Metric, Patch, Process
 from omni_fastpath.ledger import LEDGER, Ledger, warn_once
 from omni_fastpath.seams import MARK, is_ours
 
-_API_WORKER = re.compile(r"ApiServer_\d+$")
+API_WORKER = re.compile(r"ApiServer_\d+$")
 """vLLM's name of the processes of ``--api-server-count``; their parent runs the stages and serves no request."""
 
 _MAIN = "MainProcess"
@@ -33,7 +35,7 @@ _Where = tuple[str, str, str]
 
 
 class Collector:
-    """Reads the tree when Prometheus is scraped; costs nothing otherwise, and never fails a scrape.
+    """What a scrape of this process shows, which ``refresh`` collects.
 
     Args:
         ledger: This process's.
@@ -44,22 +46,30 @@ class Collector:
         self._ledger = ledger
         self._role = process.value
         self._own = _where(process.value, multiprocessing.current_process().name, None, None)
+        self._collected: list[Any] = []
 
-    def collect(self) -> Iterable[Any]:
-        """The metric families; of this process alone when the state files cannot be read."""
+    def collect(self) -> list[Any]:
+        """The metric families, as they were collected last."""
+        return self._collected
+
+    def refresh(self) -> None:
+        """Collect the tree; this process alone where the state files cannot be read, and nothing after an error."""
         try:
-            mine = {"pid": os.getpid(), "threads": threads.own(), "role": self._role}
-            processes = [(self._own, {**mine, "patches": self._ledger.snapshot()})]
-            try:
-                processes += list(_elsewhere())
-            except Exception as error:
-                warn_once(f"the state files cannot be read, /metrics shows this process alone: {error}")
-            declared = {entry.patch.name: entry.patch for entry in self._ledger}
-            more = [_thread_family(processes), *_figure_families(processes, declared)]
-            return [*_families(processes, declared), *(family for family in more if family.samples)]
+            self._collected = self._tree()
         except Exception as error:
             warn_once(f"/metrics goes without the patches: {error}")
-            return []
+            self._collected = []
+
+    def _tree(self) -> list[Any]:
+        mine = {"pid": os.getpid(), "threads": threads.own(), "role": self._role}
+        processes = [(self._own, {**mine, "patches": self._ledger.snapshot()})]
+        try:
+            processes += list(_elsewhere())
+        except Exception as error:
+            warn_once(f"the state files cannot be read, /metrics shows this process alone: {error}")
+        declared = {entry.patch.name: entry.patch for entry in self._ledger}
+        more = [_thread_family(processes), *_figure_families(processes, declared)]
+        return [*_families(processes, declared), *(family for family in more if family.samples)]
 
     def describe(self) -> list[Any]:
         """Nothing to check for duplicates at registration."""
@@ -73,6 +83,8 @@ def export(process: Process) -> None:
     scrape, with a ``MultiProcessCollector`` in it and nothing else: there ours follow what that one collects.
     """
     collector = Collector(LEDGER, process)
+    collector.refresh()
+    statefile.BESIDE.append(collector.refresh)
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         from prometheus_client import REGISTRY  # noqa: PLC0415 - only when something is on
 
@@ -101,8 +113,14 @@ def _where(role: str, process_name: str, stage: int | None, replica: int | None)
 def _root() -> int:
     """The process whose tree is this server: this one, or the parent that several API processes share."""
     parent = multiprocessing.parent_process()
-    is_worker = parent is not None and _API_WORKER.match(multiprocessing.current_process().name)
+    is_worker = parent is not None and API_WORKER.match(multiprocessing.current_process().name)
     return parent.pid if parent is not None and is_worker and parent.pid else os.getpid()
+
+
+@functools.lru_cache(maxsize=1024)
+def _above(pid: int, _started: int) -> tuple[int, ...]:
+    """The processes above one, as they were when it was first seen: what made it may end before it does."""
+    return tuple(process_role.ancestors(pid))
 
 
 def _elsewhere() -> Iterator[tuple[_Where, dict[str, Any]]]:
@@ -110,7 +128,7 @@ def _elsewhere() -> Iterator[tuple[_Where, dict[str, Any]]]:
     root = _root()
     snapshots = {snapshot["pid"]: snapshot for snapshot in statefile.read_live()}
     for pid, snapshot in snapshots.items():
-        above = process_role.ancestors(pid)
+        above = _above(pid, snapshot["started"])
         if pid == os.getpid() or root not in (pid, *above):
             continue
         # A stage's worker has its stage from the engine process above it.
@@ -134,8 +152,7 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
     for where, snapshot in processes:
         for name, record in snapshot["patches"].items():
             labels = (name, *where)
-            for state in State:
-                states[(*labels, state.value, record.get("same_as", ""))] |= state.value == record["state"]
+            states[(*labels, record["state"], record.get("same_as", ""))] = 1
             patch = declared.get(name)
             if patch is not None and Process(snapshot["role"]) not in patch.processes:
                 continue
@@ -157,7 +174,7 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
 
 
 def _thread_family(processes: _Processes) -> Any:
-    """Processor time of each API process's two threads, as the kernel has it now."""
+    """Processor time of each API process's two threads, as the kernel has it."""
     from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
 
     found: dict[_Labels, float] = {}

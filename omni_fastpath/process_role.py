@@ -124,7 +124,8 @@ def stat(task: int | str) -> list[str] | None:
     None when it shows none.
     """
     try:
-        text = (_PROC / str(task) / "stat").read_text(errors="replace")
+        with open(f"{_PROC}/{task}/stat", errors="replace") as file:  # noqa: PTH123 - of every process, often
+            text = file.read()
     except OSError:
         return None
     return text.rpartition(")")[2].split()  # the program's name before it may hold anything

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omni_fastpath import __version__, process_role, threads
@@ -153,30 +152,43 @@ def read_live(at: Path | None = None) -> list[dict[str, Any]]:
     Raises:
         UnsafeFolderError: The folder cannot be trusted, so that neither can its files.
     """
-    found = folder() if at is None else at
+    found, own = folder() if at is None else at, process_role.namespace()
     if not os.path.lexists(found):
         return []
     _check(found)
-    live = []
+    live, parsed = [], {}
     for file in found.iterdir():
         match = _NAME.fullmatch(file.name)
-        if match is None or int(match[2]) != process_role.namespace():
+        if match is None or int(match[2]) != own:
             continue
-        snapshot = _parsed(file)
-        if not psutil.pid_exists(int(match[1])) or (snapshot is not None and not snapshot.is_live):
+        pid, parsed[file] = int(match[1]), _parsed(file)
+        snapshot, began = parsed[file][1], process_role.started(pid)
+        if began is None or (snapshot is not None and snapshot["started"] != began):
             with contextlib.suppress(OSError):  # where it may not be deleted, it is at least not shown
                 file.unlink()
-        elif snapshot is not None and snapshot.pid == int(match[1]):
-            live.append(snapshot.model_dump(mode="json", by_alias=True))
+        elif snapshot is not None and snapshot["pid"] == pid:
+            live.append(snapshot)
+    _PARSED.clear()
+    _PARSED.update(parsed)
     return sorted(live, key=lambda snapshot: int(snapshot["pid"]))
 
 
-def _parsed(file: Path) -> Snapshot | None:
+_Parsed = tuple[tuple[int, ...], dict[str, Any] | None]
+_PARSED: dict[Path, _Parsed] = {}
+"""What the last reading found, each file with what tells it from the next one of that name: it is parsed once."""
+
+
+def _parsed(file: Path) -> _Parsed:
     try:
-        is_ours = stat.S_ISREG(file.lstat().st_mode) and file.lstat().st_uid == os.geteuid()
-        return Snapshot.model_validate_json(file.read_bytes()) if is_ours and file.suffix == ".json" else None
+        of_file = file.lstat()
+        version = of_file.st_ino, of_file.st_mtime_ns, of_file.st_size, of_file.st_uid
+        if (before := _PARSED.get(file)) is not None and before[0] == version:
+            return before
+        is_ours = stat.S_ISREG(of_file.st_mode) and of_file.st_uid == os.geteuid() and file.suffix == ".json"
+        snapshot = Snapshot.model_validate_json(file.read_bytes()) if is_ours else None
+        return version, None if snapshot is None else snapshot.model_dump(mode="json", by_alias=True)
     except (OSError, ValidationError):
-        return None
+        return (), None
 
 
 def _is_private(base: Path) -> bool:
@@ -214,11 +226,16 @@ def stage_and_replica() -> tuple[int | None, int | None]:
     return (stage, replica) if isinstance(stage, int) and isinstance(replica, int) else (None, None)
 
 
+BESIDE: list[Callable[[], None]] = []
+"""What else the thread that keeps the file fresh does each time: none of it raises."""
+
+
 class Publisher:
     """Writes this process's state file.
 
-    After every change of a state; and unless every patch is off, every ``REFRESH_S`` when counters moved or the file is
-    gone: a cleaner of temporary files or a user's logout takes it, and a look from outside must find this process.
+    After every change of a state; and where a patch is applied or the server's processes are collected for
+    ``/metrics``, every ``REFRESH_S`` when counters moved or the file is gone: a cleaner of temporary files or a user's
+    logout takes it, and a look from outside must find this process. No counter moves elsewhere, and no thread runs.
 
     Args:
         process: The kind of process this is.
@@ -292,9 +309,11 @@ class Publisher:
             before.unlink(missing_ok=True)
 
     def _keep_fresh(self) -> None:
-        """Start the refreshing thread, unless every patch is off: then no counter moves."""
+        """Start the refreshing thread where a counter can move, and in a server in which anything is asked for."""
+        is_server = self._fixed["role"] == Process.SERVER.value
+        moving = (entry.state is State.APPLIED or (is_server and entry.state is not State.OFF) for entry in LEDGER)
         with self._lock:
-            if self._refreshing or all(entry.state is State.OFF for entry in LEDGER):
+            if self._refreshing or not any(moving):
                 return
             threading.Thread(target=self._refresh, name="omni-fastpath-state", daemon=True).start()
             self._refreshing = True
@@ -302,6 +321,8 @@ class Publisher:
     def _refresh(self) -> None:
         while not self._ended.wait(REFRESH_S):
             self.write()
+            for each in BESIDE:
+                each()
 
     def _remove(self) -> None:
         if os.getpid() != self._pid or self._path is None:  # a forked child inherits the handler, not the file

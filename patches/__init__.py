@@ -14,10 +14,13 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
    but the standard library, pydantic and ``omni_fastpath.declare``.
 2. ``patches/NAME/wrappers.py``: the functions that the declaration names, imported on install and only then. A wrapper
    takes ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values and its
-   counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream: the
-   patch steps aside and reports ``failed``.
+   counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream.
+   The machinery sees to that in a wrapper (``Entry.guarded``). Whatever else upstream calls, such as a callback or a
+   method of a subclass, does it by ``Entry.guard`` or ``Entry.fail``. What others wait for is released by the function
+   that ``taken_off`` names.
 3. This file: the import, and its place in ``PATCHES``, after what it requires.
-4. ``tests/patches/test_NAME.py``: everybody gets the same with the patch and without it.
+4. ``tests/patches/test_NAME.py``: everybody gets the same with the patch and without it. A scenario in
+   ``test_errors_of_ours.py``: the same with an exception of ours at any line.
 5. ``README.md``: a row in the table of patches. ``omni-fastpath explain --markdown`` and ``--matrix`` print what goes
    into ``docs/configuration.md`` and ``docs/operations.md``. ``CHANGELOG.md``: a line.
 
@@ -48,6 +51,7 @@ if __name__ != "omni_fastpath.patches":
 from omni_fastpath.declare import Patch
 from omni_fastpath.patches.admission_limit import PATCH as ADMISSION_LIMIT
 from omni_fastpath.patches.budgeted_drain import PATCH as BUDGETED_DRAIN
+from omni_fastpath.patches.deadline_order import PATCH as DEADLINE_ORDER
 from omni_fastpath.patches.final_output_wakeup import PATCH as FINAL_OUTPUT_WAKEUP
 from omni_fastpath.patches.forward_gate import PATCH as FORWARD_GATE
 from omni_fastpath.patches.lean_front_end import PATCH as LEAN_FRONT_END
@@ -56,13 +60,16 @@ from omni_fastpath.patches.nonblocking_dequeue import PATCH as NONBLOCKING_DEQUE
 from omni_fastpath.patches.queue_metrics import PATCH as QUEUE_METRICS
 from omni_fastpath.patches.requests_first import PATCH as REQUESTS_FIRST
 from omni_fastpath.patches.save_queue_cap import PATCH as SAVE_QUEUE_CAP
+from omni_fastpath.patches.submission_errors import PATCH as SUBMISSION_ERRORS
 
 PATCHES: tuple[Patch, ...] = (
     NONBLOCKING_DEQUEUE,
     BUDGETED_DRAIN,
+    DEADLINE_ORDER,
     FINAL_OUTPUT_WAKEUP,
     REQUESTS_FIRST,
     ADMISSION_LIMIT,
+    SUBMISSION_ERRORS,
     SAVE_QUEUE_CAP,
     FORWARD_GATE,
     LEAN_FRONT_END,

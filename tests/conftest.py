@@ -8,11 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same examples at each run, so that a change fails for what it did; `--hypothesis-profile long` draws others, many.
-settings.register_profile("short", derandomize=True, database=None, deadline=None, max_examples=50)
-settings.register_profile("long", database=None, deadline=None, max_examples=5000, print_blob=True)
+_SLOW = [HealthCheck.too_slow]  # it times the machine
+settings.register_profile(
+    "short", derandomize=True, database=None, deadline=None, max_examples=50, suppress_health_check=_SLOW
+)
+settings.register_profile(
+    "long", database=None, deadline=None, max_examples=5000, print_blob=True, suppress_health_check=_SLOW
+)
 settings.load_profile("short")
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rigs.arm import Arm, WrongArmError, clean
+from benchmarks.rigs.arm import Arm, WrongArmError
 from benchmarks.rigs.process_arms import check
-from benchmarks.rigs.server_arms import check_server
+from benchmarks.rigs.server_arms import check_gate, check_server
 from omni_fastpath.declare import Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import PatchRecord, Snapshot
@@ -27,20 +27,6 @@ def _snapshot(arm: Arm, process: Process) -> Snapshot:
         state = State.APPLIED if process in patch.processes else State.NOT_APPLICABLE
         patches[patch.name] = PatchRecord(state=state if patch.name in arm.enabled else State.OFF)
     return Snapshot.model_validate(made.snapshot(1, process, started=1, updated=0.0, patches=patches))
-
-
-def test_an_arm_is_on_when_its_variables_switch_a_patch_on() -> None:
-    """Stock may say OMNI_FASTPATH=0, as a server must to leave a state file."""
-    assert (Arm("stock").on, STOCK.on, FASTPATH.on) == (False, False, True)
-    assert Arm("one", {"OMNI_FASTPATH_FORWARD_GATE": "1"}).enabled == {"forward_gate"}
-
-
-def test_nothing_that_only_an_arm_may_say_gets_through() -> None:
-    """Ours, the hand-over's, upstream's mode and the choice of plugins; everything else stays."""
-    ours = dict.fromkeys(
-        ("OMNI_FASTPATH", "OMNI_FASTPATH_X", "_OMNI_FASTPATH_X", "VLLM_OMNI_EVENT_DRIVEN_ORCH", "VLLM_PLUGINS"), "1"
-    )
-    assert clean({**ours, "HOME": "/", "VLLM_OMNI_OTHER": "1"}) == {"HOME": "/", "VLLM_OMNI_OTHER": "1"}
 
 
 def test_each_lying_process_is_named() -> None:
@@ -65,6 +51,18 @@ def test_a_stage_patch_may_find_that_its_stage_is_another_pipelines() -> None:
     server = server_files(FASTPATH)
     server["stage0_replica0"].patches["forward_gate"] = PatchRecord(state=State.NOT_APPLICABLE, reason="another model")
     check_server(FASTPATH, server, ROLES)
+
+
+@pytest.mark.parametrize(("arm", "gated", "talker"), [(FASTPATH, 0, True), (STOCK, 1, True), (FASTPATH, 1, False)])
+def test_engines_that_do_not_follow_the_arm_are_found(arm: Arm, gated: int, talker: bool) -> None:
+    """Payloads that stages should keep back and sent, or the other way round."""
+    server = server_files(arm)
+    counters = server["stage1_replica0"].patches["forward_gate"].counters
+    counters["multimodal_outputs"] = 1 - gated
+    check_gate(arm, server, has_talker=talker)
+    counters["multimodal_outputs"] = gated
+    with pytest.raises(WrongArmError, match=f"{gated} outputs were gated"):
+        check_gate(arm, server, has_talker=talker)
 
 
 def test_a_process_without_patches_is_stock_and_nothing_else() -> None:

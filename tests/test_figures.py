@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from omni_fastpath.figures import Distribution, gauge
+import pytest
+
+from omni_fastpath import figures
+from omni_fastpath.figures import Distribution, Distributions, Recent, gauge
 
 
 def test_a_value_that_is_a_bound_is_below_it() -> None:
@@ -21,3 +24,37 @@ def test_a_sample_does_not_change() -> None:
     labels["stage"] = "1"
     assert sample == {"labels": {"stage": "0"}, "counts": [0, 0], "sum": 0.0}
     assert gauge({"stage": "0"}, 3) == {"labels": {"stage": "0"}, "value": 3}
+
+
+def test_a_recent_sample_has_what_was_there_five_minutes_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock, whoever looks how often; nothing while it is younger."""
+    now = [0.0]
+    monkeypatch.setattr(figures, "monotonic", lambda: now[0])
+    found = Recent((1.0,))
+    ages, before = [], []
+    for _ in range(200):
+        now[0] += 4
+        sample = found.sample({})
+        ages.append(sample["window_s"])
+        before.append(sum(sample["before"]))
+        found.observe(0.5)
+    assert ages[:70] == [4.0 * n for n in range(1, 71)]
+    assert before[:70] == [0] * 70
+    assert all(300 <= age <= 360 for age in ages[90:])
+    assert [now - age / 4 for now, age in zip(range(91, 201), ages[90:], strict=True)] == [n + 1 for n in before[90:]]
+    assert found.sample({"loop": "one"})["labels"] == {"loop": "one"}
+    assert sample["bounds"] == [1.0]
+
+
+def test_distributions_are_there_from_the_first_question_on() -> None:
+    """Each with its metric's buckets and the labels that were asked for; the same one each time; none after the end."""
+    found = Distributions({"lag": (1.0,), "first": (1.0, 2.0)}, recent=["first"])
+    assert found.of("lag", loop="one") is found.of("lag", loop="one")
+    found.of("lag", loop="one").observe(0.5)
+    assert isinstance(found.of("first"), Recent)
+    assert [(name, each["labels"], each["counts"]) for name, each in found.samples()] == [
+        ("lag", {"loop": "one"}, [1, 0]),
+        ("first", {}, [0, 0, 0]),
+    ]
+    found.clear()
+    assert list(found.samples()) == []

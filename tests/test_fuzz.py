@@ -121,7 +121,8 @@ def test_a_refused_start_leaves_nothing(examples: int) -> None:
             assert found == outcome(raw(READER).__wrapped__)
         assert (ours(), states(), state_files(), HANDOFF in os.environ) == (NOTHING, {}, [], False)
 
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
         asks()
 
 
@@ -189,7 +190,8 @@ ARGUMENTS = [
 @example(["ab", "--out=", "--", "true", "{port}", "--", "true", "{port}", "{result}", "--extra-body=["])
 def test_no_command_line_ends_in_a_traceback(words: list[str]) -> None:
     """It does what it says or ends with 1 or 2; what is refused is told, and no file is written or changed."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patched:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
         patched.setattr(servers, "by_command_line", list)
         patched.setattr("omni_fastpath.tools.ab.command._measure", lambda _plan: 0)
         for name, text in FILES.items():
@@ -245,7 +247,8 @@ def test_a_state_file_of_any_content_ends_nothing(content: bytes, pid: str, kind
     else:
         os.mkfifo(file)
     try:
-        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patched:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+            patched.chdir(folder)
             patched.setattr(servers, "by_command_line", list)
             patched.setattr(entrypoint, "entry_points", lambda **_: ())
             patched.setattr(status, "vllm_release", lambda: None)  # which takes a while to find out
@@ -279,7 +282,8 @@ def _start(arm: str, at: int) -> dict[str, Any]:
 @example(json.dumps({**_start("b", 3), "about": {"at": "noon"}}).encode())
 def test_damaged_starts_are_compared_or_refused(content: bytes) -> None:
     """Before a folder is made."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
         for place, arm in enumerate("ab"):
             Path(f"{place}.json").write_text(json.dumps(_start(arm, place)), encoding="utf-8")
         Path("9.json").write_bytes(content)

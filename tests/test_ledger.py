@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import logging
+import weakref
+from typing import Any
 
 import pytest
 from pydantic import Field
@@ -88,12 +93,14 @@ def test_snapshot_is_plain_and_detached() -> None:
 
 
 def test_figures_that_raise_are_read_no_more(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The first error is logged; the patch has no figures from then on."""
+    """The first error is logged and makes the patch failed; it has no figures from then on."""
     book = Ledger()
+    monkeypatch.setattr(ledger, "LEDGER", book)
     monkeypatch.setattr(book.entry(DRUM), "figures", lambda: 1 / 0)
     for _ in range(2):
         assert "figures" not in book.snapshot()["drum"]
-    assert caplog.text.count("what drum has for /metrics cannot be read") == 1
+    assert caplog.text.count("drum: showing figures failed") == 1
+    assert book.entry(DRUM).has_failed
 
 
 def test_runtime_sees_values_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,3 +162,122 @@ def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixtur
     ]
     with pytest.raises(KeyboardInterrupt), guard:
         raise KeyboardInterrupt
+
+
+# ---- Around a wrapper ----
+
+
+def _guarded(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ledger.Entry, Any]:
+    monkeypatch.setattr(ledger, "LEDGER", Ledger())
+    entry = ledger.LEDGER.entry(DRUM)
+    return entry, entry.guarded(wrapper, "the wrapper")
+
+
+@pytest.mark.parametrize("where", ["before", "after", "never", "instead", "meant", "while handling"])
+@pytest.mark.parametrize("upstream_raises", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_upstreams_function_is_called_once_whatever_fails(
+    where: str, upstream_raises: bool, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its result or exception is what the caller gets; but for a wrapper that answers, or raises, in its place."""
+    calls: list[Any] = []
+
+    def upstream(*args: Any, **kwargs: Any) -> str:
+        calls.append((args, kwargs))
+        if upstream_raises:
+            raise ValueError("upstream's")
+        return "upstream's"
+
+    def begins(wrapped: Any) -> str | None:
+        if where == "before":
+            raise KeyError("ours")
+        if where == "meant":
+            raise wrapped.meant(KeyError("meant"))
+        return "ours" if where == "instead" else None
+
+    def ends(result: str) -> str:
+        if where == "after":
+            raise KeyError("ours")
+        return result
+
+    def wrapper(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> str:
+        if answer := begins(wrapped):
+            return answer
+        try:
+            return ends(wrapped(*args, **kwargs))
+        except ValueError:
+            if where == "while handling":
+                raise KeyError("ours") from None
+            raise
+
+    async def awaited_upstream(*args: Any, **kwargs: Any) -> str:
+        return upstream(*args, **kwargs)
+
+    async def awaited_wrapper(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> str:
+        if answer := begins(wrapped):
+            return answer
+        try:
+            return ends(await wrapped(*args, **kwargs))
+        except ValueError:
+            if where == "while handling":
+                raise KeyError("ours") from None
+            raise
+
+    entry, guarded = _guarded(awaited_wrapper if is_async else wrapper, monkeypatch)
+
+    def call() -> Any:
+        found = guarded(awaited_upstream if is_async else upstream, None, (1,), {"two": 2})
+        return asyncio.run(found) if is_async else found
+
+    for _ in range(2):  # the second time upstream may work alone
+        calls.clear()
+        try:
+            found = call()
+        except (KeyError, ValueError) as error:
+            found = error.args[0]
+        is_ours = where in ("instead", "meant")
+        assert found == ({"instead": "ours", "meant": "meant"}[where] if is_ours else "upstream's")
+        assert calls == ([] if is_ours else [((1,), {"two": 2})])
+    assert entry.has_failed is (where in ("before", "while handling" if upstream_raises else "after"))
+
+
+def test_an_exception_that_passes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither it nor what its frames refer to waits for Python to collect garbage."""
+
+    class Object:
+        """To be referred to weakly."""
+
+    def upstream(_given: Object) -> None:
+        raise ValueError
+
+    entry, guarded = _guarded(lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs), monkeypatch)
+    gc.disable()
+    try:
+        given = Object()
+        seen = weakref.ref(given)
+        with contextlib.suppress(ValueError):
+            guarded(upstream, None, (given,), {})
+        del given
+        assert seen() is None
+    finally:
+        gc.enable()
+    assert not entry.has_failed
+
+
+def test_a_patch_that_fails_releases_what_others_wait_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, after its state was set; an exception in that is logged."""
+    book = ledger.Ledger()
+    monkeypatch.setattr(ledger, "LEDGER", book)
+    entry, states = book.entry(DRUM), list[State]()
+
+    def release() -> None:
+        states.append(entry.state)
+        raise KeyError
+
+    entry.taken_off = release
+    for _ in range(2):
+        entry.fail("beating", ValueError())
+    assert states == [State.FAILED]
+    assert caplog.text.count("drum: releasing failed") == 1

@@ -30,6 +30,9 @@ DRUM = patch(
     processes=EVERYWHERE,
 )
 
+LOOKS = frozenset({"open", "os.listdir", "os.scandir"})
+"""Python's audit events of whatever reads a file or a folder."""
+
 Sample = dict[str, str]
 
 
@@ -61,8 +64,9 @@ def scrape(registry: CollectorRegistry) -> list[tuple[str, Sample, float]]:
 
 def collected(ledger: Ledger) -> list[tuple[str, Sample, float]]:
     """A scrape of a registry with our collector in it."""
-    registry = CollectorRegistry()
-    registry.register(Collector(ledger, Process.SERVER))
+    registry, collector = CollectorRegistry(), Collector(ledger, Process.SERVER)
+    registry.register(collector)
+    collector.refresh()
     return scrape(registry)
 
 
@@ -88,8 +92,10 @@ Tree = dict[int, tuple[list[int], dict[str, Any]]]
 def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
     """State files of made-up processes, to be filled in; this process's own parent is process 1."""
     made: Tree = {os.getpid(): ([1], described("server", "MainProcess", state="off", counters={"beats": 1}))}
-    monkeypatch.setattr(statefile, "read_live", lambda: [{**each, "pid": pid} for pid, (_, each) in made.items()])
+    own = {"started": 1}
+    monkeypatch.setattr(statefile, "read_live", lambda: [{**own, **each, "pid": at} for at, (_, each) in made.items()])
     monkeypatch.setattr(process_role, "ancestors", lambda pid: made[pid][0])
+    metrics._above.cache_clear()
     return made
 
 
@@ -110,14 +116,10 @@ def engine(stage: int, replica: int = 0, **drum: Any) -> dict[str, Any]:
 
 
 def test_a_scrape_shows_states_and_counters(ledger: Ledger) -> None:
-    """One gauge per patch and state, of which one is 1, a counter or a greatest value per counter; the present ones."""
+    """A gauge for the state that a patch has, a counter or a greatest value per counter; the present ones."""
     samples = collected(ledger)
-    expected = [
-        ("omni_fastpath_patch_state", {"patch": "drum", "process": "server", "state": state.value}, float(on))
-        for state, on in ((state, state is State.APPLIED) for state in State)
-    ]
     assert samples == [
-        *expected,
+        ("omni_fastpath_patch_state", {"patch": "drum", "process": "server", "state": "applied"}, 1.0),
         ("omni_fastpath_events_total", {"patch": "drum", "process": "server", "event": "beats"}, 3.0),
         ("omni_fastpath_greatest", {"patch": "drum", "process": "server", "value": "loudest"}, 7.0),
     ]
@@ -217,6 +219,23 @@ def test_the_threads_of_every_api_process_are_shown(
     }
 
 
+def test_a_scrape_reads_no_file(ledger: Ledger) -> None:
+    """Neither a state file nor what the kernel has of a thread: those are read beside it."""
+    statefile.write(described("stage", "StageEngineCoreProc_stage0_replica0"))
+    registry, collector = CollectorRegistry(), Collector(ledger, Process.SERVER)
+    registry.register(collector)
+    seen: list[str] = []
+    watching = [True]
+    sys.addaudithook(lambda event, _: seen.append(event) if watching and event in LOOKS else None)
+    collector.refresh()
+    assert {"open", "os.scandir"} <= set(seen) or {"open", "os.listdir"} <= set(seen)
+    seen.clear()
+    samples = scrape(registry)
+    watching.clear()  # a hook stays for the life of the process
+    assert states(samples) == [("server", "", "", "drum", "applied")]
+    assert seen == []
+
+
 # What a patch has besides
 
 CYMBAL = patch(
@@ -272,7 +291,7 @@ def test_figures_of_every_process_are_shown(tree: Tree) -> None:
 def test_state_files_that_cannot_be_read_leave_this_process(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning, however often it is scraped, and what is known without files is shown."""
+    """One warning, however often they are read, and what is known without files is shown."""
 
     def refused() -> list[Any]:
         raise statefile.UnsafeFolderError("a link")
@@ -280,6 +299,7 @@ def test_state_files_that_cannot_be_read_leave_this_process(
     monkeypatch.setattr(statefile, "read_live", refused)
     collector = Collector(ledger, Process.SERVER)
     for _ in range(2):
+        collector.refresh()
         assert [family.name for family in collector.collect() if family.samples]
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert told == ["omni-fastpath: the state files cannot be read, /metrics shows this process alone: a link"]
@@ -289,8 +309,12 @@ def test_a_ledger_that_fails_costs_only_our_own_samples(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The rest of the scrape is as without us."""
+    collector = Collector(ledger, Process.SERVER)
+    collector.refresh()
+    assert collector.collect() != []
     monkeypatch.setattr(ledger, "snapshot", lambda: 1 / 0)
-    assert list(Collector(ledger, Process.SERVER).collect()) == []
+    collector.refresh()
+    assert collector.collect() == []
     assert "/metrics goes without the patches" in caplog.text
 
 
@@ -318,6 +342,7 @@ def test_upstreams_endpoint_shows_ours(monkeypatch: pytest.MonkeyPatch, tmp_path
     client = TestClient(app)
     assert "omni_fastpath" not in client.get("/metrics").text
     monkeypatch.setattr(LEDGER, "_entries", {})
+    monkeypatch.setattr(statefile, "BESIDE", [])
     LEDGER.set(DRUM, State.APPLIED, "yes")
     for _ in range(1 + several):
         metrics.export(Process.SERVER)

@@ -60,9 +60,18 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert {name for name in named - {*config.variables(PATCHES)} if config.said({name: ""}, PATCHES)} == set()
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         read: Any = yaml.safe_load(block)
-        if config.KEY in read:
-            config.resolve([Block(page, read[config.KEY])], {}, PATCHES)
+        for file in (read, *map(yaml.safe_load, read["data"].values() if read.get("kind") == "ConfigMap" else ())):
+            if config.KEY in file:
+                config.resolve([Block(page, file[config.KEY])], {}, PATCHES)
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert [link for link in links if not (page.parent / link).exists()] == []
     here = {file.name for folder in SOURCES for file in (ROOT / folder).rglob("*.py")}
     assert {name for name in re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", text) if name not in here} == set()
+
+
+def test_the_hosted_workflow_covers_each_python() -> None:
+    """It runs the unit tests on every Python that pyproject.toml allows."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    [(least, below)] = re.findall(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', project)
+    unit = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["unit"]
+    assert unit["strategy"]["matrix"]["python"] == [f"3.{minor}" for minor in range(int(least), int(below))]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("omni_simulated_device")
 
-from benchmarks.rigs import overlays, server
+from benchmarks.rigs import server
 from benchmarks.rigs.server import Server
 
 
@@ -26,21 +25,3 @@ def test_chunks_stay_while_another_servers_stage_lives(
         (folder / name).touch()
     assert Server("model", "deploy")._remove_shared_memory() == (() if lives else ("chatcmpl-1_0_0",))
     assert len(list(folder.iterdir())) == (2 if lives else 1)
-
-
-# ---- Other releases ----
-
-
-def test_a_server_of_another_release_has_its_packages_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Before what its environment names; one of the installed release gets what it got."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", "outside")
-    monkeypatch.setattr(overlays, "installed_release", lambda _: "0.30.0")
-
-    def path(release: str | None, **environment: str) -> str:
-        return Server("model", "deploy", environment=environment, release=release).environment()["PYTHONPATH"]
-
-    other = str(overlays.ROOT / ".cache" / "releases" / "0.28.0")
-    assert path(None) == path("0.30.0") == "outside"
-    assert path("0.28.0") == f"{other}:outside"
-    assert path("0.28.0", PYTHONPATH="inside") == f"{other}:inside"

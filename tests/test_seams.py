@@ -77,7 +77,7 @@ def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstre
 
 def test_body_without_source_cannot_be_pinned(upstream: Upstream) -> None:
     """A function whose source is not to be had has moved, when its body matters."""
-    exec("def run(self, rounds): pass", space := {})  # type: ignore[var-annotated]  # noqa: S102
+    exec(compile("def run(self, rounds): pass", "no file", "exec"), space := {})  # type: ignore[var-annotated]  # noqa: S102
     upstream.module.Loop.run = space["run"]
     verify(RUN, TESTED)
     for seam, exact in ((PINNED, False), (RUN, True)):

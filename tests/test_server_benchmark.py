@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from benchmarks.server import threads
 from benchmarks.server.audio_in import FILES, AudioIn, brings_audio
 from benchmarks.server.figures import Figure, figures
 from benchmarks.server.load import Load
-from benchmarks.server.measure import kept_time
-from omni_fastpath.tools.ab.capture import Capture, Piece
+from benchmarks.server.measure import judged, kept_time
+from omni_fastpath.tools.ab import verdict
+from omni_fastpath.tools.ab.capture import Capture, Piece, chat_request
+from omni_simulated_device import depths
 
 
 def test_threads_of_several_processes_are_summed() -> None:
@@ -62,6 +65,52 @@ def test_each_so_many_requests_bring_a_recording(kind: AudioIn) -> None:
     ]
     found = figures(captures, 0, {"front_end": 0.0, "orchestrator": 0.0})
     assert (found[Figure.TTFP], found[Figure.BROUGHT_TTFP], found[Figure.THROUGHPUT]) == (6500.0, 8500.0, 4 / 12)
+
+
+@pytest.mark.parametrize(
+    "load", [Load((8, 128)), Load((4,), loop="open"), Load((64,), model="qwen3_tts", api="speech")]
+)
+def test_each_level_has_its_own_rows_for_verdicts(load: Load) -> None:
+    """First audio is the primary one, and six starts can tell a difference in each of them."""
+    families = judged(load)
+    assert [{level for level, _ in rows} for rows in families] == [{f"{level:g}"} for level in load.levels]
+    for rows in families:
+        assert next(iter(rows))[1] in (Figure.LATER_TTFP, Figure.TTFP)
+        assert verdict.starts_for(len(rows) - 1) <= verdict.STARTS
+
+
+def test_pauses_in_text_and_in_audio_are_told_apart() -> None:
+    """Each of its own pieces, whatever comes in between."""
+    pieces = [Piece(1.0, "a"), Piece(1.5, audio=b".."), Piece(4.0, "b"), Piece(4.5, audio=b"..")]
+    capture = Capture(chat_request("Hello"), 0.0, pieces=pieces, e2e_s=5.0)
+    found = figures([capture], 1, {"front_end": 0.1, "orchestrator": 0.2, "others": 0.3})
+    assert (found[Figure.GAP], found[Figure.TEXT_GAP_P99], round(found[Figure.PROCESS_MS])) == (3000.0, 3000.0, 600)
+
+
+async def test_messages_for_the_front_end_are_counted(tmp_path: Path) -> None:
+    """The engine is found by its orchestrator's thread, and what was seen by when."""
+    janus = pytest.importorskip("janus")
+    leave = threading.Event()
+
+    class Engine:
+        def __init__(self) -> None:
+            self.output_queue = janus.Queue()
+            self.output_queue.sync_q.put_nowait("a message")
+
+        def run(self) -> None:
+            leave.wait(60)
+
+    engine = Engine()
+    thread = threading.Thread(target=engine.run, name="orchestrator")
+    thread.start()
+    try:
+        assert depths.depth(depths.engine()) == 1
+    finally:
+        leave.set()
+        thread.join()
+    assert depths.engine() is None
+    (tmp_path / "depths").write_text("7 1.000 5\n7 2.000 6\n9 3.000 7\n")
+    assert depths.read(tmp_path / "depths", 1.5, 3.0) == [6, 7]
 
 
 def test_an_engines_last_words_are_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,6 +83,20 @@ def test_files_of_dead_processes_are_deleted() -> None:
         path.with_name(f"{ended.pid}-{process_role.namespace()}{suffix}").write_text(text)
         assert [read["pid"] for read in statefile.read_live()] == [os.getpid()]
         assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads the folder every two seconds parses what was written since, in whatever time."""
+    path = statefile.write(SNAPSHOT)
+    [before] = statefile.read_live()
+    parse = Mock(wraps=statefile.Snapshot.model_validate_json)
+    monkeypatch.setattr(statefile.Snapshot, "model_validate_json", parse)
+    assert statefile.read_live() == [before]
+    assert parse.call_count == 0
+    statefile.write({**SNAPSHOT, "role": "stage"})
+    assert [each["role"] for each in statefile.read_live()] == ["stage"]
+    path.unlink()
+    assert statefile.read_live() == []
 
 
 def test_a_reused_id_is_not_the_same_process() -> None:

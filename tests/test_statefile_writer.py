@@ -121,7 +121,7 @@ def returns(function: Callable[[], Any]) -> bool:
     return not thread.is_alive()
 
 
-@pytest.mark.parametrize("who", ["the state file", "a scrape, with the state file's thread beside it"])
+@pytest.mark.parametrize("who", ["the state file", "what collects for scrapes, with the state file's beside it"])
 def test_figures_that_fail_stop_nobody(who: str) -> None:
     """What a patch shows may report a failure whoever asks, which is then written: no lock is waited for by its own."""
     publisher = Publisher(Process.SERVER, None)
@@ -139,23 +139,27 @@ def test_figures_that_fail_stop_nobody(who: str) -> None:
         return {}
 
     LEDGER.named("drum").figures = figures
-    scrape = Collector(LEDGER, Process.SERVER).collect
+    scrape = Collector(LEDGER, Process.SERVER).refresh
     assert returns(publisher.write if who == "the state file" else scrape)
     assert returns(publisher.write)
     assert returns(scrape)
     assert on_disk()["patches"]["drum"]["state"] == "failed"
 
 
-def test_a_process_in_which_all_is_off_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clean stock arm runs nothing of ours; where a patch is anything but off, one thread looks after the file."""
+@pytest.mark.parametrize("role", [Process.STAGE, Process.WORKER, Process.HEADLESS, Process.SERVER])
+def test_no_thread_where_nothing_can_change(monkeypatch: pytest.MonkeyPatch, role: Process) -> None:
+    """One thread where a patch is applied, and in a server whose processes are collected for ``/metrics``."""
     monkeypatch.setattr(statefile.Publisher, "_keep_fresh", KEEP_FRESH)
     started: list[str] = []
     monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
-    Publisher(Process.STAGE, None).start()
+    Publisher(role, None).start()
     LEDGER.set(DRUM, State.OFF, "OMNI_FASTPATH=0")
     assert started == []
-    LEDGER.set(DRUM, State.NOT_APPLICABLE, "elsewhere")
-    LEDGER.set(DRUM, State.APPLIED, "here")
+    for state in (State.NOT_APPLICABLE, State.UNSUPPORTED):
+        LEDGER.set(DRUM, state, "no")
+    assert len(started) == (role is Process.SERVER)
+    for patch_ in (DRUM, FLUTE):
+        LEDGER.set(patch_, State.APPLIED, "here")
     assert started == ["omni-fastpath-state"]
 
 
@@ -181,13 +185,15 @@ from omni_fastpath import statefile
 from omni_fastpath.declare import Counter, Process, State
 from omni_fastpath.ledger import LEDGER
 statefile.REFRESH_S = 0.01
+beside = []
+statefile.BESIDE.append(lambda: beside.append(1))
 drum = patch("drum", counters=(Counter("beats", "beats"),))
 LEDGER.set(drum, State.APPLIED, "yes")
 statefile.Publisher(Process.SERVER, None).start()
 LEDGER.named("drum").counters["beats"] = 5
 def beats():
     return statefile.read_live()[0]["patches"]["drum"]["counters"]["beats"]
-while beats() != 5:
+while beats() != 5 or not beside:
     time.sleep(0.005)
 for lose in (statefile.path().unlink, lambda: shutil.rmtree(statefile.folder())):
     lose()
@@ -201,7 +207,7 @@ print(len(statefile.read_live()), flush=True)
 
 
 def test_counters_follow_and_the_file_goes_with_its_process() -> None:
-    """Counters reach the file by themselves, and it is back when it or the folder was deleted.
+    """Counters reach the file by themselves, what is to be done beside is, and a lost file or folder is back.
 
     A forked child's end leaves it; the process's own end removes it.
     """

@@ -8,17 +8,6 @@ pytest.importorskip("omni_simulated_device")
 
 from benchmarks.rigs import user_arms
 from benchmarks.rigs.arm import WrongArmError
-from benchmarks.rigs.arms import FASTPATH, STOCK
-
-
-def test_each_arm_is_on_by_the_means_that_a_user_has() -> None:
-    """Stock by OMNI_FASTPATH=0, fastpath by its deploy YAML alone; anything else is not that arm."""
-    user_arms.check_means(STOCK, {"OMNI_FASTPATH": "0", "HOME": "/"})
-    user_arms.check_means(FASTPATH, {"HOME": "/"})
-    with pytest.raises(WrongArmError, match=r"no fastpath arm.*OMNI_FASTPATH_BUDGETED_DRAIN"):
-        user_arms.check_means(FASTPATH, {"OMNI_FASTPATH_BUDGETED_DRAIN": "1"})
-    with pytest.raises(WrongArmError, match="no stock arm"):
-        user_arms.check_means(STOCK, {})
 
 
 def test_applied_but_idle_is_refused() -> None:

@@ -32,11 +32,11 @@ WORSE: Mapping[str, Sequence[str]] = {
         "text made",
         "audio made",
     ),
-    "code2wav": ("first audio, median",),
+    "code2wav": ("first audio (TTFP), median",),
 }
 """What a slower stage must make worse. Not first audio by the talker: in a closed loop requests come less densely then,
 which gives back as much."""
-OUT_OF_REACH = ("first text, median", "first text, p99")
+OUT_OF_REACH = ("first text (TTFT), median", "first text (TTFT), p99")
 METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf"
 
 

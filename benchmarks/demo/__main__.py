@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 import benchmarks.demo
 from benchmarks.demo import report
-from benchmarks.demo.load import SHARE, waves
-from benchmarks.demo.measure import Start, measures, run_start
+from benchmarks.demo.load import SHARE, paced, waves
+from benchmarks.demo.measure import Name, Start, measures, pairs, run_start, sustained
 from benchmarks.demo.progress import Progress
 from benchmarks.rigs import about
 from benchmarks.rigs.arm import turns
-from benchmarks.rigs.side_by_side import guarded, plan, positive, work_folder
+from benchmarks.rigs.side_by_side import guarded, positive, work_folder
 from benchmarks.rigs.user_arms import ARMS
 from benchmarks.rigs.whole_server import model_folder
+from benchmarks.server.load import Load
 from benchmarks.server.report import kept
 from omni_fastpath.tools.ab import rows, verdict
 from omni_fastpath.tools.ab.answers import Answers, compare
@@ -28,8 +30,8 @@ from omni_fastpath.tools.ab.answers import Answers, compare
 ROOT = Path(__file__).resolve().parents[2]
 
 _STARTS = 2
-_MINUTES_A_START = 1.0
-"""On two cores: 0.6 on fast ones, 1.3 on slow ones."""
+_MINUTES_A_START = 0.7
+"""On two cores."""
 _NUMBERS, _PICTURE = "demo.json", "demo.svg"
 
 
@@ -55,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    count = f"starts of each: stock, fastpath, fastpath, stock, ... (default {_STARTS}; {verdict.STARTS} for verdicts)"
+    count = f"starts of each server and load (default {_STARTS}; {verdict.STARTS} for verdicts)"
     parser.add_argument("--starts", type=positive, metavar="N", help=count)
     parser.add_argument("--quick", action="store_true", help="one start of each, a small load: tries the demo itself")
     parser.add_argument("--output", type=Path, default=ROOT / "results", metavar="DIR", help="default results/")
@@ -78,50 +80,62 @@ def _draw(numbers: Path, picture: Path, parser: argparse.ArgumentParser) -> int:
 
 def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     about.commit()  # of the code that runs, whatever is committed meanwhile
-    load = waves(quick=options.quick)
+    loads: dict[Name, Load] = {"waves": waves(quick=options.quick)}
     arms = [arm for _, arm in turns(ARMS, options.starts or (1 if options.quick else _STARTS))]
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
-    [streams] = load.levels
-    asked = (
-        f"Each gets {load.count(streams)} requests, {streams:g} at a time, then half as many at {SHARE:g} of the rate "
-        "that stock bore. A first comparison comes after two."
-    )
-    lines = plan("The demo", "python -m benchmarks.demo", [arm.name for arm in arms], _MINUTES_A_START)
-    for line in (*lines, asked, report.WHAT_IS_REAL):
+    for line in (*_plan([arm.name for arm in arms], loads["waves"]), report.WHAT_IS_REAL):
         console.print(line, highlight=False)
     starts: list[Start] = []
-    answers: list[tuple[str, Answers]] = []
-    progress = Progress(console, len(arms), 60 * _MINUTES_A_START)
+    answers: dict[Name, list[tuple[str, Answers]]] = {"waves": [], "paced": []}
+    progress = Progress(console, 2 * len(arms), 60 * _MINUTES_A_START)
 
     def show() -> bool:
         """Write and print what there is so far; whether all starts answered alike."""
-        parity, table = compare(answers), rows.rows(measures(streams, starts), starts)
-        data = report.plain(load, starts, table, parity, command)
+        parity = [compare(each) for each in answers.values() if each]
+        table = rows.rows(measures(starts), pairs(starts))
+        data = report.plain(loads, starts, table, parity, command)
         (output / _NUMBERS).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         report.draw(data, output / _PICTURE)
         report.show(console, data, table)
         console.print(f"Picture: {output / _PICTURE}", highlight=False, soft_wrap=True)
-        return not parity["differences"]
+        return not any(each["differences"] for each in parity)
 
     with progress.live, work_folder("demo-") as work:
         with progress.phase("model folder"):
             model_folder("qwen3_omni")
-        for place, arm in enumerate(arms, 1):
-            title, log = f"{place}/{len(arms)} {arm.name}", output / "demo-logs" / f"{place}-{arm.name}.log"
-            rate = starts[0].rate if starts else None
-            start, answered = run_start(title, arm, load, rate, work=work, log=log, phases=progress)
+        for place, (name, arm) in enumerate(itertools.product(answers, arms), 1):
+            if name == "paced" and name not in loads:
+                console.print("The closed loop:", style="bold")
+                show()
+                loads[name] = paced(loads["waves"], sustained(starts))
+            title = f"{place}/{2 * len(arms)} {arm.name}"
+            log = output / "demo-logs" / f"{place}-{arm.name}.log"
+            start, answered = run_start(title, arm, name, loads[name], work=work, log=log, phases=progress)
             progress.start_is_over()
             starts.append(start)
-            answers.append((arm.name, answered))
-            if len(ARMS) == place < len(arms):
-                console.print("A first comparison, one start of each:", style="bold")
-                show()
+            answers[name].append((arm.name, answered))
     alike = show()
     for line in (report.NOTES, kept(each.engines for each in starts), about.line()):
         console.print(line, highlight=False)
     console.print(f"Numbers: {output / _NUMBERS}. {progress.elapsed_s / 60:.1f} minutes.", highlight=False)
     return 0 if alike else 1
+
+
+def _plan(arms: Sequence[str], load: Load) -> Iterator[str]:
+    """What is about to run, how long it takes, and whether it can decide anything."""
+    [streams], servers = load.levels, 2 * len(arms)
+    yield (
+        f"The demo starts {servers} servers, one after another. {', '.join(arms)} get {load.count(streams)} requests "
+        f"each, {streams:g} at a time. Then the same again, at {SHARE:g} of the rate that stock sustained in the "
+        f"median of its starts. On two cores it takes about {servers * _MINUTES_A_START:.0f} minutes."
+    )
+    if arms.count(arms[0]) < verdict.starts_for(0):
+        yield (
+            "So few starts cannot tell a difference from luck. "
+            f"`python -m benchmarks.demo --starts {verdict.STARTS}` can, in some "
+            f"{4 * verdict.STARTS * _MINUTES_A_START:.0f} minutes."
+        )
 
 
 if __name__ == "__main__":

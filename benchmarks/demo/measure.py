@@ -1,14 +1,14 @@
-"""One start of an arm's server: waves of streams, and then the same arrivals for both arms."""
+"""One start of an arm's server under one of the two loads, and the rows of the table."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from benchmarks.demo.load import SHARE, STAGES, paced
 from benchmarks.demo.progress import Progress
 from benchmarks.rigs import user_arms
 from benchmarks.rigs.arm import Arm
@@ -19,27 +19,30 @@ from benchmarks.server.load import Load
 from benchmarks.server.measure import kept_time, run_level, warmed
 from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.answers import Answers
-from omni_fastpath.tools.ab.capture import Capture
+from omni_fastpath.tools.ab.rows import ARMS
 from omni_fastpath.tools.ab.verdict import Measure
 
-ROLES = frozenset({"api"})
-"""Who must have a state file: light engines hold nothing that could be patched."""
+ROLES = frozenset({"api", "engines"})
+"""Which processes must have a state file."""
 
-ROWS: Sequence[tuple[str, Figure, str]] = (
-    ("waves", Figure.LATER_TTFP_P99, "first audio, slowest of 100"),
+Name = Literal["waves", "paced"]
+"""Of a load: the closed loop, and the open one."""
+
+ROWS: Sequence[tuple[Name, Figure, str]] = (
     ("waves", Figure.LATER_TTFP, "first audio, median"),
+    ("waves", Figure.LATER_TTFP_P99, "first audio, p99"),
     ("waves", Figure.FIRST_TEXT, "first text, median"),
-    ("waves", Figure.GAP, "largest gap, median"),
-    ("waves", Figure.DRY, "silence, worst of 100"),
-    ("waves", Figure.THROUGHPUT, "answers a second"),
+    ("waves", Figure.E2E, "whole answer, median"),
+    ("waves", Figure.DRY, "underrun, p99"),
+    ("waves", Figure.THROUGHPUT, "answers per second"),
     ("paced", Figure.TTFP, "first audio, median"),
     ("paced", Figure.FIRST_TEXT, "first text, median"),
     ("paced", Figure.E2E, "whole answer, median"),
-    ("paced", Figure.GAP, "largest gap, median"),
+    ("paced", Figure.DRY, "underrun, p99"),
 )
-"""The table by load and figure, and as people say it; the first row is primary.
+"""The table by load and figure, and in words. The first row is primary.
 
-Each gets a verdict: more than ten could not, with six starts.
+Each gets a verdict. More than ten could not, with six starts.
 """
 
 
@@ -49,33 +52,43 @@ class Start:
 
     Attributes:
         arm: ``stock`` or ``fastpath``.
-        rate: Requests a second of its open loop.
-        figures: By load and name.
-        requests: The times of each request, by load.
+        load: What it was asked.
+        level: Of the load: requests at a time, or per second.
+        figures: By name.
+        requests: The times of each request.
         start_s: How long the server took to be ready.
         engines: How well the light engines kept time, by engine: one that was late measured itself.
         moved: Fastpath: how far its counters moved meanwhile.
     """
 
     arm: str
-    rate: float
-    figures: Mapping[str, Mapping[str, float]]
-    requests: Mapping[str, Sequence[Mapping[str, Any]]]
+    load: Name
+    level: float
+    figures: Mapping[str, float]
+    requests: Sequence[Mapping[str, Any]]
     start_s: float
     engines: Mapping[str, Mapping[str, float]]
     moved: user_arms.Counters
 
 
+@dataclass(frozen=True)
+class Both:
+    """A start of each load, of one arm; of the open loop there may be none yet."""
+
+    arm: str
+    of: Mapping[Name, Start]
+
+
 def run_start(
-    title: str, arm: Arm, waves: Load, rate: float | None, *, work: Path, log: Path, phases: Progress
+    title: str, arm: Arm, name: Name, load: Load, *, work: Path, log: Path, phases: Progress
 ) -> tuple[Start, Answers]:
     """Start the arm's server, prove that it is that arm, load it, prove it again, and stop it, whatever happens.
 
     Args:
         title: Of the start.
         arm: What the server should be.
-        waves: The closed loop that it is asked.
-        rate: Of the open loop after that; None: a share of what this server bore in the closed one.
+        name: Of the load.
+        load: What it is asked.
         work: A folder of `side_by_side.work_folder`.
         log: Where the server's log goes.
         phases: Where it is told how far this is.
@@ -88,49 +101,56 @@ def run_start(
         ServerError: It did not start.
         MeasureError: A request failed, or the server ended.
     """
-    server = user_arms.server_of(arm, waves.deploy, STAGES, work, log, light=True)
-    figures: dict[str, Mapping[str, float]] = {}
-    captures: dict[str, Sequence[Capture]] = {}
-
-    def ask(name: str, load: Load, first_wave: int) -> None:
-        [level] = load.levels
-        with phases.phase(f"{title}: {load.count(level)} requests, {how(name, level)}"):
-            found, captures[name] = run_level(server, known, load, level, first_wave)
-        figures[name] = {figure: value for figure, value in found.items() if not math.isnan(value)}
-
+    server = user_arms.server_of(arm, load.deploy, load.stages, work, log, light=True)
+    [level] = load.levels
     with served(server, title, "API server and light engines", phases):
         with phases.phase(f"{title}: proof of the arm, warm-up"):
             before = user_arms.prove(server, arm, ROLES)
-            known = warmed(server, waves)
-        ask("waves", waves, waves.first_wave(waves.levels[0]))
-        rate = rate or round(SHARE * figures["waves"][Figure.THROUGHPUT], 1)
-        ask("paced", paced(waves, rate), 0)
+            known = warmed(server, load)
+        with phases.phase(f"{title}: {load.count(level)} requests, {how(name, level)}"):
+            found, captures = run_level(server, known, load, level)
         with phases.phase(f"{title}: proof of the arm after the load"):
-            sent = FEWEST + sum(map(len, captures.values()))
-            moved = user_arms.prove_after(server, arm, ROLES, before, sent)
+            moved = user_arms.prove_after(server, arm, ROLES, before, FEWEST + len(captures))
     assert server.start_s is not None
-    requests = {name: by_request(each) for name, each in captures.items()}
-    start = Start(arm.name, rate, figures, requests, server.start_s, kept_time(log), moved)
-    return start, [each.answer() for name in figures for each in captures[name]]
+    figures = {figure: value for figure, value in found.items() if not math.isnan(value)}
+    start = Start(arm.name, name, level, figures, by_request(captures), server.start_s, kept_time(log), moved)
+    return start, [each.answer() for each in captures]
 
 
-def how(load: str, level: float) -> str:
+def sustained(starts: Sequence[Start]) -> list[float]:
+    """The requests per second of all of stock's starts in the closed loop."""
+    return [each.figures[Figure.THROUGHPUT] for each in starts if (each.arm, each.load) == (ARMS[0], "waves")]
+
+
+def how(load: Name, level: float) -> str:
     """How a load's requests come, in words."""
-    return f"{level:g} at a time" if load == "waves" else f"{level:g} a second"
+    return f"{level:g} at a time" if load == "waves" else f"{level:g} per second"
 
 
-def measures(streams: float, starts: Sequence[Start]) -> list[Measure]:
+def pairs(starts: Sequence[Start]) -> list[Both]:
+    """The starts of each arm, one of each load together, in the order of running."""
+    found: list[Both] = []
+    for arm in ARMS:
+        of_arm = [each for each in starts if each.arm == arm]
+        waves, paced = ([each for each in of_arm if each.load == load] for load in ("waves", "paced"))
+        both = itertools.zip_longest(waves, paced)
+        found += [Both(arm, {start.load: start for start in each if start is not None}) for each in both]
+    return found
+
+
+def measures(starts: Sequence[Start]) -> list[Measure]:
     """The rows of the table in their order; with too few starts of an arm none gets a verdict."""
-    arms = [start.arm for start in starts]
+    arms = [each.arm for each in pairs(starts)]
     judged = min(map(arms.count, arms)) >= verdict.starts_for(0)
-    level = {"waves": streams, "paced": starts[0].rate}
-    found = [_measure(load, figure, f"{how(load, level[load])}: {said}") for load, figure, said in ROWS]
+    level = {start.load: start.level for start in starts}
+    rows = [(load, figure, f"{how(load, level[load])}: {said}") for load, figure, said in ROWS if load in level]
+    found = [_measure(*row) for row in rows]
     return [replace(each, judged=judged, primary=judged and each is found[0]) for each in found]
 
 
-def _measure(load: str, figure: Figure, name: str) -> Measure:
-    def read(start: Start) -> float:
-        return start.figures[load].get(figure, math.nan)
+def _measure(load: Name, figure: Figure, name: str) -> Measure:
+    def read(both: Both) -> float:
+        return both.of[load].figures.get(figure, math.nan) if load in both.of else math.nan
 
     if figure is Figure.THROUGHPUT:
         return Measure("", name, "", "higher", read, digits=1)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from omni_fastpath.tools.ab.capture import Capture, Request, answers_differ, send, session
+from omni_fastpath.tools.ab.capture import Capture, Piece, Request, answers_differ, send, session
 
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
@@ -59,7 +59,16 @@ def ttfp_s(capture: Capture) -> float | None:
 
 def audio_gaps_s(capture: Capture) -> list[float]:
     """Times between successive pieces of audio, seconds."""
-    return [after.at_s - before.at_s for before, after in itertools.pairwise(capture.audio_pieces)]
+    return _gaps_s(capture.audio_pieces)
+
+
+def text_gaps_s(capture: Capture) -> list[float]:
+    """Times between successive pieces of text, seconds."""
+    return _gaps_s([piece for piece in capture.pieces if piece.text])
+
+
+def _gaps_s(pieces: Sequence[Piece]) -> list[float]:
+    return [after.at_s - before.at_s for before, after in itertools.pairwise(pieces)]
 
 
 def digest(capture: Capture) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,24 +19,14 @@ def progress(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
-def line(found: Mapping[str, Any]) -> str:
-    """A result line: figures, and the versions, commit and machine that they come from.
+def save(name: str, found: Mapping[str, Any]) -> None:
+    """Append a line to ``results/NAME.jsonl``: figures, and the versions, commit and machine that they are from.
 
     A line that has been read and is written again keeps what it said of them.
     """
-    return json.dumps({"about": about(), **found}, default=dataclasses.asdict)
-
-
-def say(found: Mapping[str, Any]) -> None:
-    """Print the result line of an arm, for whoever started this process."""
-    print(line(found), flush=True)
-
-
-def save(name: str, found: Mapping[str, Any]) -> None:
-    """Append a result line to ``results/NAME.jsonl``."""
     FOLDER.mkdir(exist_ok=True)
     with (FOLDER / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(line(found) + "\n")
+        file.write(json.dumps({"about": about(), **found}, default=dataclasses.asdict) + "\n")
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -51,8 +40,3 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> N
     for row in rows:
         table.add_row(*row) if row else table.add_section()
     Console(width=1000, soft_wrap=True).print(table)
-
-
-def spread(values: Sequence[float]) -> str:
-    """Median, least and most of a figure's runs."""
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"

@@ -12,6 +12,8 @@ from omni_fastpath.declare import Patch, Process, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
 
+GATE = "forward_gate"
+
 STATE_FILES_SETTLE_S = 2.5
 """After which a state file has the last counters: ``omni_fastpath.statefile.REFRESH_S``, and a little."""
 
@@ -37,6 +39,25 @@ def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapsh
     found = server.snapshots()
     check_server(arm, found, expected)
     return found
+
+
+def check_gate(arm: Arm, processes: Mapping[str, Snapshot], *, has_talker: bool) -> None:
+    """Check after a load that stages, light engines too, kept their payload back if the arm says so, and only then.
+
+    Args:
+        arm: What the server should be.
+        processes: As `check_server` has them; the counters must be up to date.
+        has_talker: Whether the model has a stage that sends its payload twice: Qwen3-Omni's talker.
+
+    Raises:
+        WrongArmError: They did not.
+    """
+    stages = [each.patches[GATE] for each in processes.values() if each.role is Process.STAGE]
+    outputs = sum(each.counters.get("multimodal_outputs", 0) for each in stages)
+    wanted = GATE in arm.enabled and has_talker
+    if bool(outputs) != wanted:
+        words = "some" if wanted else "none"
+        raise WrongArmError(f"this server is no {arm.name} arm: {outputs} outputs were gated, wanted {words}")
 
 
 def check_server(arm: Arm, processes: Mapping[str, Snapshot], expected: Iterable[str]) -> None:

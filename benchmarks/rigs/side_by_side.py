@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -17,7 +17,6 @@ from rich.console import Console
 
 from benchmarks.rigs.arm import WrongArmError
 from benchmarks.rigs.server import Server, ServerError
-from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.serving import MeasureError, tail
 
@@ -65,27 +64,6 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"found {text}, allowed: 1 or more")
     return number
-
-
-def plan(name: str, command: str, starts: Sequence[str], minutes_a_start: float) -> list[str]:
-    """What is about to run, how long it takes, and whether it can decide anything.
-
-    Args:
-        name: What the program is called in a sentence.
-        command: That runs it.
-        starts: The arm of each start, in order.
-        minutes_a_start: On two cores.
-    """
-    said = f"{name} starts {len(starts)} servers, one after another: {', '.join(starts)}."
-    lines = [f"{said} On two cores it takes about {minutes_a_start * len(starts):.0f} minutes."]
-    fewest, enough = min(starts.count(arm) for arm in set(starts)), verdict.STARTS
-    if fewest < verdict.starts_for(0):
-        minutes = minutes_a_start * 2 * enough
-        lines.append(
-            f"It shows both arms side by side; so few starts cannot tell a difference from luck. "
-            f"`{command} --starts {enough}` can, in some {minutes:.0f} minutes."
-        )
-    return lines
 
 
 # ---- A start ----

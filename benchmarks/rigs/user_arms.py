@@ -92,6 +92,7 @@ def prove_after(
     """
     time.sleep(server_arms.STATE_FILES_SETTLE_S)
     after = prove(server, arm, roles)
+    server_arms.check_gate(arm, server.snapshots(), has_talker=True)
     return check_engaged(before, after, requests) if arm.on else {}
 
 

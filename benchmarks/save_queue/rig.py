@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
 import sys
 import time
 from collections import Counter, deque
@@ -46,12 +47,14 @@ def stage_configs(folder: Path) -> dict[int, Path]:
     found = {stage: folder / f"stage{stage}.pickle" for stage in STAGES}
     if not all(path.exists() for path in found.values()):
         from benchmarks.rigs.arm import clean
-        from benchmarks.rigs.driver import run_module  # here, so that a fork of this module has nothing of ours
-        from benchmarks.rigs.server import OFFLINE
+        from benchmarks.rigs.server import OFFLINE  # here, so that a fork of this module has nothing of ours
 
         environment = {**clean(), "OMNI_SIMULATED_DEVICE": "1", **OFFLINE}
         root = Path(__file__).resolve().parents[2]
-        run_module("benchmarks.save_queue.rig", str(folder), environment=environment, folder=root)
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.save_queue.rig", str(folder)]
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{command} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return found
 
 

@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             replicas=options.replicas,
             tokens=options.tokens,
             vary=options.vary,
+            answers=options.answers,
             api=options.api or loads.APIS[model][0],
             loop=options.loop,
             arrivals=options.arrivals,
@@ -67,9 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, help="at each level, whatever --waves says")
     parser.add_argument("--tokens", type=int, default=Load.tokens, help="text tokens of an answer, frames of speech")
     parser.add_argument("--vary", type=float, default=Load.vary, help="0.5: lengths from half to one and a half of it")
+    parser.add_argument(
+        "--answers", choices=get_args(loads.Answers), default=Load.answers, help="audio of chat; long as issue #4561's"
+    )
     parser.add_argument("--audio-in", choices=get_args(AudioIn), help="what requests bring besides their text")
     parser.add_argument("--audio-every", type=int, default=Load.audio_every, help="one request in so many brings it")
-    parser.add_argument("--replicas", type=int, choices=(1, 2, 4), default=Load.replicas, help="of each stage")
+    replicas = list(dict.fromkeys(replicas for _, replicas in loads.DEPLOYS))
+    parser.add_argument("--replicas", choices=replicas, default=Load.replicas, help="of each stage, or stage by stage")
     parser.add_argument(
         "--engines", choices=("light", "stages"), default="light", help="stages: real ones, which cost more"
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
-from benchmarks.rigs.captures import audio_gaps_s, ttfp_s, ttft_s
+from benchmarks.rigs.captures import audio_gaps_s, text_gaps_s, ttfp_s, ttft_s
 from benchmarks.rigs.quantiles import quantile
 from benchmarks.server.audio_in import brings_audio
 from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
@@ -24,22 +24,29 @@ class Figure(StrEnum):
 
     THROUGHPUT = "throughput, req/s"
     FIRST_TTFP = "TTFP first wave p50, ms"
+    FIRST_TTFP_P99 = "TTFP first wave p99, ms"
     LATER_TTFP = "TTFP later waves p50, ms"
     LATER_TTFP_P99 = "TTFP later waves p99, ms"
     TTFP = "TTFP p50, ms"
     TTFP_P99 = "TTFP p99, ms"
     BROUGHT_TTFP = "TTFP of those that bring audio p50, ms"
     FIRST_TEXT = "first text p50, ms"
+    FIRST_TEXT_P99 = "first text p99, ms"
     E2E = "end to end p50, ms"
     E2E_P99 = "end to end p99, ms"
     GAP = "largest gap p50, ms"
     GAP_P99 = "largest gap p99, ms"
     DRY = "audio ran dry p99, ms"
+    TEXT_GAP = "largest text gap p50, ms"
+    TEXT_GAP_P99 = "largest text gap p99, ms"
+    QUEUED = "queued for the front end mean, messages"
+    """Between the orchestrator's thread and the front end's, looked at twenty times a second."""
+    QUEUED_MOST = "queued for the front end at most, messages"
     FRONT_MS = "front end, CPU ms/request"
     ORCHESTRATOR_MS = "orchestrator, CPU ms/request"
+    PROCESS_MS = "API process, CPU ms/request"
+    """Of all its threads."""
     PROCESS_A_SECOND = "API process, CPU ms/s of audio"
-    GATED = "not sent twice, MiB"
-    """What the stages did not send to the orchestrator because the next stage has it; only of real stage engines."""
     CLIENT_MS = "client, CPU ms/request"
     """The instrument's own: it has the same processors."""
 
@@ -66,6 +73,7 @@ def figures(
         Figure.E2E_P99: _ms(captures, _e2e_s, 0.99),
         Figure.FRONT_MS: 1000 * cpu_s[FRONT_END] / len(captures),
         Figure.ORCHESTRATOR_MS: 1000 * cpu_s[ORCHESTRATOR] / len(captures),
+        Figure.PROCESS_MS: 1000 * sum(cpu_s.values()) / len(captures),
         Figure.PROCESS_A_SECOND: 1000 * sum(cpu_s.values()) / audio_s if audio_s else math.nan,
     }
 
@@ -91,17 +99,23 @@ def _pieces(captures: Sequence[Capture], first_wave: int) -> dict[str, float]:
     first, later = (_bring_none(part) for part in (captures[:first_wave], captures[first_wave:]))
     captures = _bring_none(captures)
     half, most = (Figure.LATER_TTFP, Figure.LATER_TTFP_P99) if first_wave else (Figure.TTFP, Figure.TTFP_P99)
-    gaps = [max(gaps) for capture in captures if (gaps := audio_gaps_s(capture))]
+    gaps, text_gaps = (
+        [max(gaps) for capture in captures if (gaps := gaps_of(capture))] for gaps_of in (audio_gaps_s, text_gaps_s)
+    )
     dry = [_ran_dry_s([(event.at_s, _seconds_of(event.audio)) for event in each.audio_pieces]) for each in captures]
     return {
         Figure.FIRST_TTFP: _ms(first, ttfp_s, 0.5),
+        Figure.FIRST_TTFP_P99: _ms(first, ttfp_s, 0.99),
         half: _ms(later, ttfp_s, 0.5),
         most: _ms(later, ttfp_s, 0.99),
         Figure.BROUGHT_TTFP: _ms(bring, ttfp_s, 0.5),
         Figure.FIRST_TEXT: _ms(captures, ttft_s, 0.5),
+        Figure.FIRST_TEXT_P99: _ms(captures, ttft_s, 0.99),
         Figure.GAP: 1000 * quantile(gaps, 0.5),
         Figure.GAP_P99: 1000 * quantile(gaps, 0.99),
         Figure.DRY: 1000 * quantile(dry, 0.99),
+        Figure.TEXT_GAP: 1000 * quantile(text_gaps, 0.5),
+        Figure.TEXT_GAP_P99: 1000 * quantile(text_gaps, 0.99),
     }
 
 

@@ -18,22 +18,30 @@ Api = Literal["chat", "chat-whole", "speech"]
 Model = Literal["qwen3_omni", "qwen3_tts"]
 Loop = Literal["closed", "open"]
 Arrivals = Literal["poisson", "even"]
+Answers = Literal["long", "short"]
 
-LEVELS = (1, 4, 8, 16, 32, 64)
+LEVELS = (1, 8, 32, 64, 128)
 RATES = (4.0, 8.0)
 WAVES = 4
 OPEN_REQUESTS = 64
 TTS_STEP_MS = 12.0
+FRAMES_PER_TOKEN = 5.0
+"""Codec frames of a long chat answer for each text token.
+
+Issue #4561 shows 2,585 text tokens and 1,036 s of audio: 0.40 s for each token. A frame is 0.08 s.
+"""
 
 APIS: Mapping[Model, tuple[Api, ...]] = {"qwen3_omni": ("chat", "chat-whole"), "qwen3_tts": ("speech",)}
 """What 0.30 serves of each model; of an omni model's speech it says that the chat endpoint is for that."""
-DEPLOYS: Mapping[tuple[Model, int], str] = {
-    ("qwen3_omni", 1): "qwen3_omni.yaml",
-    ("qwen3_omni", 2): "qwen3_omni_2x.yaml",
-    ("qwen3_omni", 4): "qwen3_omni_4x.yaml",
-    ("qwen3_tts", 1): "qwen3_tts_v2.yaml",
+DEPLOYS: Mapping[tuple[Model, str], str] = {
+    ("qwen3_omni", "1"): "qwen3_omni.yaml",
+    ("qwen3_omni", "2"): "qwen3_omni_2x.yaml",
+    ("qwen3_omni", "4"): "qwen3_omni_4x.yaml",
+    ("qwen3_omni", "1:2:1"): "qwen3_omni_1-2-1.yaml",
+    ("qwen3_omni", "1:3:1"): "qwen3_omni_1-3-1.yaml",
+    ("qwen3_tts", "1"): "qwen3_tts_v2.yaml",
 }
-"""By model and replicas a stage."""
+"""By model and replicas: of each stage, or of one stage after the other. Each replica has slots for 128 requests."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +50,11 @@ class Load:
 
     Attributes:
         levels: One after the other: streams in flight of a closed loop, requests a second of an open one.
-        replicas: Of each stage.
+        replicas: Of each stage, or of thinker, talker and code2wav: ``1:2:1``.
         tokens: Text tokens of an answer; of speech its codec frames.
         vary: Lengths lie evenly in ``tokens`` times (1 - vary) to (1 + vary), the same for every arm and start.
             With 0 all have one length, end together in a closed loop, and so their successors begin together.
+        answers: Of chat. Long ones have ``FRAMES_PER_TOKEN``; short ones 40 to 120 frames, and not less than tokens.
         api: Chat streamed or not, or speech streamed as PCM.
         loop: Closed: the next request starts when one has ended; open: requests arrive whatever the server does.
         arrivals: Of an open loop: a Poisson process, the same for every arm and start, or evenly spaced.
@@ -61,9 +70,10 @@ class Load:
     """
 
     levels: Sequence[float] = LEVELS
-    replicas: int = 1
+    replicas: str = "1"
     tokens: int = 100
     vary: float = 0.0
+    answers: Answers = "long"
     api: Api = "chat"
     loop: Loop = "closed"
     arrivals: Arrivals = "poisson"
@@ -85,7 +95,7 @@ class Load:
             found = f"{self.audio_in} with one {self.api} request in {self.audio_every}"
             raise ValueError(f"audio_in: found {found}, allowed: with chat requests, one in 1 or more")
         if (self.model, self.replicas) not in DEPLOYS:
-            allowed = ", ".join(str(replicas) for model, replicas in DEPLOYS if model == self.model)
+            allowed = ", ".join(replicas for model, replicas in DEPLOYS if model == self.model)
             raise ValueError(f"replicas: found {self.replicas}, allowed for {self.model}: {allowed}")
 
     @property
@@ -100,7 +110,10 @@ class Load:
             least, most = self.lengths
             frames = {"min_frames": least, "max_frames": most}
             return {"qwen3_tts": {"base_ms": TTS_STEP_MS, **frames}, "code2wav": {"base_ms": STEP_MS["code2wav"]}}
-        return {stage: {"base_ms": step} for stage, step in STEP_MS.items()}
+        found = {stage: {"base_ms": step} for stage, step in STEP_MS.items()}
+        if self.answers == "long":
+            found["talker"]["frames_per_token"] = FRAMES_PER_TOKEN
+        return found
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -160,7 +173,8 @@ class Load:
         """As a table's title has it."""
         loop = f"open loop, {self.arrivals} arrivals" if self.loop == "open" else "closed loop"
         tokens = "{} to {}".format(*self.lengths) if self.vary else str(self.tokens)
-        length = f"{tokens} {'codec frames' if self.api == 'speech' else 'text tokens'}"
+        length = f"{tokens} codec frames" if self.api == "speech" else f"{self.answers} answers of {tokens} text tokens"
         if self.audio_in:
             length += f", {self.audio_in} in with 1 request of {self.audio_every}, TTFP and gaps of the others"
-        return f"{self.model}, {self.api}, {loop}, {self.replicas} replicas a stage, {length}"
+        replicas = f"{self.replicas} {'replicas' if ':' in self.replicas else 'of each stage'}"
+        return f"{self.model}, {self.api}, {loop}, {replicas}, {length}"

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import re
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import omni_simulated_device
 from benchmarks.rigs import server_arms, whole_server
 from benchmarks.rigs.captures import digest, run_closed_loop
 from benchmarks.rigs.server import Server
-from benchmarks.rigs.whole_server import FEWEST, checked, measure_of
+from benchmarks.rigs.whole_server import FEWEST, Rows, checked, measure_of
 from benchmarks.server import threads
 from benchmarks.server.arms import ServerArm
 from benchmarks.server.figures import Figure, by_request, figures
 from benchmarks.server.load import Load
 from omni_fastpath.tools.ab.capture import Capture
-from omni_fastpath.tools.ab.verdict import Measure
+from omni_simulated_device import depths
 
 Start = Mapping[str, Any]
 """Of one start: ``figures`` by level and name, ``requests``, ``answers`` (their digests, in the order of asking)
@@ -51,6 +53,9 @@ class Host:
 
 USUAL_HOST = Host()
 
+WARM_TOKENS = 20
+"""Of an answer before a load, which takes a fifth of the time of a usual one."""
+
 
 @contextlib.contextmanager
 def serving(
@@ -69,13 +74,21 @@ def serving(
         WrongArmError: It was not what its arm says.
     """
     environment = whole_server.environment(arm, load.stages, light=not host.stages)
+    environment[omni_simulated_device.DEPTHS_VARIABLE] = str(depths_of(log))
     deploy = whole_server.deploy(load.deploy)
     with Server(
         model, deploy, environment=environment, arguments=arm.arguments, log_path=log, release=host.release
     ) as server:
-        server_arms.prove(server, arm, {"api"})
+        roles = {"api"} if host.stages else {"api", "engines"}
+        server_arms.prove(server, arm, roles)
         yield server, warmed(server, load)
-        server_arms.prove(server, arm, {"api"})
+        time.sleep(server_arms.STATE_FILES_SETTLE_S)
+        server_arms.check_gate(arm, server_arms.prove(server, arm, roles), has_talker=load.model == "qwen3_omni")
+
+
+def depths_of(log: Path) -> Path:
+    """Where the API processes write down how long their queues are, beside their log."""
+    return log.with_suffix(".depths")
 
 
 def api_processes(server: Server) -> list[int]:
@@ -90,6 +103,7 @@ def warmed(server: Server, load: Load) -> threads.Known:
         MeasureError: A request failed.
     """
     before = threads.used(api_processes(server))
+    load = replace(load, tokens=min(load.tokens, WARM_TOKENS))
     text = replace(load, audio_in=None)
     checked(run_closed_loop(server.url, text.asked("warming up", FEWEST), FEWEST), audio=True)
     told = {each.pid: each.threads for each in server.snapshots().values()}
@@ -99,17 +113,10 @@ def warmed(server: Server, load: Load) -> threads.Known:
     return known
 
 
-def gated_bytes(server: Server) -> float:
-    """What ``forward_gate`` has taken off the wire so far, in all stages, once their state files are up to date."""
-    time.sleep(server_arms.STATE_FILES_SETTLE_S)
-    records = [each.patches["forward_gate"] for each in server.snapshots().values() if "forward_gate" in each.patches]
-    return sum(count for record in records for name, count in record.counters.items() if name.endswith("_bytes"))
-
-
 def run_level(
-    server: Server, known: threads.Known, load: Load, level: float, first_wave: int
+    server: Server, known: threads.Known, load: Load, level: float
 ) -> tuple[dict[str, float], Sequence[Capture]]:
-    """One level of a load: its figures, with *first_wave* as `figures` has it, and what came back.
+    """One level of a load: its figures, and what came back.
 
     Raises:
         MeasureError: A request failed.
@@ -118,7 +125,7 @@ def run_level(
     before, mine_s = threads.used(known), time.process_time()
     captures = checked(load.run(server.url, level), audio=True)
     cpu_s, mine_s = threads.spent(known, before, threads.used(known)), time.process_time() - mine_s
-    found = figures(captures, first_wave, cpu_s, streamed=load.streamed)
+    found = figures(captures, load.first_wave(level), cpu_s, streamed=load.streamed)
     return {**found, Figure.CLIENT_MS: 1000 * mine_s / len(captures)}, captures
 
 
@@ -131,14 +138,17 @@ def measure(arm: ServerArm, load: Load, model: Path, log: Path, host: Host = USU
     found: dict[str, dict[str, float]] = {}
     requests: dict[str, list[dict[str, float | None]]] = {}
     answers: dict[str, list[str]] = {}
+    spans: dict[str, tuple[float, float]] = {}
     with serving(arm, load, model, log, host) as (server, known):
         for level in load.levels:
-            gated = gated_bytes(server) if host.stages else 0.0
-            found[f"{level:g}"], captures = run_level(server, known, load, level, load.first_wave(level))
-            if host.stages:
-                found[f"{level:g}"][Figure.GATED] = (gated_bytes(server) - gated) / 2**20
+            began = time.monotonic()
+            found[f"{level:g}"], captures = run_level(server, known, load, level)
             requests[f"{level:g}"] = by_request(captures)
             answers[f"{level:g}"] = [digest(capture) for capture in captures]
+            spans[f"{level:g}"] = began, max(capture.started_at_s + capture.e2e_s for capture in captures)
+    for name, span in spans.items():
+        if queued := depths.read(depths_of(log), *span):
+            found[name] |= {Figure.QUEUED: statistics.fmean(queued), Figure.QUEUED_MOST: max(queued)}
     assert server.shutdown is not None
     return {
         "figures": found,
@@ -174,24 +184,27 @@ def run(
     return whole_server.run_starts(name, arms, starts, load.model, start)
 
 
-def judged(load: Load) -> dict[tuple[str, str], Measure]:
-    """Rows that get a verdict, by level and figure; the first one is primary.
+def judged(load: Load) -> list[Rows]:
+    """The rows that get a verdict, level by level, each a family of its own whose first row is the primary one.
 
-    The highest levels by what a user waits for and by throughput; every other one by the first of these and end to end.
+    Nine at most, so that six starts can tell a difference in each.
     """
-    levels = list(load.levels)
-    if not load.streamed:
-        waits: tuple[str, ...] = (Figure.E2E, Figure.E2E_P99)
-    elif load.loop == "open":
-        waits = (Figure.TTFP, Figure.TTFP_P99)
-    elif later := [level for level in levels if load.count(level) > load.first_wave(level)]:
-        waits, levels = (Figure.LATER_TTFP, Figure.LATER_TTFP_P99), later
-    else:
-        waits = (Figure.FIRST_TTFP,)
-    high = [level for level in levels if level >= 16] or [max(levels)]
-    rows = [(level, name) for level in sorted(high, reverse=True) for name in (*waits, Figure.THROUGHPUT)]
-    rows.extend((level, name) for level in load.levels if level not in high for name in (waits[0], Figure.E2E))
-    return {
-        (f"{level:g}", name): measure_of(level, name, higher=name == Figure.THROUGHPUT)
-        for level, name in dict.fromkeys(rows)
-    }
+    return [_judged(load, level) for level in load.levels]
+
+
+def _judged(load: Load, level: float) -> Rows:
+    names: list[str] = [Figure.E2E, Figure.E2E_P99]
+    if load.streamed:
+        if load.loop == "open":
+            audio = [Figure.TTFP, Figure.TTFP_P99]
+        elif load.count(level) > load.first_wave(level):
+            audio = [Figure.LATER_TTFP, Figure.LATER_TTFP_P99]
+        else:
+            audio = [Figure.FIRST_TTFP, Figure.FIRST_TTFP_P99]
+        names = [*audio, Figure.E2E, Figure.DRY, Figure.GAP]
+        if load.api == "chat":
+            names += [Figure.FIRST_TEXT, Figure.TEXT_GAP_P99]
+    if load.loop == "closed":
+        names.append(Figure.THROUGHPUT)
+    names.append(Figure.PROCESS_MS)
+    return {(f"{level:g}", name): measure_of(level, name, higher=name == Figure.THROUGHPUT) for name in names}

@@ -55,19 +55,22 @@ def _read(level: float, name: str, start: Start) -> float:
 
 
 def _show_verdicts(found: Mapping[str, Sequence[Start]], load: Load) -> None:
-    rows = judged(load)
     compared = pairs(list(found))
     figures = {arm: [start["figures"] for start in each] for arm, each in found.items()}
-    verdicts = [judge(figures[a], figures[b], rows) for a, b in compared]
-    table = []
-    for (level, name), row in rows.items():
-        cells = [row.title]
-        for (a, b), said in zip(compared, verdicts, strict=True):
-            one, other = (_values(found[arm], float(level), name) for arm in (a, b))
-            ratio = statistics.median(other) / statistics.median(one) if one and other else math.nan
-            cells.append(f"{ratio:.2f} {said[row.title]}" if row.title in said else "-")
-        table.append(cells)
-    results.show("Ratios of medians, and verdicts", ("row", *(f"{b} / {a}" for a, b in compared)), table)
+    table: list[list[str]] = []
+    for rows in judged(load):
+        verdicts = [judge(figures[a], figures[b], rows) for a, b in compared]
+        for (level, name), row in rows.items():
+            cells = [row.title]
+            for (a, b), said in zip(compared, verdicts, strict=True):
+                one, other = (_values(found[arm], float(level), name) for arm in (a, b))
+                base = statistics.median(one) if one else 0.0
+                ratio = statistics.median(other) / base if base and other else math.nan
+                cells.append(f"{ratio:.2f} {said[row.title]}" if row.title in said else "-")
+            table.append(cells)
+        table.append([])
+    title = "Ratios of medians, and verdicts, of each level by itself"
+    results.show(title, ("row", *(f"{b} / {a}" for a, b in compared)), table)
     starts = min(len(each) for each in found.values())
     print(verdict.legend(next(iter(rows.values())), len(rows) - 1, starts))
 

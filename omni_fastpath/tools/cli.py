@@ -25,8 +25,9 @@ from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.tools import overlay, tables, upgrade
+from omni_fastpath.tools.findings import REFUSED as REFUSED_START
 from omni_fastpath.tools.findings import Severity
-from omni_fastpath.tools.status import status_report
+from omni_fastpath.tools.status import is_on, status_report
 
 FINE, TROUBLE, REFUSED = 0, 1, 2
 _AB = "ab"
@@ -37,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0: fine. 1: an installation or a live process that does not do what was asked for (``doctor``: any finding
-        above ``info``). 2: a usage error, or a refusal, which is all that is printed. ``ab`` has others besides
-        (``ab/command.py``).
+        above ``info``; ``status --check``: also a server that is off, and none). 2: a usage error, or a start with
+        this shell's variables would be refused. ``ab`` has others besides (``ab/command.py``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="everything as one JSON document")
     status.add_argument("--verify", action="store_true", help="compare every seam with what is installed")
     status.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also show what this YAML comes to here")
+    status.add_argument("--check", action="store_true", help="exit code 1 unless servers run and all are on as asked")
     status.set_defaults(run=_status)
 
     examine = commands.add_parser(
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     pages = explain.add_mutually_exclusive_group()
     pages.add_argument("--matrix", action="store_true", help="what it is on each release, as Markdown")
     pages.add_argument("--markdown", action="store_true", help="its keys and variables, as Markdown")
+    pages.add_argument("--full", action="store_true", help="also what it relies on, its seams and its releases")
     explain.set_defaults(run=_explain)
 
     seams = commands.add_parser("seams", help="each seam as the installed release has it, as JSON", allow_abbrev=False)
@@ -108,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     default = "omni-fastpath-dashboard"
     boards.add_argument("folder", nargs="?", type=Path, default=default, metavar="DIR", help=f"default: {default}")
+    boards.add_argument("--force", action="store_true", help="overwrite files there that differ")
     boards.set_defaults(run=_dashboard)
 
     # For the help alone: argparse would swallow one of its `--`.
@@ -148,7 +152,7 @@ def _show(report: Any, show: Callable[[Any, Console], None], *, as_json: bool) -
 def _status(arguments: argparse.Namespace) -> int:
     report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, verify=arguments.verify)
     _show(report, functools.partial(tables.show_status, every=arguments.all), as_json=arguments.json)
-    return _code(report, "error")
+    return _code(report, "error") or (TROUBLE if arguments.check and not is_on(report) else FINE)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -160,6 +164,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _code(report: Mapping[str, Any], *trouble: Severity) -> int:
     """What the command ends with where findings of these severities are trouble."""
+    if any(finding["id"] == REFUSED_START for finding in report["findings"]):
+        return REFUSED
     return TROUBLE if any(finding["severity"] in trouble for finding in report["findings"]) else FINE
 
 
@@ -175,7 +181,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     elif arguments.patch is None:
         _show(named, tables.show_patches, as_json=False)
     else:
-        _show(named[0], tables.show_patch, as_json=False)
+        _show(named[0], functools.partial(tables.show_patch, full=arguments.full), as_json=False)
     return FINE
 
 
@@ -236,8 +242,8 @@ def _dashboard(arguments: argparse.Namespace) -> int:
     here = sorted((Path(__file__).parent / "dashboard").iterdir())
     files = {arguments.folder / file.name: file.read_bytes() for file in here}
     others = [str(path) for path, content in files.items() if path.exists() and path.read_bytes() != content]
-    if others:
-        raise ConfigError(f"{', '.join(others)}: there already, with other content; name another folder")
+    if others and not arguments.force:
+        raise ConfigError(f"{', '.join(others)}: there already, with other content; --force overwrites")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         path.write_bytes(content)

@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from packaging.version import Version
-
 from omni_fastpath import config, process_role
 from omni_fastpath.declare import Patch, Process, State
-from omni_fastpath.process_role import MASTER, NAMESPACE, ON_UNLISTED, boolean, master_off
-from omni_fastpath.threads import ORCHESTRATOR
-from omni_fastpath.tools import entrypoint
+from omni_fastpath.process_role import MASTER, NAMESPACE, ON_UNLISTED, master_off
+from omni_fastpath.tools import entrypoint, servers
 from omni_fastpath.tools.servers import Server
 
 Severity = Literal["error", "warning", "info"]
@@ -37,6 +34,11 @@ FULL, ALONE = 0.85, 0.2
 one of them works alone, and the other takes less than the second."""
 UNDERRUN_S, UNDERRUN = 0.1, "vllm_omni:audio_underrun_s"
 """From where on upstream itself calls an answer interrupted, and its histogram of each answer's longest silence."""
+API_PROCESS_S, ENGINES_S = 0.05, 0.3
+"""From where on a listener gains something when the API process, or the engines, take less of a first output."""
+FEWEST = 50
+"""First outputs of which 99 of 100 can be told."""
+SHARED_MEMORY = 0.8
 HELD_BY_NOBODY = ("--max-num-queued-tokens",)
 """Options that vLLM-Omni takes, and nothing of ours makes true."""
 
@@ -51,10 +53,9 @@ class Facts:
         report: What ``status`` shows (``omni_fastpath.tools.status``), without findings.
         asked: The patches whose release matters here.
         servers: The live ones of this user.
-        hooks: The hook plugins as this shell finds them (``HookManager.told``), or why that is ``unseen``; None where
-            nobody looked.
         misspelt: Top-level keys of deploy YAMLs that are nearly ours, each after whose YAML it is.
         unramped: Servers, as findings name them, whose audio chunks could grow and do not (``overlay.lacks_ramp``).
+        refused: Why a server that is started here and now would refuse; empty where it would not.
     """
 
     patches: Sequence[Patch]
@@ -62,9 +63,9 @@ class Facts:
     report: Mapping[str, Any] = field(default_factory=dict)
     asked: frozenset[str] = frozenset()
     servers: Sequence[Server] = ()
-    hooks: Mapping[str, Any] | None = None
     misspelt: Sequence[tuple[str, str]] = ()
     unramped: Sequence[str] = ()
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,15 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 # ---- This installation ----
+
+REFUSED = "start-refused"
+
+
+@_rule(REFUSED, threshold="a server that is started with these variables, or this deploy YAML, would refuse")
+def start_refused(facts: Facts) -> Iterator[Finding]:
+    """What a server would say to what this shell asks for."""
+    if facts.refused:
+        yield Finding("error", HERE, facts.refused, "Correct what it names; servers that run are not concerned.")
 
 
 @_rule("upstream-missing", threshold="vllm-omni is not installed in this environment")
@@ -228,10 +238,9 @@ def key_misspelt(facts: Facts) -> Iterator[Finding]:
 
 @_rule("hook-plugin-off", threshold="one hook plugin that cannot be loaded, registered or called, or that raised")
 def hook_plugin_off(facts: Facts) -> Iterator[Finding]:
-    """A plugin of ours that is not called, as this shell finds it or as a server said."""
+    """A plugin of ours that is not called, as a server said."""
     do = "Correct or uninstall the package that brings it; a server's log has the traceback of an exception. Restart."
-    told = [(HERE, facts.hooks or {})]
-    told += [(server.subject, each.get("hooks") or {}) for server in facts.servers for each in server.snapshots]
+    told = ((server.subject, each.get("hooks") or {}) for server in facts.servers for each in server.snapshots)
     plugins = (
         (subject, name, f"the hook plugin {name} {what}: {why}")
         for subject, hooks in told
@@ -240,14 +249,6 @@ def hook_plugin_off(facts: Facts) -> Iterator[Finding]:
     )
     for subject, name, what in dict.fromkeys(plugins):
         yield Finding("warning", subject, what, do, {"plugin": name})
-
-
-@_rule("hooks-unseen", threshold="hook plugins that take longer to load than doctor waits, or end what loads them")
-def hooks_unseen(facts: Facts) -> Iterator[Finding]:
-    """Nothing is known of them here."""
-    if why := (facts.hooks or {}).get("unseen"):
-        do = "A server that has them says in its log which it uses."
-        yield Finding("info", HERE, f"hook plugins could not be looked at: {why}", do)
 
 
 # ---- Live servers ----
@@ -328,13 +329,14 @@ def option_not_held(facts: Facts) -> Iterator[Finding]:
             if process_role.value(server.command, option) is not None and not is_held:
                 what = f"it was started with {option}, which vLLM-Omni takes and does not hold"
                 do = f"Switch {name} on, or see why it does not serve." if name else "Start the server without it."
-                yield Finding("error", server.subject, what, do, {"option": option, "patch": name or None})
+                severity: Severity = "error" if server.is_on else "info"
+                yield Finding(severity, server.subject, what, do, {"option": option, "patch": name or None})
 
 
 @_rule("metrics-without-us", threshold="a server in which something is on answers /metrics without a series of ours")
 def metrics_without_us(facts: Facts) -> Iterator[Finding]:
     """A scrape shows upstream's series and none of ours."""
-    do = "Look into its log for `the metrics cannot be exported`. The patches work without."
+    do = "Look into its log for `cannot be published` and `goes without the patches`. The patches work without."
     for server in facts.servers:
         is_shown = any(name.startswith("omni_fastpath_") for name in server.metrics)
         if server.metrics and server.is_on and not is_shown:
@@ -346,42 +348,21 @@ def metrics_without_us(facts: Facts) -> Iterator[Finding]:
     "api-process-full", threshold=f"front end and orchestrator take more than {FULL} of a core, each more than {ALONE}"
 )
 def api_process_full(facts: Facts) -> Iterator[Finding]:
-    """Its two threads have about one core together: outputs wait, whatever the GPUs could do.
-
-    Where the orchestrator's is not known, the busiest one beside the front end's may be another.
-    """
+    """Its two threads have about one core together: outputs wait, whatever the GPUs could do."""
     for server in facts.servers:
         shares = {name: round(share, 2) for name, share in server.busy.items()}
         if sum(shares.values()) > FULL and min(shares.values()) > ALONE:
-            severity: Severity = "warning" if ORCHESTRATOR in shares else "info"
-            is_full = "is full" if severity == "warning" else "may be full"
             told = ", ".join(f"{name.replace('_', ' ')} {share:.2f}" for name, share in shares.items())
-            what = f"its API process {is_full}: {told}; its two threads share Python's lock, and so about one core"
+            what = f"its API process is full: {told}; its two threads share Python's lock, and so about one core"
             do = f"Take work off it: {'; '.join(_relief(server, facts))}."
-            yield Finding(severity, server.subject, what, do, shares)
-
-
-_ALONE = frozenset(
-    {"--stage-id", "--omni-master-address", "--omni-master-port", "--omni-replica-address", "--omni-dp-size-local"}
-    | {"--headless", "--enable-fault-tolerance", "--enable-elastic-ep", "--enable-sleep-mode"}
-)
-"""Options beside which vLLM-Omni refuses several API servers, as far as a command line shows it."""
+            yield Finding("warning", server.subject, what, do, shares)
 
 
 def _relief(server: Server, facts: Facts) -> Iterator[str]:
     """What takes work off a full API process, the most first."""
     given = {word.partition("=")[0].replace("_", "-") for word in server.command if word.startswith("--")}
-    beside = sorted(given & _ALONE)
-    if boolean((server.environ or {}).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "")):
-        beside.append("LoRA adapters that change at run time")
-    installed = facts.report["installation"]["vllm_omni"] or {"version": "0"}
-    if Version(next((each["vllm_omni"] for each in server.snapshots), None) or installed["version"]) < Version("0.30"):
-        yield "vLLM-Omni takes several API servers (`--api-server-count 2`) from 0.30 on"
-    elif beside:
-        yield f"several API servers are not to be had beside {', '.join(beside)}"
-    else:
-        more = "a higher `--api-server-count`" if "--api-server-count" in given else "`--api-server-count 2`"
-        yield f"{more}, unless it has diffusion stages, other hosts' stages, Ray, sleep mode or duplex sessions"
+    more = "a higher `--api-server-count`" if "--api-server-count" in given else "`--api-server-count 2`"
+    yield f"{more} (vLLM-Omni from 0.30 on, which refuses to start where its other options do not allow it)"
     states = [each["patches"] for each in server.snapshots if each["role"] == Process.SERVER.value]
     on = {name for each in states for name, record in each.items() if record["state"] != State.OFF.value}
     patches = (each for each in facts.patches if each.default_on and Process.SERVER in each.processes)
@@ -408,6 +389,93 @@ def audio_runs_dry(facts: Facts) -> Iterator[Finding]:
         if server.subject in facts.unramped and answers >= IDLE_REQUESTS and silent_s > UNDERRUN_S * answers:
             what = f"the longest silence within an answer was {silent_s / answers:.2f} s, on average"
             yield Finding("warning", server.subject, what, do, {"answers": answers})
+
+
+_FIRST = "omni_fastpath_first_output"
+_PARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("engines", "leg_seconds", {"leg": "engines"}),
+    ("api_process", "api_process_seconds", {}),
+)
+
+
+@_rule("first-output", threshold="one streamed answer, in a server that measures them")
+def first_output(facts: Facts) -> Iterator[Finding]:
+    """Where the time of first audio and first text goes, and what would make it less."""
+    for server in facts.servers:
+        for output in ("audio", "text"):
+            whole = servers.histogram(server.figures(f"{_FIRST}_seconds", output=output), FEWEST)
+            if 0 < whole.count < FEWEST:
+                what = (
+                    f"where the time of first {output} goes cannot be told before {FEWEST} answers: {whole.count} yet"
+                )
+                yield Finding("info", server.subject, what, "Ask again later.", {"answers": whole.count})
+            elif whole.count:
+                seconds = {}
+                for part, name, labels in _PARTS:
+                    samples = server.figures(f"{_FIRST}_{name}", output=output, **labels)
+                    seconds[part] = round(servers.histogram(samples, FEWEST).quantile(0.99), 2)
+                when = "last 5 minutes" if whole.is_recent else "since it started"
+                what = (
+                    f"first {output}, {when}: within {whole.quantile(0.99):.2f} s for 99 of 100, the engines' part "
+                    f"within {seconds['engines']:.2f}, the API process's within {seconds['api_process']:.2f}"
+                )
+                do = " ".join(_sooner(server, facts, *seconds.values()))
+                yield Finding("info", server.subject, what, do, {"answers": whole.count, **seconds})
+
+
+def _sooner(server: Server, facts: Facts, engines_s: float, api_process_s: float) -> Iterator[str]:
+    """What would make a first output come sooner, if anything."""
+    if api_process_s > API_PROCESS_S:
+        relief = "; ".join(_relief(server, facts))
+        yield f"The API process takes more than {API_PROCESS_S} s. Less of it: {relief}."
+    if engines_s > ENGINES_S:
+        yield (
+            f"The engines take more than {ENGINES_S} s. More GPU, or more replicas, if requests wait there "
+            "(`vllm_omni:num_requests_waiting`). If none waits, the model takes so long, and whether a faster GPU "
+            "helps cannot be told from here. Neither this package nor another API server changes that part."
+        )
+    elif api_process_s <= API_PROCESS_S:
+        yield "Nothing: neither this package, nor another API server, nor more GPU makes it sooner for a listener."
+
+
+@_rule("requests-without-output", threshold="one request without an output of any stage for 30 seconds")
+def requests_without_output(facts: Facts) -> Iterator[Finding]:
+    """Requests that a stage does not answer; a session that waits for its client is none."""
+    do = (
+        "Look at that replica's process and log. It may be stopped or hang, or wait for a chunk that the stage before "
+        "does not send. In a server that is full, requests wait so for their turn."
+    )
+    for server in facts.servers:
+        for sample in server.figures("omni_fastpath_requests_without_output"):
+            if sample["value"] > 0:
+                where = sample["labels"]
+                [longest, *_] = server.figures("omni_fastpath_longest_without_output_seconds", **where)
+                what = (
+                    f"{sample['value']} requests wait for stage {where['stage']} replica {where['replica']} and had no "
+                    f"output for 30 s, the longest for {longest['value']:.0f} s"
+                )
+                yield Finding("warning", server.subject, what, do, {**where, "requests": sample["value"]})
+
+
+@_rule("shared-memory", threshold=f"more than {SHARED_MEMORY} of shared memory used, or one chunk that nobody fetches")
+def shared_memory(facts: Facts) -> Iterator[Finding]:
+    """Room that stages need for their chunks; without it they fail."""
+    for server in facts.servers:
+        fill, orphans = (
+            max((each["value"] for each in server.figures(f"omni_fastpath_shared_memory_{name}")), default=0)
+            for name in ("used_ratio", "orphans")
+        )
+        if fill > SHARED_MEMORY:
+            own = sum(each["value"] for each in server.figures("omni_fastpath_shared_memory_chunk_bytes"))
+            what = (
+                f"shared memory is {fill:.0%} full, {own / 2**20:.0f} MiB of it with chunks of this server's requests"
+            )
+            do = "Give the container a larger /dev/shm (`--shm-size`, or an emptyDir of medium Memory)."
+            yield Finding("warning", server.subject, what, do, {"used_ratio": round(fill, 3), "chunk_bytes": own})
+        if orphans:
+            what = f"shared memory has {orphans} chunks of unknown requests that nobody has fetched for ten minutes"
+            do = "Earlier servers or requests left them. Remove them from /dev/shm if no other server uses that."
+            yield Finding("warning", server.subject, what, do, {"orphans": orphans})
 
 
 # ---- What several rules need ----

@@ -18,15 +18,12 @@ from typing import Any
 
 import psutil
 
-from omni_fastpath import process_role, statefile
-from omni_fastpath.declare import Process, State
+from omni_fastpath import process_role, statefile, threads
+from omni_fastpath.declare import State
 from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
 
 SCRAPE_S, SCRAPES_S = 2.0, 4.0
 """How long a server's ``/metrics`` may take, and those of all servers, seconds: somebody waits for the answer."""
-
-BUSIEST = "busiest other thread"
-"""Perhaps the orchestrator's: Python 3.11 does not tell the kernel its threads' names."""
 
 LOOK_S = 2.0
 """How long threads are watched, seconds: for a share of a core to a hundredth."""
@@ -49,8 +46,8 @@ class Server:
         snapshots: The state files of its tree.
         edited_yaml: Its deploy YAML, where that was written after the server began.
         metrics: Each series of its ``/metrics`` with the sum of its samples; empty where nothing answered.
-        busy: Shares of a core that two threads of its busiest API process took: ``front_end``, and ``orchestrator`` or,
-            where that one is not known, ``BUSIEST``; empty where nobody watched.
+        busy: Shares of a core that ``front_end`` and ``orchestrator`` of its busiest API process took; empty where
+            nobody watched, or no state file names these threads.
     """
 
     pid: int
@@ -88,9 +85,55 @@ class Server:
     def _arguments(self) -> Sequence[str]:
         return self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
 
+    def figures(self, metric: str, **labels: str) -> list[Mapping[str, Any]]:
+        """The samples of a metric of ours with these labels, in the state files of its processes."""
+        records = (record for each in self.snapshots for record in each["patches"].values())
+        found = [sample for record in records for sample in record.get("figures", {}).get(metric, ())]
+        return [sample for sample in found if labels.items() <= sample["labels"].items()]
+
     def shown(self) -> dict[str, Any]:
         """What ``status`` shows of it: ``pid``, and ``model`` and ``port`` as its arguments name them."""
         return {"pid": self.pid, "model": self.model, "port": process_role.port(self._arguments)}
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """What histograms of several processes have together.
+
+    Attributes:
+        bounds: Upper ends of the buckets but the last.
+        counts: Of each bucket.
+        is_recent: Whether the counts are of the last minutes alone.
+    """
+
+    bounds: Sequence[float] = ()
+    counts: Sequence[int] = ()
+    is_recent: bool = False
+
+    @property
+    def count(self) -> int:
+        """Of all buckets."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float:
+        """What so many do not exceed, as ``histogram_quantile`` of Prometheus has it."""
+        rank, below = share * self.count, 0.0
+        for lower, upper, count in zip((0.0, *self.bounds), self.bounds, self.counts, strict=False):
+            if below + count >= rank:
+                return lower + (upper - lower) * (rank - below) / count
+            below += count
+        return self.bounds[-1]
+
+
+def histogram(samples: Sequence[Mapping[str, Any]], fewest: int) -> Histogram:
+    """Of samples of ``figures.Recent``: of the last minutes, or of all the time where these have fewer values."""
+    if not samples:
+        return Histogram()
+    counts = [sum(bucket) for bucket in zip(*(each["counts"] for each in samples), strict=True)]
+    before = [sum(bucket) for bucket in zip(*(each["before"] for each in samples), strict=True)]
+    recent = [now - then for now, then in zip(counts, before, strict=True)]
+    is_recent = sum(recent) >= fewest
+    return Histogram(samples[0]["bounds"], recent if is_recent else counts, is_recent)
 
 
 def shown_model(model: str | None) -> str | None:
@@ -125,13 +168,14 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
     return found
 
 
-Used = tuple[float, Mapping[int, Mapping[int, float]]]
-"""A time, and the seconds that the threads of API processes had been on a processor by then, by process and id."""
+Used = tuple[float, Mapping[int, Mapping[str, float]]]
+"""A time, and the seconds that each API process's two threads had been on a processor by then."""
 
 
 def used(live: Sequence[Server]) -> Used:
-    """What the threads of these servers have used until now."""
-    return time.monotonic(), {pid: _used(pid) for each in live for pid in _api_processes(each)}
+    """What the threads that the state files of these servers name have used until now."""
+    snapshots = (each for server in live for each in server.snapshots)
+    return time.monotonic(), {each["pid"]: threads.used(each["pid"], each.get("threads") or {}) for each in snapshots}
 
 
 def watched(live: Sequence[Server], since: Used) -> list[Server]:
@@ -139,36 +183,18 @@ def watched(live: Sequence[Server], since: Used) -> list[Server]:
     began, before = since
     if live:
         time.sleep(max(0.0, began + LOOK_S - time.monotonic()))
-    took_s = time.monotonic() - began
-    return [dataclasses.replace(each, busy=_busy(each, before, took_s)) for each in live]
+    ended, after = used(live)
 
+    def busy(server: Server) -> dict[str, float]:
+        pids = (each["pid"] for each in server.snapshots)
+        shares = [
+            {name: (seconds - before[pid][name]) / (ended - began) for name, seconds in after[pid].items()}
+            for pid in pids
+            if {FRONT_END, ORCHESTRATOR} == before[pid].keys() == after[pid].keys()
+        ]
+        return max(shares, key=lambda each: sum(each.values()), default={})
 
-def _api_processes(server: Server) -> dict[int, Mapping[str, int]]:
-    """Each with what its state file knows of its threads; without a state file the server's first process."""
-    own = (each for each in server.snapshots if each["role"] == Process.SERVER.value)
-    return {each["pid"]: each.get("threads") or {} for each in own} or {server.pid: {}}
-
-
-def _busy(server: Server, before: Mapping[int, Mapping[int, float]], took_s: float) -> dict[str, float]:
-    spent = [_spent(pid, before[pid], known) for pid, known in _api_processes(server).items()]
-    most = max(spent, key=lambda each: sum(each.values()))
-    return {name: seconds / took_s for name, seconds in most.items()}
-
-
-def _used(pid: int) -> dict[int, float]:
-    """None where the process has ended or may not be looked at."""
-    try:
-        return {each.id: each.user_time + each.system_time for each in psutil.Process(pid).threads()}
-    except psutil.Error:
-        return {}
-
-
-def _spent(pid: int, before: Mapping[int, float], known: Mapping[str, int]) -> dict[str, float]:
-    took = {thread: seconds - before.get(thread, 0.0) for thread, seconds in _used(pid).items()}
-    front_end = {FRONT_END: took.pop(pid, 0.0)}
-    if ORCHESTRATOR in known:
-        return {**front_end, ORCHESTRATOR: took.get(known[ORCHESTRATOR], 0.0)}
-    return {**front_end, BUSIEST: max(took.values(), default=0.0)}
+    return [dataclasses.replace(each, busy=busy(each)) for each in live]
 
 
 def by_command_line() -> list[int]:

@@ -9,14 +9,13 @@ import contextlib
 import dataclasses
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_fastpath import __version__, config, install, statefile
-from omni_fastpath.config import Resolved, resolve_file
-from omni_fastpath.declare import Patch
+from omni_fastpath.config import ConfigError, Resolved, resolve_file
+from omni_fastpath.declare import Patch, State
 from omni_fastpath.releases import vllm_omni_release, vllm_release
 from omni_fastpath.tools import entrypoint, overlay, servers, upgrade
 from omni_fastpath.tools.findings import HERE, START, Facts, judge
@@ -38,6 +37,15 @@ def status_report(
     return {**facts.report, "findings": [dataclasses.asdict(finding) for finding in judge(facts)]}
 
 
+def is_on(report: Mapping[str, Any]) -> bool:
+    """Whether servers run here, and at least one patch serves in each."""
+    servers = {each["server"]: False for each in report["processes"]}
+    for each in report["processes"]:
+        states = (State(record["state"]) for record in each["patches"].values())
+        servers[each["server"]] |= any(state.satisfies_requirement for state in states)
+    return bool(servers) and all(servers.values()) and not report["servers_without_state"]
+
+
 def look(
     environ: Mapping[str, str], patches: Sequence[Patch], *, deploy_config: str | None, verify: bool, deep: bool
 ) -> Facts:
@@ -48,14 +56,15 @@ def look(
         patches: The declarations.
         deploy_config: A deploy YAML's name or path, to be resolved with these variables.
         verify: Compare every seam with what is installed.
-        deep: Ask live servers for their ``/metrics``, watch their threads, and load the hook plugins in this process.
-
-    Raises:
-        ConfigError: A server started here and now would refuse these variables or that YAML.
+        deep: Ask live servers for their ``/metrics``, and watch their threads.
     """
-    file = overlay.find(deploy_config) if deploy_config else None
-    resolved = resolve_file(file, environ, patches)
-    on_unlisted = resolved.on_unlisted
+    file, resolved, refused = None, None, ""
+    try:
+        file = overlay.find(deploy_config) if deploy_config else None
+        resolved = config.resolve([], environ, patches) if file is None else resolve_file(file, environ, patches)
+    except ConfigError as error:  # a server started here and now would say so too; those that run are shown
+        refused = str(error)
+    on_unlisted = resolved.on_unlisted if resolved is not None else None
     live = servers.live_servers(scrape=deep)
     used = servers.used(live) if deep else None
     moved, same_as = _verify(patches, on_unlisted) if verify else (None, None)
@@ -64,50 +73,30 @@ def look(
         "installation": _installation(environ, patches, on_unlisted),
         "processes": [{**each, "server": server.pid} for server in live for each in server.snapshots],
         "servers_without_state": [server.shown() for server in live if not server.snapshots],
-        "resolved": json.loads(resolved.to_json()) if file else None,
+        "variables": {each.pid: _ours(each.environ, patches) for each in live if each.environ is not None},
+        "resolved": json.loads(resolved.to_json()) if file and resolved else None,
         "verify": moved,
         "same_as": same_as,
     }
-    asked = resolved.enabled if file else _asked_by(resolved, patches)
+    asked = resolved.enabled if file and resolved else _asked_by(resolved, patches)
     yamls = {HERE: file, **{server.subject: server.deploy_config for server in live}}
     misspelt = [(subject, key) for subject, path in yamls.items() if path for key in overlay.misspelt(path)]
     read = [(each, each.deploy_config) for each in live if deep]
     unramped = [server.subject for server, path in read if path and overlay.lacks_ramp(path, server.model)]
-    hooks = _hooks() if deep else None
     if used is not None:  # at last, since what takes time stands between
         live = servers.watched(live, used)
-    return Facts(patches, environ, report, frozenset(asked), live, hooks, misspelt, unramped)
+    return Facts(patches, environ, report, frozenset(asked), live, misspelt, unramped, refused)
 
 
-def _asked_by(found: Resolved, patches: Sequence[Patch]) -> set[str]:
+def _asked_by(found: Resolved | None, patches: Sequence[Patch]) -> set[str]:
     """The patches whose release matters: the default set, for a YAML not seen here, and what the environment says."""
-    missing = (each.name for each in patches if each.default_on and not found.origins.get(each.name))
-    return {*found.enabled, *missing}
-
-
-_HOOKS_S = 4.0
-"""How long the hook plugins may take to load, seconds: somebody waits, and one may import all of vLLM."""
-_LOAD_HOOKS = (
-    "import sys; sys.path[:] = [p for p in sys.path if p]; "  # -c puts the current folder first: somebody's json.py
-    "import json; from omni_fastpath.hooks import HOOKS as h; h.load(); print(); print(json.dumps(h.told()))"
-)
-
-
-def _hooks() -> Mapping[str, Any]:
-    """The hook plugins as a server in this environment would find them, or why they are ``unseen``.
-
-    In a process of their own: what they print, import or end is not ours.
-    """
-    command = [sys.executable, "-c", _LOAD_HOOKS]
-    try:
-        ended = subprocess.run(command, capture_output=True, check=True, timeout=_HOOKS_S)  # noqa: S603 - this Python
-        return dict(json.loads(ended.stdout.splitlines()[-1]))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return {"unseen": f"they take more than {_HOOKS_S:g} s to load, or end the process that loads them"}
+    said = found.origins if found is not None else {}
+    missing = (each.name for each in patches if each.default_on and not said.get(each.name))
+    return {*(found.enabled if found is not None else ()), *missing}
 
 
 def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlisted: str | None) -> dict[str, Any]:
-    allowed, known = environ.get(entrypoint.ALLOW_LIST), config.variables(patches)
+    allowed = environ.get(entrypoint.ALLOW_LIST)
     releases = {"vllm_omni": vllm_omni_release(), "vllm": vllm_release()}
     return {
         "omni_fastpath": __version__,
@@ -116,11 +105,16 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlis
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "entry_points": entrypoint.visible_groups(),
         "vllm_plugins": allowed,
-        # What a name of nobody's holds may be a secret: OMNI_FASTPATH_HF_TOKEN.
-        "environment": {name: environ[name] if name in known else None for name in config.said(environ, patches)},
+        "environment": _ours(environ, patches),
         "state_folder": str(statefile.folder()),
         "patches": {patch.name: _declared(patch, on_unlisted) for patch in patches},
     }
+
+
+def _ours(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[str, str | None]:
+    """The variables of ours; without the value of a name that is nobody's: OMNI_FASTPATH_HF_TOKEN may be a secret."""
+    known = config.variables(patches)
+    return {name: environ[name] if name in known else None for name in config.said(environ, patches)}
 
 
 def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
@@ -129,6 +123,7 @@ def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
     return {
         "default_on": patch.default_on,
         "headline": next((counter.headline for counter in patch.counters), ""),
+        "counts": next((counter.meaning for counter in patch.counters), ""),
         "tested": list(patch.releases),
         "may_be": [release for release, _ in may_be],
         "release_problem": install.release_problem(patch, on_unlisted),

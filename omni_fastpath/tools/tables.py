@@ -6,21 +6,28 @@ import contextlib
 import itertools
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from packaging.version import Version
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from omni_fastpath import config, install
-from omni_fastpath.declare import Fit, Patch, Reads, Row, State
+from omni_fastpath.declare import Fit, Patch, Process, Reads, Row, State
+from omni_fastpath.metrics import API_WORKER
 from omni_fastpath.process_role import MASTER, ON_UNLISTED, ON_UNSUPPORTED
+from omni_fastpath.statefile import REFRESH_S
 from omni_fastpath.tools.findings import HERE, PACKAGES, SEVERITIES
 
-# Piped output is read by grep and by people later: no cell may be cut or wrapped there.
-_PIPED_WIDTH = 10_000
+_PIPED_WIDTH = 100
+"""Columns of a table in a pipe, a file or a job's log."""
+
+FOR_OPERATORS = ("What", "Why", "Scope", "Remove when")
+"""The headings of a patch's page that ``explain`` shows unless it is to show all."""
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 """Of findings, by severity."""
@@ -31,14 +38,19 @@ _FOR_AN_ISSUE = ("patch", "state", "package", "versions", "seams", "variable", "
 
 
 class _Console(Console):
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Rich's; a sentence that nobody's terminal wraps stays one line, so that ``grep`` finds it."""
+        how.setdefault("soft_wrap", not self.is_terminal and all(isinstance(each, str) for each in objects))
+        super().print(*objects, **how)
+
     def on_broken_pipe(self) -> None:
         """Leave it to ``reader_may_leave``: rich would exit with 1, which means trouble here."""
         raise BrokenPipeError
 
 
-def console(stream: TextIO, piped_width: int = _PIPED_WIDTH) -> Console:
+def console(stream: TextIO) -> Console:
     """A console on standard output or standard error; without markup: reasons and names hold square brackets."""
-    width = None if stream.isatty() else piped_width
+    width = None if stream.isatty() else _PIPED_WIDTH
     return _Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
 
 
@@ -93,8 +105,11 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
         _show_resolved(report["resolved"], to)
     if every:
         _show_installation(report["installation"], to)
-        _show_processes(report["processes"], to)
-    to.print("More: `omni-fastpath status --all`. What to do about what is wrong: `omni-fastpath doctor`.")
+        for each in report["processes"]:
+            to.print(f"process {each['pid']}: {each['role']}, {each['process_name']}", style="bold")
+            _show_patches([each], report, to)
+    more = "" if every else "More: `omni-fastpath status --all`. "
+    to.print(f"{more}What to do about what is wrong: `omni-fastpath doctor`.")
 
 
 _GRAVEST = (State.FAILED, State.UNSUPPORTED, State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE, State.OFF)
@@ -102,28 +117,48 @@ _GRAVEST = (State.FAILED, State.UNSUPPORTED, State.APPLIED, State.SUPERSEDED, St
 
 
 def _show_server(server: int, processes: Sequence[Mapping[str, Any]], report: Mapping[str, Any], to: Console) -> None:
-    declared = report["installation"]["patches"]
-    table, states, handled = _table("", "patch", "state", "what it did, or why"), {}, ""
-    for name in dict.fromkeys(name for process in processes for name in process["patches"]):
-        records = [process["patches"][name] for process in processes if name in process["patches"]]
-        states[name] = state = min((State(record["state"]) for record in records), key=_GRAVEST.index)
-        of_state = [record for record in records if record["state"] == state]
-        table.add_row(name, state.value, _said(of_state))
-        if state is State.APPLIED and (headline := declared.get(name, {}).get("headline")):
-            handled = f"; {_took_effect(of_state)[1]:,} {headline}"
-    defaults = [
-        state
-        for name, state in states.items()
-        if name in declared and declared[name]["default_on"] and state is not State.NOT_APPLICABLE
-    ]
+    workers = [each for each in processes if API_WORKER.match(each["process_name"])]
+    # The parent of several API servers starts the stages and serves nobody.
+    serving = [each for each in processes if not workers or each["role"] != Process.SERVER or each in workers]
+    declared, found = report["installation"]["patches"], _by_patch(serving)
+    defaults = [state for name, (state, _) in found.items() if name in declared and declared[name]["default_on"]]
+    idle = defaults.count(State.NOT_APPLICABLE)
     on = sum(state.satisfies_requirement for state in defaults)
-    asked = [name for name, state in states.items() if state is not State.OFF]
+    asked = [name for name, (state, _) in found.items() if state is not State.OFF]
     answer = f"OFF but for {', '.join(asked)}" if asked else "OFF"
-    if any(state is not State.OFF for state in defaults):
-        answer = f"ON, {on} of {len(defaults)} default patches applied{handled}"
+    if any(state not in (State.OFF, State.NOT_APPLICABLE) for state in defaults):
+        answer = f"ON, {on} of {len(defaults) - idle} default patches applied"
+        answer += f", {idle} not applicable here" if idle else ""
+        for name, (state, records) in found.items():
+            if state is State.APPLIED and (headline := declared.get(name, {}).get("headline")):
+                answer += f"; {_took_effect(records)[1]:,} {headline} (up to {REFRESH_S:g} s ago)"
     port = next((process["port"] for process in processes if process["port"]), "not named")
     to.print(f"server {server} port {port}: {answer}", style="bold")
     _show_findings(f"server {server}", report, to)
+    _show_patches(serving, report, to)
+
+
+_Found = dict[str, tuple[State, list[Mapping[str, Any]]]]
+
+
+def _by_patch(processes: Sequence[Mapping[str, Any]]) -> _Found:
+    """Each patch's gravest state in these processes, and what those say of it that have it."""
+    found: _Found = {}
+    for name in dict.fromkeys(name for process in processes for name in process["patches"]):
+        records = [process["patches"][name] for process in processes if name in process["patches"]]
+        state = min((State(record["state"]) for record in records), key=_GRAVEST.index)
+        found[name] = state, [record for record in records if record["state"] == state]
+    return found
+
+
+def _show_patches(processes: Sequence[Mapping[str, Any]], report: Mapping[str, Any], to: Console) -> None:
+    table, declared = _table("", "patch", "state", "what it did, or why"), report["installation"]["patches"]
+    for name, (state, records) in _by_patch(processes).items():
+        counter, count = _took_effect(records)
+        words = declared.get(name, {}).get("counts") or counter
+        did = f"{count:,} {words}" if counter and state is State.APPLIED else ""
+        told = [record[key] for key in ("reason", "remarks") for record in records]
+        table.add_row(name, state.value, "; ".join(filter(None, dict.fromkeys([did, *told]))))
     _print(table, to)
 
 
@@ -131,14 +166,6 @@ def _took_effect(records: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
     """A patch's first counter, and what it comes to in these processes; another version's patch may have none."""
     first = next(iter(records[0]["counters"]), "")
     return first, sum(record["counters"].get(first, 0) for record in records)
-
-
-def _said(records: Sequence[Mapping[str, Any]]) -> str:
-    """What a patch did in processes in which it has one state, or why it did not, and what there is to know of it."""
-    counter, count = _took_effect(records)
-    did = f"{count:,} {counter}" if counter and records[0]["state"] == State.APPLIED else ""
-    told = [record[key] for key in ("reason", "remarks") for record in records]
-    return "; ".join(filter(None, dict.fromkeys([did, *told])))
 
 
 def _show_findings(subject: str, report: Mapping[str, Any], to: Console) -> None:
@@ -185,15 +212,6 @@ def _listed(values_: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={json.dumps(value)}" for key, value in values_.items()) or "-"
 
 
-def _show_processes(processes: Sequence[Mapping[str, Any]], to: Console) -> None:
-    table = _table("Live processes", "pid", "role", "process", "patch", "state", "what it did, or why")
-    for process in processes:
-        for name, record in process["patches"].items():
-            where = str(process["pid"]), process["role"], process["process_name"]
-            table.add_row(*where, name, record["state"], _said([record]) or "-")
-    _print(table, to)
-
-
 def show_doctor(report: Mapping[str, Any], to: Console) -> None:
     """Every finding in full, then the block for an issue, which the report has as ``issue``."""
     for finding in report["findings"]:
@@ -218,12 +236,15 @@ def issue(report: Mapping[str, Any]) -> str:
 def _issue(report: Mapping[str, Any]) -> Iterator[str]:
     installation = report["installation"]
     yield _versions(installation)
-    said = [name if value is None else f"{name}={value}" for name, value in installation["environment"].items()]
-    yield f"variables: {', '.join(said) or 'none'}"
+    if not report["variables"]:
+        yield _variables(installation["environment"])
+    for server, of_server in report["variables"].items():
+        yield f"server {server}: {_variables(of_server)}"
     for server, grouped in itertools.groupby(report["processes"], key=lambda process: process["server"]):
         processes = list(grouped)
         running = {", ".join(f"{each} {process[each]}" for each in PACKAGES) for process in processes}
-        yield f"server {server}: {len(processes)} processes report; {'; '.join(sorted(running))}"
+        word = "process" if len(processes) == 1 else "processes"
+        yield f"server {server}: {len(processes)} {word}; {'; '.join(sorted(running))}"
         states: dict[str, Counter[str]] = {}
         for process in processes:
             for name, record in process["patches"].items():
@@ -235,6 +256,11 @@ def _issue(report: Mapping[str, Any]) -> Iterator[str]:
         evidence = finding["evidence"]
         seen = ", ".join(f"{name} {_written(evidence[name])}" for name in _FOR_AN_ISSUE if name in evidence)
         yield f"  {finding['severity']} {finding['id']} ({finding['subject']}){': ' if seen else ''}{seen}"
+
+
+def _variables(of_environment: Mapping[str, str | None]) -> str:
+    said = [name if value is None else f"{name}={value}" for name, value in of_environment.items()]
+    return f"variables: {', '.join(said) or 'none'}"
 
 
 def _versions(installation: Mapping[str, Any]) -> str:
@@ -257,31 +283,35 @@ def show_patches(patches: Sequence[Patch], to: Console) -> None:
     to.print(table)
 
 
-def show_patch(patch: Patch, to: Console) -> None:
-    """All of a declaration."""
-    to.print(patch.name, style="bold")
-    to.print((patch.docs or "Python drops this text under -OO.").strip())
-    to.print()
-    to.print(f"{'in' if patch.default_on else 'opt-in: not in'} the default set, `fastpath: true`")
+def show_patch(patch: Patch, to: Console, *, full: bool) -> None:
+    """What an operator needs of a declaration, or all of it."""
+    page = patch.docs or "Python drops this text under -OO."
+    summary, *parts = re.split(r"^(\S.*):$", page.strip(), flags=re.MULTILINE)
+    to.print(f"{patch.name}: {summary.strip()}\n", style="bold")
+    for heading, text in zip(parts[::2], parts[1::2], strict=True):
+        if full or heading in FOR_OPERATORS:
+            to.print(f"{heading}:")
+            to.print(Padding(" ".join(text.split()), (0, 0, 0, 4)))
+    to.print(f"\n{'in' if patch.default_on else 'opt-in: not in'} the default set, `fastpath: true`")
     to.print(f"requires {', '.join(patch.requires) or 'nothing'}; switch: fastpath.{patch.name}, {patch.env}\n")
-    options = _table("Values", "key", "default", "allowed", "meaning", "variable")
-    for value in _values(patch):
+    options = _table(f"Values, each also a variable, {patch.env}__KEY", "key", "default", "allowed", "meaning")
+    for *value, _ in _values(patch):
         options.add_row(*value)
-    row = install.row_here(patch)
-    fit = row if isinstance(row, Fit) else patch.fits[-1]
-    seams = _table(f"Seams on {', '.join(fit.releases)}", "slot", "use")
-    for seam in fit.seams:
-        read = f" {', '.join(seam.names)}" if isinstance(seam, Reads) else ""
-        seams.add_row(seam.path, f"{seam.use}{read}")
     counters = _table("Counters (the first says how often it took effect) and metrics", "name", "meaning")
     for counter in patch.counters:
         counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
     for metric in patch.metrics:
         counters.add_row(metric.name, metric.meaning)
-    for table in (options, seams, counters):
+    row = install.row_here(patch)
+    fit = row if isinstance(row, Fit) else patch.fits[-1]
+    seams = _table(f"Seams on {', '.join(fit.releases)}", "use", "slot")
+    for seam in fit.seams if full else ():
+        names = f" {', '.join(seam.names)}" if isinstance(seam, Reads) else ""
+        seams.add_row(seam.use, f"{seam.path}{names}")
+    for table in (options, counters, seams):
         if table.row_count:
             _print(table, to)
-    to.print(matrix([patch]))
+    to.print(matrix([patch]) if full else f"More: `omni-fastpath explain {patch.name} --full`")
 
 
 def _values(patch: Patch) -> Iterator[tuple[str, str, str, str, str]]:

@@ -4,9 +4,10 @@ What:
     With ``--max-num-queued-reqs N`` a request is admitted while the engine's unfinished requests, those admitted and on
     their way to it, and itself are N at most. Else it gets vLLM's ``QueueOverflowError``: status 503, vLLM's words and
     body, and ``Retry-After: 1`` unless it wants more than N. It is asked before anything is rendered, tokenised or
-    decoded. A place is kept from the question until the engine counts the request; what is left of it is given back
-    when the answer ends, fails or has lost its client. ``n`` answers, or a batch of n, take n places. What comes over a
-    web socket is asked, and keeps no place on its way.
+    decoded. A place is kept from the question until the engine counts the request. When the answer ends, fails or has
+    lost its client, nothing of it counts any more, also where the engine still has the request: upstream forgets one
+    whose answer was not read to its end only when Python collects the garbage. ``n`` answers, or a batch of n, take n
+    places. What comes over a web socket is asked, and keeps no place on its way.
 Why:
     vLLM-Omni takes the flag and prints its promise; ``AsyncOmni.check_admission`` is the empty method of its base
     class, and chat and speech do not call it. Where more arrives than a server bears, everybody's first audio then
@@ -23,9 +24,9 @@ Scope:
     for itself: with M of them up to M times N. Nothing counts tokens: of ``--max-num-queued-tokens`` it warns. Without
     the flag it is ``not_applicable`` and asks nobody.
 Fragility:
-    Relies on the engine's books being one step from ``_final_output_handler``, without an await between, which the
-    body of ``generate`` is fingerprinted for. Of the application's state ``api_server_count`` is read, which no class
-    declares. A realtime connection's next text is a disconnect once it was closed.
+    Relies on a request being in the engine's books when it is submitted, without an await between, which the body of
+    ``generate`` is fingerprinted for. Of the application's state ``api_server_count`` is read, which no class declares.
+    A realtime connection's next text is a disconnect once it was closed.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Process, Reads, Row, State, Wrap
 
+ENGINE = "vllm_omni.engine.async_omni_engine"
 SERVING = "vllm_omni.entrypoints.openai"
 API_SERVER, CHAT, BATCH, SPEECH, REALTIME = (
     f"{SERVING}.{name}"
@@ -51,11 +53,7 @@ def _fit(release: str, *realtime: AnySeam, note: str = "") -> Fit:
     seams: tuple[AnySeam, ...] = (
         Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
-        Wrap(
-            "vllm_omni.entrypoints.async_omni_base",
-            "AsyncOmniBase._final_output_handler",
-            wrapper="wrapped_final_output_handler",
-        ),
+        Wrap(ENGINE, "AsyncOmniEngine.add_request_async", wrapper="wrapped_add_request_async"),
         Pin("vllm_omni.entrypoints.async_omni", "AsyncOmni.generate"),
         Wrap(API_SERVER, "omni_init_app_state", wrapper="wrapped_init_app_state"),
         Wrap(CHAT, "OmniOpenAIServingChat.create_chat_completion", wrapper="wrapped_chat"),

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Collection
 
 
 class Ticket:
-    """The places of one HTTP request, or of one web socket, between the question and the engine.
+    """The places of one HTTP request, or of one web socket, until the application has ended.
 
     Attributes:
         is_socket: It asks for each of its requests, and nothing is kept for it: upstream tells nobody when one fails
             before the engine has it, while the socket lives on. An HTTP request asks once.
-        reserved: Places that are kept for it.
+        reserved: Places that are kept for requests that the engine does not have yet.
+        requests: Those that the engine has, or had.
         was_admitted: Whether it got places.
         may_come_back: Whether it was refused what could be had at another time.
     """
 
-    __slots__ = ("is_socket", "may_come_back", "reserved", "was_admitted")
+    __slots__ = ("is_socket", "may_come_back", "requests", "reserved", "was_admitted")
 
     def __init__(self, *, is_socket: bool = False) -> None:
         self.is_socket = is_socket
         self.reserved = 0
+        self.requests: set[str] = set()
         self.was_admitted = self.may_come_back = False
 
 
 class Places:
     """The places of one engine; used on its front end's event loop alone.
+
+    A request that the engine has counts until the engine forgets it, but no longer than its connection lasts. Upstream
+    may keep a request whose answer was not read to its end until Python collects the garbage.
 
     Args:
         counters: The patch's counters.
@@ -36,11 +41,12 @@ class Places:
 
     def __init__(self, counters: dict[str, int]) -> None:
         self.limit: int | None = None
-        self._unfinished: Sized = ()
+        self._unfinished: Collection[str] = ()
+        self._left: set[str] = set()  # what the engine still has of connections that have ended
         self._reserved = 0
         self._counters = counters
 
-    def open(self, limit: int | None, unfinished: Sized = ()) -> None:
+    def open(self, limit: int | None, unfinished: Collection[str] = ()) -> None:
         """From now on there are so many for these, the engine's unfinished requests; for None nobody is asked."""
         self.limit, self._unfinished = limit, unfinished
 
@@ -49,7 +55,8 @@ class Places:
         if self.limit is None or ticket.was_admitted:
             return True
         wanted = max(wanted, 1)  # upstream checks n later
-        taken = len(self._unfinished) + self._reserved + wanted
+        self._left.intersection_update(self._unfinished)
+        taken = len(self._unfinished) - len(self._left) + self._reserved + wanted
         if taken > self.limit:
             self._counters["refused"] += 1
             ticket.may_come_back = wanted <= self.limit
@@ -62,13 +69,17 @@ class Places:
             ticket.was_admitted = True
         return True
 
-    def hand_over(self, ticket: Ticket) -> None:
+    def hand_over(self, ticket: Ticket, request: str) -> None:
         """One place of it is a request that the engine counts now."""
-        if ticket.reserved:
-            ticket.reserved -= 1
-            self._reserved -= 1
+        if request in self._unfinished and request not in ticket.requests:
+            ticket.requests.intersection_update(self._unfinished)
+            ticket.requests.add(request)
+            if ticket.reserved:
+                ticket.reserved -= 1
+                self._reserved -= 1
 
     def give_back(self, ticket: Ticket) -> None:
-        """What is reserved for it is free."""
+        """Its connection has ended: nothing of it counts any more."""
         self._reserved -= ticket.reserved
         ticket.reserved = 0
+        self._left |= ticket.requests

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocketDisconnect
 from vllm.exceptions import QueueOverflowError
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import runtime, warn_once
+from omni_fastpath.ledger import Call, runtime, warn_once
 
 from .places import Places, Ticket
 
@@ -22,20 +22,17 @@ _TRY_AGAIN_LATER = 1013
 
 _runtime = runtime("admission_limit")
 _places = Places(_runtime.counters)
+_answering = _runtime.guard("telling when to come back")
 
 _ticket: ContextVar[Ticket | None] = ContextVar("admission_limit", default=None)
-"""Of the connection that the running task works for; None for what nobody asked for over HTTP, which is let through."""
+"""Of the connection that the running task works for, or of one that has ended: uvicorn may start a connection's next
+request in the context of the last one. None for what nobody asked for over HTTP, which is let through."""
 
 
-def _ask(wanted: int) -> None:
-    """Take places for the running task's connection.
-
-    Raises:
-        QueueOverflowError: There are not so many.
-    """
+def _admits(wanted: int) -> bool:
+    """Take so many places for the running task's connection; whether there are as many."""
     ticket = _ticket.get()
-    if ticket is not None and not _places.take(ticket, wanted):
-        raise QueueOverflowError
+    return ticket is None or _places.take(ticket, wanted)
 
 
 # ---- The limit ----
@@ -61,52 +58,53 @@ def _open(engine_client: Any, state: Any, args: Any) -> None:
             f"--max-num-queued-reqs {limit}: each of the {servers} API servers counts for itself, "
             f"together they admit up to {servers * limit}"
         )
-    if (unfinished := getattr(engine_client, "request_states", None)) is None:
-        _runtime.report(State.FAILED, f"{type(engine_client).__name__} has no request_states to count")
-        return
-    _places.open(limit, unfinished)
+    _places.open(limit, engine_client.request_states)
 
 
 # ---- A connection ----
 
 
-def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
-    """Upstream's application; what a connection has reserved at its end is free."""
+async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
+    """Upstream's application; what a connection has at its end is free."""
     scope = args[0] if args else kwargs["scope"]
     is_socket = scope["type"] == "websocket"
     if _places.limit is None or not (is_socket or (scope["type"] == "http" and scope["method"] == "POST")):
-        return wrapped(*args, **kwargs)
-    return _serve(wrapped, Ticket(is_socket=is_socket), *args, **kwargs)
+        return await wrapped(*args, **kwargs)
+    ticket = Ticket(is_socket=is_socket)
+    _ticket.set(ticket)
+    try:
+        await _serve(wrapped, ticket, *args, **kwargs)
+    finally:
+        _places.give_back(ticket)
 
 
 async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any, receive: Any, send: Any) -> None:
     async def answer(message: Any) -> None:
-        if ticket.may_come_back and message["type"] == "http.response.start" and message["status"] == 503:
-            message = {**message, "headers": [*message.get("headers", ()), _RETRY_AFTER]}
+        with _answering:
+            if ticket.may_come_back and message["type"] == "http.response.start" and message["status"] == 503:
+                message = {**message, "headers": [*message.get("headers", ()), _RETRY_AFTER]}
         await send(message)
 
-    token = _ticket.set(ticket)
-    try:
-        await app(scope, receive, answer)
-    finally:
-        _places.give_back(ticket)
-        _ticket.reset(token)  # last: it raises where a closed loop's request is thrown away
+    await app(scope, receive, answer)
 
 
-def wrapped_final_output_handler(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
-    """Upstream's, one step before it enters a request in its books."""
-    wrapped(*args, **kwargs)
+async def wrapped_add_request_async(
+    wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any
+) -> None:
+    """Upstream's submission to the orchestrator, of a request that it has entered in its books in the same step."""
     ticket = _ticket.get()
     if ticket is not None:
-        _places.hand_over(ticket)
+        _places.hand_over(ticket, args[0] if args else kwargs["request_id"])
+    await wrapped(*args, **kwargs)
 
 
 # ---- Who asks ----
 
 
-def wrapped_check_admission(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
+def wrapped_check_admission(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's empty question, which completions, responses, messages and transcriptions ask."""
-    _ask(args[0] if args else kwargs.get("n", 1))
+    if not _admits(args[0] if args else kwargs.get("n", 1)):
+        raise wrapped.meant(QueueOverflowError())
     wrapped(*args, **kwargs)
 
 
@@ -114,10 +112,8 @@ def _asking(places: Callable[[Any], int]) -> Callable[..., Awaitable[Any]]:
     """A wrapper of a handler whose first argument is a request for so many *places*."""
 
     async def wrapper(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any) -> Any:
-        try:
-            _ask(places(args[0] if args else next(iter(kwargs.values()))))
-        except QueueOverflowError as refusal:
-            return instance.create_error_response(refusal)
+        if not _admits(places(args[0] if args else next(iter(kwargs.values())))):
+            return instance.create_error_response(QueueOverflowError())
         return await wrapped(*args, **kwargs)
 
     return wrapper
@@ -129,9 +125,10 @@ wrapped_speech = _asking(lambda _request: 1)
 wrapped_speech_batch = _asking(lambda request: len(request.items))
 
 
-async def wrapped_sentence(wrapped: Callable[..., Awaitable[Any]], _instance: Any, args: Any, kwargs: Any) -> Any:
+async def wrapped_sentence(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> Any:
     """Upstream's preparation of speech: over HTTP it has been asked; for a sentence over a web socket it is here."""
-    _ask(1)
+    if not _admits(1):
+        raise wrapped.meant(QueueOverflowError())
     return await wrapped(*args, **kwargs)
 
 
@@ -140,15 +137,12 @@ async def wrapped_start_generation(
 ) -> None:
     """Upstream's beginning of an utterance on a realtime connection, which a refusal closes."""
     running = instance.generation_task
-    try:
-        if running is None or running.done():  # else upstream ignores it
-            _ask(1)
-    except QueueOverflowError as refusal:
-        await instance.send_error(str(refusal), "service_unavailable")
+    if (running is None or running.done()) and not _admits(1):  # where one is running upstream ignores it
+        await instance.send_error(str(QueueOverflowError()), "service_unavailable")
         await instance.websocket.close(_TRY_AGAIN_LATER)
         instance.websocket.receive_text = _closed
-        return
-    await wrapped(*args, **kwargs)
+    else:
+        await wrapped(*args, **kwargs)
 
 
 async def _closed() -> str:

@@ -1,42 +1,47 @@
 """The orchestrator wakes when an output is there and drains each replica within a budget, stages in an order.
 
 What:
-    Replaces both of the orchestrator's loops, the poll loop and the event-driven one. It sleeps until an output, a
-    diffusion poll or shutdown is due. Then, while something waits, it takes the stage that the order names, or one that
-    is due because it got less than its floor of processing time, and makes a pass over one of its replicas: a
-    final-output stage gives what an item and a time budget allow, any other stage one raw output. A routable output,
-    one that has something for the user or the next stage, ends a pass only under ``stage_order`` and where a plugin
-    chooses the stage; under ``visible_first``, the default, and ``downstream_first`` outputs are not judged.
+    Replaces both of the orchestrator's loops, the poll loop and the event-driven one. The loop sleeps until an output
+    arrives, a diffusion stage must be polled, or the server shuts down. While outputs are queued, it takes the stage
+    that the order names, or a stage that got less than its floor of processing time, and makes a pass over one of its
+    replicas. A pass ends when the queue is empty or the item or the time budget is spent. A routable output, one that
+    has something for the user or the next stage, ends a pass only under ``stage_order`` and where a plugin chooses the
+    stage. Under ``visible_first``, the default, and ``downstream_first`` outputs are not judged.
     Raw outputs go one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
-    routing and terminal bookkeeping. They are never merged: merging changes audio. What ends a request (an entry, an
-    error, a diffusion stage's output, a replica's death) is dispatched after what came of that request before it.
+    routing and terminal bookkeeping. They are never merged, because merging changes audio. Anything that ends a request
+    (an entry, an error, a diffusion stage's output, a replica's death) is processed only after the outputs of that
+    request that arrived earlier. While an end waits for a replica, that replica is served first.
+    After an exception in this patch it steps aside while the server runs: it stops watching the queues, processes in
+    the order of arrival what it has taken and what is queued, and upstream's loop goes on with the same clients.
 Why:
-    The poll loop takes one raw output per replica and round and waits up to a millisecond on every empty stage. The
-    first audio packet stands behind outputs that no user sees while the loop waits elsewhere (vllm-omni issue #4561).
-    The event-driven loop does not wait, but puts all stages' outputs into one queue, first in first out, in front of
-    one dispatcher, with a task for each: at high utilisation a burst of the thinker's stands before the first audio.
+    The poll loop takes one raw output per replica and round and waits up to a millisecond for every empty stage. The
+    first audio packet is queued behind outputs that no user receives while the loop waits elsewhere (vllm-omni issue
+    #4561). The event-driven loop does not wait, but puts all stages' outputs into one queue, first in first out, in
+    front of one dispatcher, with a task for each. At high utilization a burst of the thinker's outputs is queued before
+    the first audio.
 Why not a hook:
     Upstream has none in the loop. The other way, an iterator over ``available_replica_ids()`` that yields a replica
     again while its queue has items, leaves upstream's loop body in place, but it must tell the loop's task from
     every other caller of the same method, cannot put stages in another order, cannot yield between stages except
     inside a poll, and ends each idle wait with upstream's own millisecond. In the event-driven loop queue and readers
-    are locals of the method. The replaced bodies only call helpers; those helpers stay upstream's.
+    are locals of the method. The replaced bodies only call helpers, which are used as they are.
 Scope:
     Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, both modes. A client without an output queue
     (upstream's test doubles) is polled as upstream polls it. Diffusion stages are polled as upstream polls them.
     Payloads that model runner v2 packs are unpacked in both modes; upstream's event-driven loop of 0.30 leaves them
-    packed, its 0.32 does not. A replica that died is left out of the selection until its requests have what came
-    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then. In 0.32 a stage that is not
-    seen may send a request's first audio (``talker_first_audio``): while that waits, ``visible_first`` counts the stage
-    as seen.
+    packed, its 0.32 does not. A replica that died is left out of the selection until its requests have what arrived
+    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then. In 0.32 a stage without
+    final output may send a request's first audio (``talker_first_audio``): while that is queued, ``visible_first``
+    treats the stage as one with final output.
 Fragility:
     High by design and therefore pinned: the bodies of both loops are replaced, the bodies of ``poll_llm_raw_output``
     and of the reading behind it are relied on, and those of ``_route_output`` and ``_finish_raw_terminal_requests`` for
-    what ends a request. A changed body makes the patch unsupported and upstream's loop runs. The arrival is seen by an
-    attribute put on each client's own queue object, because upstream's socket reader holds that object; it is taken off
-    when the loop ends. What waits in that queue is seen in the ``deque`` inside of it; a queue without one is polled.
-    Of a completion ``multimodal_output`` is read, which no class declares. Set: ``_unavailable_replicas`` of a pool
-    while a death is held, ``outputs`` of a raw output from which an entry is taken.
+    what ends a request. A changed body makes the patch unsupported and upstream's loop runs. An arrival is noticed by
+    an attribute that is set on each client's own queue object, because upstream's socket reader keeps a reference to
+    that object; it is removed when the loop ends. What is in that queue is read from the ``deque`` inside of it; a
+    queue without one is polled. Of a completion ``multimodal_output`` is read, which no class declares. Set:
+    ``_unavailable_replicas`` of a pool while a death is held. A raw output of which an entry is held is processed as
+    two copies.
 Upstream thread:
     vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop), issue
     #4680 (many replicas).
@@ -65,18 +70,18 @@ class DrainOptions(Options):
         default=16,
         ge=1,
         le=4096,
-        description="raw outputs that one pass takes from a replica of a final-output stage; other stages give one",
+        description="most raw outputs that one pass takes from a replica",
     )
     max_time_us: int = Field(
         default=2000,
         ge=50,
         le=1_000_000,
-        description="processing time, in microseconds, after which a replica's pass takes no further item",
+        description="processing time, in microseconds, after which a pass takes no further raw output",
     )
     stop_at_first_routable: bool = Field(
         default=True,
-        description="end a replica's pass at the first raw output with something for the user or the next stage; only "
-        "with stage_order, or where a plugin chooses the stage: under the other orders no output is asked",
+        description="end a pass over a final-output stage at the first raw output with something for the user or the "
+        "next stage; ignored under the default order and downstream_first, unless a plugin chooses the stage",
     )
     order: Literal["stage_order", "downstream_first", "visible_first"] = Field(
         default="visible_first", description="which stage is served first when several have raw outputs waiting"
@@ -85,8 +90,8 @@ class DrainOptions(Options):
         default=None,
         ge=0.0,
         le=0.5,
-        description="least share of processing time of each stage with a backlog; all stages together at most a half; "
-        "null: min(0.1, 0.5 / stages); a stage that the end of a request waits for has at least 0.1",
+        description="minimum share of processing time for each stage with a backlog; at most 0.5 for all stages "
+        "together; null: min(0.1, 0.5 / number of stages)",
     )
 
     def broken_rule(self, stages: int) -> tuple[str, str] | None:
@@ -110,10 +115,9 @@ PATCH = Patch(
         Counter("ended_routable", "passes that ended at a routable output with more queued"),
         Counter("ended_items", "passes that ended on the item budget with more queued (NAPI's time_squeeze)"),
         Counter("ended_time", "passes that ended on the time budget with more queued (NAPI's time_squeeze)"),
-        Counter("ended_floor", "passes of a stage that was due: one raw output ahead of the order"),
+        Counter("ended_floor", "passes over a stage that had less than its floor: one raw output ahead of the order"),
         Counter("ended_outranked", "passes that ended because another stage goes first since the last yield"),
-        Counter("held", "ends of requests, and what followed them, held until what came before was dispatched"),
-        Counter("judge_errors", "raw outputs that could not be judged; each ended its pass"),
+        Counter("held", "ends of requests, and what followed them, held until what arrived before was dispatched"),
         Counter("wakeups", "times the idle loop woke"),
         Counter("longest_stretch_us", "longest stretch between two yields to the event loop", is_maximum=True),
         Counter("longest_away_us", "longest time that a yield took: socket readers and others", is_maximum=True),

@@ -7,21 +7,32 @@ takes it through upstream's processing.
 The budget is shaped after Linux NAPI: an item and a time limit, and a counter for each that says how often a pass
 ended on it. The socket readers of all replicas run on the same event loop, so that an empty queue may mean "not read
 yet": the loop yields after ``_YIELD_AFTER_NS`` of work, inside a pass too.
+
+After an exception in this patch, at whatever line, the loop steps aside (``DrainLoop.run``). An exception leaves its
+work in one of these states, and ``Dispatcher.finish`` does what is left in each.
+
+- In a client's queue: it is dispatched in the order of arrival. What has no number yet, and an exception, stays there
+  for upstream's loop.
+- In ``Dispatcher.works``, not processed: taken, split or held. Each entry is in one work, at every line of a split.
+- In ``Dispatcher.works``, processed: the routing, the bookkeeping of ends, or both are left to do.
+- In ``Dispatcher.works``, done: nothing is left to do.
+- An exception that upstream raised and that was being handled: it is the context of the one in this patch.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
 from typing import Any, ClassVar
 
 from omni_fastpath.hooks import HOOKS, PassReport
-from omni_fastpath.ledger import Entry
+from omni_fastpath.ledger import Entry, raised_by_us
 
 from .dispatch import POLL_WAIT_S, Dispatcher
 from .membership import Membership
-from .order import Order, floor_of
-from .replicas import QueuedReplica, Stage
+from .order import Decision, Order, floor_of
+from .replicas import QueuedReplica
 from .upstream import FIRST_AUDIO_KEY, can_dequeue, gauge_of
 from .wakeup import Wakeup
 
@@ -29,8 +40,8 @@ _YIELD_AFTER_NS = 100_000
 """Work after which the loop yields. A yield costs some ten microseconds, and what arrives meanwhile waits for it."""
 
 _IDLE_WAIT_S = 0.5
-"""Longest sleep without an arrival, as upstream's event-driven loop has it: it only paces the monitor's idle note and
-the look at membership, since every arrival, attach and shutdown wakes the loop."""
+"""Longest sleep without an arrival, as in upstream's event-driven loop. It only paces the monitor's idle note and the
+refresh of membership, because every arrival, attach and shutdown wakes the loop."""
 
 
 class DrainLoop:
@@ -46,9 +57,9 @@ class DrainLoop:
 
     def __init__(self, orchestrator: Any, runtime: Entry) -> None:
         limits, counters = runtime.options, runtime.counters
+        self._runtime = runtime
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._monitor = orchestrator._orch_monitor
-        self._stage_pools = orchestrator.stage_pools
         self._max_items = limits.max_items
         self._max_time_ns = limits.max_time_us * 1000
         self._stop_at_routable = limits.stop_at_first_routable
@@ -60,23 +71,47 @@ class DrainLoop:
         self._members = members = Membership(orchestrator, can_dequeue, self._arrived, FIRST_AUDIO_KEY)
         floor = floor_of(limits.floor, orchestrator.num_stages)
         self._order = Order(limits.order, floor, HOOKS.chooser(), orchestrator.request_states, members.stages)
-        self._dispatcher = Dispatcher(orchestrator, members, counters, self._order.charge)
+        self._dispatcher = Dispatcher(orchestrator, members, runtime, self._order.charge)
 
-    async def run(self) -> None:
-        """Dispatch until the orchestrator's shutdown event is set; errors propagate as upstream's loops let them."""
+    async def run(self, upstreams_loop: Callable[[], Awaitable[None]]) -> None:
+        """Dispatch until the orchestrator's shutdown event is set.
+
+        After an exception in this patch upstream's loop serves the same clients. What upstream raises propagates as
+        its own loops let it.
+
+        Args:
+            upstreams_loop: The loop that this one replaces.
+        """
+        interrupted: BaseException | None = None
+        DrainLoop.running = (*DrainLoop.running, self)
+        try:
+            await self._serve()
+        except Exception as error:
+            if not raised_by_us(error):
+                raise
+            self._runtime.fail("the drain", error)
+            interrupted = error.__context__
+        finally:
+            DrainLoop.running = tuple(loop for loop in DrainLoop.running if loop is not self)
+            self._members.close()
+        if self._runtime.has_failed and not self._shutdown.is_set():
+            await self._dispatcher.finish(interrupted)
+            await upstreams_loop()
+
+    async def _serve(self) -> None:
+        """Dispatch until shutdown, or until this patch has failed somewhere else."""
         self._wakeup.begin()
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         shutdown.add_done_callback(lambda _: self._wakeup.wake())
-        DrainLoop.running = (*DrainLoop.running, self)
         members = self._members
         try:
-            while not self._shutdown.is_set():
-                if members.stale or perf_counter_ns() >= members.look_ns:
-                    await self._look()
+            while not self._shutdown.is_set() and not self._runtime.has_failed:
+                if members.stale or perf_counter_ns() >= members.refresh_ns:
+                    await self._refresh()
                 happened = await self._poll() if members.polled else False
-                stage = self._order.next()
-                if stage is not None:
-                    await self._pass(stage)
+                decision = self._order.decide()
+                if decision is not None:
+                    await self._pass(decision)
                     self._report_backlog()
                 elif happened:
                     await self._wakeup.yield_turns()
@@ -85,9 +120,7 @@ class DrainLoop:
                     continue
                 self._monitor.note_loop(idle=False)
         finally:
-            DrainLoop.running = tuple(loop for loop in DrainLoop.running if loop is not self)
             shutdown.cancel()
-            members.close()
 
     async def _idle(self) -> None:
         """Sleep until an output, an attach, a poll or shutdown is due."""
@@ -98,29 +131,37 @@ class DrainLoop:
         elif not self._shutdown.is_set():
             await self._wakeup.sleep(POLL_WAIT_S if members.polled else _IDLE_WAIT_S)
 
-    def _arrived(self) -> None:
-        self._wakeup.wake()
-        self._report_backlog()
+    def _arrived(self, replica: QueuedReplica) -> None:
+        """Notice a put by vLLM's reader, where an exception would be a failure of the engine. Never raises.
+
+        After a failure nothing gets a number any more: what has one arrived before what has none.
+        """
+        try:
+            self._wakeup.wake()
+            if not self._runtime.has_failed:
+                replica.follow_queue()
+                self._report_backlog()
+        except Exception as error:
+            self._runtime.fail("noticing an arrival", error)
 
     def _report_backlog(self) -> None:
-        """Tell upstream's monitor how many raw outputs wait, as its event-driven loop does at each put and get."""
+        """Report to upstream's monitor how many raw outputs wait, as its event-driven loop does at each put and get."""
         if self._gauge is not None:
             self._gauge(sum(len(replica.waiting) for replica in self._members.queued()))
 
     # ---- The replicas, and what can only be polled ----
 
-    def attached(self, pool: Any) -> None:
-        """A client was attached to ``pool``, on any thread: look at it now."""
-        if any(each is pool for each in self._stage_pools):
-            self._members.stale = True
-            self._wakeup.wake_from_any_thread()
+    def attached(self) -> None:
+        """A client was attached, on any thread: it is served from now on."""
+        self._members.stale = True
+        self._wakeup.wake_from_any_thread()
 
-    async def _look(self) -> None:
-        """Look which replicas there are, and release what waits for what left, or for what others took."""
-        joined, left = self._members.look(perf_counter_ns())
+    async def _refresh(self) -> None:
+        """Find out which replicas there are, and release what waits for what left, or for what others took."""
+        joined, left = self._members.refresh(perf_counter_ns())
         for replica in joined:
             if not replica.waiting and not replica.is_gone():
-                await self._dispatcher.take_one(replica)  # there is none yet; asking starts upstream's socket reader
+                replica.dequeue()  # there is nothing yet; asking starts upstream's socket reader
         for replica in (*left, *self._members.queued()):
             await self._dispatcher.release(replica)
 
@@ -131,7 +172,7 @@ class DrainLoop:
         found = False
         for replica in self._members.polled:
             if replica.is_gone():
-                self._members.stale = True  # a look finds what is in its place
+                self._members.stale = True  # a refresh finds what is in its place
             elif not self._shutdown.is_set():
                 found |= await self._dispatcher.poll(replica)
         self._poll_ns = 0 if found else perf_counter_ns() + int(POLL_WAIT_S * 1e9)
@@ -139,75 +180,72 @@ class DrainLoop:
 
     # ---- One replica ----
 
-    async def _pass(self, stage: Stage) -> None:  # noqa: C901, PLR0912 - flat, because it runs for each raw output
-        """Take raw outputs from a replica of ``stage`` until a pass ends.
+    async def _pass(self, decision: Decision) -> None:  # noqa: C901, PLR0912 - flat, because it runs for each raw output
+        """Take raw outputs from a replica of a stage until a pass ends.
 
-        A replica of a stage without final output gives one: nothing of it reaches a user before another stage's. So
-        does one of a stage that is due: the order goes on after it. Whether an output is routable is asked only where
-        it matters: it ends a pass so that another stage gets its turn, which under a fixed order none does.
+        A stage that is due gives one: the order goes on after it. Whether an output is routable is asked only where it
+        matters: it ends a pass so that another stage gets its turn, which under a fixed order none does.
         """
+        stage, now_decided = decision.stage, decision
         replica = stage.take_turn()
         if replica is None:
             return
         order, dispatcher, wakeup = self._order, self._dispatcher, self._wakeup
-        due = order.due is stage
-        judges = stage.final_output and self._stop_at_routable and order.in_turn
-        limit, at_limit = (self._max_items, "items") if stage.final_output else (1, "one")
-        if due:
-            limit, at_limit = 1, "floor"
-        taken = worked_ns = 0
+        judges = stage.final_output and self._stop_at_routable
+        limit, at_limit = (1, "floor") if decision.due else (self._max_items, "items")
+        items = worked_ns = 0
         ended: str | None = "gone" if self._is_over(replica) else None
         started_ns = now_ns = perf_counter_ns()
         while ended is None:
             item_ns = now_ns
-            outcome = await dispatcher.take_one(replica, judge=judges and order.contested)
+            outcome = await dispatcher.take_one(replica, judge=judges and now_decided.contested)
             if outcome == "nothing":
                 ended = "gone"
                 break
             now_ns = perf_counter_ns()
             order.charge(stage, now_ns - item_ns)
-            if replica.awaited_by:
+            if replica.passed:
                 await dispatcher.release(replica)
                 now_ns = perf_counter_ns()
             worked_ns += now_ns - item_ns
-            taken += 1
+            items += 1
             if outcome == "failed" or self._is_over(replica):
                 ended = "gone"
             elif not replica.waiting:
                 ended = "empty"
             elif outcome == "routable":
                 ended = "routable"
-            elif taken >= limit:
+            elif items >= limit:
                 ended = at_limit
             elif worked_ns >= self._max_time_ns:
                 ended = "time"
             elif now_ns - wakeup.ended_ns >= _YIELD_AFTER_NS:
                 await wakeup.yield_turns()
                 now_ns = perf_counter_ns()
+                now_decided = order.decide(stage) or decision
                 if self._is_over(replica):
                     ended = "gone"
-                elif not order.would_go_on(stage):
+                elif now_decided.stage is not stage or now_decided.due:
                     ended = "outranked"
-        if not due:
-            order.pass_ended(stage)
-        self._note_pass(replica, taken, ended, now_ns - started_ns)
+        order.pass_ended(decision)
+        self._note_pass(replica, items, ended, now_ns - started_ns)
         if now_ns - wakeup.ended_ns >= _YIELD_AFTER_NS and self._members.has_backlog():  # else the loop sleeps now
             await wakeup.yield_turns()
 
     def _is_over(self, replica: QueuedReplica) -> bool:
-        """Whether nothing more may be taken from a replica: it is gone, or it is shutdown."""
-        return self._shutdown.is_set() or replica.is_gone()
+        """Whether nothing more may be taken from a replica: it is gone, or it is shutdown, or this patch has failed."""
+        return self._shutdown.is_set() or replica.is_gone() or self._runtime.has_failed
 
-    def _note_pass(self, replica: QueuedReplica, taken: int, ended: str, duration_ns: int) -> None:
+    def _note_pass(self, replica: QueuedReplica, items: int, ended: str, duration_ns: int) -> None:
         if ended == "gone":
             self._members.stale = True
-        if not taken:
+        if not items:
             return
         counters = self._counters
-        counters["items"] += taken
+        counters["items"] += items
         counters["passes"] += 1
         if f"ended_{ended}" in counters:
             counters[f"ended_{ended}"] += 1
         if self._on_pass_end is not None:
-            report = PassReport(*replica.slot, taken, ended, len(replica.waiting), duration_ns / 1000)
+            report = PassReport(*replica.slot, items, ended, len(replica.waiting), duration_ns / 1000)
             self._on_pass_end(report=report)

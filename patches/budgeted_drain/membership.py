@@ -10,35 +10,35 @@ from typing import Any
 
 from .replicas import QueuedReplica, Replica, Stage
 
-LOOK_EVERY_NS = 500_000_000
-"""Longest between two looks, half a second, as upstream's event-driven loop has it. An attach is told, and a replica
-that is gone is noticed before each raw output; both ask for a look at once."""
+REFRESH_EVERY_NS = 500_000_000
+"""Longest time between two refreshes, half a second, as in upstream's event-driven loop. An attach causes one at once,
+and so does a replica that is gone, which is checked before each raw output."""
 
 
 class Membership:
     """The replicas that upstream's pools have, and the stages that these make.
 
-    A look reads upstream's pools and writes nothing but what notices a put into a client's queue.
+    A refresh reads upstream's pools and writes nothing but the wrapper that notices a put into a client's queue.
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``, of which ``num_stages`` and ``stage_pools`` are read.
         can_dequeue: Whether raw outputs can be taken from a client without waiting; any other client is polled.
-        on_put: Called after each put into a client's output queue.
+        on_put: Called after each put into a client's output queue; it must not raise.
         first_audio_key: See ``Stage``.
 
     Attributes:
         numbers: The count that numbers the arrivals at all replicas, and what is held.
         stages: The stages, with their replicas that have an output queue.
         polled: The others: diffusion stages, and clients without such a queue.
-        stale: Something has changed: look now.
-        look_ns: When to look next.
+        stale: Something has changed: a refresh is due now.
+        refresh_ns: When the next one is due.
     """
 
     def __init__(
         self,
         orchestrator: Any,
         can_dequeue: Callable[[Any], bool],
-        on_put: Callable[[], None],
+        on_put: Callable[[QueuedReplica], None],
         first_audio_key: str | None = None,
     ) -> None:
         self._can_dequeue = can_dequeue
@@ -50,7 +50,7 @@ class Membership:
         ]
         self.polled: list[Replica] = []
         self.stale = True
-        self.look_ns = 0
+        self.refresh_ns = 0
 
     def queued(self) -> list[QueuedReplica]:
         """The replicas with an output queue."""
@@ -60,14 +60,16 @@ class Membership:
         """Whether a raw output waits anywhere."""
         return any(stage.has_backlog() for stage in self.stages)
 
-    def look(self, now_ns: int) -> tuple[list[QueuedReplica], list[QueuedReplica]]:
-        """Take note of the replicas that there are now; those with a queue that joined, and those that left."""
+    def refresh(self, now_ns: int) -> tuple[list[QueuedReplica], list[QueuedReplica]]:
+        """Bring the replicas up to date; those with an output queue that joined, and those that left."""
         self.stale = False  # first: an attach on another thread may set it meanwhile
-        self.look_ns = now_ns + LOOK_EVERY_NS
+        self.refresh_ns = now_ns + REFRESH_EVERY_NS
         left = [replica for replica in self.queued() if replica.is_gone()]
         for replica in left:
             replica.stop_watching()
             replica.stage.replicas.remove(replica)
+        for replica in (*left, *self.queued()):
+            replica.follow_queue()
         known = {replica.slot for replica in self.queued()}
         joined: list[QueuedReplica] = []
         self.polled = []
@@ -90,7 +92,7 @@ class Membership:
             replica.stop_watching()
 
     def _waiting(self, client: Any) -> deque[Any] | None:
-        """What stands in a client's output queue; None for a client that can only be polled."""
+        """What is in a client's output queue; None for a client that can only be polled."""
         queue = getattr(client, "outputs_queue", None)
         if not isinstance(queue, asyncio.Queue) or not self._can_dequeue(client):
             return None

@@ -1,18 +1,19 @@
 """Which stage is served next: the order of the stages, and a floor of processing time for each.
 
-Served without preemption: a decision falls after each pass and after each yield. The floor is deficit round robin
-(Shreedhar and Varghese, SIGCOMM 1995) on *processing time*, kept on one clock that only processing moves: a stage whose
-last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing was spent, on any stage,
-and one that is due gets one raw output ahead of the order. So in any stretch of processing time ``T`` in which a stage
-has a backlog it gets at least ``floor * T`` less its dearest raw output, and never less than one in ``WINDOW_NS``; the
-floor alone makes it no more than that plus one. An idle stage saves nothing up and gives its share away.
+Stages are served without preemption: a decision is made after each pass and after each yield. The floor is deficit
+round robin (Shreedhar and Varghese, SIGCOMM 1995) on *processing time*, kept on one clock that only processing moves. A
+stage whose last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing was spent, on
+any stage, and a stage that is due gets one raw output ahead of the order. So in any stretch of processing time ``T`` in
+which a stage has a backlog it gets at least ``floor * T`` less its dearest raw output, and never less than one in
+``WINDOW_NS``. The floor alone makes it no more than that plus one. An idle stage saves nothing up and gives its share
+away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from omni_fastpath.hooks.specs import BacklogView
 from omni_fastpath.ledger import logger
@@ -28,12 +29,23 @@ WINDOW_NS = 250e6
 each such window, however dear the last one was. Without it the stage whose raw output Python happens to collect garbage
 in (half a second was seen under overload) pays for that with its floor for seconds."""
 
-AWAITED_FLOOR = 0.1
-"""Least floor of a stage that a held end waits for (``held_ends.py``), whatever floor is set: without one, an end
-or a replica's death would wait for ever behind a backlog that goes first and does not run empty."""
-
 NextStage = Callable[[BacklogView], int | None]
 """A plugin's choice among the stages with a backlog; None leaves it to the built-in order."""
+
+
+class Decision(NamedTuple):
+    """Which stage is served next.
+
+    Attributes:
+        stage: The stage.
+        due: It goes ahead of the order, because it got less than its floor.
+        contested: When its pass ends, another stage may get its turn: another one has a backlog, and the stages take
+            turns or a plugin chooses.
+    """
+
+    stage: Stage
+    due: bool
+    contested: bool
 
 
 def floor_of(floor: float | None, stages: int) -> float:
@@ -45,19 +57,20 @@ def floor_of(floor: float | None, stages: int) -> float:
     greatest = FLOORS_TOGETHER / max(stages, 1)
     if floor is not None and floor > greatest:
         logger.warning(
-            "omni-fastpath: budgeted_drain.floor is %s, %s stages can have %.3g; it is that", floor, stages, greatest
+            "omni-fastpath: budgeted_drain.floor is %s, but with %s stages at most %.3g, which is used",
+            *(floor, stages, greatest),
         )
     return min(FLOOR if floor is None else floor, greatest)
 
 
 class Order:
-    """Chooses the stage whose turn it is.
+    """Chooses the stage that is served next.
 
     Args:
         order: ``stage_order`` (each in turn), ``downstream_first`` or ``visible_first``.
-        floor: Least share of processing time of a stage with a backlog; 0 for none. A stage that a held end waits
-            for has at least ``AWAITED_FLOOR``.
-        ask: A plugin's choice, asked when more than one stage has a backlog and none is due; None without one.
+        floor: Least share of processing time of a stage with a backlog; 0 for none.
+        ask: A plugin's choice, asked when more than one stage has a backlog, and none is due or awaited; None without
+            one.
         request_states: The orchestrator's live requests, for the plugin.
         stages: The stages; their replicas come and go.
     """
@@ -72,65 +85,56 @@ class Order:
     ) -> None:
         self._order = order
         self._period = 1.0 / floor if floor else 0.0
-        self._awaited_period = 1.0 / max(floor, AWAITED_FLOOR)
         self._ask = ask
+        self._takes_turns = order == "stage_order" or ask is not None
         self._request_states = request_states
         self._stages = stages
         self._spent_ns = 0.0
         self._turn = 0  # in stage_order, the stage at which the round begins
-        self.in_turn = order == "stage_order" or ask is not None
-        """Whether the end of a pass can let another stage in, other than one that is due."""
-        self.contested = False
-        """Whether more than one stage had a backlog at the last decision."""
-        self.due: Stage | None = None
-        """The stage that the last decision chose because it was due, not because of the order."""
 
-    def next(self) -> Stage | None:
-        """The stage that is served now; None when no stage has a backlog."""
+    def decide(self, current: Stage | None = None) -> Decision | None:
+        """The stage that is served now, or goes on being served; None when no stage has a backlog.
+
+        Args:
+            current: The stage whose pass is not over: in ``stage_order`` it is still its turn.
+        """
         now = self._spent_ns
         waiting: list[Stage] = []
         for stage in self._stages:
-            if not stage.has_backlog():
+            if stage.has_backlog():
+                waiting.append(stage)
+            else:
                 stage.due_ns = now + stage.pause_ns  # idle: nothing is saved up
-                continue
-            waiting.append(stage)
-            if not self._period and not stage.is_awaited():
-                stage.due_ns = now  # nothing is owed where there is no floor
-        self.due = None
-        self.contested = len(waiting) > 1
-        if not self.contested:
-            return waiting[0] if waiting else None
-        first, owed = min(waiting, key=self._place), min(waiting, key=attrgetter("due_ns"))
-        if owed.due_ns < now and (owed is not first or self._ask is not None):  # a plugin may choose another one
-            self.due = owed
-            return owed
-        if self._ask is None:
-            return first
-        queues = {stage.stage_id: tuple(replica.waiting for replica in stage.replicas) for stage in waiting}
-        chosen = self._ask(BacklogView(queues, self._request_states))
-        return next((stage for stage in waiting if stage.stage_id == chosen), first)
+        if len(waiting) < 2:
+            return Decision(waiting[0], due=False, contested=False) if waiting else None
+        turn = self._turn if current is None else current.stage_id
+        first = min(waiting, key=lambda stage: self._place(stage, turn))
+        if self._period:
+            owed = min(waiting, key=attrgetter("due_ns"))
+            if owed.due_ns < now and (owed is not first or self._ask is not None):  # a plugin may choose another one
+                return Decision(owed, due=True, contested=self._takes_turns)
+        if self._ask is not None and not first.is_awaited():
+            queues = {stage.stage_id: tuple(replica.waiting for replica in stage.replicas) for stage in waiting}
+            chosen = self._ask(BacklogView(queues, self._request_states))
+            first = next((stage for stage in waiting if stage.stage_id == chosen), first)
+        return Decision(first, due=False, contested=self._takes_turns)
 
-    def _place(self, stage: Stage) -> tuple[bool, int]:
-        """The place of a stage in the built-in order; the least is served first."""
+    def _place(self, stage: Stage, turn: int) -> tuple[bool, bool, int]:
+        """The place of a stage in the built-in order, where one that a held end waits for is before all others."""
         if self._order == "stage_order":
-            return stage.stage_id < self._turn, stage.stage_id
+            return not stage.is_awaited(), stage.stage_id < turn, stage.stage_id
         first = self._order == "downstream_first" or stage.final_output or stage.has_first_audio()
-        return not first, -stage.stage_id
+        return not stage.is_awaited(), not first, -stage.stage_id
 
-    def pass_ended(self, stage: Stage) -> None:
-        """A pass over ``stage`` ended by the order's leave: in ``stage_order`` the next one's turn comes."""
-        self._turn = stage.stage_id + 1
-
-    def would_go_on(self, stage: Stage) -> bool:
-        """Whether ``stage``, in the middle of its pass, would be chosen again after what has arrived."""
-        self._turn = stage.stage_id
-        return self.next() is stage and self.due is None
+    def pass_ended(self, decision: Decision) -> None:
+        """Its pass is over: in ``stage_order`` the next stage gets its turn, unless this one was out of turn."""
+        if not decision.due:
+            self._turn = decision.stage.stage_id + 1
 
     def charge(self, stage: Stage, nanoseconds: int) -> None:
         """Note that processing a raw output of ``stage`` took so long."""
         self._spent_ns = now = self._spent_ns + nanoseconds
-        period = self._awaited_period if stage.is_awaited() else self._period
-        stage.pause_ns = pause = min(nanoseconds * period, WINDOW_NS)
+        stage.pause_ns = pause = min(nanoseconds * self._period, WINDOW_NS)
         if stage.due_ns <= now:
             stage.due_ns += pause
         else:

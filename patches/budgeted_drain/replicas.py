@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
-
-from omni_fastpath.ledger import logger
 
 if TYPE_CHECKING:
     from .held_ends import HeldEnd
@@ -17,7 +14,7 @@ Slot = tuple[int, int]
 
 
 class Replica:
-    """One replica of a stage: the client that was in one slot of upstream's pool when it was looked at.
+    """One replica of a stage: a client that is, or was, in one slot of upstream's pool.
 
     Attributes:
         stage: Its stage.
@@ -34,42 +31,34 @@ class Replica:
         self.slot = slot
         self.client = client
 
+    def is_in_slot(self) -> bool:
+        """Whether it was neither evicted, detached nor replaced."""
+        return self.pool.clients[self.slot[1]] is self.client
+
     def is_gone(self) -> bool:
         """Whether it was evicted, detached, replaced or marked unavailable meanwhile."""
-        replica_id = self.slot[1]
-        return self.pool.clients[replica_id] is not self.client or not self.pool.is_replica_available(replica_id)
+        return not (self.is_in_slot() and self.pool.is_replica_available(self.slot[1]))
 
 
 class Arrival:
     """A raw output, or an exception, that waits in a client's queue.
 
-    Its requests are read only when the end of a request asks for them: a queue that is empty by then, which is the
-    rule, is never read.
-
     Attributes:
+        replica: The replica whose queue it is.
         number: Its place among the arrivals at all replicas.
         item: The raw output or the exception.
+        entries: Its requests, and whether it has an entry with a finish reason of each; None until an end asks.
+        behind: The held ends that wait until it has been dispatched.
     """
 
-    __slots__ = ("_ending", "_named", "item", "number")
+    __slots__ = ("behind", "entries", "item", "number", "replica")
 
-    def __init__(self, number: int, item: Any) -> None:
+    def __init__(self, replica: QueuedReplica, number: int, item: Any) -> None:
+        self.replica = replica
         self.number = number
         self.item = item
-        self._named: frozenset[str] | None = None
-        self._ending: frozenset[str] = frozenset()
-
-    def request_ids(self, *, ends: bool = False) -> frozenset[str]:
-        """The requests that it has an entry of; with ``ends``, those of which it has an entry with a finish reason."""
-        if self._named is None:
-            self._named = frozenset()
-            try:
-                entries = getattr(self.item, "outputs", ())
-                self._ending = frozenset(each.request_id for each in entries if each.finish_reason is not None)
-                self._named = frozenset(each.request_id for each in entries)
-            except Exception:  # an item of another make must not end the orchestrator
-                logger.exception("omni-fastpath: a queued output cannot be read; ends of requests do not wait for it")
-        return self._ending if ends else self._named
+        self.entries: dict[str, bool] | None = None
+        self.behind: list[HeldEnd] = []
 
 
 class QueuedReplica(Replica):
@@ -82,87 +71,106 @@ class QueuedReplica(Replica):
         stage: Its stage, whose replica it is from now on.
         slot: Stage and replica.
         client: Upstream's client, with the dequeue of ``nonblocking_dequeue``.
-        waiting: What stands in that client's queue; read only.
+        waiting: What is in that client's queue; read only.
         numbers: The count that numbers the arrivals at all replicas.
 
     Attributes:
-        waiting: What stands in the queue; nothing once the replica has left.
+        waiting: What is in the queue; nothing once the replica has left.
         arrivals: The same, numbered, in the order of arrival.
-        taken: Number of the last arrival that was taken; -1 before the first.
-        awaited_by: The held ends that wait until ``HeldEnd.awaited`` has been passed here.
-        first_audio: Number of the last arrival that brings a request's first audio from a stage that is not seen.
+        dequeue: Takes the next raw output. None when the queue is empty. Raises the exception that was put in a raw
+            output's place, as upstream formats it.
+        last_taken: Number of the last arrival that has left the queue; -1 before the first.
+        awaited: Number of the last arrival that a held end waits for.
+        passed: The held ends whose arrival has left the queue: they may go when it has been dispatched.
+        first_audio: Number of the last arrival that brings a request's first audio from a stage without final output.
     """
 
-    __slots__ = ("_dequeue", "_numbers", "_put", "arrivals", "awaited_by", "first_audio", "taken", "waiting")
+    __slots__ = (
+        *("_by_request", "_numbers", "_put", "arrivals", "awaited", "dequeue", "first_audio", "last_taken"),
+        *("passed", "waiting"),
+    )
 
     def __init__(self, stage: Stage, slot: Slot, client: Any, waiting: deque[Any], numbers: Iterator[int]) -> None:
         super().__init__(stage, slot, client)
-        stage.join(self)
         self.waiting = waiting
         self.arrivals: deque[Arrival] = deque()
-        self.awaited_by: list[HeldEnd] = []
-        self.taken = self.first_audio = -1
+        self.passed: list[HeldEnd] = []
+        self.last_taken = self.first_audio = self.awaited = -1
+        self._by_request: defaultdict[str, deque[Arrival]] = defaultdict(deque)
         self._numbers = numbers
         # Bound once: a class that is changed later must not change a loop that runs.
-        self._dequeue: Callable[[], Any] = client.get_output_nowait
+        self.dequeue: Callable[[], Any] = client.get_output_nowait
         self._put: Callable[[Any], None] | None = None
         self.follow_queue()
+        stage.join(self)
 
-    def watch(self, on_put: Callable[[], None]) -> None:
-        """Number each arrival from now on, and call ``on_put`` after it."""
+    def watch(self, on_put: Callable[[QueuedReplica], None]) -> None:
+        """Call ``on_put``, which must not raise, after each put."""
         queue = self.client.outputs_queue
         put = queue.put_nowait
 
         def put_and_notify(item: Any) -> None:
             put(item)
-            self.follow_queue()
-            on_put()
+            on_put(self)
 
         self._put = vars(queue)["put_nowait"] = put_and_notify
 
     def stop_watching(self) -> None:
-        """Give the queue its own ``put_nowait`` back, unless another wrapper stands in front of ours, and forget it."""
+        """Give the queue its own ``put_nowait`` back, unless another wrapper is in front of ours, and forget it."""
         attributes = vars(self.client.outputs_queue)
         if attributes.get("put_nowait") is self._put:
-            del attributes["put_nowait"]
+            attributes.pop("put_nowait", None)
         self.waiting = deque()
 
-    def take(self) -> Any:
-        """The next raw output; None when the queue is empty.
-
-        Raises:
-            Exception: The one that stands in the queue in a raw output's place, as upstream formats it.
-        """
-        try:
-            return self._dequeue()
-        finally:
-            self.follow_queue()
-
     def follow_queue(self) -> None:
-        """Make ``arrivals`` agree with the queue after a put or a take, of whatever origin."""
+        """Make ``arrivals`` agree with the queue, whoever has put and taken."""
         arrivals, waiting = self.arrivals, self.waiting
         while arrivals and (len(arrivals) > len(waiting) or arrivals[0].item is not waiting[0]):
-            self.taken = arrivals.popleft().number
+            self.pass_first()
         while len(arrivals) < len(waiting):
-            arrival = Arrival(next(self._numbers), waiting[len(arrivals)])
+            arrival = Arrival(self, next(self._numbers), waiting[len(arrivals)])
             arrivals.append(arrival)
             key = self.stage.first_audio_key
             if key is not None and not self.stage.final_output and _has_key(arrival.item, key):
                 self.first_audio = arrival.number
 
-    def first_waiting(self) -> float:
-        """Number of the arrival that is next; infinity when nothing waits."""
-        self.follow_queue()
-        return self.arrivals[0].number if self.arrivals else math.inf
+    def pass_first(self) -> None:
+        """The first arrival has left the queue."""
+        arrival = self.arrivals.popleft()
+        self.last_taken = arrival.number
+        self.passed += arrival.behind
+        for request_id in arrival.entries or ():
+            line = self._by_request[request_id]
+            line.popleft()
+            if not line:
+                del self._by_request[request_id]
 
-    def last_before(self, limit: float, request_ids: frozenset[str], *, ends: bool) -> int | None:
-        """Number of the last arrival below ``limit`` that waits with an entry (``ends``: the end) of these requests."""
-        if self.first_waiting() >= limit:
-            return None
+    def last_before(self, limit: float, request_ids: frozenset[str], *, ends: bool) -> Arrival | None:
+        """The last arrival below ``limit`` that waits with an entry (``ends``: the end) of any of these requests.
+
+        What waits is indexed by request when it is first asked for: as a rule no end waits, and nothing is read.
+        """
+        unread: list[Arrival] = []
         for arrival in reversed(self.arrivals):
-            if arrival.number < limit and not request_ids.isdisjoint(arrival.request_ids(ends=ends)):
-                return arrival.number
-        return None
+            if arrival.entries is not None:
+                break
+            unread.append(arrival)
+        for arrival in reversed(unread):
+            outputs = getattr(arrival.item, "outputs", ())  # an exception has none
+            arrival.entries = {each.request_id: each.finish_reason is not None for each in outputs}
+            for request_id in arrival.entries:
+                self._by_request[request_id].append(arrival)
+        found: Arrival | None = None
+        for request_id in request_ids:
+            for arrival in reversed(self._by_request.get(request_id, ())):
+                if arrival.number < limit and arrival.entries and (arrival.entries[request_id] or not ends):
+                    found = arrival if found is None or found.number < arrival.number else found
+                    break
+        return found
+
+    def is_awaited(self) -> bool:
+        """Whether a held end waits for something in the queue."""
+        return self.awaited > self.last_taken and bool(self.waiting)
 
 
 class Stage:
@@ -195,11 +203,11 @@ class Stage:
         self.replicas.append(replica)
 
     def take_turn(self) -> QueuedReplica | None:
-        """The next replica in rotation that has a backlog; None when there is none."""
-        replicas = self.replicas
+        """The next replica in rotation that has a backlog, an awaited one before others; None when there is none."""
+        replicas, is_awaited = self.replicas, self.is_awaited()
         for _ in range(len(replicas)):
             replicas.rotate(-1)
-            if replicas[-1].waiting:
+            if replicas[-1].waiting and (replicas[-1].is_awaited() or not is_awaited):
                 return replicas[-1]
         return None
 
@@ -212,12 +220,12 @@ class Stage:
 
     def has_first_audio(self) -> bool:
         """Whether first audio waits at any of its replicas."""
-        return any(replica.first_audio > replica.taken for replica in self.replicas)
+        return any(replica.first_audio > replica.last_taken for replica in self.replicas)
 
     def is_awaited(self) -> bool:
         """Whether a held end waits for one of its replicas."""
         for replica in self.replicas:  # noqa: SIM110 - as in has_backlog
-            if replica.awaited_by:
+            if replica.is_awaited():
                 return True
         return False
 

@@ -30,7 +30,7 @@ class Wakeup:
 
     def __init__(self, counters: dict[str, int]) -> None:
         self._counters = counters
-        self._waiter: asyncio.Future[None] | None = None
+        self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled: Sized | None = None
         self.ended_ns = 0
@@ -45,26 +45,24 @@ class Wakeup:
     async def sleep(self, seconds: float) -> None:
         """Sleep until ``wake``, or for so long."""
         self._note_stretch(perf_counter_ns())
-        self._waiter = asyncio.get_running_loop().create_future()
-        timer = self._waiter.get_loop().call_later(seconds, self.wake)
+        self._woken.clear()
+        timer = asyncio.get_running_loop().call_later(seconds, self._woken.set)
         try:
-            await self._waiter
+            await self._woken.wait()
         finally:
             timer.cancel()
-            self._waiter = None
         self._counters["wakeups"] += 1
         self.ended_ns = perf_counter_ns()
 
     def wake(self) -> None:
         """End the sleep, if there is one. On the event loop's thread."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._woken.set()
 
     def wake_from_any_thread(self) -> None:
         """The same on any thread; nothing before the loop has begun."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile, on another thread
-                self._loop.call_soon_threadsafe(self.wake)
+                self._loop.call_soon_threadsafe(self._woken.set)
 
     async def yield_turns(self) -> None:
         """Let everything else on the event loop run, and what stands in the sockets come in."""

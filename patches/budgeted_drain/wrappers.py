@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from omni_fastpath.declare import State
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import runtime
 
 from .drain import DrainLoop
 
 _runtime = runtime("budgeted_drain")
+_attach_guard = _runtime.guard("noticing an attach")
 
 
 def wrapped_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
     """Run our loop in place of upstream's, the poll loop or the event-driven one; upstream's, if ours cannot start."""
-    try:
-        loop = DrainLoop(instance, _runtime)
-    except Exception as error:
-        logger.exception("omni-fastpath: the drain cannot start; upstream's loop runs")
-        _runtime.report(State.FAILED, f"it could not start, upstream's loop runs: {error!r}")
-        return wrapped(*args, **kwargs)
-    return loop.run()
+    if not _runtime.has_failed:
+        try:
+            return DrainLoop(instance, _runtime).run(partial(wrapped, *args, **kwargs))
+        except Exception as error:
+            _runtime.fail("starting the drain", error)
+    return wrapped(*args, **kwargs)
 
 
-def wrapped_add_client(wrapped: Callable[..., int], instance: Any, args: Any, kwargs: Any) -> int:
-    """Attach as upstream does, then let the loop that serves this pool look at the new replica."""
+def wrapped_add_client(wrapped: Callable[..., int], _instance: Any, args: Any, kwargs: Any) -> int:
+    """Attach as upstream does, then let the loops notice the new replica: one of them serves its pool."""
     replica_id = wrapped(*args, **kwargs)
-    for loop in DrainLoop.running:
-        loop.attached(instance)
+    with _attach_guard:
+        for loop in DrainLoop.running:
+            loop.attached()
     return replica_id

@@ -7,6 +7,7 @@ other tasks of that event loop get a turn only when none is left. ``EventLoopTur
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from time import thread_time_ns
 from typing import Any
@@ -19,7 +20,9 @@ from omni_fastpath.ledger import runtime
 _CLOSED: Any = getattr(janus, "SyncQueueShutDown", ())
 """What a closed queue raises; nothing with janus 1, whose closed queue says RuntimeError."""
 
-_counters = runtime("final_output_wakeup").counters
+_runtime = runtime("final_output_wakeup")
+_counters = _runtime.counters
+_guard = _runtime.guard("waking the front end")
 
 _LIVENESS_INTERVAL_S = 0.25
 """How often a silent orchestrator is looked at. Upstream's event-driven drain does it once a second; in poll mode users
@@ -59,14 +62,20 @@ class EventLoopTurns:
         """The drain has waited, in which the loop had its turns."""
         self.left, self._since_ns = self._batch, None
 
-    async def give(self) -> None:
-        """One turn: who was handed a message before runs first."""
+    async def before_a_message(self) -> None:
+        """Count the message that is taken next; a batch after the last turn, give a turn first.
+
+        The tasks that were handed messages run in that turn.
+        """
+        if self.left > 0:
+            self.left -= 1
+            return
         await asyncio.sleep(0)
         now_ns = thread_time_ns()
         if self._since_ns is not None:
             spent_ns = max(now_ns - self._since_ns, 1)
             self._batch = min(max(self._batch * _TURN_AFTER_NS // spent_ns, 1), _LARGEST_BATCH)
-        self.left, self._since_ns = self._batch, now_ns
+        self.left, self._since_ns = self._batch - 1, now_ns
         _counters["turns"] += 1
 
 
@@ -98,23 +107,26 @@ class WakeOnPut:
     def __call__(self, item: Any) -> None:
         """Put as janus does, then wake the waiter."""
         self._put(item)
-        waiter, self._waiter = self._waiter, None
-        if waiter is None:
-            return
-        try:
-            waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
-        except RuntimeError:  # the front end's loop is closed
-            return
+        with _guard:
+            waiter, self._waiter = self._waiter, None
+            if waiter is not None:
+                with contextlib.suppress(RuntimeError):  # the front end's loop is closed
+                    waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
 
     def arm(self) -> asyncio.Future[bool]:
         """A future that becomes True at the next put. Look into the queue once more after arming."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        return self._waiter
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        return waiter
 
-    def disarm(self, waiter: asyncio.Future[bool]) -> None:
-        """The waiter found something, or gave up."""
-        if self._waiter is waiter:
-            self._waiter = None
+    async def arrival(self, waiter: asyncio.Future[bool]) -> None:
+        """Wait for the next put, or for ``_LIVENESS_INTERVAL_S``."""
+        timer = waiter.get_loop().call_later(_LIVENESS_INTERVAL_S, _resolve, waiter, False)
+        try:
+            arrived = await waiter
+        finally:
+            timer.cancel()
+        self.turns.rested()
+        _counters["woken" if arrived else "liveness_checks"] += 1
 
 
 def _resolve(waiter: asyncio.Future[bool], arrived: bool) -> None:
@@ -125,33 +137,30 @@ def _resolve(waiter: asyncio.Future[bool], arrived: bool) -> None:
 async def wrapped_try_get_output_async(
     wrapped: Callable[[], Awaitable[Any]], instance: Any, _args: Any, _kwargs: Any
 ) -> Any:
-    """The next message; None only after a while without one, and after upstream's look at the orchestrator.
+    """The next message; None only after a while without one, and after upstream has checked the orchestrator.
+
+    Every message is returned by a call of upstream's: an exception of this patch, or a cancellation, can lose none.
 
     Raises:
         RuntimeError: Upstream's, when the orchestrator died.
     """
-    if not isinstance(instance.output_queue, janus.Queue):  # an embedder's or a test's own
+    # An embedder's engine or a test's may have another queue.
+    if _runtime.has_failed or not isinstance(instance.output_queue, janus.Queue):
         return await wrapped()
-    on_put = WakeOnPut.of(instance.output_queue)
-    turns = on_put.turns
-    if turns.left <= 0:  # before a message is taken: who is cancelled in it loses none
-        await turns.give()
-    turns.left -= 1
+    on_put = waiter = None
+    with _guard:
+        on_put = WakeOnPut.of(instance.output_queue)
+        await on_put.turns.before_a_message()
     message = await wrapped()
-    if message is not None:
+    if message is not None or on_put is None:
         return message
-    waiter = on_put.arm()
-    timer = waiter.get_loop().call_later(_LIVENESS_INTERVAL_S, _resolve, waiter, False)
-    try:
-        message = await wrapped()  # what came between the look and the arming
-        if message is not None:
-            return message
-        arrived = await waiter
-    finally:
-        timer.cancel()
-        on_put.disarm(waiter)
-    turns.rested()
-    _counters["woken" if arrived else "liveness_checks"] += 1
+    with _guard:
+        waiter = on_put.arm()
+    message = await wrapped()  # a message may have come just before the arming
+    if message is not None or waiter is None:
+        return message
+    with _guard:
+        await on_put.arrival(waiter)
     return await wrapped()
 
 
@@ -167,7 +176,8 @@ async def wrapped_get_output_blocking_async(
         RuntimeError: Upstream's, when the orchestrator died.
     """
     timeout = args[0] if args else kwargs.get("timeout", 1.0)
-    if timeout < _LIVENESS_INTERVAL_S or not isinstance(instance.output_queue, janus.Queue):
+    waits_here = timeout >= _LIVENESS_INTERVAL_S and isinstance(instance.output_queue, janus.Queue)
+    if _runtime.has_failed or not waits_here:
         return await wrapped(*args, **kwargs)
     try:
         return await instance.try_get_output_async()

@@ -12,7 +12,7 @@ from vllm_omni.distributed.omni_connectors.utils.config import get_stage_connect
 from vllm_omni.utils.mm_outputs import partition_flat_payload
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import runtime
 
 _runtime = runtime("forward_gate")
 _counters = _runtime.counters
@@ -30,11 +30,7 @@ _gating: WeakSet[Any] = WeakSet()
 def wrapped_ar_init(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Make the scheduler, then judge its stage and say so."""
     wrapped(*args, **kwargs)
-    try:
-        state, reason = verdict(instance)
-    except Exception as error:
-        logger.exception("omni-fastpath: forward_gate cannot judge this stage")
-        state, reason = State.FAILED, f"judging the stage failed: {error!r}; its outputs stay as they are"
+    state, reason = verdict(instance)
     if state is State.APPLIED:
         _gating.add(instance)
     _runtime.report(state, reason)
@@ -106,28 +102,14 @@ def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args:
     """
     if instance not in _gating:
         return wrapped(*args, **kwargs)
-    kept: frozenset[str] | None = None
-    try:
-        kept = _kept_in_step(instance, *args, **kwargs)
-    except Exception as error:  # the step is worked off all the same
-        _stop_gating(instance, error)
+    kept = _kept_in_step(instance, *args, **kwargs)
     outputs = wrapped(*args, **kwargs)
     if kept is not None:
-        try:
-            for batch in outputs.values():
-                for output in batch.outputs:
-                    if output.request_id not in kept:
-                        _gate_output(output)
-        except Exception as error:  # the outputs are whole, gated or not: a stage must not die of it
-            _stop_gating(instance, error)
+        for batch in outputs.values():
+            for output in batch.outputs:
+                if output.request_id not in kept:
+                    _gate_output(output)
     return outputs
-
-
-def _stop_gating(scheduler: Any, error: Exception) -> None:
-    """Gate no more, and say so."""
-    _gating.discard(scheduler)
-    logger.error("omni-fastpath: forward_gate failed and stops", exc_info=error)
-    _runtime.report(State.FAILED, f"gating failed: {error!r}; outputs stay as they are from here on")
 
 
 def _kept_in_step(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> frozenset[str] | None:

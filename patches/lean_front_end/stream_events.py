@@ -7,9 +7,13 @@ upstream's with marks in the places of the token and the numbers, and compared w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from json.encoder import encode_basestring
 from typing import Any
+
+from omni_fastpath.ledger import runtime
+
+_runtime = runtime("lean_front_end")
 
 MOST_FORMS = 1024
 """Forms that are kept, 0.8 kB each, of requests that ended too; a request has one for each of its choices. More than an
@@ -68,16 +72,19 @@ class Unvalidated:
 
     def __call__(self, *args: Any, **given: Any) -> Any:
         """As upstream's class is called."""
-        if args or tuple(given) != self._names or tuple(map(type, given.values())) not in self._plain:
-            return self._model(*args, **given)
-        made, values = _new(self._made), {**self._values, **given}
-        for name in self._lists:
-            values[name] = []
-        _set(made, "__dict__", values)
-        _set(made, "__pydantic_fields_set__", set(given))
-        _set(made, "__pydantic_extra__", {})
-        _set(made, "__pydantic_private__", None)
-        return made
+        try:
+            if not args and tuple(given) == self._names and tuple(map(type, given.values())) in self._plain:
+                made, values = _new(self._made), {**self._values, **given}
+                for name in self._lists:
+                    values[name] = []
+                _set(made, "__dict__", values)
+                _set(made, "__pydantic_fields_set__", set(given))
+                _set(made, "__pydantic_extra__", {})
+                _set(made, "__pydantic_private__", None)
+                return made
+        except Exception as error:
+            _runtime.fail("making a model", error)
+        return self._model(*args, **given)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -88,30 +95,25 @@ class Events:
 
     Args:
         names: Upstream's classes by name.
-        has_failed: Whether everything is upstream's from now on.
-        fail: Told in words of what must not go on.
-        counters: ``events`` is counted.
 
     Attributes:
         stand_ins: By the name that each takes in upstream's globals.
     """
 
-    def __init__(
-        self,
-        names: Mapping[str, Any],
-        has_failed: Callable[[], bool],
-        fail: Callable[[str], None],
-        counters: dict[str, int],
-    ) -> None:
-        self._has_failed, self._fail, self._counters = has_failed, fail, counters
+    def __init__(self, names: Mapping[str, Any]) -> None:
         self._forms: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._event_model = event = names["OmniChatCompletionStreamResponse"]
-        text_of = self.text
+        text_of = self._text
 
         class Event(event):  # type: ignore[misc, valid-type]
             def model_dump_json(self, **how: Any) -> str:
-                text = text_of(self) if how == _AS_UPSTREAM_ASKS else None
-                return str(super().model_dump_json(**how)) if text is None else text
+                try:
+                    text = text_of(self) if how == _AS_UPSTREAM_ASKS and not _runtime.has_failed else None
+                    if text is not None:
+                        return text
+                except Exception as error:
+                    _runtime.fail("writing an event", error)
+                return str(super().model_dump_json(**how))
 
         token = names["DeltaMessage"](**_TOKEN)
         self.stand_ins = {
@@ -123,17 +125,8 @@ class Events:
             "UsageInfo": Unvalidated(names["UsageInfo"], _USAGE),
         }
 
-    def text(self, event: Any) -> str | None:
-        """The text of an event; None where it is left to upstream's model."""
-        if self._has_failed():
-            return None
-        try:
-            return self._text(event)
-        except Exception as error:
-            self._fail(f"writing an event failed: {error!r}")
-            return None
-
     def _text(self, event: Any) -> str | None:
+        """The text of an event; None where it is left to upstream's model."""
         if not _is_a_tokens(event):
             return None
         choice, usage = event.choices[0], event.usage
@@ -146,7 +139,7 @@ class Events:
             if len(self._forms) >= MOST_FORMS:
                 self._forms.clear()
             self._forms[key] = form
-        self._counters["events"] += 1
+        _runtime.counters["events"] += 1
         return _filled_in(form, choice.delta.content, usage)
 
     def _form(self, event: Any) -> tuple[str, ...] | None:
@@ -166,8 +159,7 @@ class Events:
             pieces.append(piece)
         form = (*pieces, left)
         if _filled_in(form, event.choices[0].delta.content, event.usage) != self._upstreams_text(event):
-            self._fail("an event is not as pydantic writes it")
-            return None
+            raise ValueError("an event is not as pydantic writes it")
         return form
 
     def _upstreams_text(self, event: Any) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from omni_fastpath.declare import State
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import Call, runtime
 
 from . import pcm
 from .other_globals import WithOtherGlobals
@@ -20,10 +19,7 @@ from .summary_table import DebugTable, SummaryTable
 
 _runtime = runtime("lean_front_end")
 _counters = _runtime.counters
-
-
-def _step_aside(why: str) -> None:
-    _runtime.report(State.FAILED, f"{why}; upstream works alone from here on")
+_filtering = _runtime.guard("filtering the log")
 
 
 # ---- The tables of a request's summary ----
@@ -35,10 +31,8 @@ _proven: set[int] = set()
 """Numbers of columns for which our text was compared with upstream's, and is the same."""
 
 
-def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any, kwargs: Any) -> str:
+def wrapped_format_table(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> str:
     """The text of a table; with ``summary: line`` for DEBUG alone."""
-    if _runtime.has_failed:
-        return wrapped(*args, **kwargs)
     if _runtime.options.summary == "full":
         return _table(wrapped, *args, **kwargs)
     if _to_debug not in _log.filters:
@@ -48,31 +42,25 @@ def wrapped_format_table(wrapped: Callable[..., str], _instance: Any, args: Any,
 
 def _to_debug(record: logging.LogRecord) -> bool:
     """The filter of ``summary: line``: a record of a table goes to DEBUG."""
-    if not (isinstance(record.args, tuple) and len(record.args) == 1 and type(record.args[0]) is DebugTable):
-        return True
-    if not _log.isEnabledFor(logging.DEBUG):
-        _counters["left_out"] += 1
-        return False
-    record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    with _filtering:
+        if isinstance(record.args, tuple) and len(record.args) == 1 and type(record.args[0]) is DebugTable:
+            if not _log.isEnabledFor(logging.DEBUG):
+                _counters["left_out"] += 1
+                return False
+            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
     return True
 
 
-def _table(upstream: Any, title: str, data: Any, *rest: Any, **named: Any) -> str:
+def _table(upstream: Call, title: str, data: Any, *rest: Any, **named: Any) -> str:
     """Upstream's text. The first of each number of columns is compared with what upstream itself makes."""
     columns = len(data) if isinstance(data, list) else 1
-    try:
-        if not _format_table or not _format_table[0].is_of(upstream):
-            real = upstream.__globals__["PrettyTable"]
-            _format_table[:] = [WithOtherGlobals(upstream, {"PrettyTable": partial(SummaryTable, real)})]
-        text: str = _format_table[0].function(title, data, *rest, **named)
-    except Exception as error:
-        _step_aside(f"making a table failed: {error!r}")
-        return str(upstream(title, data, *rest, **named))
+    if not _format_table or not _format_table[0].is_of(upstream.function):
+        real = upstream.function.__globals__["PrettyTable"]
+        _format_table[:] = [WithOtherGlobals(upstream.function, {"PrettyTable": partial(SummaryTable, real)})]
+    text: str = _format_table[0].function(title, data, *rest, **named)
     if columns not in _proven:
-        expected: str = upstream(title, data, *rest, **named)
-        if text != expected:
-            _step_aside(f"a table of {columns} columns is not as PrettyTable prints it")
-            return expected
+        if text != upstream(title, data, *rest, **named):
+            raise ValueError(f"a table of {columns} columns is not as PrettyTable prints it")
         _proven.add(columns)
     _counters["tables"] += 1
     return text
@@ -85,23 +73,16 @@ _stream: list[WithOtherGlobals] = []
 
 
 def wrapped_chat_completion_stream_generator(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    wrapped: Call, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AsyncIterator[str]:
     """The events of one streamed chat answer, by upstream's generator with other classes for its models."""
-    found: AsyncIterator[str]
-    try:
-        if not _runtime.has_failed:
-            # Called through the class, with the instance as an argument, it is wrapt's partial of the function.
-            upstream = getattr(wrapped, "__func__", None) or wrapped.__wrapped__
-            if not _stream or not _stream[0].is_of(upstream):
-                events = Events(upstream.__globals__, lambda: _runtime.has_failed, _step_aside, _counters)
-                _stream[:] = [WithOtherGlobals(upstream, events.stand_ins)]
-            found = _stream[0].function(instance, *args, **kwargs)
-            _counters["streams"] += 1
-            return found
-    except Exception as error:
-        _step_aside(f"setting up a stream failed: {error!r}")
-    found = wrapped(*args, **kwargs)
+    # Called through the class, with the instance as an argument, it is wrapt's partial of the function.
+    function: Any = wrapped.function
+    upstream = getattr(function, "__func__", None) or function.__wrapped__
+    if not _stream or not _stream[0].is_of(upstream):
+        _stream[:] = [WithOtherGlobals(upstream, Events(upstream.__globals__).stand_ins)]
+    _counters["streams"] += 1
+    found: AsyncIterator[str] = _stream[0].function(instance, *args, **kwargs)
     return found
 
 
@@ -121,22 +102,16 @@ _proven_formats: set[str] = set()
 
 def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
     """``soundfile.write``: one channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written by us."""
-    written: bytes | None = None
-    if not _runtime.has_failed:
-        try:
-            written = _file(args, kwargs)
-        except Exception as error:
-            _step_aside(f"making a file failed: {error!r}")
+    written = _file(args, kwargs)
     if written is not None and kwargs["format"] in _proven_formats:
-        args[0].write(written)
         _counters["files"] += 1
-        return
-    wrapped(*args, **kwargs)
-    if written is not None:
-        if args[0].getvalue() == written and args[0].tell() == len(written):
+        args[0].write(written)  # the last line: if anything failed before, soundfile writes
+    else:
+        wrapped(*args, **kwargs)
+        if written is not None:
+            if args[0].getvalue() != written or args[0].tell() != len(written):
+                raise ValueError(f"a {kwargs['format']} file is not as soundfile writes it")
             _proven_formats.add(kwargs["format"])
-        else:
-            _step_aside(f"a {kwargs['format']} file is not as soundfile writes it")
 
 
 def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:

@@ -32,7 +32,8 @@ Fragility:
     detokenizers' lists are relied on to grow at their end only, and to lose no more than what came last (0.32, at a
     stop string); a detokenizer that is not known gets upstream's copies. Before a reader starts, its socket gets a
     ``recv_multipart`` of ours as an attribute of its own; the event loop has our callback at the socket's descriptor in
-    the place of pyzmq's until the reader's task ends or is cancelled.
+    the place of pyzmq's until the reader's task ends or is cancelled. Set, after an exception of ours that came between
+    a text and its output: ``_last_output_text_offset`` of a detokenizer, so that it gives the text again.
 Upstream thread:
     vllm-omni issue #4561 (the reporter's primary cause: the expensive CPU-side output path).
 Remove when:

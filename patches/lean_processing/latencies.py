@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from omni_fastpath.ledger import runtime
+
+_runtime = runtime("lean_processing")
+_adding_up = _runtime.guard("adding up latencies")
+
 _SAMPLES, _MEAN = "vllm_itls_ms", "vllm_itl_ms"
 """Keys of upstream's record."""
 
@@ -26,8 +31,17 @@ class Samples(list[float]):
 
     def append(self, sample: float, /) -> None:
         """Keep a sample, and show it in the place of the one before."""
-        self.all.append(sample)
-        self[:] = (sample,)
+        try:
+            self[:] = (sample,)
+            self.all.append(sample)
+        except Exception as error:
+            _runtime.fail("keeping a latency", error)
+            self.all.append(sample)
+
+    def cut(self, count: int) -> None:
+        """Keep so many."""
+        del self.all[count:]
+        self[:] = self.all[-1:]
 
 
 class Records(dict[str, dict[str, Any]]):
@@ -39,19 +53,27 @@ class Records(dict[str, dict[str, Any]]):
 
     def setdefault(self, name: str, default: Any = None, /) -> Any:
         """A request's record; a new one gets ``Samples``."""
-        record = self.get(name)
-        if record is None:
-            record = self[name] = default
-            if record.get(_SAMPLES) == []:
-                record[_SAMPLES] = Samples()
-        return record
+        try:
+            if name not in self and default.get(_SAMPLES) == []:
+                default[_SAMPLES] = Samples()
+        except Exception as error:
+            _runtime.fail("making a record of latencies", error)
+        return super().setdefault(name, default)
 
     def pop(self, name: str, /, *default: Any) -> Any:
         """Take a record out, with all samples and their mean."""
         record = super().pop(name, *default)
-        samples = record.get(_SAMPLES) if record else None
-        if isinstance(samples, Samples):
-            every = record[_SAMPLES] = samples.all
-            if every:
-                record[_MEAN] = sum(every) / float(len(every))
+        for _ in range(2):  # again after an error of ours: it takes nothing back
+            with _adding_up:
+                return _whole(record)
         return record
+
+
+def _whole(record: Any) -> Any:
+    """The record with all samples and their mean."""
+    samples = record.get(_SAMPLES) if record else None
+    if isinstance(samples, Samples):
+        if samples.all:
+            record[_MEAN] = sum(samples.all) / float(len(samples.all))
+        record[_SAMPLES] = samples.all
+    return record

@@ -9,9 +9,12 @@ from vllm_omni.engine import OmniEngineCoreOutput
 from vllm_omni.outputs import output_processor
 from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
 
+from omni_fastpath.ledger import runtime
+
 from .latencies import Records, Samples
-from .step_aside import patch, step_aside
 from .token_ids import LeanState
+
+_runtime = runtime("lean_processing")
 
 _HAS_COALESCED = "is_coalesced" in OmniEngineCoreOutput.__struct_fields__
 """Whether an entry may stand for several steps, whose time is no latency."""
@@ -29,28 +32,16 @@ class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
 
     stage: tuple[Any, int] | None = None
 
-    def _update_stats_from_output(self, req_state: Any, entry: Any, stamp: float | None, statistics: Any) -> None:
+    def _update_stats_from_output(self, req_state: Any, entry: Any, stamp: float | None, statistics: Any) -> Any:
         """Upstream's statistics of an entry; those of a step that only brings tokens are counted here."""
-        try:  # changes nothing
+        try:
             record = self._native_text_metrics_by_request.get(req_state.external_req_id)
             given = (req_state, entry, stamp, statistics)
-            is_ours = record is not None and not patch.has_failed and _is_step(*given, record)
+            if record is not None and not _runtime.has_failed and _is_step(*given, record):
+                return _count(*given, record)
         except Exception as error:
-            step_aside("looking at a step's statistics", error)
-            is_ours = False
-        if not is_ours:
-            super()._update_stats_from_output(req_state, entry, stamp, statistics)
-            return
-        native, tokens, reported = req_state.native_text_stats, len(entry.new_token_ids), entry.num_generation_tokens
-        latency = stamp - native.last_token_ts
-        statistics.num_generation_tokens += tokens
-        statistics.inter_token_latencies_iter.append(latency)
-        native.num_generation_tokens += tokens
-        native.last_token_ts = stamp
-        record["num_generation_tokens"] = native.num_generation_tokens if reported is None else reported
-        latency_ms = max(latency * 1000.0, 0.0)
-        record["vllm_itls_ms"].append(latency_ms)
-        _accumulate(record, elapsed_ms=latency_ms, new_tokens=tokens)
+            _runtime.fail("counting a step", error)
+        return super()._update_stats_from_output(req_state, entry, stamp, statistics)
 
 
 if _accumulate is None:
@@ -72,6 +63,29 @@ def _is_step(state: Any, entry: Any, stamp: float | None, statistics: Any, recor
         and not (_HAS_COALESCED and entry.is_coalesced)
         and state.native_text_stats.last_token_ts > 0
     )
+
+
+def _count(state: Any, entry: Any, stamp: Any, statistics: Any, record: dict[str, Any]) -> None:
+    """Count a step as upstream does; nothing of it, where that fails."""
+    native, samples, latencies = state.native_text_stats, record["vllm_itls_ms"], statistics.inter_token_latencies_iter
+    tokens, reported = len(entry.new_token_ids), entry.num_generation_tokens
+    latency = stamp - native.last_token_ts
+    latency_ms = max(latency * 1000.0, 0.0)
+    counted, taken = len(latencies), len(samples.all)
+    before = statistics.num_generation_tokens, native.num_generation_tokens, native.last_token_ts
+    try:
+        statistics.num_generation_tokens += tokens
+        latencies.append(latency)
+        native.num_generation_tokens += tokens
+        native.last_token_ts = stamp
+        record["num_generation_tokens"] = native.num_generation_tokens if reported is None else reported
+        samples.append(latency_ms)
+        _accumulate(record, elapsed_ms=latency_ms, new_tokens=tokens)
+    except Exception:
+        statistics.num_generation_tokens, native.num_generation_tokens, native.last_token_ts = before
+        del latencies[counted:]
+        samples.cut(taken)
+        raise
 
 
 def make_lean(processor: Any) -> None:

@@ -15,10 +15,14 @@ from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer, IncrementalDe
 from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 from vllm_omni.outputs.output_processor import OmniRequestState
 
-from .step_aside import patch, step_aside
+from omni_fastpath.ledger import runtime
+
+_runtime = runtime("lean_processing")
 
 _IDS = "cumulative_token_ids"
 _SOURCE = "_omni_fastpath_token_ids"
+_OFFSET = "_last_output_text_offset"
+"""Up to where a detokenizer has given its text; one without a tokenizer gives none."""
 
 READ = frozenset({IncrementalDetokenizer, FastIncrementalDetokenizer, SlowIncrementalDetokenizer})
 """The detokenizers whose code was read; any other gets upstream's copies."""
@@ -31,14 +35,18 @@ class _TokenIdsSoFar:
     """
 
     def __get__(self, completion: Any, _owner: type[Any] | None = None) -> list[int]:
-        known = vars(completion) if completion is not None else {}
-        if _SOURCE not in known:
-            raise AttributeError(_IDS)
-        ids, begin, end = known[_SOURCE]
-        found: list[int] = ids[begin:end]
-        known[_IDS] = found
-        patch.counters["copied"] += 1
-        return found
+        try:
+            known = {} if completion is None else vars(completion)
+            if _SOURCE in known:
+                _runtime.counters["copied"] += 1
+                ids, begin, end = known[_SOURCE]
+                found: list[int] = known.setdefault(_IDS, ids[begin:end])
+                return found
+        except Exception as error:
+            _runtime.fail("copying token ids", error)
+            ids, begin, end = vars(completion)[_SOURCE]
+            return list(ids[begin:end])
+        raise AttributeError(_IDS)
 
 
 class TextCompletion(CompletionOutput):  # type: ignore[misc]
@@ -92,23 +100,26 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
         **more: Any,
     ) -> Any:
         """What upstream makes; in the middle of a request of plain tokens, without asking for anything else."""
-        if (
-            finish_reason is not None
-            or pooling_output is not None
-            or kv_transfer_params is not None
-            or ec_transfer_params is not None
-            or more
-            or not self._is_plain()
-        ):
-            given = (new_token_ids, pooling_output, finish_reason, stop_reason, kv_transfer_params, ec_transfer_params)
-            return super().make_request_output(*given, **more)
-        processor = self.logprobs_processor
-        text = self.detokenizer.get_next_output_text(False, True)
-        completion = TextCompletion(
-            self.request_index, text, new_token_ids, processor.cumulative_logprob, processor.logprobs
-        )
-        self._put_off(completion)
-        return self._new_request_output(self.external_req_id, [completion], False)
+        try:
+            is_plain = (
+                finish_reason is pooling_output is kv_transfer_params is ec_transfer_params is None
+                and not more
+                and self._is_plain()
+            )
+            if is_plain:
+                processor, detokenizer = self.logprobs_processor, self.detokenizer
+                offset = getattr(detokenizer, _OFFSET, None)
+                text = detokenizer.get_next_output_text(False, True)
+                completion = TextCompletion(
+                    self.request_index, text, new_token_ids, processor.cumulative_logprob, processor.logprobs
+                )
+                _defer(completion, detokenizer)
+                return self._new_request_output(self.external_req_id, [completion], False)
+        except Exception as error:
+            _runtime.fail("making an output", error)
+            _give_text_again(self.detokenizer, locals().get("offset"))
+        given = (new_token_ids, pooling_output, finish_reason, stop_reason, kv_transfer_params, ec_transfer_params)
+        return super().make_request_output(*given, **more)
 
     def _is_plain(self) -> bool:
         """Whether a completion with DELTA has a text and token ids, and nothing else is to be attached or taken out."""
@@ -122,37 +133,45 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
             and not self.sampling_mask_chunks
             and type(self.detokenizer) in READ
             and not self.logprobs_processor.logprobs
-            and not patch.has_failed
+            and not _runtime.has_failed
         )
 
     def _new_completion_output(self, token_ids: Any, finish_reason: Any, stop_reason: Any, *more: Any) -> Any:
         """What upstream makes; one in the middle of the request copies its token ids when they are read."""
-        detokenizer = self.detokenizer
-        if (
-            finish_reason is not None
-            or self.output_kind is not RequestOutputKind.DELTA
-            or type(detokenizer) not in READ
-            or not detokenizer.token_ids  # a copy costs nothing
-            or patch.has_failed
-        ):
-            return super()._new_completion_output(token_ids, finish_reason, stop_reason, *more)
-        if self._stand_in is None:
-            self._stand_in = _StandIn(detokenizer)
-        self.detokenizer = self._stand_in
         try:
-            completion = super()._new_completion_output(token_ids, finish_reason, stop_reason, *more)
-        finally:
-            self.detokenizer = detokenizer
-        self._put_off(completion)
-        return completion
-
-    def _put_off(self, completion: Any) -> None:
-        """Let a completion have the ids that the request has now."""
-        try:
-            _defer(completion, self.detokenizer)
+            detokenizer = self.detokenizer
+            is_lean = (
+                finish_reason is None
+                and self.output_kind is RequestOutputKind.DELTA
+                and type(detokenizer) in READ
+                and detokenizer.token_ids  # else a copy costs nothing
+                and not _runtime.has_failed
+            )
+            if is_lean:
+                if self._stand_in is None:
+                    self._stand_in = _StandIn(detokenizer)
+                offset = getattr(detokenizer, _OFFSET, None)
+                self.detokenizer = self._stand_in
+                completion = super()._new_completion_output(token_ids, finish_reason, stop_reason, *more)
+                self.detokenizer = detokenizer
+                _defer(completion, detokenizer)
+                return completion
         except Exception as error:
-            step_aside("putting off a copy of token ids", error)
-            completion.cumulative_token_ids = list(self.detokenizer.output_token_ids)
+            _runtime.fail("making a completion", error)
+            so_far = locals()
+            self.detokenizer = so_far.get("detokenizer", self.detokenizer)
+            completion = so_far.get("completion")
+            if completion is not None:
+                completion.cumulative_token_ids = list(self.detokenizer.output_token_ids)
+                return completion
+            _give_text_again(self.detokenizer, so_far.get("offset"))
+        return super()._new_completion_output(token_ids, finish_reason, stop_reason, *more)
+
+
+def _give_text_again(detokenizer: Any, offset: int | None) -> None:
+    """Let a detokenizer give the text that it has given since it stood there."""
+    if offset is not None:
+        setattr(detokenizer, _OFFSET, offset)
 
 
 def _defer(completion: Any, detokenizer: Any) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+from vllm.v1.engine.output_processor import OutputProcessorOutput
 from vllm_omni.engine import OmniEngineCoreOutput
 from vllm_omni.engine.orchestrator import Orchestrator, OrchestratorRequestState
 from vllm_omni.outputs.output_processor import OmniRequestState
@@ -47,13 +48,13 @@ class Unseen:
         request: The orchestrator's state of the request, which may become a session's.
         name: The request's id.
         firsts: The pool's times of each request's first output with content; forgotten when its binding is released.
-        bare: What goes through routing in the place of each output.
+        bare: What comes of each entry: an output that only goes through routing, and nobody to abort.
     """
 
     request: Any
     name: str
     firsts: Mapping[str, float]
-    bare: BareOutput
+    bare: OutputProcessorOutput
 
     def covers(self, state: Any, entry: Any) -> bool:
         """Whether upstream would do nothing for this entry but count it, keep its tokens and make an output."""
@@ -111,7 +112,7 @@ def _looked_at(processor: Any, state: Any, name: str) -> Unseen | Literal[False]
     is_unseen = (
         request is not None and _is_unseen(orchestrator, stage_id, pool) and _is_alone(orchestrator, state, name)
     )
-    return is_unseen and Unseen(request, name, firsts, BareOutput(name))
+    return is_unseen and Unseen(request, name, firsts, OutputProcessorOutput([BareOutput(name)], []))
 
 
 def _is_unseen(orchestrator: Any, stage_id: int, pool: Any) -> bool:

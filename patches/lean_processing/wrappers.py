@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
-from itertools import groupby
+from itertools import repeat
 from typing import Any
 
 from vllm.outputs import RequestOutput
@@ -11,23 +12,21 @@ from vllm.v1.engine.output_processor import OutputProcessorOutput
 from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
 from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 
+from omni_fastpath.ledger import raised_by_us, runtime
+
 from .processor import make_lean
 from .socket_reader import SocketReader, attached
-from .step_aside import patch, step_aside
 from .token_ids import DeferredMultimodalCompletion, TextCompletion
 from .unseen import BareOutput, look_at, unseen_of
 
-_counters = patch.counters
+_runtime = runtime("lean_processing")
+_counters = _runtime.counters
 
 
 def wrapped_ensure_output_queue_task(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
     """Start a client's socket reader as upstream does, once; before that, its socket gets our way of waiting."""
-    reader: SocketReader | None = None
-    if instance.resources.output_queue_task is None and not patch.has_failed:
-        try:
-            reader = attached(instance)
-        except Exception as error:
-            step_aside("preparing a client's socket", error)
+    is_first = instance.resources.output_queue_task is None
+    reader: SocketReader | None = attached(instance) if is_first else None
     try:
         wrapped(*args, **kwargs)
     except BaseException:  # without an event loop, for one; a later attempt finds the socket as it was
@@ -42,11 +41,8 @@ def wrapped_process_llm_stage_outputs(
     wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
 ) -> Awaitable[Any]:
     """Go on as upstream does; before that, tell the stage's processor of the orchestrator."""
-    if len(args) == 4 and not patch.has_failed:
-        try:
-            look_at(instance, args[0])
-        except Exception as error:
-            step_aside("telling a processor of its stage", error)
+    if len(args) == 4:
+        look_at(instance, args[0])
     return wrapped(*args, **kwargs)
 
 
@@ -56,52 +52,61 @@ def wrapped_process_outputs(wrapped: Callable[..., Any], instance: Any, args: An
     Upstream accumulates all payloads of a raw output before it makes the first output; so a raw output that names a
     request twice is left to it, unless all of its entries are counted.
     """
-    if len(args) != 3 or patch.has_failed:
+    if len(args) != 3:
         return wrapped(*args, **kwargs)
-    entries, stamp, statistics = args
+    entries = args[0]
     states = instance.request_states
+    make_lean(instance)
+    _counters["raw_outputs"] += 1
+    found = [unseen_of(instance, states.get(entry.request_id), entry) for entry in entries]
+    if not any(found) or (not all(found) and len({entry.request_id for entry in entries}) < len(entries)):
+        return wrapped(*args, **kwargs)
+    return _in_turn(wrapped, instance, found, *args)
+
+
+def _in_turn(
+    wrapped: Callable[..., Any], processor: Any, found: list[Any], entries: list[Any], stamp: Any, statistics: Any
+) -> OutputProcessorOutput:
+    """Process entries in their order; after an error of ours upstream does the rest, and no entry twice."""
+    made: list[Any] = []  # what came of each entry, appended by the statement that processes it
     try:
-        make_lean(instance)
-        _counters["raw_outputs"] += 1
-        found = [unseen_of(instance, states.get(entry.request_id), entry) for entry in entries]
+        for unseen, entry in zip(found, entries, strict=True):
+            if unseen is None:
+                made.append(wrapped([entry], stamp, statistics))
+            else:
+                _count(processor, unseen, entry, stamp, statistics, made)
+        return _joined(made)
     except Exception as error:
-        step_aside("looking at a raw output", error)
-        return wrapped(*args, **kwargs)
-    if all(found):
-        pairs = zip(found, entries, strict=True)
-        return OutputProcessorOutput([_count(instance, *pair, stamp, statistics) for pair in pairs], [])
-    if not any(found) or len({entry.request_id for entry in entries}) < len(entries):
-        return wrapped(*args, **kwargs)
-    outputs: list[Any] = []
-    aborts: list[str] = []
-    for is_unseen, run in groupby(zip(found, entries, strict=True), key=lambda pair: pair[0] is not None):
-        if is_unseen:
-            outputs += [_count(instance, *pair, stamp, statistics) for pair in run]
-        else:
-            done = wrapped([entry for _, entry in run], stamp, statistics)
-            outputs += done.request_outputs
-            aborts += done.reqs_to_abort
-    return OutputProcessorOutput(outputs, aborts)
+        if not raised_by_us(error):
+            raise
+        _runtime.fail("processing a raw output", error)
+    return _joined([*made, wrapped(entries[len(made) :], stamp, statistics)])
 
 
-def _count(processor: Any, unseen: Any, entry: Any, stamp: float | None, statistics: Any) -> BareOutput:
+def _count(processor: Any, unseen: Any, entry: Any, stamp: float | None, statistics: Any, made: list[Any]) -> None:
     """Do for an entry what upstream does besides making an output."""
     state = processor.request_states[entry.request_id]
-    processor._update_stats_from_output(state, entry, stamp, statistics)
-    state.detokenizer.update(entry.new_token_ids, False)
+    count, update, tokens = processor._update_stats_from_output, state.detokenizer.update, entry.new_token_ids
     _counters["not_built"] += 1
-    bare: BareOutput = unseen.bare
-    return bare
+    made.append((count(state, entry, stamp, statistics), update(tokens, False), unseen.bare)[-1])
 
 
-def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+def _joined(made: list[Any]) -> OutputProcessorOutput:
+    return OutputProcessorOutput(
+        [output for each in made for output in each.request_outputs],
+        [request for each in made for request in each.reqs_to_abort],
+    )
+
+
+def wrapped_record_output_timestamps(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Record what upstream records: of an output that is not its request's first, only a time and audio frames."""
     stamp = kwargs.get("output_ts")
-    if len(args) != 1 or stamp is None or patch.has_failed:
-        wrapped(*args, **kwargs)
-        return
+    if len(args) != 1 or stamp is None:
+        return wrapped(*args, **kwargs)
     stamps, firsts = instance._output_timestamps_by_request, instance._non_empty_first_output_timestamps_by_request
     frames, rates = instance._audio_frames_by_request, instance._audio_sample_rate_by_request
+    known: list[list[float]] = []
+    more: dict[Any, int] = {}
     rest: list[Any] = []
     for output in args[0]:
         kind, name = type(output), getattr(output, "request_id", None)
@@ -109,16 +114,16 @@ def wrapped_record_output_timestamps(wrapped: Callable[..., None], instance: Any
         if name not in firsts or name not in stamps or made not in _KNOWN:
             rest.append(output)
         elif made in _WITHOUT_PAYLOAD:
-            stamps[name].append(stamp)
+            known.append(stamps[name])
         elif rates.get(name, 0) > 0:  # found once, a rate stays
-            count = sum(map(count_audio_frames, iter_mm_outputs(output)))
-            stamps[name].append(stamp)
-            if count > 0:
-                frames[name] = frames.get(name, 0) + count
+            known.append(stamps[name])
+            if (count := sum(map(count_audio_frames, iter_mm_outputs(output)))) > 0:
+                more[name] = more.get(name, frames.get(name, 0)) + count
         else:
             rest.append(output)
-    if rest:
-        wrapped(rest, output_ts=stamp)
+    times = map(list.append, known, repeat(stamp))
+    # In one line, without code of ours: of whatever fails before it upstream records all.
+    return (frames.update(more), deque(times, maxlen=0), wrapped(rest, output_ts=stamp))[-1]
 
 
 _WITHOUT_PAYLOAD = frozenset({BareOutput, TextCompletion})

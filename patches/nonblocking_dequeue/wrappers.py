@@ -6,25 +6,29 @@ from typing import Any
 
 from omni_fastpath.ledger import runtime
 
-_counters = runtime("nonblocking_dequeue").counters
+_runtime = runtime("nonblocking_dequeue")
+_counters = _runtime.counters
+_taking = _runtime.guard("taking a raw output")
 
 
 def get_output_nowait(self: Any) -> Any:
     """The next raw output (``EngineCoreOutputs``) of this stage replica, or None at once when there is none.
 
     Call it on the loop that owns ``outputs_queue``. The socket reader shares that loop, so None may mean "not read
-    yet". The first call starts the reader, as ``get_output_async`` does.
+    yet". The first call starts the reader, as ``get_output_async`` does. What was taken from the queue is returned, or
+    raised, whatever else fails.
 
     Raises:
         EngineDeadError: The engine died; or whatever else the socket reader queued, formatted by upstream.
     """
     self._ensure_output_queue_task()
-    queue = self.outputs_queue
-    if queue.empty():
-        _counters["empty"] += 1
-        return None
-    outputs = queue.get_nowait()
+    queue, outputs = self.outputs_queue, None
+    with _taking:
+        if queue.empty():
+            _counters["empty"] += 1
+        else:
+            outputs = queue.get_nowait()
+            _counters["dequeued"] += not isinstance(outputs, Exception)
     if isinstance(outputs, Exception):
         raise self._format_exception(outputs) from None
-    _counters["dequeued"] += 1
     return outputs

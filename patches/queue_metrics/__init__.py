@@ -1,73 +1,102 @@
-"""What waits in a server while it runs, and for how long, on ``/metrics``: on stock too.
+"""Where a server's time goes, what waits and which requests get no output, on ``/metrics``: on stock too.
 
 What:
-    Of each replica of a stage: how long a raw output took from its construction in the stage until the orchestrator had
-    routed it, those with a request's first audio or first text once more by themselves; how many raw outputs wait in
-    the client's queue. Of an API process: how late the event loops of the orchestrator and of the front end call what
-    is due, and how long full garbage collections stopped it. Of each stage with async-chunk: how many tasks wait in its
-    save queue.
+    Of the first audio and the first text of each streamed answer: how long it took, leg by leg. ``way_in`` begins when
+    the kernel had the request and ends when a stage has it, ``engines`` ends when the raw output with the first audio,
+    or text, was made, ``queue`` when the orchestrator began to process it, ``dispatch`` when it put the message for the
+    front end, ``hand_over`` when the request's own queue had it, ``writing`` when the server was given its bytes. All
+    but ``engines`` is time in the API process. Also how many raw outputs, and then messages, were ahead of it when it
+    came into its replica's queue, and into the front end's. Of each replica: how long a raw output took from its
+    construction until the orchestrator had routed it, how many wait, how many requests had no output of any stage for
+    30 seconds, and how long the longest had none. Of an API process: how late the event loops of the orchestrator and
+    of the front end call what is due, how long full garbage collections stopped it, how full ``/dev/shm`` is, what
+    this server's requests have there by stage, and how many chunks nobody fetches. Of each stage with async-chunk: how
+    many tasks wait in its save queue.
 Why:
     Nothing that upstream shows tells where a server's time went: a first audio that waits for a millisecond in its
-    stage and for two seconds behind others' codec frames looks like a slow stage. Every other patch can be judged by
-    these figures on a live server, with the patch and without it.
+    stage and for two seconds behind others' codec frames looks like a slow stage. A request whose stage no longer
+    answers looks like a long one. Every other patch can be judged by these figures on a live server, with the patch and
+    without it.
 Why not a hook:
     Upstream has none around routing. Its own monitor of the orchestrator's loop writes a file at the end.
 Scope:
-    Orchestrator thread, in both of upstream's loops and under ``budgeted_drain``, which all call the two methods that
-    are wrapped; the front end's event loop of ``vllm serve`` and ``AsyncOmni`` (``Omni`` has none); stage processes.
-    Switched on in a server that serves already, it begins with the next orchestrator. Residence is of replicas that
-    were spawned here or whose output comes by a local transport: another host's clock is another. A diffusion stage's
-    outputs have no time of construction. First audio is what upstream counts frames of, at a stage whose audio goes to
-    the user; first text what upstream takes for a first output that is not empty. A streaming session has both once for
-    each segment. A first is missed where upstream forgets another request of that stage while it is processed. What the
-    event-driven loop has read and not dispatched counts in residence, not in the depth. A raw output is two where
-    ``budgeted_drain`` holds an end of it. What 0.32 routes inside of a raw output's processing counts as that raw
-    output's. What stages, and other API processes, have is up to two seconds old.
+    Orchestrator thread, in both of upstream's loops and under ``budgeted_drain``, which all call the methods that are
+    wrapped; the front end's event loop of ``vllm serve`` and ``AsyncOmni`` (``Omni`` has none); stage processes.
+    Switched on in a server that serves already, it begins with the next orchestrator. Legs are of the first request of
+    an HTTP POST whose answer comes in parts, and are counted when the last of them ends. Web sockets, library users and
+    answers in one piece have none. When the kernel had the request is known of uvicorn's TCP connections on Linux, to
+    some milliseconds; else ``way_in`` begins at the application's first line. Without async-chunk, ``engines`` has the
+    orchestrator's work between two stages in it. Legs and residence are of replicas that were spawned here or whose
+    output comes by a local transport, because another host's clock is another. A diffusion stage's outputs have no time
+    of construction. First audio is what upstream counts frames of, at a stage whose audio goes to the user; first text
+    what upstream takes for a first output that is not empty. A first is missed where upstream forgets another request
+    of that stage while it is processed, and where 0.32 routes it while it processes another stage's raw output. What
+    the event-driven loop has read and not dispatched counts in times, not in the depth. A raw output is two where
+    ``budgeted_drain`` holds an end of it. A request waits for the first of its stages that has not finished it. One at
+    a diffusion stage, whose only output is the last, and a session between two segments, which waits for its client,
+    never count as without output. A chunk that nobody fetches is older than ten minutes and of no request of this API
+    process. Whether another server, or another API process of this one, waits for it so long is not known. Nothing is
+    deleted. What stages, and other API processes, have is up to two seconds old.
 Fragility:
-    Relies on one raw output being processed and routed at a time. From 0.32 on ``batch`` of an entry of an adapter's
-    queue is read, which no class declares.
+    Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets a
+    ``_put`` of ours as an attribute of its own, and a request's queue in the front end a ``_put`` and a ``_get`` until
+    its first outputs have arrived. Read, and declared by no class: ``batch`` of an entry of an adapter's queue, from
+    0.32 on; the names of chunks in ``/dev/shm``; ``transport`` of uvicorn's connection.
 Upstream thread:
-    vllm-omni issue #4561 (asks for evidence at the level of queues).
+    vllm-omni issue #4561 (asks for the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:
-    Upstream exports residence and depth of its queues.
+    Upstream exports these times and depths.
 """
 
 from __future__ import annotations
 
-from omni_fastpath.declare import AnySeam, Counter, Fit, Metric, Patch, Process, Reads, Wrap
+from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Metric, Patch, Pin, Process, Reads, Wrap
 
-RESIDENCE_S = (
-    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0),
-)
-"""Buckets, seconds: from a raw output that is routed at once to one behind all others of an overloaded server."""
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
+"""Buckets: from what is done at once to a wait in an overloaded server, fine where listeners hear a difference."""
 
-DELAY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Buckets of an event loop's lag and of a collection's pause, seconds."""
+AHEAD = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Buckets of what is ahead in a queue."""
+
+PREFIX = "omni_fastpath_"
 
 ORCHESTRATOR = "vllm_omni.engine.orchestrator"
+STAGE_POOL = "vllm_omni.engine.stage_pool"
+STATE = "vllm_omni.entrypoints.client_request_state"
 SAVING = "vllm_omni.distributed.omni_connectors.transfer_adapter.base"
 
+_OF_A_POOL = (
+    *("clients", "final_output", "stage_type", "_output_processor"),
+    *("_audio_frames_by_request", "_non_empty_first_output_timestamps_by_request"),
+)
 
-def _seams(orchestrator: str, front_end: tuple[str, str]) -> tuple[AnySeam, ...]:
-    module, owner = front_end
-    handler, process = "_orchestration_output_handler", "_process_llm_stage_outputs"
+
+def _seams(
+    loop: str = "OrchestratorBase",
+    front_end: tuple[str, str] = ("vllm_omni.entrypoints.async_omni_base", "AsyncOmniBase._final_output_handler"),
+) -> tuple[AnySeam, ...]:
+    """What a release needs, by its names of the orchestrator and of the front end."""
     return (
-        Wrap(ORCHESTRATOR, f"{orchestrator}.{handler}", wrapper="wrapped_orchestration_output_handler"),
-        Wrap(ORCHESTRATOR, f"{orchestrator}.{process}", wrapper="wrapped_process_llm_stage_outputs"),
-        Wrap(ORCHESTRATOR, f"{orchestrator}._handle_processed_outputs", wrapper="wrapped_handle_processed_outputs"),
-        Wrap(module, f"{owner}._final_output_handler", wrapper="wrapped_final_output_handler"),
+        Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
+        Wrap(STATE, "ClientRequestState.__init__", wrapper="wrapped_request_made"),
+        Call("asyncio.queues", "Queue._put"),
+        Call("asyncio.queues", "Queue._get"),
+        Call("janus", "Queue._put"),
+        Pin("janus", "Queue._put_internal"),
+        Call("janus", "_SyncQueueProxy.qsize"),
+        Wrap(STAGE_POOL, "StagePool.submit_initial", wrapper="wrapped_submit_initial"),
+        Call(STAGE_POOL, "StagePool.get_bound_replica_id"),
+        Wrap(ORCHESTRATOR, f"{loop}._orchestration_output_handler", wrapper="wrapped_output_handler"),
+        Wrap(ORCHESTRATOR, f"{loop}._process_llm_stage_outputs", wrapper="wrapped_process_llm_stage_outputs"),
+        Wrap(ORCHESTRATOR, f"{loop}._handle_processed_outputs", wrapper="wrapped_handle_processed_outputs"),
+        Wrap(*front_end, wrapper="wrapped_final_output_handler"),
         Wrap(SAVING, "OmniTransferAdapterBase.__init__", wrapper="wrapped_adapter_made"),
         Reads(SAVING, "OmniTransferAdapterBase", ("_pending_save_reqs",)),
-        Reads(ORCHESTRATOR, orchestrator, ("stage_pools",)),
-        Reads(
-            "vllm_omni.engine.stage_pool",
-            "StagePool",
-            (
-                *("clients", "final_output", "_audio_frames_by_request"),
-                "_non_empty_first_output_timestamps_by_request",
-            ),
-        ),
+        Reads(ORCHESTRATOR, loop, ("stage_pools", "request_states")),
+        Reads(ORCHESTRATOR, "OrchestratorRequestState", ("stage_submit_ts", "streaming")),
+        Reads(STATE, "ClientRequestState", ("request_id", "queue")),
+        Reads("vllm_omni.engine.messages", "OutputMessage", ("request_id", "stage_id", "engine_outputs")),
+        Reads(STAGE_POOL, "StagePool", _OF_A_POOL),
         Reads("vllm_omni.engine.stage_engine_core_client", "StageEngineCoreClientBase", ("final_output_type",)),
         Reads("vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue", "resources")),
         Reads("vllm.v1.engine.core_client", "BackgroundResources", ("output_socket", "engine_manager")),
@@ -75,11 +104,16 @@ def _seams(orchestrator: str, front_end: tuple[str, str]) -> tuple[AnySeam, ...]
     )
 
 
-_FROM_0_30 = _seams("OrchestratorBase", ("vllm_omni.entrypoints.async_omni_base", "AsyncOmniBase"))
+_IN_0_28 = ("vllm_omni.entrypoints.async_omni", "AsyncOmni._final_output_handler")
+
+
+def _metric(name: str, meaning: str, *labels: str, bounds: tuple[float, ...] | None = None) -> Metric:
+    return Metric(PREFIX + name, meaning, labels=labels, bounds=bounds)
+
 
 PATCH = Patch(
     name="queue_metrics",
-    summary="residence, depth, event-loop lag and pauses on /metrics, on stock too",
+    summary="where time goes, what waits and which requests get no output, on /metrics, on stock too",
     processes=frozenset({Process.SERVER, Process.STAGE}),
     docs=__doc__,
     default_on=False,
@@ -87,42 +121,25 @@ PATCH = Patch(
     taken_off="taken_off",
     counters=(Counter("observed", "raw outputs that were routed, in a server; save queues, in a stage"),),
     metrics=(
-        Metric(
-            "omni_fastpath_residence_seconds",
-            "From a raw output's construction in its stage until it was routed",
-            bounds=RESIDENCE_S,
-        ),
-        Metric(
-            "omni_fastpath_first_audio_residence_seconds",
-            "The same, of raw outputs with a request's first audio, or with a streaming session's segment's",
-            bounds=RESIDENCE_S,
-        ),
-        Metric(
-            "omni_fastpath_first_text_residence_seconds",
-            "The same, of raw outputs with a request's first text, or with a streaming session's segment's",
-            bounds=RESIDENCE_S,
-        ),
-        Metric("omni_fastpath_queued_raw_outputs", "Raw outputs that wait in the queue of a replica's client"),
-        Metric(
-            "omni_fastpath_event_loop_lag_seconds",
-            "How late an event loop called what was due",
-            labels=("loop",),
-            bounds=DELAY_S,
-        ),
-        Metric(
-            "omni_fastpath_gc_pause_seconds",
-            "How long the process stood still for a garbage collection of the oldest generation",
-            bounds=DELAY_S,
-        ),
-        Metric("omni_fastpath_save_queue_tasks", "Tasks that wait in a stage's save queue"),
+        _metric("first_output_seconds", "From a request to its first audio, or text", "output", bounds=SECONDS),
+        _metric("first_output_api_process_seconds", "All of it but the engines' leg", "output", bounds=SECONDS),
+        _metric("first_output_leg_seconds", "The same, leg by leg", "output", "leg", bounds=SECONDS),
+        _metric("first_output_ahead", "What was ahead of it in each queue", "output", "queue", bounds=AHEAD),
+        _metric("residence_seconds", "From a raw output's construction until it was routed", bounds=SECONDS),
+        _metric("queued_raw_outputs", "Raw outputs that wait in the queue of a replica's client"),
+        _metric("queued_messages", "Messages that wait for the front end"),
+        _metric("requests_without_output", "Requests that wait for a replica, without an output for 30 seconds"),
+        _metric("longest_without_output_seconds", "How long the longest of them, or of the others, had none"),
+        _metric("shared_memory_used_ratio", "How much of /dev/shm is used, of 1"),
+        _metric("shared_memory_chunk_bytes", "Bytes in /dev/shm of this server's requests, by sending stage"),
+        _metric("shared_memory_orphans", "Files of chunks in /dev/shm that nobody can fetch any more"),
+        _metric("event_loop_lag_seconds", "How late an event loop called what was due", "loop", bounds=SECONDS),
+        _metric("gc_pause_seconds", "How long a full garbage collection stopped the process", bounds=SECONDS),
+        _metric("save_queue_tasks", "Tasks that wait in a stage's save queue"),
     ),
     rows=(
-        Fit(
-            releases=("0.28.0",),
-            seams=_seams("Orchestrator", ("vllm_omni.entrypoints.async_omni", "AsyncOmni")),
-            of_stages=(SAVING,),
-        ),
-        Fit(releases=("0.30.0",), seams=_FROM_0_30, of_stages=(SAVING,)),
-        Fit(releases=("0.32.0rc1",), preview=True, seams=_FROM_0_30, of_stages=(SAVING,)),
+        Fit(releases=("0.28.0",), seams=_seams("Orchestrator", _IN_0_28), of_stages=(SAVING,)),
+        Fit(releases=("0.30.0",), seams=_seams(), of_stages=(SAVING,)),
+        Fit(releases=("0.32.0rc1",), preview=True, seams=_seams(), of_stages=(SAVING,)),
     ),
 )

@@ -1,136 +1,153 @@
-"""What is seen of one orchestrator's raw outputs: how long each took, and which had a first audio or text."""
+"""What is seen of one orchestrator: raw outputs, the first audio and text in them, requests without an output."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from time import monotonic
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from math import inf
+from time import monotonic, time
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from omni_fastpath.figures import Distribution
 
-from . import RESIDENCE_S
+from .journey import SEEN, Journey
+
+End = Callable[[], None] | None
+"""To be called when upstream's method has ended."""
 
 _FIRSTS = {"audio": "_audio_frames_by_request", "text": "_non_empty_first_output_timestamps_by_request"}
 """Upstream's records in a pool: a request is in one from its first audio, or text, until the stage ends it."""
 _LOOPBACK = ("tcp://127.", "tcp://localhost", "tcp://[::1]")
 
 
+@dataclass(slots=True)
 class Replica:
-    """One replica of a stage, or the ones that have stood in its slot one after the other.
+    """One replica of a stage.
 
     Attributes:
         gives: What its stage gives the user: ``audio``, ``text`` or another kind; None for nothing.
-        is_on_this_host: Whether its clock is ours, so that the time of construction means something here. While the
-            slot is empty, what was true of the last client in it, whose raw outputs may still be routed.
-        residence: Of its raw outputs, seconds.
-        firsts: Of those that had a request's first audio, or first text, seconds.
+        residence: Of its raw outputs, seconds; None where its clock is not this host's, so that the time of
+            construction means nothing here.
+        dequeued_s: When its last raw outputs were dequeued; how many are known bounds how many are seen ahead of one.
     """
 
-    __slots__ = ("_client", "firsts", "gives", "is_on_this_host", "residence")
-
-    def __init__(self) -> None:
-        self.gives: str | None = None
-        self.is_on_this_host = False
-        self.residence = Distribution(RESIDENCE_S)
-        self.firsts = Distribution(RESIDENCE_S)
-        self._client: weakref.ref[Any] | None = None
-
-    def look_at(self, pool: Any, client: Any) -> None:
-        """Note the client that stands in the slot now, None for an empty slot."""
-        if client is None or (self._client is not None and self._client() is client):
-            return
-        self._client = weakref.ref(client)
-        self.is_on_this_host = is_on_this_host(client)
-        self.gives = getattr(client, "final_output_type", None) if pool.final_output else None
-
-
-@dataclass(slots=True)
-class Dispatch:
-    """One raw output between the beginning of its processing and the end of its routing.
-
-    Attributes:
-        replica: Whose it is.
-        stage_id: Of its stage.
-        constructed_s: When its stage made it, by that host's monotonic clock.
-        had_first: Upstream's record of the requests that had a first audio, or text, of that stage.
-        before: How many requests that record had before the processing.
-        has_first: Whether the processing added one.
-    """
-
-    replica: Replica
-    stage_id: int
-    constructed_s: float
-    had_first: Mapping[str, Any]
-    before: int
-    has_first: bool = False
+    gives: str | None
+    residence: Distribution | None
+    dequeued_s: deque[float] = field(default_factory=partial(deque, maxlen=1024))
 
 
 class Account:
-    """What is seen of one orchestrator. It outlives it, because counts must not go back.
+    """What is seen of one orchestrator.
 
-    Attributes:
-        replicas: By stage and replica.
-        raw_outputs: How many were routed.
+    Args:
+        orchestrator: The orchestrator.
+        journeys: The requests whose legs are measured, by id.
+        counters: The patch's counters.
     """
 
-    def __init__(self, orchestrator: Any) -> None:
-        self._orchestrator = weakref.ref(orchestrator)
-        self.replicas: dict[tuple[int, int], Replica] = {}
-        self.raw_outputs = 0
-        self._due: Dispatch | None = None
+    def __init__(self, orchestrator: Any, journeys: Mapping[str, Journey], counters: dict[str, int]) -> None:
+        self._orchestrator = ref(orchestrator)
+        self._journeys, self._counters = journeys, counters
+        self._replicas: WeakKeyDictionary[Any, Replica] = WeakKeyDictionary()
+        self._due: tuple[int, float, Replica] | None = None
+        self._output_s: dict[str, float] = {}  # when a stage last made an output of each request
 
-    def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> Dispatch:
-        """A raw output's processing begins; takes what upstream's method takes."""
+    def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> End:
+        """A raw output's processing begins; None where its replica is gone.
+
+        Takes what upstream's method takes.
+        """
         self._due = None  # what is routed while this one is processed belongs to it
-        pool = self._pools()[stage_id]
-        client = pool.clients[replica_id] if replica_id < len(pool.clients) else None
-        replica = self._replica(stage_id, replica_id, pool, client)
-        had_first = getattr(pool, _FIRSTS[replica.gives]) if replica.gives in _FIRSTS else {}
-        return Dispatch(replica, stage_id, raw_outputs.timestamp, had_first, len(had_first))
+        now_s, made_s, pool = monotonic(), raw_outputs.timestamp, self.pools[stage_id]
+        if (replica := self._replica(stage_id, replica_id, pool)) is None:
+            return None
+        replica.dequeued_s.append(now_s)
+        for entry in raw_outputs.outputs:
+            self._output_s[entry.request_id] = now_s
+        had_first = getattr(pool, _FIRSTS.get(replica.gives or "", ""), {})
+        before = len(had_first)
 
-    def processed(self, dispatch: Dispatch) -> None:
-        """It was processed; it is what is routed next."""
-        self._due = dispatch
+        def processed() -> None:
+            self._due = stage_id, made_s, replica
+            new = max(0, len(had_first) - before) if replica.residence is not None else 0
+            for request_id in islice(reversed(had_first), new):  # a dict has what is new at its end
+                if (journey := self._journeys.get(request_id)) is not None:
+                    # The queue is first in, first out: what was ahead was dequeued since this one was made.
+                    ahead = sum(at_s > made_s for at_s in replica.dequeued_s) - 1
+                    journey.was_made(str(replica.gives), stage_id, (made_s, now_s), ahead)
 
-    def routing(self, stage_id: int, *_: Any, **__: Any) -> Dispatch | None:
+        return processed
+
+    def routing(self, stage_id: int, *_: Any, **__: Any) -> End:
         """The routing of outputs begins; None where they are of no raw output, as a diffusion stage's.
 
         Takes what upstream's method takes.
         """
-        dispatch, self._due = self._due, None
-        if dispatch is None or dispatch.stage_id != stage_id:
-            return None
-        dispatch.has_first = len(dispatch.had_first) > dispatch.before  # routing forgets a request that ends
-        return dispatch
+        due, self._due = self._due, None
+        return None if due is None or due[0] != stage_id else partial(self._routed, *due[1:])
 
-    def routed(self, dispatch: Dispatch) -> None:
-        """A raw output was routed."""
-        self.raw_outputs += 1
-        if dispatch.replica.is_on_this_host:
-            residence_s = monotonic() - dispatch.constructed_s
-            dispatch.replica.residence.observe(residence_s)
-            if dispatch.has_first:
-                dispatch.replica.firsts.observe(residence_s)
+    def _routed(self, made_s: float, replica: Replica) -> None:
+        self._counters["observed"] += 1
+        if replica.residence is not None:
+            replica.residence.observe(monotonic() - made_s)
+
+    @property
+    def pools(self) -> Any:
+        """Of the orchestrator; none when it is gone."""
+        return getattr(self._orchestrator(), "stage_pools", ())
+
+    @property
+    def requests(self) -> dict[str, Any]:
+        """The orchestrator's states of the requests that it has now, by id."""
+        return dict(getattr(self._orchestrator(), "request_states", {}))  # in one step: another thread may change it
 
     def depths(self) -> Iterator[tuple[int, int, int]]:
         """Stage, replica, and how many raw outputs wait in its client's queue now; what is shown of it begins here."""
-        for stage_id, pool in enumerate(self._pools()):
+        for stage_id, pool in enumerate(self.pools):
             for replica_id, client in enumerate(list(pool.clients)):
                 if hasattr(client, "outputs_queue"):  # a diffusion stage's outputs have no time of construction
-                    self._replica(stage_id, replica_id, pool, client)
+                    self._replica(stage_id, replica_id, pool)
                     yield stage_id, replica_id, client.outputs_queue.qsize()
 
-    def _pools(self) -> Any:
-        return getattr(self._orchestrator(), "stage_pools", ())
+    def without_output(self) -> Iterator[tuple[tuple[int, int | None], float]]:
+        """Of each request the stage and the replica that it waits for, and for how long no stage made an output of it.
 
-    def _replica(self, stage_id: int, replica_id: int, pool: Any, client: Any) -> Replica:
-        replica = self.replicas.get((stage_id, replica_id)) or self.replicas.setdefault(
-            (stage_id, replica_id), Replica()
-        )
-        replica.look_at(pool, client)
-        return replica
+        Without those that wait for their client, or for a diffusion stage, whose only output is the last.
+        """
+        pools, states = self.pools, self.requests
+        for request_id in self._output_s.copy().keys() - states.keys():
+            self._output_s.pop(request_id, None)
+        for request_id, state in states.items():
+            submitted_s = state.stage_submit_ts.copy()
+            unfinished = (stage_id for stage_id in sorted(submitted_s) if _has(pools[stage_id], request_id))
+            stage_id = next(unfinished, max(submitted_s, default=None))
+            if stage_id is not None and pools[stage_id].stage_type != "diffusion":
+                since_output_s = monotonic() - self._output_s.get(request_id, -inf)
+                since_input_s = time() - max(submitted_s.values())
+                ended = [segment.finished for segment in state.streaming.segments.copy().values()]  # of a session
+                if since_output_s > since_input_s or not (ended and all(ended)):
+                    slot = stage_id, pools[stage_id].get_bound_replica_id(request_id)
+                    yield slot, min(since_output_s, since_input_s)
+
+    def _replica(self, stage_id: int, replica_id: int, pool: Any) -> Replica | None:
+        client = next(islice(pool.clients, replica_id, None), None)
+        if client is None:
+            return None
+        if (found := self._replicas.get(client)) is None:
+            here = is_on_this_host(client)
+            residence = SEEN.of("residence_seconds", stage=str(stage_id), replica=str(replica_id)) if here else None
+            gives = getattr(client, "final_output_type", None) if pool.final_output else None
+            found = self._replicas[client] = Replica(gives, residence)
+        return found
+
+
+def _has(pool: Any, request_id: str) -> bool:
+    """Whether a stage has not finished a request."""
+    return pool.stage_type == "diffusion" or request_id in pool.output_processor.request_states
 
 
 def is_on_this_host(client: Any) -> bool:

@@ -7,74 +7,48 @@ which would then wait for itself.
 from __future__ import annotations
 
 import asyncio
-import gc
 from time import monotonic, perf_counter_ns
+from weakref import WeakSet
 
-from omni_fastpath.figures import Distribution
+from omni_fastpath.ledger import runtime
 
-from . import DELAY_S
+from .journey import SEEN
 
 EVERY_S = 0.25
 _OLDEST = 2
+_guard = runtime("queue_metrics").guard("measuring a delay")
+
+LOOPS: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+"""Event loops that are measured; one that leaves is measured no more."""
 
 
-class Lag:
-    """Measures how late one event loop calls what is due, four times a second, until it is stopped.
+def measure_lag(name: str) -> None:
+    """Measure how late the running event loop calls what is due, four times a second, if nobody does yet."""
+    loop, lag = asyncio.get_running_loop(), SEEN.of("event_loop_lag_seconds", loop=name)
 
-    Args:
-        name: Of the event loop, for the label.
-        loop: The event loop; nothing but its own timer keeps this object's reference to it.
+    def look(due_s: float) -> None:
+        with _guard:
+            if loop in LOOPS:
+                lag.observe(max(0.0, monotonic() - due_s))
+                loop.call_later(EVERY_S, look, monotonic() + EVERY_S)
 
-    Attributes:
-        seen: How late its timer was, seconds.
-    """
-
-    metric = "event_loop_lag_seconds"
-
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.labels = {"loop": name}
-        self.seen = Distribution(DELAY_S)
-        self._is_stopped = False
-        self._wait(loop)
-
-    def stop(self) -> None:
-        """Measure no more."""
-        self._is_stopped = True
-
-    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.call_later(EVERY_S, self._look, loop, monotonic() + EVERY_S)
-
-    def _look(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        if not self._is_stopped:
-            self.seen.observe(max(0.0, monotonic() - due_s))
-            self._wait(loop)
+    if loop not in LOOPS:
+        LOOPS.add(loop)
+        loop.call_later(EVERY_S, look, monotonic() + EVERY_S)
 
 
 class Pauses:
-    """Measures how long collections of the oldest generation take, until it is stopped.
-
-    Attributes:
-        seen: How long they took, seconds.
-    """
-
-    metric = "gc_pause_seconds"
+    """Measures how long collections of the oldest generation take, while it is one of ``gc.callbacks``."""
 
     def __init__(self) -> None:
-        self.labels = dict[str, str]()
-        self.seen = Distribution(DELAY_S)
+        self._seen = SEEN.of("gc_pause_seconds")
         self._began_ns = 0
-        gc.callbacks.append(self)
-
-    def stop(self) -> None:
-        """Measure no more; a second call changes nothing."""
-        if self in gc.callbacks:
-            gc.callbacks.remove(self)
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         """Called by ``gc`` before and after a collection of any generation; one runs at a time in a process."""
-        if info["generation"] != _OLDEST:
-            return
-        if phase == "start":
-            self._began_ns = perf_counter_ns()
-        elif self._began_ns:  # else it began before this was made
-            self.seen.observe((perf_counter_ns() - self._began_ns) / 1e9)
+        if info["generation"] == _OLDEST:
+            with _guard:
+                if phase == "start":
+                    self._began_ns = perf_counter_ns()
+                elif self._began_ns:  # else it began before this was made
+                    self._seen.observe((perf_counter_ns() - self._began_ns) / 1e9)

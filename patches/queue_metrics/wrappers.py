@@ -1,116 +1,203 @@
-"""The slots of ``queue_metrics``: what is observed in a server and in a stage, and what ``/metrics`` shows of it."""
+"""The slots of ``queue_metrics``: what is observed in a server and in a stage, and what ``/metrics`` shows of it.
+
+Upstream is called outside of the guard everywhere, so that an exception of this patch costs figures and nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import weakref
+import gc
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from contextvars import ContextVar
+from functools import partial
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
-from omni_fastpath.declare import State
+import janus
+
+from omni_fastpath import way_out
 from omni_fastpath.figures import Sample, gauge
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import runtime
 
-from .account import Account
-from .delays import Lag, Pauses
-
-_T = TypeVar("_T")
+from . import PREFIX, shared_memory
+from .account import Account, End
+from .delays import LOOPS, Pauses, measure_lag
+from .journey import OUTPUTS, SEEN, Journey, distributions, unread_s
 
 _runtime = runtime("queue_metrics")
 _counters = _runtime.counters
+_guard = _runtime.guard("observing")
+
+WITHOUT_S = 30.0
+"""How long a request is without an output before it is counted."""
 
 _accounts: list[Account] = []
 _observed: WeakKeyDictionary[Any, Account] = WeakKeyDictionary()
 """The accounts by orchestrator; empty once observing has ended."""
-_delays: list[Lag | Pauses] = []
-"""Of the API process: its event loops', and its collections' from its first orchestrator's beginning on."""
-_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-"""Event loops whose lag is measured."""
-_adapters: list[weakref.ref[Any]] = []
+_queues: list[ref[Any]] = []
+"""The queues between an orchestrator and its front end."""
+_adapters: list[ref[Any]] = []
 """No ``WeakSet``, which cannot be read while another thread adds to it."""
+_journeys: dict[str, Journey] = {}
+"""By the orchestrator's id of a request."""
+_journey: ContextVar[Journey | None] = ContextVar("queue_metrics", default=None)
+"""The one that the running task works for, or one that has ended: uvicorn may start a connection's next request in the
+context of the last one."""
 
 
-def _observe(look: Callable[..., _T], *args: Any, **kwargs: Any) -> _T | None:
-    """What a look of ours gives; None from the first one that raises on: then upstream works alone."""
-    if _runtime.has_failed:
-        return None
+def _after(look: Callable[..., None]) -> Callable[..., Any]:
+    """A wrapper that calls upstream's function, and then this with its instance and arguments."""
+
+    def wrapper(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        with _guard:
+            look(instance, *args, **kwargs)
+        return result
+
+    return wrapper
+
+
+def _around(begin: Callable[..., End]) -> Callable[..., Any]:
+    """A wrapper of a coroutine function that calls this, upstream's, and then what this gave."""
+
+    async def wrapper(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any) -> Any:
+        end = None
+        with _guard:
+            end = begin(instance, *args, **kwargs)
+        result = await wrapped(*args, **kwargs)
+        if end is not None:
+            with _guard:
+                end()
+        return result
+
+    return wrapper
+
+
+# ---- A request's connection ----
+
+
+async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
+    """Upstream's application; a POST request is followed from here on."""
+    journey = None
+    with _guard:
+        scope, receive, send = args
+        if scope["type"] == "http" and scope["method"] == "POST" and not _runtime.has_failed:
+            journey = Journey(monotonic() - unread_s(receive))
+            args = scope, receive, _observed_send(send, journey)
+            _journey.set(journey)
     try:
-        return look(*args, **kwargs)
-    except Exception as error:
-        _end()
-        logger.exception("omni-fastpath: queue_metrics: observing failed")
-        _runtime.report(State.FAILED, f"observing failed: {error!r}; nothing is observed any more")
-    return None
+        await wrapped(*args, **kwargs)
+    finally:
+        with _guard:
+            if journey is not None:
+                journey.was_written()
+                _journeys.pop(journey.request_id, None)
+                journey.request_id = "ended"
+
+
+def _observed_send(send: Callable[[Any], Awaitable[None]], journey: Journey) -> Callable[[Any], Awaitable[None]]:
+    async def observed(message: Any) -> None:
+        await send(message)
+        with _guard:
+            journey.was_sent(message)
+
+    return observed
+
+
+@_after
+def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
+    """Upstream's state of a request in the front end, whose queue is observed from here on."""
+    journey, queue = _journey.get(), request.queue
+    if journey is not None and not journey.request_id and isinstance(queue, asyncio.Queue):
+        journey.request_id = request.request_id
+        _journeys[request.request_id] = journey
+        _override(queue, "_put", journey.was_handed_over)
+        _override(queue, "_get", journey.was_taken)
+
+
+def _override(queue: Any, name: str, look: Callable[[Any], bool]) -> None:
+    """Call this after each put, or get, with the item, until it says that it has seen all.
+
+    asyncio and janus document these methods as the ones to override.
+    """
+    upstreams = getattr(queue, name)
+
+    def observed(*item: Any) -> Any:
+        got = upstreams(*item)
+        with _guard:
+            if look(*item or (got,)) and vars(queue).get(name) is observed:
+                delattr(queue, name)
+        return got
+
+    setattr(queue, name, observed)
+
+
+@_after
+def wrapped_final_output_handler(front_end: Any) -> None:
+    """Upstream's, at each request's beginning, on the front end's event loop."""
+    measure_lag("front_end")
+    queue = front_end.engine.output_queue
+    if isinstance(queue, janus.Queue) and all(each() is not queue for each in _queues):  # else an embedder's own
+        _queues.append(ref(queue))
+        _override(queue, "_put", partial(_put, queue.sync_q))
+
+
+def _put(queue: Any, message: Any) -> bool:
+    """The orchestrator's put, under the queue's lock; True when nothing is observed any more."""
+    journey = _journeys.get(getattr(message, "request_id", None) or "")
+    first = None if journey is None else journey.is_made(message)
+    if first is not None:
+        first.was_put(message, queue.qsize() - 1 + way_out.kept())
+    return not _observed
 
 
 # ---- The orchestrator ----
 
 
-def wrapped_orchestration_output_handler(
-    wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any
-) -> Awaitable[None]:
+@_around
+def wrapped_output_handler(orchestrator: Any) -> None:
     """Upstream's, on the orchestrator's event loop, before either of its loops begins: it is observed from here on."""
-    _observe(_begin, instance)
-    return wrapped(*args, **kwargs)
+    if orchestrator not in _observed and not _runtime.has_failed:
+        if not _accounts:
+            gc.callbacks.append(Pauses())
+            for output in OUTPUTS:
+                distributions(output)
+        _accounts.append(_observed.setdefault(orchestrator, Account(orchestrator, _journeys, _counters)))
+        measure_lag("orchestrator")
 
 
-def _begin(orchestrator: Any) -> None:
-    if orchestrator in _observed:
-        return
-    if not _accounts:
-        _delays.append(Pauses())
-    _accounts.append(Account(orchestrator))
-    _observed[orchestrator] = _accounts[-1]
-    _measure_lag("orchestrator")
+@_around
+def wrapped_submit_initial(_pool: Any, request_id: str, *_: Any, **__: Any) -> End:
+    """Upstream's submission of a request to a stage."""
+    journey = _journeys.get(request_id)
+    return None if journey is None else journey.was_submitted
 
 
-async def wrapped_process_llm_stage_outputs(
-    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
-) -> Any:
+@_around
+def wrapped_process_llm_stage_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
     """Upstream's processing of one raw output; what it routes meanwhile belongs to this one."""
-    account = _observed.get(instance)
-    dispatch = None if account is None else _observe(account.processing, *args, **kwargs)
-    processed = await wrapped(*args, **kwargs)
-    if account is not None and dispatch is not None:
-        account.processed(dispatch)
-    return processed
+    account = _observed.get(orchestrator)
+    return None if account is None else account.processing(*args, **kwargs)
 
 
-async def wrapped_handle_processed_outputs(
-    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
-) -> Any:
+@_around
+def wrapped_handle_processed_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
     """Upstream's routing of what was just processed."""
-    account = _observed.get(instance)
-    dispatch = None if account is None else _observe(account.routing, *args, **kwargs)
-    result = await wrapped(*args, **kwargs)
-    if account is not None and dispatch is not None:
-        _observe(account.routed, dispatch)
-    return result
+    account = _observed.get(orchestrator)
+    return None if account is None else account.routing(*args, **kwargs)
 
 
-# ---- The front end, and a stage ----
+# ---- A stage ----
 
 
-def wrapped_final_output_handler(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
-    """Upstream's, at each request's beginning, on the front end's event loop."""
-    wrapped(*args, **kwargs)
-    _observe(_measure_lag, "front_end")
-
-
-def wrapped_adapter_made(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+@_after
+def wrapped_adapter_made(adapter: Any, *_: Any, **__: Any) -> None:
     """Upstream's, in a stage: its save queue is looked at from here on."""
-    wrapped(*args, **kwargs)
-    _adapters.append(weakref.ref(instance))
+    _adapters.append(ref(adapter))
     _counters["observed"] += 1
-
-
-def _measure_lag(name: str) -> None:
-    loop = asyncio.get_running_loop()
-    if loop not in _loops:
-        _loops.add(loop)
-        _delays.append(Lag(name, loop))
 
 
 # ---- What is shown ----
@@ -119,54 +206,59 @@ def _measure_lag(name: str) -> None:
 def figures() -> dict[str, list[Sample]]:
     """What ``/metrics`` shows now; called by a scrape and for the state file, on a thread of its own."""
     found: dict[str, list[Sample]] = {}
-    for metric, sample in _observe(lambda: list(_samples())) or ():
-        found.setdefault(f"omni_fastpath_{metric}", []).append(sample)
+    with _guard:
+        gauges = ((name, gauge(labels, value)) for name, value, labels in _gauges())
+        for name, sample in itertools.chain(gauges, SEEN.samples()):
+            found.setdefault(PREFIX + name, []).append(sample)
+    if _runtime.has_failed:
+        _end()
+        return {}
     return found
 
 
-def _samples() -> Iterator[tuple[str, Sample]]:
+def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
     for account in _accounts:
+        waits: dict[tuple[int, int | None], list[float]] = {}
         for stage_id, replica_id, waiting in account.depths():
-            yield "queued_raw_outputs", gauge(_labels(stage_id, replica_id), waiting)
-        # A copy of a dict is made in one step; a list of its items is not.
-        for (stage_id, replica_id), replica in account.replicas.copy().items():
-            labels = _labels(stage_id, replica_id)
-            if replica.is_on_this_host:
-                yield "residence_seconds", replica.residence.sample(labels)
-                if replica.gives in ("audio", "text"):  # from nothing on, else a rate misses the first
-                    yield f"first_{replica.gives}_residence_seconds", replica.firsts.sample(labels)
+            waits[stage_id, replica_id] = []
+            yield "queued_raw_outputs", waiting, _labels(stage_id, replica_id)
+        for slot, seconds in account.without_output():
+            waits.setdefault(slot, []).append(seconds)
+        for slot, each in waits.items():
+            yield "requests_without_output", sum(seconds >= WITHOUT_S for seconds in each), _labels(*slot)
+            yield "longest_without_output_seconds", max(each, default=0.0), _labels(*slot)
     if _accounts:
-        _counters["observed"] = sum(account.raw_outputs for account in _accounts)
-    for delay in _delays:
-        yield delay.metric, delay.seen.sample(delay.labels)
-    for adapter in [each() for each in _adapters]:
-        if adapter is not None:
-            yield "save_queue_tasks", gauge({}, tasks_in(adapter._pending_save_reqs))
+        queues = filter(None, [each() for each in _queues])
+        yield "queued_messages", sum(each.sync_q.qsize() for each in queues) + way_out.kept(), {}
+        requests = {each for account in _accounts for each in account.requests}
+        yield from shared_memory.look(requests, max(len(account.pools) for account in _accounts))
+    for adapter in filter(None, [each() for each in _adapters]):
+        yield "save_queue_tasks", tasks_in(adapter._pending_save_reqs), {}
+
+
+def _labels(stage_id: int, replica_id: int | None) -> dict[str, str]:
+    return {"stage": str(stage_id), "replica": "" if replica_id is None else str(replica_id)}
 
 
 def tasks_in(queue: Any) -> int:
     """How many tasks wait in a save queue; from 0.32 on one entry may have those of a step of the scheduler."""
-    if type(queue) is not deque:
-        return len(queue)
-    entries = list(queue)  # in one step of the interpreter: no other thread changes it meanwhile
+    # A list is made in one step of the interpreter: no other thread changes the queue meanwhile.
+    entries = list(queue) if type(queue) is deque else [{}] * len(queue)
     return sum(len(entry["batch"]) if "batch" in entry else 1 for entry in entries)
-
-
-def _labels(stage_id: int, replica_id: int) -> dict[str, str]:
-    return {"stage": str(stage_id), "replica": str(replica_id)}
 
 
 # ---- The end ----
 
 
 def _end() -> None:
-    _observed.clear()
-    for delay in _delays:
-        delay.stop()
+    for known in (_observed, _journeys, LOOPS):
+        known.clear()
+    for pauses in [each for each in gc.callbacks if isinstance(each, Pauses)]:
+        gc.callbacks.remove(pauses)
 
 
 def taken_off() -> None:
     """Nothing is observed any more, and what was seen is forgotten."""
     _end()
-    for seen in (_accounts, _delays, _loops, _adapters):
-        seen.clear()
+    for known in (_accounts, _queues, _adapters, SEEN):
+        known.clear()

@@ -29,7 +29,9 @@ _LONGEST_WAY_S = 0.25
 """After which a request counts no more: it waits for a client that sends slowly, a file from elsewhere or a paused
 engine, and not for this event loop."""
 
-_counters = runtime("requests_first").counters
+_runtime = runtime("requests_first")
+_counters = _runtime.counters
+_ending = _runtime.guard("ending a request's way in")
 
 _IN_SCOPE = "omni_fastpath.requests_first"
 """Marks the scope of a request that counts: an application inside of another is called with the same one."""
@@ -49,42 +51,38 @@ class Journey:
 
     def end(self) -> None:
         """It counts no more, here and for the orchestrator."""
-        _on_their_way.discard(self)
-        way_in.SUBMITTED.discard(self.submitted)
+        with _ending:
+            _on_their_way.discard(self)
+            way_in.SUBMITTED.discard(self.submitted)
 
 
 _on_their_way: set[Journey] = set()
 """Those that no orchestrator has anything of yet, of this process's event loops."""
 
 _journey: ContextVar[Journey | None] = ContextVar("requests_first", default=None)
-"""The one that the running task works for, or a task before it: uvicorn may start a connection's next request in the
+"""The one that the running task works for, or one that has ended: uvicorn may start a connection's next request in the
 context of the last one."""
 
 _hold = Hold(_on_their_way, _counters)
 
 
-def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
+async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's application; a request for generation is on its way from here on."""
     scope = args[0] if args else kwargs["scope"]
     counts = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(ROUTES)
     if not counts or _IN_SCOPE in scope:
-        return wrapped(*args, **kwargs)
+        return await wrapped(*args, **kwargs)
     scope[_IN_SCOPE] = True
-    return _counted(wrapped(*args, **kwargs))
-
-
-async def _counted(answer: Awaitable[None]) -> None:
     journey = Journey()
     timer = asyncio.get_running_loop().call_later(_LONGEST_WAY_S, journey.end)
-    token = _journey.set(journey)
+    _journey.set(journey)
     _counters["requests"] += 1
     _on_their_way.add(journey)
     try:
-        await answer
+        await wrapped(*args, **kwargs)
     finally:
         journey.end()
         timer.cancel()
-        _journey.reset(token)  # last: it raises where a closed loop's request is thrown away
 
 
 async def wrapped_add_request_async(
@@ -123,6 +121,6 @@ async def wrapped_drain(wrapped: Callable[..., Awaitable[Any]], _instance: Any, 
 
 
 def taken_off() -> None:
-    """Nobody is on the way for anyone any more."""
+    """No request is on its way any more, so that no output waits."""
     _on_their_way.clear()
     way_in.SUBMITTED.clear()

@@ -26,8 +26,8 @@ Scope:
     stops all audio of its stage, and no text until ``max_bytes`` is reached. From 0.32 on a stage whose processor takes
     a step's requests together (Fish Audio) is not applicable: its tasks are of no one stream. Not covered: the model
     runner's own save queue, which synchronous full payloads and model runner v2 use.
-    An exception of ours, in whatever thread, makes the queue step aside, once and for good, in words: everything that
-    waits stands in one deque again, in the order of arrival, and no stream is held.
+    After an exception of ours, in whatever thread, everything that waits stands in one deque again, in the order of
+    arrival, and no stream is held.
 Fragility:
     Replaces the adapter's deque by an object with the four operations that upstream uses, right after the adapter is
     made; ``save_loop`` and the adapter's constructor are pinned. Relies on ``Scheduler.schedule`` to count
@@ -124,10 +124,10 @@ PATCH = Patch(
     docs=__doc__,
     options=SaveQueueOptions,
     default_on=False,
+    taken_off="taken_off",
     counters=(
         Counter("tasks", "save tasks that went through the queue"),
         Counter("slow_sends", "sends that took 20 ms or more"),
-        Counter("stepped_aside", "1 after an exception of ours: upstream's order from then on"),
         Counter("holds", "holds that began: a stream left out of steps until what is on its way has drained"),
         Counter("held_steps", "steps that held streams were left out of"),
         Counter("expired_holds", "holds that max_hold_s ended, each for one step"),

@@ -6,7 +6,7 @@ before each step sorts them in and makes what waits the queue's own (`before_ste
 takes tasks, sorts in too. ``_lock`` guards `_fair` and is held for no call of upstream's, so that nothing waits in it.
 
 A task stands in `_inbox`, in its stream's deque or in the save thread's hand, in two of them for a moment and never in
-none: an exception of ours, wherever it comes from, loses nothing (`step_aside`).
+none: an exception of ours, wherever it is raised, loses nothing (`step_aside`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omni_fastpath.ledger import logger
+from omni_fastpath.ledger import runtime
 
 from .fair_queue import SLOW_S, FairQueue, QueuedTask
 from .payload import own, weigh
 from .unfetched import Unfetched
+
+_runtime = runtime("save_queue_cap")
+_counters = _runtime.counters
 
 PAYLOAD = "multimodal_output"
 """The key of a save task with its payload; a clean-up task has none."""
@@ -67,33 +70,27 @@ class SaveQueue:
 
     Args:
         adapter: Upstream's; nothing is queued yet.
-        counters: The patch's counters; written under the lock.
         unfetched: Chunks in shared memory; None where they are not counted.
         copies_all: Whether payloads are the runner's own memory.
         max_bytes: The nearer it is, the more often shared memory is looked at; None: there is no limit.
-        stepped_aside: Told in words why, once.
     """
 
     def __init__(
         self,
         adapter: Any,
-        counters: dict[str, int],
         *,
         unfetched: Unfetched | None,
         copies_all: bool,
         max_bytes: int | None = None,
-        stepped_aside: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self._inbox: deque[dict[str, Any]] = deque()
         self.append: Callable[[dict[str, Any]], None] = self._inbox.append  # no call of ours: it runs once a task
         self.is_aside = False
         self._adapter = adapter
         self._save_thread = adapter.save_thread.ident
-        self._counters = counters
         self._unfetched = unfetched
         self._copies_all = copies_all
         self._max_bytes = max_bytes or float("inf")
-        self._stepped_aside = stepped_aside
         self._lock = threading.Lock()
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
@@ -139,9 +136,8 @@ class SaveQueue:
             for queued in fresh:
                 if queued.is_waiting or queued is self._fair.sending:
                     self._own(queued)
-            counters = self._counters
-            counters["max_queued_tasks"] = max(counters["max_queued_tasks"], self.tasks)
-            counters["max_outstanding_bytes"] = max(counters["max_outstanding_bytes"], self.nbytes)
+            _counters["max_queued_tasks"] = max(_counters["max_queued_tasks"], self.tasks)
+            _counters["max_outstanding_bytes"] = max(_counters["max_outstanding_bytes"], self.nbytes)
 
     def _own(self, queued: QueuedTask) -> None:
         """Weigh a task, and copy what it must not share; what the save thread has taken is upstream's to read."""
@@ -150,7 +146,7 @@ class SaveQueue:
             self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
             if queued.is_waiting and queued.nbytes:
                 task[PAYLOAD] = own(task[PAYLOAD], all_tensors=self._copies_all)
-                self._counters["owned_payloads"] += 1
+                _counters["owned_payloads"] += 1
         except NotImplementedError:  # a kind of tensor that cannot be looked at: it is sent all the same
             return
 
@@ -161,7 +157,7 @@ class SaveQueue:
             task = inbox[0]  # taken when it stands in its stream's deque: an exception in between loses nothing
             fresh.append(push(stream_of(task), task))
             inbox.popleft()
-        self._counters["tasks"] += len(fresh) - before
+        _counters["tasks"] += len(fresh) - before
 
     # ---- The save thread ----
 
@@ -171,7 +167,8 @@ class SaveQueue:
             if not self.is_aside and threading.get_ident() == self._save_thread:
                 self._between_sends(time.monotonic())
         except Exception as error:
-            self.step_aside(error)
+            _runtime.fail("looking at what was sent", error)
+            self.step_aside()
         return bool(self._inbox or self._fair.waiting)
 
     def popleft(self) -> dict[str, Any]:
@@ -180,19 +177,20 @@ class SaveQueue:
         Raises:
             IndexError: There is none, as a deque has it.
         """
-        fair = self._fair
-        before = fair.sending  # none, as upstream's loop asks first
-        task = None
         try:
+            fair = self._fair
             if (self._inbox or fair.waiting) and not self.is_aside:
                 with self._lock:
                     if not self.is_aside:
-                        task = self._take()
+                        return self._take()
         except Exception as error:
-            self.step_aside(error)
-            if fair.sending is not before and fair.sending is not None:
-                task = fair.sending.task
-        return self._inbox.popleft() if task is None else task
+            _runtime.fail("taking a task", error)
+            self.step_aside()
+            before = locals().get("fair", self._fair)
+            if before.sending is not None:
+                task: dict[str, Any] = before.sending.task
+                return task
+        return self._inbox.popleft()
 
     def _take(self) -> dict[str, Any]:
         """The next task into the save thread's hand, under the lock."""
@@ -216,17 +214,18 @@ class SaveQueue:
             # The end of a request clears upstream's count of its chunks.
             has_put = self._adapter.put_req_chunk.get(key, 0) != self._number
             if self._unfetched is not None and queued.stream.has_receiver:
+                self._unfetched.sent(key, now)
                 self._count_put(self._unfetched, key, now)
             seconds = now - self._since_s
             with self._lock:
-                self._counters["slow_sends"] += seconds >= SLOW_S
+                _counters["slow_sends"] += seconds >= SLOW_S
                 self._fair.sent(seconds, has_put=has_put)
         if now >= self._next_look_s:
             nbytes, most = self.nbytes, self._max_bytes
             self._next_look_s = now + (OVER_LOOK_S if nbytes > most else NEAR_LOOK_S if 2 * nbytes > most else LOOK_S)
             is_live = self._adapter._sender_tokens.__contains__
             if self._unfetched is not None:
-                self._unfetched.look(now, is_live)
+                self._unfetched.look(now)
             with self._lock:
                 self._fair.forget_idle(is_live)
 
@@ -239,15 +238,11 @@ class SaveQueue:
 
     # ---- Stepping aside ----
 
-    def step_aside(self, error: BaseException) -> None:
+    def step_aside(self) -> None:
         """Be upstream's queue from here on: everything that waits stands in one deque, in the order of its arrival."""
         with self._lock:
-            if self.is_aside:
-                return
-            inbox = self._inbox
-            there = {id(task) for task in tuple(inbox)}  # what was being sorted in stands in both
-            inbox.extendleft(reversed([task for task in self._fair.all_waiting() if id(task) not in there]))
-            self._fair, self._fresh = FairQueue(), []
-            self.is_aside = True
-        logger.error("omni-fastpath: save_queue_cap failed and steps aside", exc_info=error)
-        self._stepped_aside(f"{error!r}; chunks go out in the order of arrival and no stream is held from here on")
+            if not self.is_aside:
+                inbox = self._inbox
+                there = {id(task) for task in tuple(inbox)}  # what was being sorted in stands in both
+                inbox.extendleft(reversed([task for task in self._fair.all_waiting() if id(task) not in there]))
+                self._fair, self._fresh, self.is_aside = FairQueue(), [], True

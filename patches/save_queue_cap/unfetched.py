@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ABANDONED_S = 60.0
-"""Time without a fetch after which the chunks of a request that has ended count no longer: its receiver is gone."""
+"""Seconds without a fetch and without a task of the stream, after which its chunks count no longer. Its request has
+ended and its receiver is gone. A held stream takes a step, and has a task, each time that a hold expires."""
 
 
 def exists(name: str) -> bool:
@@ -23,7 +24,7 @@ def exists(name: str) -> bool:
 
 @dataclass(slots=True)
 class _Chunks:
-    """Of one stream: the number of the first, the sizes of all in order, and when one was fetched or might be put."""
+    """Of one stream: the number of the first, the sizes of all in order, when one was fetched or a task was sent."""
 
     stem: str
     first: int
@@ -65,13 +66,14 @@ class Unfetched:
         chunks.nbytes += nbytes
         self.nbytes += nbytes
 
-    def look(self, now: float, is_live: Callable[[str], bool]) -> None:
-        """See what was fetched; a few system calls for each stream that has chunks there.
+    def sent(self, stream: str, now: float) -> None:
+        """A task of the stream was sent, whether or not it put a chunk."""
+        chunks = self._streams.get(stream)
+        if chunks is not None:
+            chunks.moved_s = now
 
-        Args:
-            now: Monotonic seconds.
-            is_live: Whether more may be put of a stream.
-        """
+    def look(self, now: float) -> None:
+        """See what was fetched; a few system calls for each stream that has chunks there."""
         for stream, chunks in list(self._streams.items()):
             gone = self._gone(chunks)
             for _ in range(gone):
@@ -79,7 +81,7 @@ class Unfetched:
                 chunks.first += 1
                 chunks.nbytes -= nbytes
                 self.nbytes -= nbytes
-            if gone or is_live(stream):
+            if gone:
                 chunks.moved_s = now
             if not chunks.sizes or now - chunks.moved_s > ABANDONED_S:
                 self._forget(stream, chunks)

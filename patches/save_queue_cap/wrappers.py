@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import runtime
 
 from .holds import Holds, Load
 from .save_queue import SaveQueue
@@ -21,6 +22,7 @@ _runtime = runtime("save_queue_cap")
 _counters = _runtime.counters
 
 _ATTRIBUTE = "_omni_fastpath_save_queue"
+_queues: WeakSet[SaveQueue] = WeakSet()
 
 
 # ---- Setting up, once a stage ----
@@ -37,15 +39,7 @@ class _Stage:
 def wrapped_scheduler_made(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Put the queue in place right after the adapter was made."""
     result = wrapped(*args, **kwargs)
-    adapter = instance.chunk_transfer_adapter
-    before = getattr(adapter, "_pending_save_reqs", None)
-    try:
-        _set_up(instance)
-    except Exception as error:  # the stage starts as upstream's
-        if adapter is not None:
-            adapter._pending_save_reqs = before
-        logger.exception("omni-fastpath: save_queue_cap could not be set up")
-        _runtime.report(State.FAILED, f"setting up failed: {error!r}; this stage's save queue is upstream's")
+    _set_up(instance)
     return result
 
 
@@ -63,25 +57,25 @@ def _set_up(scheduler: Any) -> None:
     uncounted = obstacle_to_counting(adapter.connector)
     queue = SaveQueue(
         adapter,
-        _counters,
         unfetched=Unfetched() if uncounted is None else None,
         copies_all=scheduler.vllm_config.device_config.device_type == "cpu",
         max_bytes=options.max_bytes,
-        stepped_aside=_stepped_aside,
     )
-    setattr(scheduler, _ATTRIBUTE, _Stage(queue, limits if unheld is None else None))
-    # Nothing was queued yet: requests come after the scheduler was made.
-    adapter._pending_save_reqs = queue
+    _queues.add(queue)
     words = ["this stage's save queue is ours"]
     words += [f"no stream is held: {unheld}"] if unheld is not None else []
     words += [f"unfetched chunks are not counted: {uncounted}"] if uncounted is not None else []
     words += ["the model runner's own save queue (synchronous full payloads) is not covered"]
     _runtime.report(State.APPLIED, "; ".join(words))
+    setattr(scheduler, _ATTRIBUTE, _Stage(queue, limits if unheld is None else None))
+    # Last: where anything fails, the queue stays upstream's. Nothing was queued yet, because the scheduler is new.
+    adapter._pending_save_reqs = queue
 
 
-def _stepped_aside(reason: str) -> None:
-    _counters["stepped_aside"] = 1
-    _runtime.report(State.FAILED, f"stepped aside: {reason}")
+def taken_off() -> None:
+    """Every queue is as upstream's: chunks are sent in the order of arrival, and no stream is held."""
+    for queue in list(_queues):
+        queue.step_aside()
 
 
 # ---- Each step ----
@@ -90,13 +84,10 @@ def _stepped_aside(reason: str) -> None:
 def wrapped_schedule(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Let the queue own what waits, renew the holds, then schedule."""
     stage: _Stage | None = getattr(instance, _ATTRIBUTE, None)
-    if stage is not None and not stage.queue.is_aside:
-        try:
-            stage.queue.before_step()
-            if stage.holds is not None:
-                _hold(instance, stage.queue, stage.holds)
-        except Exception as error:  # the step is taken all the same
-            stage.queue.step_aside(error)
+    if stage is not None:
+        stage.queue.before_step()
+        if stage.holds is not None:
+            _hold(instance, stage.queue, stage.holds)
     return wrapped(*args, **kwargs)
 
 

@@ -87,8 +87,8 @@ def recording(plugin: Any = None) -> Iterator[Any]:
         HOOKS.unregister(registered)
 
 
-def every_look_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
-    """Every look of ``budgeted_drain`` at the clock is so much after the last: how busy the machine is says nothing."""
+def every_reading_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
+    """``budgeted_drain`` reads the clock so much later each time: how busy the machine is says nothing."""
     from omni_fastpath.patches.budgeted_drain import dispatch, drain, wakeup
 
     clock = iter(range(0, 10**12, nanoseconds))

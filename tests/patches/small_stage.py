@@ -115,15 +115,19 @@ class SmallStage:
         device: What kind of device the payloads come from, for who asks.
         generates: Whether its scheduler is a generation stage's, which is not stepped here.
         blocks: Of KV cache, 16 tokens each.
+        codes: Numbers in a payload.
     """
 
-    def __init__(self, config: Any, *, device: str = "cuda", generates: bool = False, blocks: int = 4096) -> None:
+    def __init__(
+        self, config: Any, *, device: str = "cuda", generates: bool = False, blocks: int = 4096, codes: int = 2
+    ) -> None:
         import torch
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
         config.device_config.device_type = device
+        self.codes = codes
         spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
         known = inspect.signature(Scheduler.__init__).parameters
         wanted = {"hash_block_size": 16, "block_size": 16, "include_finished_set": True, "log_stats": False}
@@ -216,12 +220,19 @@ class SmallStage:
 
     def step(self) -> list[str]:
         """Schedule, answer, take in; the requests that were in the step."""
+        scheduled = self.scheduler.schedule()
+        for batch_of_client in self.scheduler.update_from_output(scheduled, self.answer(scheduled)).values():
+            for output in batch_of_client.outputs:
+                self.outputs[output.request_id].append(output)
+        return list(scheduled.num_scheduled_tokens)
+
+    def answer(self, scheduled: Any) -> Any:
+        """What the runner makes of a step."""
         import torch
         from vllm_omni.outputs import OmniModelRunnerOutput
 
-        scheduled = self.scheduler.schedule()
         names = list(scheduled.num_scheduled_tokens)
-        batch = torch.zeros(len(names), 2, dtype=torch.int64)  # new at each step, as on a GPU stage
+        batch = torch.zeros(len(names), self.codes, dtype=torch.int64)  # new at each step, as on a GPU stage
         for row, name in enumerate(names):
             batch[row] = self._counts[name]
             self._counts[name] += 1
@@ -229,7 +240,7 @@ class SmallStage:
             {"codes.audio": batch[row : row + 1], "sr": torch.tensor(24000)} for row in range(len(names))
         ]
         sent = {"inter_stage_outputs": payloads, "multimodal_outputs": payloads} if names else {}
-        made = OmniModelRunnerOutput(
+        return OmniModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: row for row, name in enumerate(names)},
             sampled_token_ids=[[7] for _ in names],
@@ -238,10 +249,6 @@ class SmallStage:
             pooler_output=None,
             **sent,
         )
-        for batch_of_client in self.scheduler.update_from_output(scheduled, made).values():
-            for output in batch_of_client.outputs:
-                self.outputs[output.request_id].append(output)
-        return names
 
     def run(self) -> None:
         """Step until no request is left, and wait until the next stage has every chunk.

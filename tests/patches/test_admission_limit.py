@@ -63,14 +63,38 @@ def test_a_reserved_place_goes_over_to_the_engine_once() -> None:
     for _ in range(3):
         assert places.take(once, 1)
         assert places.take(socket, 1)
-    for _ in range(2):
-        places.hand_over(once)
     requests |= {"once", "socket"}
+    for _ in range(2):
+        places.hand_over(once, "once")
+    places.hand_over(socket, "socket")
     assert places.take(once, 1)
     assert not places.take(socket, 1)
     requests.remove("once")
     assert places.take(socket, 1)
     assert counters == {"admitted": 5, "refused": 1, "most_at_once": 2}
+
+
+@pytest.mark.parametrize("is_socket", [False, True])
+def test_what_the_engine_keeps_of_an_ended_connection_counts_no_more(is_socket: bool) -> None:
+    """However long it keeps it; others' requests count, and so does one of that connection that begins afterwards."""
+    requests: set[Any] = set()
+    places, _ = _opened(2, requests)
+    ended, other = Ticket(is_socket=is_socket), Ticket()
+    for ticket, name in ((ended, "leaked"), (other, "other")):
+        assert places.take(ticket, 1)
+        requests.add(name)
+        places.hand_over(ticket, name)
+    assert not places.take(Ticket(), 1)
+    places.give_back(ended)
+    assert not places.take(Ticket(), 2)
+    free = Ticket()
+    assert places.take(free, 1)
+    places.give_back(free)
+    requests.add("later")
+    places.hand_over(ended, "later")
+    assert not places.take(Ticket(), 1)
+    requests.clear()
+    assert places.take(Ticket(), 2)
 
 
 def test_who_wants_more_than_there_is_need_not_come_back() -> None:
@@ -93,16 +117,28 @@ class Served:
         from fastapi import FastAPI
         from vllm.entrypoints.generate.base.serving import GenerateBaseServing
         from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+        from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
         from vllm_omni.entrypoints.async_omni import AsyncOmni
         from vllm_omni.entrypoints.openai import api_server, batch_serving, serving_chat, serving_speech
 
         served = self
+
+        class Submission(AsyncOmniEngine):  # type: ignore[misc]
+            def __init__(self) -> None:  # no super(): there are no stages
+                pass
+
+            def add_request(self, *_args: Any, **_kwargs: Any) -> None:
+                """To no orchestrator."""
+
+            def __del__(self) -> None:
+                """Nothing to shut down."""
 
         class Engine(AsyncOmni):  # type: ignore[misc]
             errored, dead_error, final_output_task = False, SystemError(), "runs"
 
             def __init__(self) -> None:  # no super(): there are no stages
                 self.request_states: dict[Any, None] = {}
+                self.engine = Submission()
 
             def __del__(self) -> None:
                 """Nothing to shut down."""
@@ -124,6 +160,7 @@ class Served:
 
         self.engine, self.rendered, self.fails = Engine(), 0, False
         self.began, self.go, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.numbers = itertools.count()
         self.speech = object.__new__(serving_speech.OmniOpenAIServingSpeech)
         self.speech.engine_client = self.engine
         self.app = FastAPI()
@@ -139,20 +176,21 @@ class Served:
         """What upstream does when its engine is there, with so many requests."""
         from omni_fastpath.patches.admission_limit import wrappers
 
-        self.engine.request_states = dict.fromkeys(range(under_way))
+        self.engine.request_states = dict.fromkeys(map(str, range(under_way)))
         arguments = SimpleNamespace(max_num_queued_reqs=limit, max_num_queued_tokens=tokens)
         given = (self.engine, self.state, arguments)
         await wrappers.wrapped_init_app_state(lambda *_: asyncio.sleep(0), None, given, {})
 
     async def answer(self) -> AsyncIterator[str]:
         """As the engine's ``generate`` keeps its books."""
-        me = object()
-        self.engine._final_output_handler()
+        me = f"request-{next(self.numbers)}"
         self.engine.request_states[me] = None
+        await self.engine.engine.add_request_async(request_id=me, prompt="Hello.")
         self.began.set()
         try:
             await self.go.wait()
-            yield "data: Hello.\n\n"
+            for _ in range(3):
+                yield "data: Hello.\n\n"
         finally:
             del self.engine.request_states[me]
 
@@ -247,6 +285,42 @@ async def test_an_answer_has_its_places_until_its_end(served: Served, ends: str)
     served.left.clear()
     assert (await served.ask(CHAT, BOTH))[0] == 200
     assert _counters() == (2, int(ends != "failed"), LIMIT)
+
+
+async def test_a_middleware_that_raises_late_takes_no_place(served: Served) -> None:
+    """In a stream's second message: upstream's generator, which nobody closes, keeps its request in the books."""
+
+    class Raises:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            answers = itertools.count()
+
+            async def passed_on(message: Any) -> None:
+                if next(answers) == 2:
+                    raise OSError("this message is not sent")
+                await send(message)
+
+            await self.app(scope, receive, passed_on)
+
+    served.app.add_middleware(Raises)
+    served.go.set()
+    await served.start()
+    kept = []
+    answer = served.answer
+
+    async def kept_alive() -> AsyncIterator[str]:
+        kept.append(generator := answer())
+        async for each in generator:
+            yield each
+
+    served.answer = kept_alive  # type: ignore[method-assign]
+    for _ in range(3 * LIMIT):
+        with pytest.raises(OSError, match="not sent"):
+            await served.ask(CHAT, ONE)
+    assert len(served.engine.request_states) == 3 * LIMIT
+    assert _counters() == (3 * LIMIT, 0, 1)
 
 
 async def test_of_a_burst_as_many_are_served_as_there_are_places(served: Served) -> None:

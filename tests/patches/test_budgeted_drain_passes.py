@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import chain, count
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch, codes, silent
+from omni_fastpath.install import uninstall
 from omni_fastpath.ledger import LEDGER
-from tests.patches.drive import IN_TURN, every_look_takes, options, run
+from tests.patches.content import endings, sequences
+from tests.patches.drive import IN_TURN, every_reading_takes, options, run, stages
+from tests.patches.test_budgeted_drain_content import three_stage_script
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
 
@@ -30,13 +34,13 @@ def _drain(
 ) -> Any:
     """Queue entries, one raw output each, before the loop starts, and run until they are gone; every message.
 
-    ``beside`` more wait at the talker, one for each of its passes, as long as the stages take turns.
+    ``beside`` more wait at the talker, enough for as many of its passes while the stages take turns.
     """
     with options(**({"max_time_us": 1_000_000} | (values or {}))):
         pipeline = Pipeline()
         for request in ("one", "two", "beside"):
             pipeline.add_request(request, RequestOutputKind[kind])
-        pipeline.put(1, *(batch(codes("beside")) for _ in range(beside)))
+        pipeline.put(1, *(batch(codes("beside")) for _ in range(16 * beside)))
         pipeline.put(stage, *(batch(each) for each in entries))
         return run(pipeline)
 
@@ -68,16 +72,17 @@ def test_error_and_segment_end_stop_a_pass(recorder: Any) -> None:
     assert _passes(recorder, 2) == [(2, "routable"), (2, "empty")]
 
 
-def test_item_budget_ends_a_pass_and_is_counted(recorder: Any) -> None:
-    """Nothing routable in sight: the pass ends on the item budget, counted as that."""
-    _drain(recorder, "DELTA", *[silent("one")] * 10, values={"max_items": 4})
-    assert _passes(recorder, 2) == [(4, "items"), (4, "items"), (2, "empty")]
+@pytest.mark.parametrize("stage", [1, 2])
+def test_item_budget_ends_a_pass_and_is_counted(recorder: Any, stage: int) -> None:
+    """Nothing routable in sight: the pass ends on the item budget, counted as that, also where no user sees it."""
+    _drain(recorder, "DELTA", *[(codes if stage == 1 else silent)("one")] * 10, values={"max_items": 4}, stage=stage)
+    assert _passes(recorder, stage) == [(4, "items"), (4, "items"), (2, "empty")]
     assert LEDGER.named("budgeted_drain").counters["ended_items"] == 2
 
 
 def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dear processing: the pass ends on the time budget, counted as that, not on the item budget."""
-    every_look_takes(monkeypatch, 40_000)
+    every_reading_takes(monkeypatch, 40_000)
     _drain(recorder, "DELTA", *[silent("one")] * 9, values={"max_time_us": 100})
     counters = LEDGER.named("budgeted_drain").counters
     assert counters["ended_time"] == 2
@@ -131,7 +136,7 @@ def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: p
 
 def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle loop that is woken for one raw output handles it and sleeps again, without a look at who is there."""
-    every_look_takes(monkeypatch, 40_000)
+    every_reading_takes(monkeypatch, 40_000)
     with Pipeline() as pipeline:
         pipeline.add_request("one")
         pipeline.settle()
@@ -185,4 +190,35 @@ def test_a_drain_that_cannot_be_built_leaves_upstreams_loop(recorder: Any, monke
         pipeline.put(2, batch(audio("one", 1.0)))
         pipeline.settle()
         assert len(pipeline.messages()) == 1
-    assert LEDGER.named("budgeted_drain").state.value == "failed"
+    assert LEDGER.named("budgeted_drain").has_failed
+
+
+def test_upstreams_loop_serves_the_rest_after_an_exception_of_ours(
+    event_driven: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each request gets what stock gives it; the queues are upstream's again, and state and log say so once."""
+    from omni_fastpath.patches.budgeted_drain.order import Order
+
+    decide, decisions = Order.decide, count()
+
+    def breaks(order: Order, *given: Any) -> Any:
+        if next(decisions) == 100:
+            order._stages = range(3)  # type: ignore[assignment] # no stage, so that its next line raises
+        return decide(order, *given)
+
+    monkeypatch.setattr(Order, "decide", breaks)
+    script = three_stage_script(3, RequestOutputKind.DELTA, bursts=True)
+    with Pipeline(stages(2), event_driven=event_driven) as running:
+        script(running)
+        running.settle()
+        assert not any("put_nowait" in vars(each.outputs_queue) for each in chain(*running.replicas))
+        entry, found = LEDGER.named("budgeted_drain"), running.messages()
+    assert running.crash is None
+    assert entry.has_failed
+    assert [each.levelname for each in caplog.records if "budgeted_drain" in each.getMessage()] == ["ERROR", "WARNING"]
+    assert endings(found) == {f"request-{n}": (1, "end") for n in range(6)}
+    uninstall(entry.patch)
+    with Pipeline(stages(2), event_driven=event_driven) as stock:
+        script(stock)
+        stock.settle()
+        assert sequences(found) == sequences(stock.messages())

@@ -12,6 +12,7 @@ import pytest
 
 from omni_fastpath.patches.budgeted_drain.held_ends import HeldEnd, HeldEnds
 from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica, Stage
+from omni_fastpath.patches.budgeted_drain.work import Work
 from tests.patches.drive import queued_replica
 
 SEEN = (True, False, True)
@@ -34,11 +35,19 @@ class _Stages:
             self.replicas[stage_id].waiting.append(raw_output)
             self.replicas[stage_id].follow_queue()
 
+    def hold(self, end: HeldEnd) -> bool:
+        """Hold an end if something goes before it; whether it is held."""
+        blocker = self.held_ends.blocker(end)
+        if blocker is not None:
+            self.held_ends.hold(end, blocker)
+        return blocker is not None
+
     def take(self, stage_id: int) -> list[HeldEnd]:
         """Take and dispatch the next raw output of a stage; the ends that may go then."""
         replica = self.replicas[stage_id]
-        assert replica.take() is not None
-        return self.held_ends.passed(replica)
+        assert replica.dequeue() is not None
+        replica.follow_queue()
+        return list(self.held_ends.release(replica))
 
 
 def of(*request_ids: str, finish: str | None = None) -> Any:
@@ -48,31 +57,28 @@ def of(*request_ids: str, finish: str | None = None) -> Any:
 
 def end(number: int, *request_ids: str, stage: int = 2, at: Iterable[int] | None = None, **more: Any) -> HeldEnd:
     """What ends these requests at a stage, and arrived with this number; it waits at these stages, or those before."""
-
-    async def dispatch() -> None:
-        """Nothing: these tests look at what is released."""
-
+    replica: Any = SimpleNamespace(slot=(stage, 0))
     limits = dict.fromkeys(range(stage) if at is None else at, float(number))
-    return HeldEnd(number, (stage, 0), frozenset(request_ids), limits, dispatch, **more)
+    return HeldEnd(Work(None, replica, number), frozenset(request_ids), limits, **more)
 
 
 def test_end_waits_for_what_arrived_before_it_of_its_request() -> None:
     """At the stages before, up to the last such arrival; neither another request's nor what came later."""
     found = _Stages((0, of("R")), (0, of("S", "R")), (0, of("S")), (1, of("R")), (0, of("R")))
     held = end(4, "R")
-    assert found.held_ends.hold(held)
+    assert found.hold(held)
     assert "R" in found.held_ends
-    assert not found.held_ends.hold(end(4, "T"))
+    assert not found.hold(end(4, "T"))
     assert [found.take(stage) for stage in (0, 0, 1)] == [[], [], [held]]
     assert not found.held_ends
-    assert not any(replica.awaited_by for replica in found.replicas)
+    assert not any(stage.is_awaited() for stage in found.stages)
 
 
 @pytest.mark.parametrize(("at", "waits"), [((), False), ((0,), False), ((1,), True), (range(3), True)])
 def test_where_an_end_waits(at: Iterable[int], waits: bool) -> None:
     """At the stages of which it has a limit."""
     found = _Stages((1, of("R")))
-    assert found.held_ends.hold(end(1, "R", at=at)) is waits
+    assert found.hold(end(1, "R", at=at)) is waits
     assert found.stages[1].is_awaited() is waits
 
 
@@ -80,9 +86,9 @@ def test_failure_waits_for_ends_alone_where_nothing_is_seen() -> None:
     """Of a stage that is not seen the end carries the stage's statistics; what the user sees goes first in any case."""
     found = _Stages((1, of("R")), (0, of("R")))
     failure = end(2, "R", at=range(3), failed=True)
-    assert found.held_ends.hold(failure)
+    assert found.hold(failure)
     assert found.take(0) == [failure]
-    assert _Stages((1, of("R", finish="stop"))).held_ends.hold(end(1, "R", at=range(3), failed=True))
+    assert _Stages((1, of("R", finish="stop"))).hold(end(1, "R", at=range(3), failed=True))
 
 
 def test_end_goes_behind_those_that_are_held_of_its_request() -> None:
@@ -90,7 +96,7 @@ def test_end_goes_behind_those_that_are_held_of_its_request() -> None:
     found = _Stages((0, of("R")), (1, of("R")))
     middle, last, death = end(2, "R", stage=1), end(3, "R"), end(4, "S", "R", stage=0, at=range(3))
     for each in (middle, last, death):
-        assert found.held_ends.hold(each)
+        assert found.hold(each)
     assert found.take(1) == []
     assert found.take(0) == [middle, last, death]
 
@@ -99,9 +105,9 @@ def test_what_follows_a_held_end_from_the_same_replica_stays_behind_it() -> None
     """Also what ends nothing; the same request's end at an earlier stage does not wait for either."""
     found = _Stages((1, of("R")))
     held, follower, other = end(1, "R"), end(2, "R", at=()), end(3, "R", stage=0)
-    assert found.held_ends.hold(held)
-    assert found.held_ends.hold(follower)
-    assert not found.held_ends.hold(other)
+    assert found.hold(held)
+    assert found.hold(follower)
+    assert not found.hold(other)
     assert found.take(1) == [held, follower]
 
 
@@ -110,29 +116,66 @@ def test_message_that_later_text_would_overwrite_waits_for_it() -> None:
     found = _Stages((0, of("R")))
     held, error = end(1, "R"), end(3, "R", stage=0, at=range(3), failed=True)
     held.limits = {0: math.inf, 1: 1}
-    assert found.held_ends.hold(held)
+    assert found.hold(held)
     found.replicas[0].waiting.append(of("R"))
     assert found.take(0) == []
-    assert found.held_ends.hold(error)
+    assert found.hold(error)
     assert found.take(0) == [held, error]
 
 
+def test_what_an_end_waits_for_may_be_asked_twice() -> None:
+    """Asking changes nothing: the same blocker, nothing awaited, nothing parked."""
+    found = _Stages((0, of("R")), (0, of("R")))
+    asked = [found.held_ends.blocker(end(2, "R")) for _ in range(2)]
+    assert asked == [found.replicas[0].arrivals[1]] * 2
+    assert not found.held_ends
+    assert not found.stages[0].is_awaited()
+    assert not any(arrival.behind for arrival in found.replicas[0].arrivals)
+
+
+def test_what_waits_is_read_once_whatever_the_backlog() -> None:
+    """Each raw output is read when the first end asks, and not for each end; what has left is forgotten."""
+    reads: list[str] = []
+
+    class Read:
+        def __init__(self, name: str) -> None:
+            self.name, self.finish_reason = name, None
+
+        @property
+        def request_id(self) -> str:
+            reads.append(self.name)
+            return self.name
+
+    names = [f"R{n % 10}" for n in range(100)]
+    found = _Stages(*((0, SimpleNamespace(outputs=[Read(name)])) for name in names))
+    assert reads == []
+    held = [end(100, f"R{n}") for n in range(10)]
+    assert all(found.hold(each) for each in held)
+    assert reads == names
+    assert [len(found.take(0)) for _ in names] == [0] * 90 + [1] * 10
+    assert len(reads) == 100
+    assert not found.replicas[0]._by_request
+
+
 def test_arrivals_follow_the_queue_whatever_puts_and_takes() -> None:
-    """What another reader took is past, and what it put is numbered when it is seen."""
+    """What another reader took is past, and what it put is numbered when it is noticed."""
     found = _Stages((0, "a"), (0, "b"), (1, "c"))
     replica = found.replicas[0]
-    assert (replica.first_waiting(), replica.taken) == (0, -1)
+
+    def numbers() -> tuple[list[int], int]:
+        replica.follow_queue()
+        return [arrival.number for arrival in replica.arrivals], replica.last_taken
+
+    assert numbers() == ([0, 1], -1)
     replica.waiting.popleft()
-    assert (replica.first_waiting(), replica.taken) == (1, 0)
+    assert numbers() == ([1], 0)
     replica.waiting.append("d")
-    replica.take()
-    assert (replica.first_waiting(), replica.taken) == (3, 1)
+    replica.dequeue()
+    assert numbers() == ([3], 1)
     replica.waiting.clear()
-    assert (replica.first_waiting(), replica.taken) == (math.inf, 3)
+    assert numbers() == ([], 3)
 
 
-def test_what_cannot_be_read_is_waited_for_by_none(caplog: pytest.LogCaptureFixture) -> None:
-    """An exception in the queue has no requests; an item of another make is said once, and read no more."""
-    found = _Stages((0, EOFError()), (0, SimpleNamespace(outputs=[object()])))
-    assert not any(found.held_ends.hold(end(2, "R")) for _ in range(2))
-    assert len(caplog.records) == 1
+def test_an_exception_in_a_queue_is_waited_for_by_none() -> None:
+    """It is no request's."""
+    assert not _Stages((0, EOFError())).hold(end(2, "R"))

@@ -8,21 +8,20 @@ import inspect
 import logging
 import random
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from omni_fastpath.ledger import LEDGER
+from tests.patches import chat_stream
 from tests.patches.drive import only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 STATS = "vllm_omni.metrics.stats"
-SERVING = "vllm_omni.entrypoints.openai.serving_chat"
 TEXTS = (
     " Hello",
     "",
@@ -38,7 +37,7 @@ TEXTS = (
 @contextmanager
 def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
     """The patch installed as in a process with upstream's API server; its counters."""
-    importlib.import_module(SERVING)
+    importlib.import_module(chat_stream.SERVING)
     with only("lean_front_end", summary=summary) as entry:
         yield entry.counters
 
@@ -207,9 +206,9 @@ def test_a_process_without_the_api_server_has_the_rest(monkeypatch: pytest.Monke
     """A library user's process does not import it for us; its tables and files are lean, and the reason says so."""
     import soundfile  # type: ignore[import-untyped]
 
-    monkeypatch.delitem(sys.modules, SERVING, raising=False)
+    monkeypatch.delitem(sys.modules, chat_stream.SERVING, raising=False)
     with only("lean_front_end") as entry:
-        assert SERVING not in sys.modules
+        assert chat_stream.SERVING not in sys.modules
         assert "streamed answers are upstream's" in _state()[1]
         for _ in range(2):
             soundfile.write(BytesIO(), _samples(7), 24_000, format="WAV")
@@ -327,95 +326,22 @@ def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- The events of a streamed answer ----
 
 
-def _serving() -> Any:
-    """The real class, with as much of an instance as a streamed answer asks for."""
-    from vllm_omni.entrypoints.openai.serving_chat import OmniOpenAIServingChat
-
-    found = object.__new__(OmniOpenAIServingChat)
-    values = {
-        "use_harmony": False,
-        "parser_cls": None,
-        "enable_auto_tools": False,
-        "enable_force_include_usage": False,
-        "enable_log_outputs": False,
-        "enable_prompt_tokens_details": False,
-        "request_logger": None,
-        "response_role": "assistant",
-        "model_config": SimpleNamespace(hf_config=SimpleNamespace(model_type="none")),
-        "engine_client": SimpleNamespace(
-            request_states={}, mod_metrics=None, engine=None, errored=False, model_config=None
-        ),
-    }
-    vars(found).update(values)
-    return found
-
-
-def _request(**more: Any) -> Any:
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-    given: dict[str, Any] = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "Say it"}],
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        "modalities": ["text", "audio"],
-        **more,
-    }
-    return ChatCompletionRequest(**given)
-
-
-def _output(kind: str, choices: Sequence[Any], *, finished: bool = False, **more: Any) -> Any:
-    from vllm_omni.outputs import OmniRequestOutput
-
-    told = {"stage_id": 0 if kind == "text" else 2, "final_output_type": kind, **more}
-    return OmniRequestOutput(
-        request_id="one", prompt_token_ids=[1, 2, 3], outputs=list(choices), finished=finished, **told
-    )
-
-
-def _token(text: str, number: int, *, index: int = 0, finish: str | None = None, logprobs: Any = None) -> Any:
-    from vllm.outputs import CompletionOutput
-
-    return CompletionOutput(index, text, [number], None, logprobs, finish_reason=finish)
-
-
-def _sound(*, finish: str | None = None) -> Any:
-    import torch
-
-    found = _token("", 7, finish=finish)
-    found.multimodal_output = {"audio": torch.linspace(-1, 1, 480), "sr": 24000}
-    return found
-
-
 def _outputs(texts: Sequence[str] = TEXTS, *, indexes: Sequence[int] = (0,), **more: Any) -> list[Any]:
     """Of one request: text with audio between, and both ends."""
     found = []
     for number, text in enumerate(texts):
-        found.append(_output("text", [_token(text, number, index=index) for index in indexes], **more))
+        found.append(
+            chat_stream.output("text", [chat_stream.token(text, number, index=index) for index in indexes], **more)
+        )
         if number % 3 == 2:
-            found.append(_output("audio", [_sound()]))
-    found.append(_output("text", [_token("!", 99, index=index, finish="stop") for index in indexes], finished=True))
-    found.append(_output("audio", [_sound(finish="stop")], finished=True))
+            found.append(chat_stream.output("audio", [chat_stream.sound()]))
+    found.append(
+        chat_stream.output(
+            "text", [chat_stream.token("!", 99, index=index, finish="stop") for index in indexes], finished=True
+        )
+    )
+    found.append(chat_stream.output("audio", [chat_stream.sound(finish="stop")], finished=True))
     return found
-
-
-async def _from(outputs: Sequence[Any]) -> AsyncIterator[Any]:
-    for each in outputs:
-        await asyncio.sleep(0)
-        yield each
-
-
-def _stream(serving: Any, request: Any, outputs: Any, *, model: str = "m", one: str = "chatcmpl-1") -> Any:
-    metadata = vars(importlib.import_module(SERVING))["RequestResponseMetadata"](request_id=one)
-    generator = serving.chat_completion_stream_generator
-    found = generator(request, outputs, one, model, [], None, metadata, None, mm_token_counts=None, raw_request=None)
-    return found, metadata
-
-
-async def _events(request: Any, outputs: Sequence[Any], **more: Any) -> tuple[list[str], Any]:
-    stream, metadata = _stream(_serving(), request, _from(outputs), **more)
-    events = [event async for event in stream]
-    return events, metadata.final_usage_info
 
 
 @pytest.fixture(autouse=True)
@@ -451,12 +377,12 @@ NAMED: list[tuple[dict[str, str], int]] = [
 async def test_events_are_upstreams(case: str) -> None:
     """Byte for byte, whatever the request asks for, and the usage that the server's log gets."""
     asked, given, lean = CASES[case]
-    request, outputs = _request(**asked), _outputs(**given)
-    expected = await _events(request, outputs)
+    request, outputs = chat_stream.request(**asked), _outputs(**given)
+    expected = await chat_stream.events(request, outputs)
     assert sum("Hello" in event for event in expected[0]) == max(1, len(given.get("indexes", (0,))))
     assert not any('"error"' in event for event in expected[0])
     with switched_on() as counters:
-        found = await _events(request, outputs)
+        found = await chat_stream.events(request, outputs)
         assert found == expected
         assert found[1].model_fields_set == expected[1].model_fields_set
         assert repr(found[1]) == repr(expected[1])
@@ -467,19 +393,19 @@ async def test_events_are_upstreams(case: str) -> None:
 @pytest.mark.parametrize(("named", "lean"), NAMED)
 async def test_names_are_written_as_they_are(named: dict[str, str], lean: int) -> None:
     """A model or a request's id; a client chooses the id, and a form outlives its request: a longer one takes none."""
-    expected = await _events(_request(), _outputs(), **named)
+    expected = await chat_stream.events(chat_stream.request(), _outputs(), **named)
     with switched_on() as counters:
-        assert await _events(_request(), _outputs(), **named) == expected
+        assert await chat_stream.events(chat_stream.request(), _outputs(), **named) == expected
         assert (counters["events"], _state()[0]) == (lean, "applied")
 
 
 async def test_two_requests_of_one_id_do_not_mix() -> None:
     """A client chooses the id: two at the same time, of another model, with and without usage."""
-    requests = (_request(), _request(stream_options=None))
-    alone = [await _events(request, _outputs(), model=str(n)) for n, request in enumerate(requests)]
+    requests = (chat_stream.request(), chat_stream.request(stream_options=None))
+    alone = [await chat_stream.events(request, _outputs(), model=str(n)) for n, request in enumerate(requests)]
     with switched_on():
         together = await asyncio.gather(
-            *(_events(request, _outputs(), model=str(n)) for n, request in enumerate(requests))
+            *(chat_stream.events(request, _outputs(), model=str(n)) for n, request in enumerate(requests))
         )
     assert together == alone
 
@@ -500,10 +426,10 @@ def test_every_character_is_escaped_as_pydantic_does() -> None:
 async def test_half_a_character_is_upstreams_error() -> None:
     """What cannot be sent ends the stream with upstream's error."""
     outputs = _outputs(("a", "\ud800", "b"))
-    expected = await _events(_request(), outputs)
+    expected = await chat_stream.events(chat_stream.request(), outputs)
     assert any("surrogates" in event for event in expected[0])
     with switched_on() as counters:
-        assert await _events(_request(), outputs) == expected
+        assert await chat_stream.events(chat_stream.request(), outputs) == expected
         assert counters["events"] == 1
         assert _state()[0] == "applied"
 
@@ -516,12 +442,12 @@ async def test_an_error_of_ours_steps_aside(where: str, monkeypatch: pytest.Monk
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError("ours")
 
-    expected = await _events(_request(), _outputs())
+    expected = await chat_stream.events(chat_stream.request(), _outputs())
     owner: Any = events.Events if where == "_form" else events
     with switched_on() as counters:
-        assert await _events(_request(), _outputs()) == expected
+        assert await chat_stream.events(chat_stream.request(), _outputs()) == expected
         monkeypatch.setattr(owner, where, broken)
-        assert await _events(_request(), _outputs(), one="chatcmpl-2") == (
+        assert await chat_stream.events(chat_stream.request(), _outputs(), one="chatcmpl-2") == (
             [event.replace("chatcmpl-1", "chatcmpl-2") for event in expected[0]],
             expected[1],
         )
@@ -531,7 +457,7 @@ async def test_an_error_of_ours_steps_aside(where: str, monkeypatch: pytest.Monk
         monkeypatch.undo()
         monkeypatch.setattr("time.time", lambda: 1_700_000_000.25)
         before = dict(counters)
-        assert await _events(_request(), _outputs()) == expected
+        assert await chat_stream.events(chat_stream.request(), _outputs()) == expected
         assert counters == before
 
 
@@ -540,10 +466,10 @@ async def test_an_event_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch
     from omni_fastpath.patches.lean_front_end import stream_events as events
 
     outputs = _outputs(("世界", "b"))
-    expected = await _events(_request(), outputs)
+    expected = await chat_stream.events(chat_stream.request(), outputs)
     with switched_on():
         monkeypatch.setattr(events, "_filled_in", lambda *_: "{}")
-        assert await _events(_request(), outputs) == expected
+        assert await chat_stream.events(chat_stream.request(), outputs) == expected
         state, reason = _state()  # with a remark behind it where a part of the patch has nothing to do
         assert state == "failed"
-        assert reason.startswith("an event is not as pydantic writes it; upstream works alone from here on")
+        assert reason.startswith("writing an event failed: ValueError('an event is not as pydantic writes it')")

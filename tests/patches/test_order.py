@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from omni_fastpath.hooks import BacklogView, hookimpl
-from omni_fastpath.patches.budgeted_drain.held_ends import HeldEnd
 from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, Order, floor_of
 from omni_fastpath.patches.budgeted_drain.replicas import Stage
 from tests.fakes.recorder import Recorder
@@ -59,12 +57,13 @@ def test_stage_at_which_first_audio_waits_counts_as_seen() -> None:
     queued_replica(talker, *(SimpleNamespace(outputs=[entry]) for entry in entries))
     made = ordered("visible_first", stage(0, 3), talker, stage(2, 1))
     found = []
-    while (chosen := made.next()) is not None:
-        taken = chosen.take_turn()
-        assert taken is not None
-        taken.take()
-        made.pass_ended(chosen)
-        found.append(chosen.stage_id)
+    while (decision := made.decide()) is not None:
+        replica = decision.stage.take_turn()
+        assert replica is not None
+        replica.dequeue()
+        replica.follow_queue()
+        made.pass_ended(decision)
+        found.append(decision.stage.stage_id)
     assert found == [2, 1, 1, 0, 0, 0, 1]
 
 
@@ -73,9 +72,9 @@ def test_turn_ends_only_when_the_pass_does() -> None:
     low, high = stage(0, 2), stage(1)
     for order, expected in (("stage_order", True), ("downstream_first", False)):
         made = ordered(order, low, high)
-        assert made.next() is low
+        assert made.decide() == (low, False, False)
         high.replicas[0].waiting.append("new")
-        assert made.would_go_on(low) is expected
+        assert [made.decide(low) == (low, False, True) for _ in range(2)] == [expected] * 2
         high.replicas[0].waiting.clear()
 
 
@@ -102,10 +101,10 @@ def test_plugin_is_asked_only_when_contested() -> None:
 
     low, high = stage(0, 1, replicas=2), stage(1)
     made = ordered("downstream_first", low, high, ask=ask)
-    assert made.next() is low
+    assert made.decide() == (low, False, False)
     assert asked == []
     high.replicas[0].waiting.append("new")
-    assert made.next() is low
+    assert made.decide() == (low, False, True)
     assert [{key: [list(each) for each in value] for key, value in view.waiting.items()} for view in asked] == [
         {0: [["0.0.0"], ["0.1.0"]], 1: [["new"]]}
     ]
@@ -115,9 +114,9 @@ def test_plugin_is_asked_only_when_contested() -> None:
 def test_answer_without_a_backlog_is_ignored(answer: Any) -> None:
     """An id without a backlog, no id at all, or nothing, leaves it to the order."""
     made = ordered("downstream_first", stage(0, 1), stage(1, 1), stage(2), ask=lambda _view: answer)
-    chosen = made.next()
-    assert chosen is not None
-    assert chosen.stage_id == 1
+    decision = made.decide()
+    assert decision is not None
+    assert decision.stage.stage_id == 1
 
 
 # ---- Floors ----
@@ -134,18 +133,18 @@ def serve(
     now, served = 0.0, []
     while now < until_ns:
         arrivals(now)
-        chosen = order.next()
-        if chosen is None:
+        decision = order.decide()
+        if decision is None:
             break
-        cost = costs[chosen.stage_id]()
+        stage = decision.stage
+        cost = costs[stage.stage_id]()
         now += cost
-        replica = chosen.take_turn()
+        replica = stage.take_turn()
         assert replica is not None
         replica.waiting.popleft()
-        order.charge(chosen, int(cost))
-        if order.due is not chosen:
-            order.pass_ended(chosen)
-        served.append((now, chosen.stage_id, cost))
+        order.charge(stage, int(cost))
+        order.pass_ended(decision)
+        served.append((now, stage.stage_id, cost))
     return served
 
 
@@ -260,25 +259,29 @@ def test_real_plugin_chooses() -> None:
     assert all(len(each) > 1 for each in seen)
 
 
-@pytest.mark.parametrize(("floor", "share"), [(0.0, 0.1), (0.001, 0.1), (0.1, 0.1), (0.25, 0.25)])
-def test_stage_that_is_awaited_has_a_floor(floor: float, share: float) -> None:
-    """Something held waits for it: it gets a tenth at least, from then on, and no debt of the time before."""
+# ---- What a held end waits for ----
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_replica_that_is_awaited_is_served_first(order: str) -> None:
+    """Ahead of the order, of a plugin's choice and of its stage's other replicas, until what is awaited has left."""
+    low, high = stage(0, 3, replicas=3), stage(1, 9)
+    made = ordered(order, low, high, ask=lambda _view: 1)
+    awaited = low.replicas[1]
+    awaited.awaited = awaited.arrivals[1].number
+    for _ in range(2):
+        assert made.decide() == (low, False, True)
+        assert low.take_turn() is awaited
+        awaited.dequeue()
+        awaited.follow_queue()
+    assert made.decide() == (high, False, True)
+    assert low.take_turn() is not awaited
+
+
+def test_a_stage_that_is_due_goes_before_one_that_is_awaited() -> None:
+    """The floors of the others hold while something is awaited."""
     low, high = stage(0, 10_000), stage(1, 10_000)
-    made = ordered("downstream_first", low, high, floor=floor)
-
-    def served(count: int) -> float:
-        found = 0
-        for _ in range(count):
-            chosen = made.next()
-            assert chosen is not None
-            found += chosen is low
-            made.charge(chosen, 1_000_000)
-            made.pass_ended(chosen)
-        return found / count
-
-    assert abs(served(1000) - floor) <= 0.01
-    low.replicas[0].awaited_by.append(HeldEnd(0, (1, 0), frozenset(), {}, lambda: asyncio.sleep(0)))
-    assert abs(served(1000) - share) <= 0.01
-    low.replicas[0].awaited_by.clear()
-    served(300)  # what it is due by then
-    assert abs(served(1000) - floor) <= 0.01
+    made = ordered("downstream_first", low, high, floor=0.1)
+    low.replicas[0].awaited = low.replicas[0].arrivals[-1].number
+    served = serve(made, {0: lambda: CHEAP, 1: lambda: CHEAP}, WINDOW / 10)
+    assert 0.1 * WINDOW / 10 - CHEAP <= got(served, 1, 0, WINDOW / 10) <= 0.1 * WINDOW / 10 + CHEAP

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,74 +199,8 @@ def test_segments_count_until_fetched_and_those_of_text_alone_never(information:
 # ---- Stepping aside ----
 
 
-def ours() -> dict[str, tuple[Any, str]]:
-    """Every function of the queue, the fair queue and what is unfetched: its owner and its name there."""
-    from omni_fastpath.patches.save_queue_cap import fair_queue, save_queue, unfetched
-
-    upstream_calls = {"__init__", "__bool__", "__len__", "popleft", "step_aside", "tasks", "nbytes", "of"}
-    found: dict[str, tuple[Any, str]] = {
-        f"{owner.__name__}.{name}": (owner, name)
-        for owner in (save_queue.SaveQueue, fair_queue.FairQueue, unfetched.Unfetched)
-        for name, member in vars(owner).items()
-        if inspect.isfunction(member) and name not in upstream_calls | {"all_waiting", "_forget"}
-    }
-    return found | {name: (save_queue, name) for name in ("stream_of", "has_receiver", "own", "weigh")}
-
-
-NAMES = [
-    "SaveQueue.before_step", "SaveQueue._own", "SaveQueue._sort_in", "SaveQueue._take", "SaveQueue._between_sends",
-    "SaveQueue._count_put", "FairQueue.push", "FairQueue.pop", "FairQueue.sent", "FairQueue.weighed",
-    "FairQueue.forget_idle", "FairQueue._offer", "FairQueue._charge", "Unfetched.put", "Unfetched.look",
-    "Unfetched._gone", "stream_of", "has_receiver", "own", "weigh",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_exception_loses_nothing(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Before or after any function of ours did its work, at its first or a later call: all chunks once and in order."""
-    from omni_fastpath.patches.save_queue_cap.wrappers import wrapped_schedule
-
-    assert set(NAMES) == set(ours())
-    owner, attribute = ours()[name]
-    function: Callable[..., Any] = vars(owner)[attribute]
-    for at_call, after in ((1, False), (1, True), (3, False), (4, True)):
-        calls = 0
-
-        def failing(*args: Any, **kwargs: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at_call and not after:  # noqa: B023 - called within this turn
-                raise RuntimeError("injected")
-            result = function(*args, **kwargs)
-            if calls == at_call:  # noqa: B023
-                raise RuntimeError("injected")
-            return result
-
-        requests = [Request(unique(f"s{n}")) for n in range(3)]
-        with monkeypatch.context() as patch, Stage(device="cpu") as stage:
-            patch.setattr(owner, attribute, failing)
-            blocker = stage.block()
-            for value in range(4):
-                for request in requests:
-                    stage.save(request, value, finish=value == 3)
-                wrapped_schedule(lambda: None, stage.scheduler, (), {})
-            stage.drain()
-            if at_call < 4 and not stage.queue.is_aside:
-                stage.look()
-            for request in requests:
-                assert stage.fetch(request) == [0, 1, 2, 3]
-            stage.fetch(blocker)
-            assert stage.adapter.save_thread.is_alive()
-            assert stage.adapter.collect_failed_send_request_ids() == {}
-            if calls >= at_call:
-                until(lambda: entry().state is State.FAILED, "the state")
-                assert stage.queue.is_aside
-                assert "injected" in entry().reason
-    assert sum("steps aside" in record.message for record in caplog.records) <= 4
-
-
 def test_setting_up_that_fails_leaves_upstreams_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stage starts all the same, and the state says what happened; here at the last moment, with ours in place."""
+    """The stage starts all the same, and the state says what happened; here after everything was made."""
     report = entry().report
 
     def failing(state: State, reason: str) -> None:

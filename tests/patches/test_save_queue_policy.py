@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -299,21 +299,16 @@ class Segments:
         self.there -= {f"{stream}_0_{number}" for number in numbers}
 
 
-def live(*streams: str) -> Callable[[str], bool]:
-    """Of which more may be put."""
-    return set(streams).__contains__
-
-
 def test_chunks_count_from_the_put_to_the_fetch() -> None:
     """By stream and all together, and nothing is kept of a stream whose chunks were all fetched."""
     segments = Segments()
     segments.put("a", 0, 1, 2)
     segments.put("b", 7, nbytes=5)
     segments.fetch("a", 0, 1)
-    segments.unfetched.look(1.0, live("a", "b"))
+    segments.unfetched.look(1.0)
     assert (segments.unfetched.of("a"), segments.unfetched.of("b"), segments.unfetched.nbytes) == (100, 5, 105)
     segments.fetch("a", 2)
-    segments.unfetched.look(2.0, live("a"))
+    segments.unfetched.look(2.0)
     assert (segments.unfetched.of("a"), len(segments.unfetched)) == (0, 1)
 
 
@@ -322,22 +317,24 @@ def test_many_fetched_chunks_take_few_looks() -> None:
     segments = Segments()
     segments.put("a", *range(1000))
     segments.fetch("a", *range(700))
-    segments.unfetched.look(1.0, live())
+    segments.unfetched.look(1.0)
     assert segments.unfetched.of("a") == 300 * 100
     assert segments.looks <= 11
 
 
-def test_chunks_of_an_ended_request_count_until_nobody_fetches_them() -> None:
-    """A receiver that still fetches keeps them counted; a minute after the last fetch they count no longer."""
+def test_chunks_count_until_nobody_fetches_them_and_no_task_is_sent() -> None:
+    """A minute after the last fetch, or the last task of their stream, they count no longer."""
     segments = Segments()
-    segments.put("a", *range(5))
-    segments.put("live", 0)
+    for stream in ("fetched", "sent", "gone"):
+        segments.put(stream, *range(5))
     for minute in range(3):
-        segments.fetch("a", minute)
-        segments.unfetched.look(minute * ABANDONED_S, live("live"))
-    assert segments.unfetched.of("a") == 200
-    segments.unfetched.look(2 * ABANDONED_S + 61.0, live("live"))
-    assert (segments.unfetched.of("a"), segments.unfetched.nbytes) == (0, 100)
+        segments.fetch("fetched", minute)
+        segments.unfetched.sent("sent", minute * ABANDONED_S)
+        segments.unfetched.look(minute * ABANDONED_S)
+    segments.unfetched.look(2 * ABANDONED_S + 1.0)
+    assert [segments.unfetched.of(stream) for stream in ("fetched", "sent", "gone")] == [200, 500, 0]
+    segments.unfetched.look(3 * ABANDONED_S + 1.0)
+    assert (segments.unfetched.nbytes, len(segments.unfetched)) == (0, 0)
 
 
 def test_external_id_that_comes_again_starts_anew() -> None:

@@ -25,6 +25,7 @@ from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.save_queue_cap.fair_queue import CLEARLY_SLOW_S, SLOW_S
 from omni_fastpath.patches.save_queue_cap.save_queue import SaveQueue
+from tests.patches.lines import fail
 from tests.patches.small_stage import SmallStage
 from tests.schedules.save_thread import Condition, Cut, Lock, SaveThread, at_line
 
@@ -247,13 +248,13 @@ class Stage(SmallStage):
         self.turns.trace = None
 
     def _trace(self, cut: Cut | None, action: Callable[[], None]) -> Callable[..., Any] | None:
-        def fail() -> None:
+        def raises() -> None:
             self.has_raised = True
-            raise RuntimeError("injected")
+            fail()
 
         if cut is None or (not cut.turns and (self.has_raised or not self.shape.may_raise)):
             return None
-        return at_line(cut.line, action if cut.turns else fail, raises=not cut.turns)
+        return at_line(cut.line, action if cut.turns else raises)
 
     def _leave_line(self) -> None:
         """No time passes while the save thread is between two sends."""
@@ -398,10 +399,9 @@ class Stage(SmallStage):
         if self.is_ours and not self.queue.is_aside:
             holds = self.scheduler._omni_fastpath_save_queue.holds
             live = self.adapter._sender_tokens  # upstream keeps those whose last put failed
-            counts = self.queue._unfetched._streams if self.queue._unfetched is not None else ()
-            kept = [*self.queue._fair.streams, *counts, *(holds._holds if holds else ())]
-            counted = (len(self.queue), self.queue.tasks, self.queue._fair.nbytes)
-            assert (counted, [each for each in kept if each not in live]) == ((0, 0, 0), []), (counted, kept)
+            kept = [each for each in (*self.queue._fair.streams, *(holds._holds if holds else ())) if each not in live]
+            counted = (len(self.queue), self.queue.tasks, self.queue.nbytes)
+            assert (counted, kept) == ((0, 0, 0), []), (counted, kept)
 
     def names(self) -> list[str]:
         """All requests, in the order of arrival."""

@@ -6,18 +6,15 @@ was chosen. The test's thread, which is the scheduler's, lets it go on from ther
 
 from __future__ import annotations
 
-import linecache
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NamedTuple
+
+from tests.patches.lines import Line, tracer
 
 PATIENCE_S = 60.0
 """A guard, never something that a test measures."""
-
-_OURS = "/save_queue_cap/"
-_CATCH_FOR_THEMSELVES = {"popleft", "__bool__", "__len__", "step_aside", "all_waiting", "_stepped_aside", "__init__"}
 
 
 class Cut(NamedTuple):
@@ -27,29 +24,17 @@ class Cut(NamedTuple):
     turns: int
 
 
-def at_line(number: int, action: Callable[[], None], *, raises: bool = False) -> Callable[..., Any]:
-    """For ``sys.settrace``: act at that line of ours, of those that a thread comes to.
-
-    Args:
-        number: From 1.
-        action: What to do there.
-        raises: Count only lines from which an exception must do no harm.
-    """
+def at_line(number: int, action: Callable[[], None]) -> Callable[..., Any]:
+    """For ``sys.settrace``: act at that line of ours, of those that a thread reaches; from 1."""
     left = number
 
-    def local(frame: FrameType, event: str, _arg: Any) -> Any:
+    def at(_line: Line) -> None:
         nonlocal left
-        name = frame.f_code.co_name
-        catches = name in _CATCH_FOR_THEMSELVES or name.startswith(("wrapped_", "<"))
-        if raises and not catches:  # where a `with` ends an exception would leave the lock taken, and none comes there
-            catches = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
-        if event == "line" and not (raises and catches):
-            left -= 1
-            if left == 0:
-                action()
-        return local
+        left -= 1
+        if left == 0:
+            action()
 
-    return lambda frame, _event, _arg: local if _OURS in frame.f_code.co_filename else None
+    return tracer("save_queue_cap", at)
 
 
 class SaveThread:

@@ -12,9 +12,10 @@ import logging
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain, count
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -32,11 +33,13 @@ pytest.importorskip("vllm_omni")
 
 from benchmarks.rigs.inprocess import QWEN3_OMNI, Stage
 from omni_fastpath import install
+from omni_fastpath.declare import State
 from omni_fastpath.hooks import HOOKS, BacklogView, hookimpl
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, floor_of
 from tests.patches.drive import options, switched_on
+from tests.schedules.drain_lines import Break, Line, lines
 from tests.schedules.drain_world import Engine, Got, Note, Shape, World
 
 pytestmark = pytest.mark.upstream
@@ -51,6 +54,8 @@ PIPELINES = {
 """Stages, and whether the next one gets chunks or waits for the whole."""
 KINDS = {"text": ("text",), "latent": ("codes",), "audio": ("audio", "silent")}
 COUNTS: Counter[str] = Counter()
+LINES = lines()
+BROKEN: set[Line] = set()
 
 
 class Chooser:
@@ -86,7 +91,12 @@ class Judged(World):
         event_driven: The orchestrator's mode.
         cost_s: What processing a raw output of each stage takes.
         floor: Each stage's share of processing time.
+
+    Attributes:
+        broken: Raises an exception of ours while anything happens; None for none.
     """
+
+    broken: Break | None = None
 
     def __init__(self, shape: Shape, *, event_driven: bool, cost_s: tuple[float, ...], floor: float) -> None:
         self.lines: dict[tuple[Engine, str], deque[Note]] = defaultdict(deque)
@@ -106,6 +116,20 @@ class Judged(World):
             return await process(stage_id, replica_id, raw, ids)
 
         self.orchestrator._process_llm_stage_outputs = processing
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether upstream's loop has taken over, or is about to."""
+        return LEDGER.named("budgeted_drain").has_failed
+
+    def armed(self) -> Any:
+        """An exception of ours may be raised inside."""
+        return nullcontext() if self.broken is None else self.broken.armed()
+
+    def advance(self, seconds: float) -> None:
+        """Time goes by."""
+        with self.armed():
+            super().advance(seconds)
 
     def came(self, raw: Any, notes: list[Note]) -> None:
         """It stands behind what came before it."""
@@ -141,6 +165,8 @@ class Judged(World):
     def _spends(self, stage_id: int) -> None:
         """Processing takes its time. Who has a backlog waits meanwhile, but no longer than its floor allows."""
         self.loop.spend(self.cost_s[stage_id])
+        if self.has_failed:
+            return
         for stage, engines in enumerate(self.engines):
             backlog = any(not each.down and each.outputs_queue.qsize() for each in engines)
             self.waited_s[stage] += self.cost_s[stage_id]
@@ -153,7 +179,7 @@ class Judged(World):
 
     def _sleeps(self) -> None:
         unread = [each.name for each in chain(*self.engines) if not each.down and each.outputs_queue.qsize()]
-        if unread or self.waiting():
+        if (unread or self.waiting()) and not self.has_failed:
             self.wrong.append(f"it sleeps while something waits: {unread or self.waiting()}")
 
 
@@ -178,6 +204,7 @@ class Drain(RuleBasedStateMachine):
     def begin(self, data: st.DataObject) -> None:
         """A world of ours."""
         COUNTS["examples"] += 1
+        LEDGER.named("budgeted_drain").state = State.APPLIED
 
         def one_of(*values: Any) -> Any:
             return data.draw(st.sampled_from(values))
@@ -211,7 +238,10 @@ class Drain(RuleBasedStateMachine):
     def do(self, act: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Let something happen, which will happen to stock too."""
         self.happened.append((act, args, kwargs))
-        act(self.world, *args, **kwargs)
+        with self.world.armed():
+            act(self.world, *args, **kwargs)
+        if self.world.has_failed:  # upstream's own loop gets enough time for it: nothing waits there
+            self.world.advance(0.6 if self.world.pipeline.orchestrator._event_driven_orch else 0.05)
 
     # ---- What happens ----
 
@@ -334,6 +364,14 @@ class Drain(RuleBasedStateMachine):
             if each.heard and each.replica_id not in [other.replica_id for other in engines[which + 1 :]]
         ]
 
+    @precondition(lambda self: self.world.broken is None)
+    @rule(chosen=st.integers(0, 2**32), several=st.sampled_from((1, 2, 4, 8)), times=st.sampled_from((1, 1, 1, 2, 5)))
+    def breaks(self, chosen: int, several: int, times: int) -> None:
+        """From now on one of some lines raises; any is as likely as any other, which hypothesis would not have it."""
+        chosen += len(self.happened)
+        at = [LINES[crc32(b"%d, %d" % (chosen, n)) % len(LINES)] for n in range(several)]
+        self.world.broken = Break(at, times)
+
     @rule(seconds=st.sampled_from((0.0, 5e-5, 3e-4, 2e-3, 2e-2, None)))
     def advance(self, seconds: float | None) -> None:
         """Time goes by; or enough of it."""
@@ -350,11 +388,15 @@ class Drain(RuleBasedStateMachine):
                 break
         assert not self.world.waiting(), "it was never dispatched"
         self.world.advance(0.6)
+        if self.world.has_failed:
+            return
         loop = DrainLoop.running[-1]
         assert not loop._dispatcher.held_ends
-        assert not any(each.awaited_by for each in loop._members.queued())
+        assert not loop._dispatcher.works
+        assert not any(each.is_awaited() or each.passed or each._by_request for each in loop._members.queued())
         self.world.advance(2.0)
-        assert self.world.loop.turns < 60, f"an idle loop takes {self.world.loop.turns} turns"
+        is_idle = self.world.has_failed or self.world.loop.turns < 60
+        assert is_idle, f"an idle loop takes {self.world.loop.turns} turns"
 
     @invariant()
     def nothing_is_wrong(self) -> None:
@@ -378,16 +420,17 @@ class Drain(RuleBasedStateMachine):
             self.rest()
             self.nothing_is_wrong()
         ours, left = self.world, self.world.left()
+        if ours.broken is not None and ours.broken.at is not None:
+            COUNTS["exceptions"] += 1
+            BROKEN.add(ours.broken.at)
+            assert ours.has_failed, f"{ours.broken.at} raised, and the state does not say so"
+            assert not DrainLoop.running
+            watched = [each.name for each in chain(*ours.engines) if "put_nowait" in vars(each.outputs_queue)]
+            assert not watched, f"still watched: {watched}"
         assert {each.rpc_id for each in ours.answers()} == self.waits
         available = _available(ours)
         ours.close()
-        with stock():
-            theirs = World(self.shape, event_driven=True)
-            self.stack.callback(theirs.close)
-            for act, args, kwargs in self.happened:
-                act(theirs, *args, **kwargs)
-                theirs.advance(0.6)  # as long as upstream's loop may take to see who has come
-        theirs.answers()
+        theirs = self.on_stock()
         assert available == _available(theirs)
         wrong = []
         for name in self.names:
@@ -400,6 +443,17 @@ class Drain(RuleBasedStateMachine):
             fate = "lost" if a.lost or b.lost else "failed" if a.errors else "done" if a.ends else "at work"
             COUNTS[fate] += 1
         assert not wrong, "\n".join(wrong)
+
+    def on_stock(self) -> World:
+        """Where the same happened to stock."""
+        with stock():
+            theirs = World(self.shape, event_driven=True)
+            self.stack.callback(theirs.close)
+            for act, args, kwargs in self.happened:
+                act(theirs, *args, **kwargs)
+                theirs.advance(0.6)  # as long as upstream's loop may take to see who has come
+        theirs.answers()
+        return theirs
 
 
 def _available(world: World) -> list[list[str]]:
@@ -472,5 +526,5 @@ def test_drain(pipeline: str) -> None:
             COUNTS["held"] = LEDGER.named("budgeted_drain").counters["held"]
     finally:
         logging.disable(logging.NOTSET)
-    print(f"{pipeline}: {dict(sorted(COUNTS.items()))}")  # noqa: T201 - `make trust` shows it
-    assert all(COUNTS[each] for each in ("done", "failed", "lost", "die", "attach")), COUNTS
+    print(f"{pipeline}: {dict(sorted(COUNTS.items()))}, at {len(BROKEN)} of {len(LINES)} lines")  # noqa: T201
+    assert all(COUNTS[each] for each in ("done", "failed", "lost", "die", "attach", "exceptions")), COUNTS

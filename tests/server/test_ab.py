@@ -50,14 +50,16 @@ def test_two_arms_on_real_servers(
     assert found["answers"]["audio_bytes"] > 0
     assert found["failed"] == {"A": 0, "B": 0}
     [primary] = [row["name"] for row in found["rows"] if row["primary"]]
-    assert primary == "first audio, median"
+    assert primary == "first audio (TTFP), median"
     judged = {row["name"] for row in found["rows"] if row["verdict"]}
-    assert {"first text, median", "whole answer, p99", "requests served", "audio made"} <= judged
+    assert {"first text (TTFT), median", "whole answer (E2EL), p99", "requests served", "audio made"} <= judged
     assert "time for a second of audio, median" in judged
     states = {
         arm: [{name: patch["state"] for name, patch in process["patches"].items()} for process in processes]
         for arm, processes in found["states"].items()
     }
     assert {state for process in states["A"] for state in process.values()} == {"off"}
-    assert states["B"] == [{**as_declared(), "admission_limit": "not_applicable"}]
+    engines = {name: "off" if state == "off" else "not_applicable" for name, state in as_declared().items()}
+    server = {**as_declared(), "admission_limit": "not_applicable"}
+    assert states["B"] == [server, {**engines, "forward_gate": "applied"}]
     assert found["states"]["B"][0]["patches"]["budgeted_drain"]["counters"]["items"] > 0

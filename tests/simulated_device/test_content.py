@@ -3,6 +3,7 @@
 import numpy as np
 
 from omni_simulated_device import content
+from omni_simulated_device.config import StageSettings
 
 KEY = content.content_key(0, "text", [1, 2, 3], None)
 TOKENS = [82, 67, 76, 89]
@@ -26,3 +27,11 @@ def test_samples_follow_from_every_code() -> None:
         changed = [*frame]
         changed[place] = changed[place] % (content.CODEBOOK_SIZE - 1) + 1
         assert not np.array_equal(reference, content.frame_samples(changed, 1920))
+
+
+def test_audio_follows_from_the_text_where_the_settings_say_so() -> None:
+    """Frames by text token; without the setting, or where no text is seen, a number between the limits."""
+    by_limits = StageSettings(min_frames=7, max_frames=7)
+    by_text = StageSettings(min_frames=7, max_frames=7, frames_per_token=5.0)
+    assert [content.speech_frames(KEY, by_text, tokens, 0) for tokens in (0, 103)] == [7, 515]
+    assert [content.speech_frames(KEY, by_limits, tokens, 0) for tokens in (3, 9)] == [7, 9]

@@ -13,7 +13,8 @@ from omni_simulated_device.light import behaviour
 def test_silent_outputs_come_before_each_with_audio() -> None:
     """With ``silent`` 3 code2wav sends N N N A for each chunk, and ends with the last one."""
     settings = config.StageSettings(silent=3)
-    stage = behaviour.build(behaviour.StageSpec("code2wav", 4096, 2150, 16, 4, 25, 25, False, 0, settings))
+    spec = behaviour.StageSpec("code2wav", 4096, 2150, 16, 4, 25, 25, False, False, 0, settings)
+    stage = behaviour.build(spec, print)
     chunks = deque(SimpleNamespace(frames=[[1] * 16], context=0, last=last) for last in (False, True))
     live: Any = SimpleNamespace(stream=SimpleNamespace(chunks=chunks), outputs=0, silent=0)
     answers = [stage.answer(live) for _ in range(8)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 import omni_simulated_device
+from benchmarks.rigs import server_arms
+from benchmarks.rigs.arm import Arm
 from benchmarks.rigs.captures import differences, run_closed_loop
 from benchmarks.rigs.server import Server
 from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request
@@ -22,35 +25,35 @@ from tests.simulated_device import raw_outputs
 pytestmark = [pytest.mark.upstream, pytest.mark.server, pytest.mark.more]
 
 DEPLOY = Path(omni_simulated_device.__file__).parent / "deploy"
-FAST = '{"stages": {"*": {"base_ms": 4, "max_frames": 60}}}'
+FAST = '{"stages": {"*": {"base_ms": 4, "max_frames": 60}, "talker": {"frames_per_token": 2}}}'
 
 CHAT = of_each_kind()
 SPEECH = [speech_request("A sentence."), speech_request("Another one, longer than that.", voice="ryan")]
 
 
-def serve(
-    folder: Path, kind: str, deploy: str, device: str, *, arguments: Sequence[str] = (), **variables: str
-) -> Server:
-    """A stock server on one of the simulated devices."""
+def serve(folder: Path, kind: str, deploy: str, device: str, variables: Mapping[str, str | None]) -> Server:
+    """A server on one of the simulated devices."""
     model = folder / kind
     if not model.exists():
         models.WRITERS[kind](model)
     environment = {
         omni_simulated_device.CONFIG_VARIABLE: FAST,
         omni_simulated_device.ENABLE_VARIABLE: device,
-        "OMNI_FASTPATH": "0",
         **variables,
     }
-    return Server(model, DEPLOY / deploy, environment=environment, arguments=arguments)
+    return Server(model, DEPLOY / deploy, environment=environment)
 
 
 def recorded(
-    folder: Path, kind: str, deploy: str, device: str, requests: Sequence[Request]
+    folder: Path, kind: str, deploy: str, device: str, requests: Sequence[Request], arm: Arm
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """The answers, and every raw output behind them."""
     variables = raw_outputs.plugin(folder / f"{kind}-{device}")
-    with serve(folder, kind, deploy, device, **variables) as server:
+    with serve(folder, kind, deploy, device, {**variables, **server_arms.environment(arm)}) as server:
         captures = run_closed_loop(server.url, requests, 1)
+        time.sleep(server_arms.STATE_FILES_SETTLE_S)
+        found = server_arms.prove(server, arm, {"api", "engines" if device == "light" else "stage0_replica0"})
+        server_arms.check_gate(arm, found, has_talker=kind == "qwen3_omni")
     assert all(capture.succeeded for capture in captures), [capture.error for capture in captures]
     return captures, raw_outputs.read(Path(variables[raw_outputs.VARIABLE]))
 
@@ -79,14 +82,19 @@ def shapes(lines: Sequence[Mapping[str, Any]]) -> dict[int, tuple[set[tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("kind", "deploy", "requests"), [("qwen3_omni", "qwen3_omni.yaml", CHAT), ("qwen3_tts", "qwen3_tts.yaml", SPEECH)]
+    ("kind", "deploy", "requests", "arm"),
+    [
+        ("qwen3_omni", "qwen3_omni.yaml", CHAT, Arm("stock")),
+        ("qwen3_omni", "qwen3_omni.yaml", CHAT, Arm("gated", {"OMNI_FASTPATH_FORWARD_GATE": "1"})),
+        ("qwen3_tts", "qwen3_tts.yaml", SPEECH, Arm("stock")),
+    ],
 )
 def test_light_engines_send_what_simulated_stages_send(
-    tmp_path: Path, kind: str, deploy: str, requests: Sequence[Request]
+    tmp_path: Path, kind: str, deploy: str, requests: Sequence[Request], arm: Arm
 ) -> None:
     """The same requests one after the other: equal answers, entry by entry equal raw outputs, equal ready messages."""
-    expected, theirs = recorded(tmp_path, kind, deploy, "1", requests)
-    captures, ours = recorded(tmp_path, kind, deploy, "light", requests)
+    expected, theirs = recorded(tmp_path, kind, deploy, "1", requests, arm)
+    captures, ours = recorded(tmp_path, kind, deploy, "light", requests, arm)
     assert differences(captures, expected) == []
     for stage, wanted in entries(theirs).items():
         for number, (mine, their) in enumerate(zip(entries(ours)[stage], wanted, strict=True)):
@@ -101,7 +109,7 @@ def test_light_engines_send_what_simulated_stages_send(
 
 def test_twelve_engines_serve_and_end(tmp_path: Path) -> None:
     """Four replicas a stage in one process; after the stop no process and no segment is left."""
-    with serve(tmp_path, "qwen3_omni", "qwen3_omni_4x.yaml", "light") as server:
+    with serve(tmp_path, "qwen3_omni", "qwen3_omni_4x.yaml", "light", {"OMNI_FASTPATH": "0"}) as server:
         captures = run_closed_loop(server.url, [chat_request(f"Number {number}") for number in range(16)], 16)
         gone = run_closed_loop(server.url, [chat_request("Gone", max_tokens=2000, ignore_eos=True, abort_after=5)], 1)
         again = run_closed_loop(server.url, [chat_request("Number 3")], 1)

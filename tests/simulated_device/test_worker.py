@@ -1,55 +1,16 @@
-"""The simulated runner gives each payload to whom upstream's runner gives it."""
+"""The payloads and probabilities of the simulated runner are as upstream's runner makes them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("vllm_omni")
 
-from omni_simulated_device import stages, worker  # noqa: E402
-from tests.simulated_device.test_stages import SETTINGS, request, vllm_config  # noqa: E402
+from omni_simulated_device import stages, worker
+from tests.simulated_device.test_stages import SETTINGS, request, vllm_config
 
 pytestmark = pytest.mark.upstream
-
-
-def split(role: str | None, payloads: list[Any], *, generation: bool = False, async_chunk: bool = True) -> Any:
-    """What goes to the next stage and what to the client."""
-    cls = worker.SimulatedGenerationModelRunner if generation else worker.SimulatedModelRunner
-    runner = object.__new__(cls)
-    extra = {} if role is None else {"role": role}
-    runner.model_config = SimpleNamespace(
-        async_chunk=async_chunk, stage_connector_config={"name": "SharedMemoryConnector", "extra": extra}, stage_id=0
-    )
-    return runner._split(payloads)
-
-
-def codes() -> dict[str, Any]:
-    """A talker's payload."""
-    return {"codes.audio": torch.zeros(1, 16)}
-
-
-def test_sender_gives_the_client_nothing_of_it() -> None:
-    """A stage whose connector sends splits: codes are for the next stage alone."""
-    payload = codes()
-    assert split("sender", [payload]) == ([payload], None)
-
-
-@pytest.mark.parametrize("role", ["receiver", None])
-def test_others_give_both_the_same_list(role: str | None) -> None:
-    """A middle stage, and a first stage without a connector, give both sides the very same list."""
-    payload = codes()
-    inter_stage, client = split(role, [payload, {}])
-    assert inter_stage is client
-    assert inter_stage == [payload, None]
-
-
-def test_audio_goes_to_the_client() -> None:
-    """A generation stage's audio and sample rate are for the client, whatever its connector's role."""
-    wave = {"model_outputs": torch.zeros(1, 8), "sr": torch.tensor(24000)}
-    assert split("receiver", [wave], generation=True) == (None, [wave])
-    assert split("receiver", [wave], generation=True, async_chunk=False) == ([wave], [wave])
 
 
 @pytest.mark.every_release

@@ -59,6 +59,8 @@ REPORT: dict[str, Any] = {
         },
     },
     "processes": [{**snapshot(10), "server": 10}, {**snapshot(12, "stage"), "server": 10}],
+    "servers_without_state": [],
+    "variables": {10: {"OMNI_FASTPATH": "1"}},
     "verify": {"drum": [], "flute": []},
 }
 
@@ -75,7 +77,6 @@ HEALTHY = Facts(
     report=REPORT,
     asked=frozenset({"drum"}),
     servers=(SERVER,),
-    hooks={"used": ["logbook"], "unusable": {}, "switched_off": {}},
 )
 
 

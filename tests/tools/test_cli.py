@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -14,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath import __version__, config, install, statefile
+from omni_fastpath import __version__, install, process_role, statefile
 from omni_fastpath.declare import Call, Fit, State
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
 from omni_fastpath.tools import cli, entrypoint, overlay, servers, status, upgrade
 from tests.fakes.processes import process
-from tests.tools.made import ROOT, record, snapshot
+from tests.tools.made import record, snapshot
 
 FIRST = PATCHES[0]
 KNOWN = next(each for each in reversed(FIRST.releases) if all(patch.row_on(each) for patch in PATCHES))
@@ -114,13 +115,47 @@ def test_trouble_in_a_live_process_is_code_1(run: Output, state: State) -> None:
     code, out, _ = run("status", "--all")
     assert code == int(state.is_trouble)
     on = f"ON, {int(state.satisfies_requirement)} of 1 default patches applied"
+    words = FIRST.counters[0].meaning
     # What has nothing to do here is not missing.
     answer = {State.OFF: "OFF", State.NOT_APPLICABLE: f"OFF but for {FIRST.name}"}.get(state, on)
     assert out.startswith(f"server {os.getpid()} port 8091: {answer}\n")
-    did = f"1,234 {FIRST.counters[0].name}; " if state is State.APPLIED else ""
+    did = f"1,234 {words}; " if state is State.APPLIED else ""
     assert out.count(f"  {did}because [so] it is; preview\n") == 2
     for part in (str(os.getpid()), "APIServer"):
         assert part in out
+
+
+def test_check_is_code_1_unless_servers_are_on(run: Output) -> None:
+    """For a probe: a server that runs as stock, and one that is not there, are as bad as a patch that failed."""
+    assert (run("status")[0], run("status", "--check")[0]) == (0, 1)
+    for state in State:
+        live(state.value)
+        assert run("status", "--check")[0] == int(not state.satisfies_requirement)
+
+
+def test_all_ends_without_advising_it(run: Output) -> None:
+    """What was asked for is not offered again."""
+    assert "status --all" in run("status")[1]
+    assert "--all" not in run("status", "--all")[1]
+
+
+def test_the_first_line_says_what_counts(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has nothing to do here is told apart, and how old the figure is that was handled.
+
+    The parent of several API servers has the same patches, and serves nobody.
+    """
+    here, drain = os.getpid(), "budgeted_drain"
+    done = {name: {**record(), "counters": {"items": 1234}} for name in (FIRST.name, drain)}
+    ours = {**done, "admission_limit": record("not_applicable")}
+    of_parent = {**done, "admission_limit": record()}
+    found = [snapshot(here, process_name="MainProcess", patches=of_parent)]
+    found += [snapshot(here + n, process_name=f"ApiServer_{n}", patches=ours) for n in (1, 2)]
+    monkeypatch.setattr(statefile, "read_live", lambda *_: found)
+    monkeypatch.setattr(process_role, "ancestors", lambda pid: [here][: pid != here])
+    _, out, _ = run("status")
+    line = "ON, 2 of 2 default patches applied, 1 not applicable here; 2,468 outputs handled (up to 2 s ago)"
+    assert out.startswith(f"server {here} port 8091: {line}\n")
+    assert re.search("admission_limit +not_applicable", out)
 
 
 def test_an_opt_in_patch_alone_is_not_on(run: Output) -> None:
@@ -183,7 +218,11 @@ def test_deploy_config_is_resolved_with_the_environment(
 def test_what_a_server_would_refuse_is_code_2_and_the_rest_shows(
     run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A YAML that is not there or is wrong, and a wrong variable, are told as the server would, and nothing else is."""
+    """A YAML that is not there or is wrong, and a wrong variable, are told as the server would, beside those that run.
+
+    Nothing of that concerns a server that was started with other variables.
+    """
+    live("applied")
     path = tmp_path / "deploy.yaml"
     asked = [run("status", "--deploy-config", str(path))]
     path.write_text("fastpath: 3\n")
@@ -192,8 +231,9 @@ def test_what_a_server_would_refuse_is_code_2_and_the_rest_shows(
     asked.append(run("status"))
     messages = ("deploy.yaml: no such file", "deploy.yaml: found 3", f"{FIRST.env}: found 'maybe'")
     for refused, message in zip(asked, messages, strict=True):
-        assert refused[:2] == (2, "")
-        assert message in refused[2]
+        assert refused[0] == 2
+        assert refused[1].startswith(f"server {os.getpid()} port 8091: ON")
+        assert message in refused[1]
 
 
 def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,25 +282,6 @@ def test_verify_shows_the_start_up_and_what_a_release_is_the_same_as(
     assert report(run, "--verify")[1]["same_as"] == {FIRST.name: "0.30.0"}
 
 
-def test_hook_plugins_are_looked_at_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """What they print, raise and end is not ours, nor what lies in the current folder; that they are slow is told."""
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    (tmp_path / "loud.py").write_text("import os, sys\nos.write(2, b'noise')\nprint('noise')\nsys.exit('no')\n")
-    about = tmp_path / "loud-1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[omni_fastpath.hooks]\nloud = loud\n")
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "json.py").write_text("raise SystemExit('run')")
-    monkeypatch.chdir(theirs)
-    monkeypatch.setattr(status, "_HOOKS_S", 60.0)
-    assert status._hooks()["unusable"]["loud"] == "SystemExit: no"
-    monkeypatch.setattr(status, "_HOOKS_S", 0.0)
-    assert status._hooks().keys() == {"unseen"}
-    assert capfd.readouterr() == ("", "")
-
-
 # ---- What is printed ----
 
 
@@ -269,7 +290,7 @@ ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 
 def test_python_without_docstrings_explains_the_rest() -> None:
     """Under ``-OO`` a patch's text is not there, which is said; seams, values and releases are."""
-    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name)
+    ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name, "--full")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Python drops this text under -OO." in ended.stdout
     assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)
@@ -304,12 +325,17 @@ def test_a_reader_that_leaves_changes_nothing(command: str, reader: str) -> None
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_piped_output_is_never_cut(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a pipe no cell is shortened or wrapped, however long."""
+def test_piped_tables_have_100_columns(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a pipe no cell is shortened, and no name is broken; a sentence stays one line, for ``grep``."""
     monkeypatch.setenv("COLUMNS", "20")
-    lines = run("explain")[1].splitlines()
+    live("applied")
+    out, full = run("explain")[1], run("explain", "save_queue_cap", "--full")[1]
+    assert max(map(len, [*out.splitlines(), *full.splitlines()[1:]])) <= 100
     for patch in PATCHES:
-        assert any(patch.name in line and patch.summary in line for line in lines)
+        assert patch.name in out
+        assert " ".join(patch.summary.split()[:3]) in out
+    long = run("status", "--deploy-config", "x" * 200)[1]
+    assert f"{'x' * 200}: no such file" in long
 
 
 def test_the_command_line_imports_nothing_of_upstream() -> None:
@@ -335,13 +361,18 @@ def test_usage_errors_are_code_2(run: Output, arguments: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
-    """Docs, seams, values with limits, variables and counters of a patch are printed."""
-    code, out, _ = run("explain", patch.name)
+    """What an operator needs: four headings, values and counters; with ``--full`` all headings, seams and releases."""
+    (code, short, _), (_, full, _) = run("explain", patch.name), run("explain", patch.name, "--full")
     assert code == 0
-    parts = [patch.docs.strip().splitlines()[0], patch.env, *(counter.name for counter in patch.counters)]
-    parts += [seam.path for seam in install.seams_here(patch)]
-    parts += [config.value_variable(patch, key) for key in patch.options.model_fields]
-    assert [part for part in parts if part not in out] == []
+    parts = [patch.docs.strip().split()[0], patch.env, *(counter.name for counter in patch.counters)]
+    parts += patch.options.model_fields
+    seams = [seam.path for seam in install.seams_here(patch)]
+    for out, told in ((short, False), (full, True)):
+        assert [part for part in parts if part not in out] == []
+        assert {"What:", "Why:", "Scope:", "Remove when:"} <= {*out.splitlines()}
+        assert ("Fragility:" in out.splitlines()) is told
+        folded = out.replace("\n", "").replace(" ", "")
+        assert [seam for seam in seams if (seam in folded) is not told] == []
 
 
 def test_seams_without_vllm_omni_is_code_2(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:

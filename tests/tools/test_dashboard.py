@@ -74,6 +74,18 @@ def test_prometheus_takes_the_alert_rules() -> None:
     subprocess.run([promtool, "check", "rules", str(ALERTS)], check=True)
 
 
+def test_prometheus_takes_every_query(tmp_path: Path) -> None:
+    """Its own parser says so, of each panel's, with a value in the place of each variable."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool, which comes with Prometheus, is not installed: the queries were not parsed")
+    asked = [re.sub(r"\$\{?\w+\}?", "1m", query) for query in queries()]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(asked)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    subprocess.run([promtool, "check", "rules", str(file)], check=True)
+
+
 def test_what_the_compose_file_shows_is_there() -> None:
     """Each file that it mounts lies beside it, each that it carries is YAML, and the server alone is filled in."""
     text = (FOLDER / "compose.yaml").read_text(encoding="utf-8")
@@ -85,7 +97,7 @@ def test_what_the_compose_file_shows_is_there() -> None:
 
 
 def test_the_command_writes_them_and_overwrites_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Into a folder that it makes, and again over the same; beside a file of another content nothing is written."""
+    """Into a folder that it makes, and again over the same; over a file of another content only with ``--force``."""
     folder = tmp_path / "made"
     command = ["dashboard", str(folder)]
     assert cli.main(command) == cli.main(command) == cli.FINE
@@ -99,3 +111,5 @@ def test_the_command_writes_them_and_overwrites_no_others(tmp_path: Path, capsys
     assert f"{folder / ALERTS.name}: there already, with other content" in capsys.readouterr().err
     assert (folder / ALERTS.name).read_text() == "mine"
     assert not (folder / DASHBOARD.name).exists()
+    assert cli.main([*command, "--force"]) == cli.FINE
+    assert (folder / ALERTS.name).read_bytes() == ALERTS.read_bytes()

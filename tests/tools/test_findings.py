@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from omni_fastpath.figures import Recent, gauge
+from omni_fastpath.patches.queue_metrics import SECONDS
 from omni_fastpath.tools import cli, findings, status
 from omni_fastpath.tools.findings import RULES, Facts, Severity, judge
+from omni_fastpath.tools.servers import Histogram
 from tests.tools.made import (
     HEALTHY,
     REPORT,
@@ -36,11 +39,6 @@ def shell(**variables: str) -> Facts:
     return dataclasses.replace(HEALTHY, environ={**HEALTHY.environ, **variables})
 
 
-def with_hooks(hooks: dict[str, Any]) -> Facts:
-    """Other hook plugins, as this shell finds them."""
-    return dataclasses.replace(HEALTHY, hooks=hooks)
-
-
 def started(*arguments: str, state: str = "applied") -> Facts:
     """A server that was started with these arguments too, in which the first patch is in this state."""
     patches = {"patches": {"drum": record(state)}}
@@ -62,7 +60,48 @@ def silent(seconds: float, answers: int = 20, server: str = SERVER.subject) -> F
     return dataclasses.replace(serving(metrics={**SERVER.metrics, **histogram}), unramped=[server])
 
 
+def showing(**figures: Any) -> Facts:
+    """A server whose first patch has these figures, by metric without the prefix."""
+    shown = {f"omni_fastpath_{name}": samples for name, samples in figures.items()}
+    return saying(patches={"drum": {**record(), "figures": shown}})
+
+
+def firsts(engines_s: float, api_process_s: float, answers: int = 60, earlier: int = 0) -> Facts:
+    """A server that has answered so often with first audio, and before that, earlier than five minutes ago."""
+    parts = {"first_output_seconds": engines_s + api_process_s, "first_output_leg_seconds": engines_s}
+    parts["first_output_api_process_seconds"] = api_process_s
+    found = {}
+    for name, seconds in parts.items():
+        labels = {"output": "audio"} | ({"leg": "engines"} if "leg" in name else {})
+        distribution = Recent(SECONDS)
+        for _ in range(earlier):
+            distribution.observe(9.0)
+        distribution._past[0] = (0.0, list(distribution.counts))
+        for _ in range(answers):
+            distribution.observe(seconds)
+        found[name] = [distribution.sample(labels)]
+    return showing(**found)
+
+
+def replica(value: float) -> list[Any]:
+    """A figure of one replica."""
+    return [gauge({"stage": "1", "replica": "0"}, value)]
+
+
+def standing(requests: int) -> Facts:
+    """So many requests without an output, the longest for 95 seconds."""
+    return showing(requests_without_output=replica(requests), longest_without_output_seconds=replica(95))
+
+
+def memory(fill: float, orphans: int = 0) -> Facts:
+    """Shared memory that is so full, and has chunks that nobody fetches."""
+    own = [gauge({"stage": str(stage)}, 2**20) for stage in range(2)]
+    shown = {"used_ratio": [gauge({}, fill)], "orphans": [gauge({}, orphans)], "chunk_bytes": own}
+    return showing(**{f"shared_memory_{name}": samples for name, samples in shown.items()})
+
+
 BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
+    "start-refused": (lambda: dataclasses.replace(HEALTHY, refused="found 'maybe'"), "error", "found 'maybe'"),
     "upstream-missing": (lambda: installation(vllm_omni=None, patches={}), "error", "vllm-omni is not installed"),
     "patch-unsupported": (lambda: with_patch(release_problem=UNKNOWN), "error", f"drum: {UNKNOWN}"),
     "release-unlisted": (
@@ -79,8 +118,7 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
         "warning",
         "'fastpath'?",
     ),
-    "hook-plugin-off": (lambda: with_hooks(UNUSABLE), "warning", "the hook plugin logbook cannot run: no"),
-    "hooks-unseen": (lambda: with_hooks({"unseen": "slow"}), "info", "hook plugins could not be looked at: slow"),
+    "hook-plugin-off": (lambda: saying(hooks=UNUSABLE), "warning", "the hook plugin logbook cannot run: no"),
     "patch-not-serving": (lambda: saying(stage=FAILED), "error", "drum is failed in process 12 (stage): a seam moved"),
     "versions-mixed": (lambda: saying(stage={"vllm_omni": "0.28.0"}), "error", "of vllm-omni: 0.28.0, 0.30.0"),
     "yaml-changed": (lambda: serving(edited_yaml="deploy.yaml"), "warning", "was written after it started"),
@@ -88,8 +126,61 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni takes and does not"),
     "metrics-without-us": (lambda: serving(metrics={UPSTREAMS: 100.0}), "warning", "no series of omni-fastpath"),
     "api-process-full": (lambda: serving(busy=BUSY), "warning", "is full: front end 0.50, orchestrator 0.40;"),
+    "first-output": (lambda: firsts(0.2, 0.01), "info", "first audio, last 5 minutes: within 0.30 s for 99 of 100"),
+    "requests-without-output": (
+        lambda: standing(2),
+        "warning",
+        "2 requests wait for stage 1 replica 0 and had no output",
+    ),
+    "shared-memory": (lambda: memory(0.9), "warning", "shared memory is 90% full, 2 MiB of it"),
     "audio-runs-dry": (lambda: silent(4.0), "warning", "the longest silence within an answer was 0.20 s, on average"),
 }
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        pytest.param(firsts(0.2, 0.01), "Nothing: neither this package, nor another API", id="neither"),
+        pytest.param(firsts(0.9, 0.01), "The engines take more than 0.3 s. More GPU", id="the engines are slow"),
+        pytest.param(
+            firsts(0.2, 0.2), "The API process takes more than 0.05 s. Less of it: `--api-", id="the API process"
+        ),
+        pytest.param(firsts(0.9, 0.9), "where its other options do not allow it", id="both, of which this is one"),
+        pytest.param(firsts(0.9, 0.9), "More GPU, or more replicas", id="both, of which this is the other"),
+    ],
+)
+def test_what_makes_a_first_output_come_sooner(facts: Facts, said: str) -> None:
+    """The API process's relief, more GPU, both or neither, by the parts that 99 of 100 do not exceed."""
+    [found] = judge(facts)
+    assert said in found.do
+    assert ("Nothing" in found.do) == ("Nothing" in said)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        pytest.param(firsts(0.2, 0.01, 60, 500), "first audio, last 5 minutes: within 0.30 s", id="recent"),
+        pytest.param(firsts(0.2, 0.01, 40, 500), "first audio, since it started: within 9", id="too few of late"),
+        pytest.param(firsts(0.2, 0.01, 49), "cannot be told before 50 answers: 49 yet", id="too few"),
+    ],
+)
+def test_first_outputs_are_told_of_the_last_minutes_if_there_are_enough(facts: Facts, said: str) -> None:
+    """Else of all the time, and else not at all."""
+    [found] = judge(facts)
+    assert said in found.what
+
+
+def test_a_quantile_is_as_prometheus_has_it() -> None:
+    """Linear within a bucket, and the last bound at most."""
+    found = Histogram(bounds=(1.0, 2.0, 4.0), counts=(5, 0, 4, 1))
+    assert [found.quantile(share) for share in (0.25, 0.5, 0.7, 0.9, 0.99)] == [0.5, 1.0, 3.0, 4.0, 4.0]
+
+
+def test_what_nobody_fetches_is_found_in_a_memory_that_is_not_full() -> None:
+    """And neither, where there is neither."""
+    [found] = judge(memory(0.5, orphans=3))
+    assert "3 chunks of unknown requests" in found.what
+    assert judge(memory(0.8)) == judge(standing(0)) == []
 
 
 def test_nothing_is_wrong_where_nothing_is() -> None:
@@ -176,30 +267,20 @@ def test_idle_is_judged_by_upstreams_counter(reached: float, expected: list[str]
 @pytest.mark.parametrize(
     ("changed", "said", "not_said"),
     [
-        ({}, "`--api-server-count 2`, unless it has diffusion stages, other hosts' stages, Ray", "switch on"),
+        ({}, "`--api-server-count 2` (vLLM-Omni from 0.30 on", "switch on"),
         ({"command": ("vllm", "serve", "--api_server-count=2")}, "a higher `--api-server-count`", "count 2"),
-        ({"command": ("vllm", "serve", "--enable_sleep_mode")}, "beside --enable-sleep-mode", "count 2"),
-        ({"environ": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}}, "beside LoRA adapters that change", "count 2"),
-        ({"snapshots": (snapshot(10, vllm_omni="0.28.0"),)}, "(`--api-server-count 2`) from 0.30 on", "unless"),
         ({"snapshots": ()}, "OMNI_FASTPATH=1: nothing of ours is on here", "drum"),
         ({"snapshots": (snapshot(10, patches={"flute": record()}),)}, "switch on what is off here: drum;", "=1"),
         ({"command": ("vllm", "serve", "--disable-log-stats")}, "count 2", "`--disable-log-stats`"),
     ],
 )
-def test_a_full_api_process_is_told_what_its_limits_allow(changed: Any, said: str, not_said: str) -> None:
-    """By its release, its options and what is off; several API servers where upstream does not refuse them."""
+def test_a_full_api_process_is_told_what_helps(changed: Any, said: str, not_said: str) -> None:
+    """More API servers, what is off here, and what of upstream's can be switched off."""
     [found] = judge(serving(busy=BUSY, **changed))
     assert said in found.do
     assert not_said not in found.do
     assert judge(serving(busy={**BUSY, "front_end": 0.44}, **changed)) == []
     assert judge(serving(busy={"front_end": 0.12, "orchestrator": 0.86}, **changed)) == []  # it starts
-
-
-def test_a_process_that_names_no_orchestrator_may_be_full() -> None:
-    """The busiest of its other threads may be one that decodes audio."""
-    [found] = judge(serving(busy={"front_end": 0.5, "busiest other thread": 0.4}))
-    assert found.severity == "info"
-    assert "may be full: front end 0.50, busiest other thread 0.40;" in found.what
 
 
 def test_silence_is_told_where_a_ramp_would_help() -> None:
@@ -212,6 +293,14 @@ def test_an_option_is_held_where_its_patch_serves(state: str, found: list[str]) 
     """By us or by upstream itself; where neither does, whoever set it is told."""
     assert [each.id for each in judge(started("--most-beats", "7", state=state))] == found
     assert judge(started(state=state)) == []
+
+
+def test_off_is_no_error() -> None:
+    """A server in which nothing of ours is on has limits that do not limit: upstream's matter, to be known."""
+    off = {"drum": record("off"), "flute": record("off")}
+    for option in ("--most-beats", "--max-num-queued-tokens"):
+        found = judge(serving(command=(option, "7"), snapshots=(snapshot(10, patches=off),)))
+        assert [(each.id, each.severity) for each in found] == [("option-not-held", "info")]
 
 
 # ---- doctor ----
@@ -260,11 +349,11 @@ def test_an_issue_has_versions_states_and_names_and_nothing_that_is_somebodys(do
     environ = {"OMNI_FASTPATH": "1", "TOKEN": "SECRET", "VLLM_PLUGINS": "SECRET", "OMNI_FASTPATHX": "SECRET"}
     server = dataclasses.replace(saying(patches=failed).servers[0], environ=environ)
     processes = [{**each, "server": 10} for each in server.snapshots]
-    facts = reporting(installation={**REPORT["installation"], "environment": named}, processes=processes)
+    facts = reporting(variables={10: named}, processes=processes)
     issue = json.loads(doctor(dataclasses.replace(facts, servers=(server,)), "--json")[1])["issue"]
     for part in (
-        "variables: OMNI_FASTPATH_DRUM=1, OMNI_FASTPATH_HF_TOKEN\n",
-        "server 10: 2 processes report; omni_fastpath 0.1.0, vllm_omni 0.30.0, vllm vllm 0.30.0\n",
+        "server 10: variables: OMNI_FASTPATH_DRUM=1, OMNI_FASTPATH_HF_TOKEN\n",
+        "server 10: 2 processes; omni_fastpath 0.1.0, vllm_omni 0.30.0, vllm vllm 0.30.0\n",
         "  drum: failed x1, applied x1\n",
         "error patch-not-serving (server 10): patch drum, state failed",
         "variable OMNI_FASTPATHX",
@@ -273,3 +362,6 @@ def test_an_issue_has_versions_states_and_names_and_nothing_that_is_somebodys(do
         assert part in issue
     assert "SECRET" not in issue
     assert "10.1.2.3" not in issue
+    alone = reporting(variables={}, processes=processes[:1])
+    issue = json.loads(doctor(alone, "--json")[1])["issue"]
+    assert "\nvariables: OMNI_FASTPATH=1\nserver 10: 1 process; " in issue

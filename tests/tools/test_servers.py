@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from omni_fastpath import statefile
+from omni_fastpath import statefile, threads
 from omni_fastpath.tools import cli, servers
 from omni_fastpath.tools.servers import Server, live_servers, scrape
 from tests.tools.made import ROOT, snapshot
@@ -86,13 +86,16 @@ def test_a_folder_that_is_not_believed_hides_no_other(monkeypatch: pytest.Monkey
     assert [each.snapshots for each in live_servers()][-1] == (ours,)
 
 
+BOTH = {"front_end": 10, "orchestrator": 14}
+
+
 @pytest.mark.parametrize(
     ("snapshots", "expected"),
     [
-        ((), {"front_end": 0.5, servers.BUSIEST: 0.3}),
-        ((snapshot(10, threads={"front_end": 10, "orchestrator": 14}),), {"front_end": 0.5, "orchestrator": 0.2}),
-        ((snapshot(10, threads={"front_end": 10}), snapshot(11)), {"front_end": 0.7, servers.BUSIEST: 0.4}),
-        ((snapshot(10), snapshot(11, "stage")), {"front_end": 0.5, servers.BUSIEST: 0.3}),
+        ((snapshot(10, threads=BOTH),), {"front_end": 0.5, "orchestrator": 0.2}),
+        ((snapshot(10, threads=BOTH), snapshot(11, threads=BOTH)), {"front_end": 0.7, "orchestrator": 0.4}),
+        ((snapshot(10, threads={"front_end": 10}), snapshot(12, "stage")), {}),
+        ((), {}),
     ],
 )
 def test_the_busiest_api_process_is_watched(
@@ -100,12 +103,17 @@ def test_the_busiest_api_process_is_watched(
 ) -> None:
     """Shares of a core over the time that the look took, which a machine may make longer than it was meant to be.
 
-    The orchestrator's thread is the one that the state file names; where it names none, no other is called that.
+    Nothing is said where the state files do not name both threads.
     """
     clock = iter((100.0, 101.0, 110.0))
     monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _s: None))
-    used = {10: [{10: 1.0, 14: 1.0}, {10: 6.0, 14: 3.0, 15: 3.0}], 11: [{}, {11: 7.0, 18: 4.0}]}
-    monkeypatch.setattr(servers, "_used", lambda pid: used[pid].pop(0))
+    seconds = {10: [(1.0, 1.0), (6.0, 3.0)], 11: [(0.0, 0.0), (7.0, 4.0)], 12: [(0.0, 0.0)] * 2}
+
+    def used(pid: int, known: dict[str, int]) -> dict[str, float]:
+        front_end, orchestrator = seconds[pid].pop(0)
+        return {name: {"front_end": front_end, "orchestrator": orchestrator}[name] for name in known}
+
+    monkeypatch.setattr(threads, "used", used)
     live = [Server(10, snapshots=snapshots)]
     [server] = servers.watched(live, servers.used(live))
     assert server.busy == pytest.approx(expected)

@@ -1,5 +1,6 @@
 """``python -m tests.trust.faults [NAME ...]``: faults on purpose, each on a stock server and on a fastpath one.
 
+In fastpath each patch in turn also gets an exception of ours, at a random line and in each of its processes (`broken`).
 Both arms get the same requests, and the same fault at the same point: streams start one after another, each when the
 one before has its first piece, and the fault comes when all are under way (or a request's id says what is done to it,
 see `injected`). So each request is at the same replica in both. Of a request that ends well every byte must be equal;
@@ -16,6 +17,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import re
 import shutil
 import signal
@@ -37,14 +39,17 @@ from benchmarks.rigs.arms import STOCK
 from benchmarks.rigs.server import Server
 from benchmarks.rigs.side_by_side import guarded, work_folder
 from omni_fastpath.declare import State
+from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools.ab import capture as captures
 from omni_fastpath.tools.ab.capture import Capture, answers_differ, chat_request
-from tests.trust import SHARED_MEMORY, injected
+from tests.trust import SHARED_MEMORY, broken, injected
 
-FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_SAVE_QUEUE_CAP": "1"})
-STREAMS, LATER = 8, 4
+FASTPATH = Arm("fastpath", {"OMNI_FASTPATH": "1"} | {each.env: "1" for each in PATCHES if not each.default_on})
+STREAMS, LATER, MANY = 8, 4, 16
 TOKENS, LONG = 300, 2500
 """Of an answer; the long one is more than sockets hold."""
+STATEMENTS = 300
+"""Of a patch, of which an exception of ours is at one."""
 STAGES = {"thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}
 LIMIT_S = 120.0
 """After the fault; a request that has not ended by then is lost."""
@@ -88,6 +93,8 @@ class Fault:
         hits: Which of the streams.
         differ: In what their requests differ from the others'.
         is_injected: `injected` does it, in both arms; ``None``: in fastpath alone.
+        breaks: The patch in which an exception of ours is raised, by `broken`.
+        streams: How many.
     """
 
     name: str
@@ -100,6 +107,8 @@ class Fault:
     hits: tuple[int, ...] = (1, 2)
     differ: Mapping[str, Any] = field(default_factory=dict)
     is_injected: bool | None = False
+    breaks: str = ""
+    streams: int = STREAMS
 
 
 # ---- What is done ----
@@ -144,8 +153,21 @@ async def _fill(_server: Server) -> None:
             pass
 
 
+def breaking(patch: str) -> Act:
+    """An exception of ours at one of the statements of a patch that are executed next, in each process that has it."""
+
+    async def act(server: Server) -> None:
+        file = Path(server.environment()[broken.VARIABLE])
+        said = file.with_suffix(".new")
+        said.write_text(f"{patch} {random.randint(1, STATEMENTS)} {time.monotonic_ns()}")
+        said.rename(file)
+
+    return act
+
+
 _TWO, _TERMINATED, _FULL = World("two-code2wavs", code2wavs=2), World("terminated"), World("full")
 _LIGHT, _APIS = World("light", light=True), World("two-apis", light=True, arguments=("--api-server-count", "2"))
+_OURS = World("ours", arguments=("--max-num-queued-reqs", str(2 * MANY)))
 _KILL = signal.SIGKILL
 
 _FILLED = Fault("full", "no room in shared memory from before the first request", _FULL, _fill, is_first=True)
@@ -181,6 +203,21 @@ FAULTS = (
         is_injected=True,
     ),
     Fault("api-killed", "one API server of two: SIGKILL, light", _APIS, _kill_an_api_server, ends=True),
+    *(
+        Fault(
+            f"ours-{patch.name}",
+            f"an exception of ours in {patch.name}",
+            _OURS,
+            breaking(patch.name),
+            is_first=True,
+            word=f"ours-{patch.name}",
+            hits=(),
+            is_injected=None,
+            breaks=patch.name,
+            streams=MANY,
+        )
+        for patch in PATCHES
+    ),
 )
 
 
@@ -204,7 +241,8 @@ class Served:
     shutdown_s: float
     killed: tuple[str, ...]
     left: list[str]
-    stepped_aside: list[str]
+    stepped_aside: list[tuple[str, str, str]]
+    """Process, patch and reason."""
 
 
 async def _follow(to: aiohttp.ClientSession, capture: Capture, reads: asyncio.Event | None) -> None:
@@ -248,7 +286,7 @@ async def ask(server: Server, fault: Fault, place: int = 0) -> tuple[list[Captur
     async with captures.session(server.url) as to:
         if fault.act is not None and fault.is_first:
             await fault.act(server)
-        for number in range(STREAMS):
+        for number in range(fault.streams):
             await _until(begin(to, is_hit=number in fault.hits))
         begun = time.monotonic()
         if fault.act is not None and not fault.is_first:
@@ -273,6 +311,7 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
     environment = whole_server.environment(arm, STAGES, light=world.light)
     environment["VLLM_OMNI_INPUT_WAIT_TIMEOUT_S"] = str(CHUNK_WAIT_S)
     environment["PYTHONPATH"] = injected.plugin(work / arm.name)
+    environment[broken.VARIABLE] = str(work / arm.name / "breaks")
     deploy = work / "deploy.yaml"
     deploy.write_text(whole_server.deploy("qwen3_omni.yaml").read_text().replace(*_REPLICAS[world.code2wavs]))
     server = Server(
@@ -284,7 +323,7 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
     )
     before, seen = _segments(), []
     with server:
-        server_arms.prove(server, arm, {"api"} if world.light else server_arms.roles(3))
+        server_arms.prove(server, arm, {"api", "engines"} if world.light else server_arms.roles(3))
         for place, fault in enumerate(faults):
             results.progress(f"{arm.name}: {fault.name}")
             asked, acted_s = asyncio.run(ask(server, fault, place))
@@ -292,7 +331,7 @@ def _serve(arm: Arm, world: World, faults: Sequence[Fault], work: Path) -> Serve
             said = server.log_path.read_text(errors="replace").count(f"[injected] {fault.word}")
             seen.append(Seen(asked, said, acted_s))
         records = ((role, *each) for role, one in server.snapshots().items() for each in one.patches.items())
-        aside = [f"{role}: {name}: {each.reason}" for role, name, each in records if each.state is State.FAILED]
+        aside = [(role, name, each.reason) for role, name, each in records if each.state is State.FAILED]
     assert server.shutdown is not None
     left = sorted({*server.shutdown.leftovers, *(_segments() - before)})
     for name in _segments() - before:
@@ -352,12 +391,16 @@ def _pair(world: World, faults: Sequence[Fault], console: Console) -> list[str]:
     for fault, found, a, b in zip(faults, differ, stock.seen, fast.seen, strict=True):
         whole = (sum(each.succeeded for each in seen.asked) for seen in (a, b))
         lost = (sum(each.error == LOST for each in seen.asked) for seen in (a, b))
-        rows.append([f"{fault.name}: {fault.done}", str(len(a.asked)), _both(whole), str(len(found)), _both(lost)])
+        done = f"{fault.name}: {fault.done}{f', {b.injected} times' if fault.breaks else ''}"
+        rows.append([done, str(len(a.asked)), _both(whole), str(len(found)), _both(lost)])
     rows[-1] += [_both(f"{each.shutdown_s:.1f}" for each in (stock, fast)), _both(len(x.left) for x in (stock, fast))]
     columns = ("fault", "requests", "answered whole", "different", "lost", "shutdown s", "left in /dev/shm")
     results.show(f"{world.name}: stock / fastpath", columns, rows)
     said = [f"{fault.name}: {each}" for fault, found in zip(faults, differ, strict=True) for each in found]
-    said += [f"{world.name}: stepped aside: {each}" for each in fast.stepped_aside]
+    broken_ones = {fault.breaks for fault in faults}
+    aside = {name for _, name, reason in fast.stepped_aside if "injected" in reason}
+    said += [f"{world.name}: stepped aside: {each}" for each in fast.stepped_aside if each[1] not in broken_ones]
+    said += [f"{world.name}: {name} did not fail" for name in broken_ones - {"", *aside}]
     if len(fast.killed) > len(stock.killed):
         said.append(f"{world.name}: had to be killed: {fast.killed}, of stock {stock.killed}")
     if len(fast.left) > len(stock.left):

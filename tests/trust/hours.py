@@ -97,7 +97,7 @@ class Watched:
         self.name, self._plugin = f"trust{os.getpid()}{name}", folder / name
         deploy = folder / f"{name}.yaml"
         text = whole_server.deploy("qwen3_omni.yaml").read_text()
-        deploy.write_text(text.replace("max_num_seqs: 64", f"max_num_seqs: {SLOTS}"))
+        deploy.write_text(text.replace("max_num_seqs: 128", f"max_num_seqs: {SLOTS}"))
         environment = {**whole_server.environment(arm, STEPS), **counts.plugin(self._plugin)}
         model = whole_server.model_folder("qwen3_omni")
         self.server = Server(model, deploy, environment=environment, arguments=arm.arguments)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_fastpath.hooks import hookimpl
-from tests.trust import distribution
+from tests.trust import broken, distribution
 
 PUT_AT, PROCESSED_AT = 5, 20
 """Which of a request's chunks to the talker, and which of its outputs at the thinker."""
@@ -32,8 +32,10 @@ _PUT = re.compile(rf"(put-fails|put-raises|put-blocks)\S*_0_{PUT_AT}$")
 
 
 def plugin(folder: Path) -> str:
-    """Write the distribution into the folder; the result is the server's ``PYTHONPATH``."""
-    return distribution(folder, "faults", _ENTRY_POINTS)
+    """Write the distribution into the folder, and what breaks patches; the result is the server's ``PYTHONPATH``."""
+    found = distribution(folder, "faults", _ENTRY_POINTS)
+    (folder / "sitecustomize.py").write_text(broken.SITECUSTOMIZE)
+    return found
 
 
 def arm() -> None:

@@ -59,6 +59,8 @@ class StageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Talkers: fewest codec frames of a request."""
     max_frames: Count = 120
     """Talkers: most codec frames of a request (a Qwen3-Omni talker takes at least one step per text token)."""
+    frames_per_token: Cost = 0.0
+    """Qwen3-Omni's talker: codec frames for each text token, in the place of the two above; 0: they decide."""
     silent: Count = 0
     """Code2wav of light engines: outputs without audio, a step each, before each one with."""
 

@@ -15,6 +15,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from omni_simulated_device.config import StageSettings
+
 KEY_BYTES = 8
 SAMPLES_A_FRAME = 1920
 """24 kHz / 12.5 Hz."""
@@ -48,6 +50,16 @@ def _digest(key: bytes, purpose: bytes, index: int, size: int) -> bytes:
 def choose(key: bytes, purpose: str, low: int, high: int) -> int:
     """A number from *low* to *high*, both included, fixed by *key* and *purpose*."""
     return low + int.from_bytes(_digest(key, purpose.encode(), 0, 8), "little") % (high - low + 1)
+
+
+def speech_frames(key: bytes, settings: StageSettings, text_tokens: int, min_tokens: int) -> int:
+    """Codec frames of a request with so many text tokens; 0: the talker is the first stage and sees none."""
+    if settings.frames_per_token and text_tokens:
+        frames = round(settings.frames_per_token * text_tokens)
+    else:
+        frames = choose(key, "frames", settings.min_frames, settings.max_frames)
+    # Qwen3-Omni's talker reads one text token a step and does not end before the text does.
+    return max(frames, text_tokens, min_tokens)
 
 
 def text_token(key: bytes, index: int) -> int:

@@ -133,9 +133,7 @@ class _Talker:
         if index < 0:
             return StepResult([], frame)
         params = request.sampling_params
-        frames = content.choose(key, "frames", self._settings.min_frames, self._settings.max_frames)
-        # Qwen3-Omni's talker reads one text token a step and does not end before the text does.
-        frames = max(frames, request.text_tokens, params.min_tokens)
+        frames = content.speech_frames(key, self._settings, request.text_tokens, params.min_tokens)
         ends = index >= frames and not params.ignore_eos
         return StepResult([self._eos if ends else self._frame(request, key, index)[0]], frame)
 

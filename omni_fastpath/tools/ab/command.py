@@ -45,8 +45,6 @@ from omni_fastpath.tools.ab.phases import Phases
 from omni_fastpath.tools.ab.verdict import STARTS
 from omni_fastpath.tools.tables import console, reader_may_leave
 
-_PIPED_WIDTH = 200
-
 USAGE = """omni-fastpath ab [options] -- SERVE COMMAND -- BENCH COMMAND
        omni-fastpath ab compare [options] FILE FILE ..."""
 
@@ -129,14 +127,14 @@ def _output_folder(name: str) -> Path:
 
 
 def _measure(plan: series.Plan) -> int:
-    progress = console(sys.stderr, _PIPED_WIDTH)
+    progress = console(sys.stderr)
     for arm in plan.arms:
         progress.print(f"{arm.name}: {' '.join(map('='.join, series.shown_variables(arm).items())) or 'as it is'}")
     order = " ".join(arm.name for arm in plan.order)
     count, load_s = len(plan.order), commands.load_s(plan.bench)
     load = f"{count * load_s / 60:.0f} minutes of load" if load_s else f"{count} loads"
-    if load_s == 0:
-        progress.print(commands.SATURATION, style="yellow")
+    for warning in commands.warnings(plan.bench):
+        progress.print(warning, style="yellow")
     progress.print(f"{count} starts, one after another: {order}; to {plan.out}")
     progress.print(f"It takes {load}, and {count} starts and stops of your server, on idle accelerators.")
     interrupts = Interrupts()
@@ -159,7 +157,7 @@ def _last_words(ended: Exception | Interrupted) -> str:
 def _reported(judged: report.Report, folder: Path) -> int:
     written = report.write(judged, folder)
     with reader_may_leave(sys.stdout):
-        out = console(sys.stdout, _PIPED_WIDTH)
+        out = console(sys.stdout)
         report.show(judged, out)
         for line in written:
             out.print(line, soft_wrap=True)

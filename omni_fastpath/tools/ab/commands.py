@@ -8,6 +8,7 @@ the same extra body, so that a model that only speaks is asked to speak. One cha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
@@ -46,6 +47,8 @@ _MADE: Mapping[str | None, Callable[[str], Request]] = {
 }
 
 SATURATION = "This is saturation: --request-rate is inf, the client's default. Name the rate of your busy hour."
+ENOUGH = 100
+"""Requests, of which the 99th percentile is more than the slowest."""
 
 PROMPTS = [f"Explain in {count} sentences how bread is made." for count in range(1, 9)]
 _RECORDED_S, _RECORDED_HZ = 5, 16_000
@@ -131,9 +134,22 @@ def load_s(bench: Sequence[str]) -> float | None:
     try:
         per_s = float(value(bench, "--request-rate") or ("inf" if "bench" in bench else ""))
         is_closed = math.isinf(per_s) and value(bench, "--max-concurrency") is not None
-        return None if is_closed else int(value(bench, "--num-prompts") or "1000") / per_s
+        return None if is_closed else _requests(bench) / per_s
     except (ValueError, ArithmeticError):  # the client will say so
         return None
+
+
+def _requests(bench: Sequence[str]) -> int:
+    return int(value(bench, "--num-prompts") or "1000")
+
+
+def warnings(bench: Sequence[str]) -> list[str]:
+    """What is to be said of a load before the first start and in the report."""
+    found = [SATURATION] if load_s(bench) == 0 else []
+    with contextlib.suppress(ValueError):
+        if (few := _requests(bench)) < ENOUGH:
+            found.append(f"Of {few} requests p99 is the slowest one: take at least {ENOUGH} (--num-prompts).")
+    return found
 
 
 def check_reachable(serve: Sequence[str]) -> None:

@@ -37,14 +37,14 @@ JUDGED = (
 """The first of these that was measured is the primary measure unless another is named, and ``OTHERS`` get a verdict."""
 
 _KNOWN: Mapping[str, tuple[str, str, Better]] = {
-    "audio_ttfp_ms": ("first audio", "ms", "lower"),
-    "ttft_ms": ("first text", "ms", "lower"),
-    "e2el_ms": ("whole answer", "ms", "lower"),
+    "audio_ttfp_ms": ("first audio (TTFP)", "ms", "lower"),
+    "ttft_ms": ("first text (TTFT)", "ms", "lower"),
+    "e2el_ms": ("whole answer (E2EL)", "ms", "lower"),
     "audio_underrun_s": ("silence (underrun)", "s", "lower"),
     "audio_continuity_ok_rate": ("answers played without a silence", "", "higher"),
-    "audio_rtf": ("time for a second of audio", "s", "lower"),
-    "tpot_ms": ("time for a token after the first", "ms", "lower"),
-    "itl_ms": ("wait for the next text", "ms", "lower"),
+    "audio_rtf": ("time for a second of audio (RTF)", "s", "lower"),
+    "tpot_ms": ("time for a token after the first (TPOT)", "ms", "lower"),
+    "itl_ms": ("wait for the next text (ITL)", "ms", "lower"),
     "image_generation_ms": ("image", "ms", "lower"),
     "video_generation_ms": ("video", "ms", "lower"),
     "request_throughput": ("requests served", "req/s", "higher"),
@@ -66,7 +66,7 @@ def _name(key: str) -> str:
 
 
 def called(key: str) -> str:
-    """What a table calls a key of the client's: ``first audio, median``."""
+    """What a table calls a key of the client's: ``first audio (TTFP), median``."""
     return ", ".join([_KNOWN[_name(key)][0], *_STATISTIC.findall(key)[:1]])
 
 
@@ -95,13 +95,17 @@ def check_primary(primary: str | None, starts: Sequence[Start]) -> None:
 
 
 def table(starts: Sequence[Start], *, primary: str | None = None) -> list[Measure]:
-    """The rows of these starts: what any of them measured and is not zero in all, in the order of ``_KNOWN``.
+    """The rows of these starts: what any of them measured, in the order of ``_KNOWN``.
+
+    What is zero in all was not there, but for silence where there was audio.
 
     Args:
         starts: Of both arms.
         primary: The primary measure, by its key or as it is called; unless it was measured, the first of ``JUDGED``.
     """
-    known = {key for start in starts for key, value in start.measured.items() if value and _name(key) in _KNOWN}
+    measured = [(key, value) for start in starts for key, value in start.measured.items() if _name(key) in _KNOWN]
+    has_audio = any(_name(key) == "audio_ttfp_ms" for key, _ in measured)
+    known = {key for key, value in measured if value or (has_audio and _name(key) == "audio_underrun_s")}
     keys = sorted(known, key=lambda key: ([*_KNOWN].index(_name(key)), key))
     named = [key for key in keys if primary in (key, called(key))]
     judged = [key for key in dict.fromkeys((*named, *JUDGED)) if key in keys][: 1 + OTHERS]

@@ -114,8 +114,7 @@ def alarms(report: Report) -> list[str]:
     for title, shares in report.lacking:
         parts = (f"{share:.0%} of the starts of {arm}" for arm, share in zip(series.arms, shares, strict=True))
         found.append(f"{' and '.join(parts)} have no {title}")
-    if any(commands.load_s(start.bench) == 0 for start in series.starts):
-        found.append(commands.SATURATION)
+    found += dict.fromkeys(warning for start in series.starts for warning in commands.warnings(start.bench))
     if len({(*start.serve, "--", *start.bench) for start in series.starts}) > 1:
         found.append("The starts' commands differ")
     return found

@@ -137,7 +137,7 @@ def print_table(console: Console, columns: Sequence[str], found: Sequence[Row]) 
     table = Table(box=None if not console.is_terminal else Table().box, padding=(0, 1))
     for place, name in enumerate(columns):
         is_text = place == 0 or name == "verdict"
-        table.add_column(Text(name), justify="left" if is_text else "right", no_wrap=not console.is_terminal)
+        table.add_column(Text(name.replace(" / ", " /\n")), justify="left" if is_text else "right")
     for group, of_group in groupby(found, key=lambda row: row.measure.group):
         if group:
             table.add_row(Text(group), style="bold")

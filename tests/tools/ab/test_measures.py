@@ -57,17 +57,25 @@ def _starts(**measured: float) -> list[Start]:
 def test_the_primary_measure_may_be_named() -> None:
     """By key, or as the table calls it; what was not measured is refused, with the nearest key."""
     measured = {"request_throughput": 1.0, "median_ttft_ms": 1.0, "p99.9_ttft_ms": 1.0, "image_throughput": 0.0}
-    for primary in ("p99.9_ttft_ms", "first text, p99.9"):
+    for primary in ("p99.9_ttft_ms", "first text (TTFT), p99.9"):
         rows = measures.table(_starts(**measured), primary=primary)
         assert [(row.title, row.primary) for row in rows] == [
-            ("first text, median", False),
-            ("first text, p99.9", True),
+            ("first text (TTFT), median", False),
+            ("first text (TTFT), p99.9", True),
             ("requests served", False),
         ]
         assert [row.judged for row in rows] == [not row.primary for row in rows]
         measures.check_primary(primary, _starts(**measured))
     with pytest.raises(ConfigError, match=r"median_ttft, which was not measured.*did you mean 'median_ttft_ms'"):
         measures.check_primary("median_ttft", _starts(**measured))
+
+
+def test_no_silence_is_shown_where_there_was_audio() -> None:
+    """Zero in every start is what a listener hopes for; without audio there is nothing to say of it."""
+    silence = {"p99_audio_underrun_s": 0.0}
+    rows = measures.table(_starts(**silence, median_audio_ttfp_ms=1.0))
+    assert [(row.title, row.judged) for row in rows][-1] == ("silence (underrun), p99", True)
+    assert measures.table(_starts(**silence)) == []
 
 
 def test_what_a_listener_hears_is_judged_before_what_the_load_decides() -> None:

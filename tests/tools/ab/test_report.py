@@ -38,9 +38,9 @@ def test_markdown_has_what_was_named_and_folds_the_rest() -> None:
     """A table of verdicts, the legend, the answers; arms' names cannot break it."""
     said = report.markdown(report.judge(_series()))
     assert said.startswith("### B against A\n")
-    assert "| first text, median, ms | 105 (100 to 111)" in said.replace(".5", "").replace(".0", "")
+    assert "| first text (TTFT), median, ms | 105 (100 to 111)" in said.replace(".5", "").replace(".0", "")
     assert "worse (" in said
-    assert "Verdict: exact Mann-Whitney over starts; first text, median was named beforehand" in said
+    assert "Verdict: exact Mann-Whitney over starts; first text (TTFT), median was named beforehand" in said
     assert "1 further measures, without a verdict" in said
     assert "- A: X=a\\|b" in said
     assert "X=&lt;b>" in said
@@ -75,7 +75,7 @@ def test_a_measure_that_the_second_arm_lost_is_exit_code_1(without: int) -> None
     ]
     judged = report.judge(Series(whole.arms, starts, 12))
     assert judged.exit_code == 1
-    told = f"0% of the starts of A and {without / 6:.0%} of the starts of B have no first text, median"
+    told = f"0% of the starts of A and {without / 6:.0%} of the starts of B have no first text (TTFT), median"
     assert told in report.markdown(judged)
     json.dumps(report.as_data(judged), allow_nan=False)
     assert report.judge(Series(("B", "A"), starts, 12)).exit_code == 4
@@ -84,8 +84,8 @@ def test_a_measure_that_the_second_arm_lost_is_exit_code_1(without: int) -> None
 def test_the_last_word_is_one_sentence() -> None:
     """What is better and what is worse, by their names, and in how many no difference was shown."""
     expected = {
-        0.5: "better in 1 (first text, median), worse in none, no difference shown in 1.",
-        2.0: "better in none, worse in 1 (first text, median), no difference shown in 1.",
+        0.5: "better in 1 (first text (TTFT), median), worse in none, no difference shown in 1.",
+        2.0: "better in none, worse in 1 (first text (TTFT), median), no difference shown in 1.",
     }
     for factor, said in expected.items():
         found = report.notes(report.judge(_series(factor=factor)))[0]
@@ -101,9 +101,19 @@ def test_saturation_is_an_alarm(words: str, alarmed: bool) -> None:
     bench = ["vllm", "bench", "serve", *words.split()]
     whole = _series(1)
     for command, expected in ((bench, alarmed), (["mine", "-n", "3"], False)):
-        starts = [start.model_copy(update={"bench": command}) for start in whole.starts]
-        alarms = report.alarms(report.judge(Series(whole.arms, starts, 2)))
-        assert (commands.SATURATION in alarms) is expected
+        assert (commands.SATURATION in _alarms(whole, command)) is expected
+
+
+def _alarms(series: Series, bench: list[str]) -> list[str]:
+    starts = [start.model_copy(update={"bench": bench}) for start in series.starts]
+    return report.alarms(report.judge(Series(series.arms, starts, 2)))
+
+
+@pytest.mark.parametrize(("words", "alarmed"), [("--num-prompts 40", True), ("--num-prompts=100", False), ("", False)])
+def test_a_p99_that_is_one_request_is_an_alarm(words: str, alarmed: bool) -> None:
+    """Of fewer than 100 requests the 99th percentile is the slowest; the client's default is 1,000."""
+    alarms = _alarms(_series(1), ["vllm", "bench", "serve", "--request-rate", "4", *words.split()])
+    assert ("Of 40 requests p99 is the slowest one: take at least 100 (--num-prompts)." in alarms) is alarmed
 
 
 def test_a_series_that_was_cut_short_says_so(tmp_path: Path) -> None:

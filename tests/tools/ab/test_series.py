@@ -74,7 +74,7 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
         arm: f"OMNI_FASTPATH={on} VLLM_OMNI_TOKEN=***" for arm, on in (("stock", 0), ("fastpath", 1))
     }
     primary = next(row for row in found["rows"] if row["primary"])
-    assert primary["name"] == "first audio, median"
+    assert primary["name"] == "first audio (TTFP), median"
     assert primary["ratio"] == pytest.approx(0.5, rel=0.02)
     assert primary["verdict"]["word"] == "too few starts"
     states = {arm: {p["state"] for p in said[0]["patches"].values()} for arm, said in found["states"].items()}
@@ -90,7 +90,7 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     ]
     shown = capsys.readouterr()
     assert "stock: OMNI_FASTPATH=0" in shown.out
-    assert "first audio, median, ms" in shown.out
+    assert "first audio (TTFP)" in shown.out
     assert "too few starts" in shown.out.splitlines()[-1]
     assert "4 starts, one after another: stock fastpath fastpath stock" in shown.err
     assert "4/4 stock: benchmark client" in shown.err
@@ -105,7 +105,7 @@ def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
     """Six starts an arm and twice the time: the measures say worse; they can be judged again from the files."""
     assert _ab(serve(), bench("slower"), *OFF_ON, "--starts", "6") == 1
     found = _report()
-    assert "first audio, median" in found["worse"]
+    assert "first audio (TTFP), median" in found["worse"]
     assert found["order"] == [*"ABBAABBAABBA"]
     starts = sorted(map(str, Path("out/starts").iterdir()))
     assert cli.main(["ab", "compare", "--out", "again", *starts]) == 1
@@ -113,7 +113,7 @@ def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
     # Not the figures: the oldest pydantic reads a number's last digit otherwise.
     assert [_name_and_word(row) for row in again["rows"]] == [_name_and_word(row) for row in found["rows"]]
     assert cli.main(["ab", "compare", "--out", "turned", starts[1], starts[0], *starts[2:]]) == 0
-    assert "first audio, median" in _report("turned")["better"]
+    assert "first audio (TTFP), median" in _report("turned")["better"]
 
 
 # ---- What goes wrong ----

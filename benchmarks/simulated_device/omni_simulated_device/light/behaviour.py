@@ -27,6 +27,9 @@ SAMPLE_RATE = 24000
 Arrival = Callable[[Stream], None]
 """Makes what a stage has sent be there in the next one."""
 
+KeptBack = Callable[[int], None]
+"""Counts an output that leaves without its payload of so many bytes."""
+
 Arrays = dict[str, tuple[str, npt.NDArray[Any]]]
 """Tensors by name, each with torch's name of its type."""
 
@@ -91,7 +94,8 @@ class StageSpec:
         initial_chunk: Frames of the first chunk to code2wav; 0: as the others.
         chunk: Frames of a chunk.
         left_context: Frames that code2wav decodes again.
-        client_gets_payload: Whether a talker's codes are sent to the orchestrator too.
+        makes_payload: Whether a talker puts its codes into its outputs, by upstream's rule.
+        gated: Whether ``forward_gate`` takes them out again.
         seed: Of everything.
         settings: Of the device, for this stage.
     """
@@ -103,7 +107,8 @@ class StageSpec:
     initial_chunk: int
     chunk: int
     left_context: int
-    client_gets_payload: bool
+    makes_payload: bool
+    gated: bool
     seed: int
     settings: StageSettings
 
@@ -113,8 +118,9 @@ class _Behaviour:
 
     samples_tokens: ClassVar[bool] = True
 
-    def __init__(self, spec: StageSpec) -> None:
+    def __init__(self, spec: StageSpec, kept_back: KeptBack) -> None:
         self.spec = spec
+        self._kept_back = kept_back
 
     def begin(self, live: Live) -> None:
         """A request has come."""
@@ -198,7 +204,7 @@ class _Talker(_Behaviour):
         ends = live.ends_at is not None and index >= live.ends_at
         live.next_frame = content.codec_frame(key, index, self.spec.codebooks)
         token = self.spec.eos if ends else live.next_frame[0]
-        arrays = self._arrays(live) if self.spec.client_gets_payload else None
+        arrays = self._arrays(live) if self.spec.makes_payload else None
         live.outputs += 1
         finish, stop = self._stopped(live, token)
         chunk = self._chunk(live, last=finish is not None)
@@ -210,11 +216,14 @@ class _Talker(_Behaviour):
         return Answer([token], arrays, finish, stop, None if chunk is None else arrive)
 
     def _length(self, live: Live, key: bytes) -> int:
-        settings = self.spec.settings
-        frames = content.choose(key, "frames", settings.min_frames, settings.max_frames)
-        return max(frames, live.stream.text_tokens, int(live.request.params.get("min_tokens", 0)))
+        least = int(live.request.params.get("min_tokens", 0))
+        return content.speech_frames(key, self.spec.settings, live.stream.text_tokens, least)
 
-    def _arrays(self, live: Live) -> Arrays:
+    def _arrays(self, live: Live) -> Arrays | None:
+        """The codes of the tokens that the step computed, unless they are kept back."""
+        if self.spec.gated:
+            self._kept_back(8 * self.spec.codebooks * self.cost_tokens(live))
+            return None
         if not live.outputs:
             return {"codes.audio": ("int64", np.zeros((len(live.request.prompt), self.spec.codebooks), np.int64))}
         return {"codes.audio": ("int64", np.array([live.frames[-1]], np.int64))}
@@ -292,6 +301,6 @@ BEHAVIOURS: dict[str, type[_Behaviour]] = {
 }
 
 
-def build(spec: StageSpec) -> _Behaviour:
+def build(spec: StageSpec, kept_back: KeptBack) -> _Behaviour:
     """The behaviour of a stage."""
-    return BEHAVIOURS[spec.model_stage](spec)
+    return BEHAVIOURS[spec.model_stage](spec, kept_back)

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from omni_simulated_device.light import behaviour
-from omni_simulated_device.light.behaviour import Answer, Arrival, Live
+from omni_simulated_device.light.behaviour import Answer, Arrival, KeptBack, Live
+from omni_simulated_device.light.fastpath import InStage
 from omni_simulated_device.light.stream import Stream, Streams
 from omni_simulated_device.light.wire import Encoder, Frames, Layout, Record, Request
 
@@ -44,6 +45,7 @@ class Spec(msgspec.Struct):
         ends_only: Only ends are sent, as by a stage of model runner v2 that nobody sees.
         slots: Requests in a step at most.
         behaviour: Of the stage.
+        fastpath: What omni-fastpath would say in a process of the stage.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Spec(msgspec.Struct):
     ends_only: bool
     slots: int
     behaviour: behaviour.StageSpec
+    fastpath: InStage | None
 
 
 class Engine:
@@ -70,13 +73,15 @@ class Engine:
         busy_s: Processor time of making and sending them.
     """
 
-    def __init__(self, spec: Spec, addresses: list[str], context: Any, streams: Streams, later: Later) -> None:
+    def __init__(
+        self, spec: Spec, addresses: list[str], context: Any, streams: Streams, later: Later, kept_back: KeptBack
+    ) -> None:
         self.spec = spec
         self.steps = 0
         self.late_s: list[float] = []
         self.busy_s = 0.0
         self._streams, self._later = streams, later
-        self._behaviour = behaviour.build(spec.behaviour)
+        self._behaviour = behaviour.build(spec.behaviour, kept_back)
         self._sockets = []
         for address in addresses:
             socket = context.socket(zmq.PUSH)

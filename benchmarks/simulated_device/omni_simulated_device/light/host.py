@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from omni_simulated_device.light.engine import Engine, Spec
+from omni_simulated_device.light.fastpath import Published
 from omni_simulated_device.light.stream import Streams
 from omni_simulated_device.light.wire import Decoder
 
@@ -150,6 +151,7 @@ class Host:
         self._streams = Streams()
         self._poller = zmq.Poller()
         self._by_socket: dict[Any, Connection] = {}
+        self._published = Published()
 
     def run(self) -> None:
         """Until the server's end of the control socket is gone."""
@@ -180,6 +182,8 @@ class Host:
         pair = socket.socket(fileno=descriptors[0])
         try:
             spec = msgspec.msgpack.decode(data, type=Spec)
+            if spec.fastpath is not None:
+                self._published.add(spec.fastpath)
             connection = Connection(spec, pair, self._context)
         except Exception as error:
             logger.exception("a light engine cannot begin")
@@ -218,7 +222,8 @@ class Host:
             self._end(connection, error)
 
     def _start(self, connection: Connection, outputs: list[str]) -> None:
-        connection.engine = Engine(connection.spec, outputs, self._context, self._streams, self._clock.later)
+        kept_back = self._published.kept_back
+        connection.engine = Engine(connection.spec, outputs, self._context, self._streams, self._clock.later, kept_back)
 
     def _take(self, found: Any, connection: Connection) -> None:
         """One message of a client."""

@@ -23,6 +23,7 @@ import msgspec
 from vllm.v1.engine.utils import CoreEngineProcManager
 
 from omni_simulated_device import config
+from omni_simulated_device.light import fastpath
 from omni_simulated_device.light.behaviour import BEHAVIOURS, StageSpec
 from omni_simulated_device.light.engine import Spec
 from omni_simulated_device.light.wire import Layout
@@ -188,7 +189,9 @@ class LightEngineManager(CoreEngineProcManager):  # type: ignore[misc]
         )
         self.processes = [_Handle(spec)]
         self._finalizer = weakref.finalize(self, _end, self.processes)
-        logger.info("[simulated device] light engine %s after %.3f s", spec.name, time.monotonic() - began)
+        gate = spec.fastpath.states[fastpath.GATE] if spec.fastpath else ("off", "")
+        took_s = time.monotonic() - began
+        logger.info("[simulated device] light engine %s after %.3f s, forward_gate %s: %s", spec.name, took_s, *gate)
 
 
 def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshake: str, log_stats: bool) -> Spec:
@@ -209,6 +212,7 @@ def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshak
         raise NotImplementedError(f"model stage {model.model_stage!r}: light engines are {', '.join(BEHAVIOURS)}")
     if not model.async_chunk:
         raise NotImplementedError("light engines need async_chunk: true")
+    ours = fastpath.in_stage(vllm_config)
     return Spec(
         name=f"LightEngine_stage{stage}_replica{replica}",
         stage=stage,
@@ -222,11 +226,14 @@ def describe(vllm_config: Any, *, stage: int, replica: int, index: int, handshak
         stats_every_s=_STATS_INTERVAL_S,
         ends_only=not upstream.emits_output(model, stopped=False, has_control=False),
         slots=vllm_config.scheduler_config.max_num_seqs,
-        behaviour=_behaviour(model, gets_payload=not stage_sends_async_output(model)),
+        behaviour=_behaviour(
+            model, makes_payload=not stage_sends_async_output(model), gated=ours is not None and ours.gated
+        ),
+        fastpath=ours,
     )
 
 
-def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
+def _behaviour(model: Any, *, makes_payload: bool, gated: bool) -> StageSpec:
     hf_config = model.hf_config
     talker = getattr(hf_config, "talker_config", hf_config)
     device = config.load()
@@ -242,7 +249,8 @@ def _behaviour(model: Any, *, gets_payload: bool) -> StageSpec:
         chunk=int(extra.get("codec_chunk_frames", 25)),
         # Qwen3-TTS's decoder keeps its state, so that no frame is sent twice.
         left_context=int(extra.get("codec_left_context_frames", 25)) if omni else 0,
-        client_gets_payload=gets_payload,
+        makes_payload=makes_payload,
+        gated=gated,
         seed=device.seed,
         settings=device.stage(model.model_stage),
     )

@@ -1,0 +1,140 @@
+"""What was taken from a replica and is not done: what is left to do of it, and how to do it exactly once.
+
+Each step takes its argument out of a list in the one line that calls upstream, and adds what is left to do in the same
+line. So whatever is raised between two lines of this patch, ``finish`` goes on where the work was left, leaves nothing
+out and does nothing twice. That is all that the drain needs to step aside (``Dispatcher.finish``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from . import upstream
+from .replicas import Replica
+
+
+class Work:
+    """A raw output, or a part of one, on its way through upstream's handling.
+
+    Args:
+        orchestrator: Upstream's ``OrchestratorBase``.
+        replica: Where it is from.
+        number: Its place among the arrivals at all replicas.
+
+    Attributes:
+        raw: What is not processed, the first one first. None where there was nothing; two while an end is split off.
+        made: Upstream's request outputs that are not routed, if any.
+        ended: The ids whose ends are not in upstream's books, if any.
+    """
+
+    __slots__ = ("ended", "made", "number", "orchestrator", "raw", "replica")
+
+    def __init__(self, orchestrator: Any, replica: Replica, number: float) -> None:
+        self.orchestrator = orchestrator
+        self.replica = replica
+        self.number = number
+        self.raw: list[Any] = []
+        self.made: list[list[Any]] = []
+        self.ended: list[set[str]] = []
+
+    async def get_output_async(self) -> Any:
+        """As a client with one raw output: what is taken already passes through upstream's reading."""
+        return self.raw[0]
+
+    async def read(self) -> bool:
+        """Unpack the next one, and drop it where upstream's rule says so; whether it is kept. May be repeated."""
+        if self.raw[0] is not None and await upstream.read(self.replica.pool, self) is not None:
+            return True
+        del self.raw[0]
+        return False
+
+    async def process(self) -> list[Any]:
+        """Let upstream process the next one; upstream's request outputs, which ``finish`` routes."""
+        process, slot = self.orchestrator._process_llm_stage_outputs, self.replica.slot
+        ids: set[str] = set()
+        self.made, self.ended = [await process(*slot, self.raw.pop(0), ids)], [ids]
+        return self.made[0]
+
+    async def finish(self) -> None:
+        """Do what is left to do."""
+        while self.made or self.ended or self.raw:
+            if self.made:
+                await self.orchestrator._handle_processed_outputs(*self.replica.slot, self.made.pop())
+            elif self.ended:
+                await self.orchestrator._finish_raw_terminal_requests(*self.replica.slot, self.ended.pop())
+            elif await self.read():
+                await self.process()
+
+
+class DiffusionOutput(Work):
+    """An output of a diffusion stage: there is no batch to process."""
+
+    __slots__ = ()
+
+    async def read(self) -> bool:
+        """Take the metrics out of it; whether it has anything else."""
+        output = self.raw[0]
+        if output is not None and not self.orchestrator._absorb_diffusion_metrics(*self.replica.slot, output):
+            return True
+        del self.raw[0]
+        return False
+
+    async def process(self) -> list[Any]:
+        """Let upstream note its time, which must not be repeated; a list of itself."""
+        self.made.append(made := [self.raw.pop(0)])
+        if not upstream.is_diffusion_start(made[0]):
+            self.replica.pool.record_output_timestamps(made)
+        return made
+
+
+class Death(Work):
+    """The death of a replica: upstream evicts it and fails its requests. All of it may be repeated.
+
+    Args:
+        orchestrator: Upstream's ``OrchestratorBase``.
+        replica: The replica, with the client that died.
+        number: Its place among the arrivals at all replicas.
+        error: The exception that reported it.
+
+    Attributes:
+        stranded: The states of the requests, by id, that upstream would have failed when it died.
+    """
+
+    __slots__ = ("_bound", "stranded")
+
+    def __init__(self, orchestrator: Any, replica: Replica, number: float, error: Exception) -> None:
+        super().__init__(orchestrator, replica, number)
+        self.raw.append(error)
+        pool, (stage_id, replica_id) = replica.pool, replica.slot
+        survives = any(each != replica_id for each in pool.live_replica_ids())
+        states = orchestrator.request_states.items()
+        submitted = {each: state for each, state in states if stage_id in state.stage_submit_ts}
+        self._bound = {each for each in submitted if pool.get_bound_replica_id(each) == replica_id}
+        self.stranded = {each: state for each, state in submitted.items() if each in self._bound or not survives}
+
+    async def read(self) -> bool:
+        """There is nothing to unpack."""
+        return True
+
+    async def process(self) -> list[Any]:
+        """Evict the replica. If another client is in its slot by now, or none, fail its requests."""
+        pool, (stage_id, replica_id), died = self.replica.pool, self.replica.slot, self.replica.client
+        client = pool.clients[replica_id]
+        if client is died:
+            await self.orchestrator._handle_dead_replica(stage_id, replica_id, self.raw[0])
+        else:
+            if client is not None:  # upstream does not shut down a client that was replaced
+                with contextlib.suppress(Exception):
+                    died.shutdown()
+            for request_id, state in self.stranded.items():
+                # By upstream's rule (``_handle_dead_replica``), but for the requests of another client in the slot. A
+                # detach drops the rows of the coordinator's bindings and fails those requests itself.
+                now_at = pool.get_bound_replica_id(request_id)
+                lost = request_id in self._bound and (now_at == replica_id or (now_at is None and client is not None))
+                if not lost and pool.live_replica_ids():
+                    continue
+                if self.orchestrator.request_states.get(request_id) is state:  # another failure may have ended it
+                    await self.orchestrator._fail_request_dead_stage(request_id, stage_id)
+        self.raw.clear()
+        return []

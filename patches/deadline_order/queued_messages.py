@@ -1,0 +1,112 @@
+"""Queued messages in the order in which they are handed out: earliest deadline first, in order within a request.
+
+The messages themselves are in one dictionary by number of arrival, and everything else is an index of it. After an
+error that dictionary is all that is needed to give them back.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Due = tuple[float, int]
+"""A deadline, and the number of the message that has it."""
+
+
+class Deadlines(Protocol):
+    """What says when a message is due: ``deadlines.Deadlines``."""
+
+    def of(self, message: Any) -> tuple[str | None, float]:
+        """The request of a message that has just arrived, and its deadline in seconds."""
+
+
+class _Request:
+    """What is queued of one request.
+
+    Attributes:
+        numbers: Its messages, in order of arrival.
+        earliest: Those that have an earlier deadline than each one after them, in order of arrival: the first one has
+            the earliest deadline of all.
+    """
+
+    __slots__ = ("earliest", "numbers")
+
+    def __init__(self) -> None:
+        self.numbers: deque[int] = deque()
+        self.earliest: deque[Due] = deque()
+
+    def add(self, due: Due) -> None:
+        """A message arrived."""
+        self.numbers.append(due[1])
+        while self.earliest and self.earliest[-1][0] > due[0]:
+            self.earliest.pop()
+        self.earliest.append(due)
+
+
+class QueuedMessages:
+    """Queued messages of one engine. All methods are called on the front end's event loop.
+
+    Args:
+        deadlines: What says when a message is due.
+
+    Attributes:
+        deadlines: The same.
+        messages: By number of arrival, in order of arrival.
+        is_open: Whether more may arrive: a message with an infinite deadline closes it until it has been taken, so that
+            nothing overtakes it.
+        overtaken: Messages that were taken after one that had arrived later.
+    """
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self.deadlines = deadlines
+        self.messages: dict[int, Any] = {}
+        self.is_open = True
+        self._requests: dict[str | None, _Request] = {}
+        self._turns: list[tuple[float, int, str | None]] = []
+        self._arrived = 0
+        self._latest = -1
+        self.overtaken = 0
+
+    def collect(self, get: Callable[[], Any]) -> None:
+        """Take everything that ``get`` gives, until it raises."""
+        while self.is_open:
+            try:
+                self.messages[self._arrived] = get()
+            except Exception:  # nothing more is there, or it is closed: upstream looks next, and says so
+                return
+            self._arrived += 1
+            self._index(self._arrived - 1)
+
+    def _index(self, number: int) -> None:
+        """Give a message that is new in ``messages`` its place in the order."""
+        request_id, deadline = self.deadlines.of(self.messages[number])
+        self.is_open = deadline != math.inf
+        queued = self._requests.setdefault(request_id, _Request())
+        before = queued.earliest[0] if queued.earliest else None
+        queued.add((deadline, number))
+        if queued.earliest[0] != before:
+            if before is not None:
+                del self._turns[bisect_left(self._turns, (*before, request_id))]
+            insort(self._turns, (*queued.earliest[0], request_id))
+
+    def take(self) -> Any:
+        """The message whose turn it is; None when nothing is queued."""
+        if not self._turns:
+            return None
+        deadline, due_number, request_id = self._turns[0]
+        queued = self._requests[request_id]
+        number = queued.numbers.popleft()
+        self.overtaken += number < self._latest
+        self._latest = max(self._latest, number)
+        if number == due_number:
+            queued.earliest.popleft()
+            del self._turns[0]
+            if queued.numbers:
+                insort(self._turns, (*queued.earliest[0], request_id))
+            else:
+                del self._requests[request_id]
+            self.is_open = self.is_open or deadline == math.inf
+        return self.messages.pop(number)

@@ -1,0 +1,107 @@
+"""The slots of ``deadline_order``: what is queued is taken in one go, and handed out by deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import janus
+
+from omni_fastpath import way_out
+from omni_fastpath.hooks import HOOKS
+from omni_fastpath.ledger import runtime
+
+from .deadlines import Deadlines
+from .queued_messages import QueuedMessages
+
+BATCH = 8
+"""Messages that 0.32's front end gets at a time: what arrives while it hands them out waits for all of them."""
+
+_runtime = runtime("deadline_order")
+_counters = _runtime.counters
+_guard = _runtime.guard("ordering messages by deadline")
+
+_queued: WeakKeyDictionary[Any, QueuedMessages] = WeakKeyDictionary()
+"""By the janus queue that they are taken from."""
+
+way_out.KEPT.append(lambda: sum(len(queued.messages) for queued in list(_queued.values())))
+
+
+def _queued_of(engine: Any) -> QueuedMessages | None:
+    """What is queued at an engine's front end; None where its queue is not janus', which is an embedder's own."""
+    queue = engine.output_queue
+    if not isinstance(queue, janus.Queue):
+        return None
+    found = _queued.get(queue)
+    if found is None and not _runtime.has_failed:
+        found = _queued[queue] = QueuedMessages(Deadlines(HOOKS.observer("deadline"), monotonic))
+    return found
+
+
+def _next(queued: QueuedMessages, get: Callable[[], Any]) -> Any:
+    """The message whose turn it is, with what ``get`` gives; None when nothing is queued, or after an error."""
+    if not _runtime.has_failed:
+        with _guard:
+            queued.collect(get)
+            _counters["messages"] += bool(queued.messages)
+            _counters["most_queued"] = max(_counters["most_queued"], len(queued.messages))
+            _counters["overtaken"] = queued.overtaken
+            return queued.take()
+    return None
+
+
+async def wrapped_try_get_output_async(
+    wrapped: Callable[[], Awaitable[Any]], instance: Any, _args: Any, _kwargs: Any
+) -> Any:
+    """The message whose turn it is; when nothing is queued, what upstream finds and says.
+
+    Raises:
+        RuntimeError: Upstream's, when the orchestrator died.
+    """
+    queued, message = _queued_of(instance), None
+    if queued is not None:
+        message = _next(queued, instance.output_queue.sync_q.get_nowait)
+    return await wrapped() if message is None else message
+
+
+async def wrapped_get_output_blocking_async(
+    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
+) -> Any:
+    """The same in event-driven mode: where nothing is queued upstream waits, and what it finds is alone.
+
+    Raises:
+        RuntimeError: Upstream's, when the orchestrator died.
+    """
+    queued, message = _queued_of(instance), None
+    if queued is not None:
+        message = _next(queued, instance.output_queue.sync_q.get_nowait)
+    if message is None:
+        message = await wrapped(*args, **kwargs)
+        if queued is not None and message is not None and not _runtime.has_failed:
+            with _guard:
+                queued.deadlines.of(message)
+    return message
+
+
+def wrapped_drain_output_messages(
+    wrapped: Callable[..., list[Any]], instance: Any, args: Any, kwargs: Any
+) -> list[Any]:
+    """A batch of the messages whose turn it is; when nothing is queued, what upstream finds and says."""
+    queued = _queued_of(instance)
+    found: list[Any] = []
+    while queued is not None and len(found) < BATCH:
+        message = _next(queued, lambda: wrapped(1)[0])
+        if message is None:
+            break
+        found.append(message)
+    return found or wrapped(*args, **kwargs)
+
+
+def taken_off() -> None:
+    """Give what is queued back to upstream's queues, in front of what has been put there since, as it arrived."""
+    for queue, queued in list(_queued.items()):
+        queue._queue.extendleft(reversed(queued.messages.values()))
+        queued.messages.clear()
+    _queued.clear()

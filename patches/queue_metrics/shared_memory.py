@@ -1,0 +1,40 @@
+"""What is in ``/dev/shm``: how full it is, the chunks of this server's requests, and what nobody can fetch any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from itertools import islice
+from time import time
+
+FOLDER = "/dev/shm"  # noqa: S108 - where upstream's connector puts chunks
+_CHUNK = re.compile(r"(?:shm_)?(?P<request>.+)_(?P<stage>\d+)_\d+(?:_lockfile\.lock)?")
+"""A chunk's name, and its lock's: a request, the stage that sent it, and a number."""
+_LOST_S = 600.0
+"""How old a chunk is before nobody fetches it any more, if its request is not known here: after as long upstream gives
+up a request that waits for a chunk. Another server's requests are never known."""
+
+
+def look(requests: Collection[str], stages: int) -> Iterator[tuple[str, float, dict[str, str]]]:
+    """How full it is, the bytes of these requests' chunks by stage, and how many chunks nobody fetches any more.
+
+    Nothing where there is no such folder.
+    """
+    sizes, orphans = Counter[str](), 0
+    with contextlib.suppress(OSError), os.scandir(FOLDER) as files:
+        for file in islice(files, 10_000):
+            name = _CHUNK.fullmatch(file.name)
+            with contextlib.suppress(OSError):  # it was fetched meanwhile
+                if name is not None and file.is_file(follow_symlinks=False):
+                    if name["request"] in requests:
+                        sizes[name["stage"]] += file.stat().st_size
+                    else:
+                        orphans += time() - file.stat().st_mtime > _LOST_S
+        room = os.statvfs(FOLDER)
+        yield "shared_memory_used_ratio", 1 - room.f_bfree / room.f_blocks, {}
+        yield "shared_memory_orphans", orphans, {}
+        for stage in map(str, range(stages)):
+            yield "shared_memory_chunk_bytes", sizes[stage], {"stage": stage}

@@ -1,0 +1,42 @@
+"""The slot of ``submission_errors``: where the orchestrator hands a request to its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from vllm.v1.engine.exceptions import EngineDeadError
+from zmq.error import ZMQError
+
+from omni_fastpath.ledger import logger, runtime
+
+_runtime = runtime("submission_errors")
+_counters = _runtime.counters
+_guard = _runtime.guard("failing a request alone")
+
+_NOT_OF_THE_REQUEST = (EngineDeadError, MemoryError, OSError, ZMQError)
+"""What says nothing about the request: the next one would meet it too."""
+
+
+async def wrapped_submission(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> None:
+    """Upstream's; an exception that it raises about a request ends that request and nothing else."""
+    try:
+        await wrapped(*args, **kwargs)
+    except _NOT_OF_THE_REQUEST:
+        raise
+    except Exception as error:
+        if not _runtime.has_failed:
+            with _guard:
+                await _fail(instance, args[0] if args else kwargs["msg"], error)
+                return
+        raise  # it ends the orchestrator, as without this patch
+
+
+async def _fail(orchestrator: Any, message: Any, error: Exception) -> None:
+    """Through upstream's helper; the parent of a companion fails with it."""
+    request = getattr(message, "parent_id", None) or message.request_id
+    logger.warning("omni-fastpath: request %s could not be submitted and fails alone", request, exc_info=error)
+    _counters["failed_alone"] += 1
+    words = f"The request could not be submitted: {type(error).__name__}: {error}"
+    encodable = words.encode(errors="backslashreplace").decode()
+    await orchestrator._fail_request_client_error(request, getattr(message, "entry_stage_id", 0), encodable)

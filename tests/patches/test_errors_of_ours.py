@@ -1,0 +1,336 @@
+"""An exception of ours at any line of any patch: what upstream's users get is stock's, and the state is failed.
+
+Each patch has a small scenario on upstream's own objects, which is played on stock, then with the patch, then again and
+again with an exception at another line: 25 times, or 500 with ``--hypothesis-profile long``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from omni_fastpath import way_in
+from omni_fastpath.declare import Process, State
+from omni_fastpath.install import is_installed
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches import PATCHES
+from tests.patches.content import sequences
+from tests.patches.drive import front_end_takes, only, run
+from tests.patches.lines import FailsAt, Line, traced
+
+pytestmark = [pytest.mark.upstream, pytest.mark.timeout(7200)]
+
+Play = Callable[[pytest.MonkeyPatch, Path], Any]
+"""Gives what users got, as plain data."""
+
+
+# ---- The scenarios ----
+
+
+def dequeues(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """Everything that is queued at a client, an error among it, as the drain takes it."""
+    from benchmarks.rigs.inprocess import QWEN3_OMNI, Replica
+
+    replica = Replica(0, QWEN3_OMNI[0], 0)
+    for each in (1, 2, ValueError("from the reader"), 3):
+        replica.outputs_queue.put_nowait(each)
+    found: list[Any] = []
+    for _ in range(12):
+        try:
+            taken = (
+                replica.get_output_nowait()
+                if hasattr(replica, "get_output_nowait")
+                else asyncio.run(asyncio.wait_for(replica.get_output_async(), 0.01))
+            )
+        except TimeoutError:
+            break
+        except ValueError as error:
+            taken = repr(error)
+        found += [] if taken is None else [taken]
+    return found
+
+
+def requests_come_in(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """Requests through the application to the orchestrator, while its outputs are drained."""
+    from benchmarks.rigs.inprocess import Pipeline
+    from tests.patches.test_requests_first import _ask as ask
+    from tests.patches.test_requests_first import _submit as submit
+
+    found: list[Any] = []
+
+    async def answer() -> str:
+        await submit(looks=False)
+        with pytest.raises(AttributeError):
+            await Pipeline().orchestrator._handle_add_request(SimpleNamespace(request_id="one"))
+        return "Hello."
+
+    async def script() -> None:
+        found.extend([await ask(answer, path) for path in ("/v1/chat/completions", "/health")])
+        taken: list[int] = []
+        done = asyncio.get_running_loop().create_future()
+
+        async def put(message: Any) -> None:
+            taken.append(message.engine_outputs)
+            if len(taken) == 20:
+                done.set_result(None)
+
+        asking = asyncio.create_task(ask(slowly))
+        await asyncio.sleep(0)
+        await front_end_takes(20, put, done, event_driven=False)
+        found.append((taken, await asking))
+
+    async def slowly() -> str:
+        await asyncio.sleep(0.01)
+        return await answer()
+
+    asyncio.run(script())
+    found.append(len(way_in.SUBMITTED))
+    return found
+
+
+class _Anything:
+    """Equal to whatever: stock's answer, or a refusal."""
+
+    def __eq__(self, _other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def places(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """Answers, streamed and over a web socket; refusals where the server is full; and as many answers afterwards."""
+    from tests.patches import test_admission_limit as admission
+    from tests.patches.test_admission_limit import CHAT, LIMIT, ONE, Served
+
+    async def script() -> list[Any]:
+        served = Served()
+        found: list[Any] = []
+
+        async def connect(websocket: Any) -> None:
+            await websocket.accept()
+            try:
+                await served.speech._prepare_speech_generation(None)
+            except Exception as error:
+                await websocket.send_text(type(error).__name__)
+
+        async def ask(path: str, body: Any) -> None:
+            status, headers, text = await served.ask(path, body)
+            is_refusal = status == 503 and json.loads(text) == admission._busy()
+            found.append(_Anything() if is_refusal else (status, headers.get(b"retry-after"), text))
+
+        served.go.set()
+        served.engine.request_states = dict.fromkeys(("one", "two"))
+        if is_installed("admission_limit"):
+            from omni_fastpath.patches.admission_limit import wrappers
+
+            begin = LEDGER.named("admission_limit").guarded(wrappers.wrapped_init_app_state, "the beginning")
+            limit = SimpleNamespace(max_num_queued_reqs=LIMIT)
+            await begin(lambda *_: asyncio.sleep(0), None, (served.engine, served.state, limit), {})
+        for path in (CHAT, "/v1/made"):
+            await ask(path, ONE)
+        served.engine.errored = True
+        *_, refusal = await served.talk(connect)
+        found.append(_Anything() if refusal.get("text") == "QueueOverflowError" else refusal)
+        served.engine.errored = False
+        served.engine.request_states.clear()
+        for _ in range(3):
+            await ask(CHAT, ONE)
+        served.go.clear()
+        served.began.clear()
+        waiting = asyncio.create_task(ask(CHAT, ONE))
+        await asyncio.wait_for(served.began.wait(), 30)
+        await ask("/v1/made", {})
+        served.go.set()
+        await waiting
+        await ask(CHAT, {**ONE, "n": 2})
+        found.append(len(served.engine.request_states))
+        return found
+
+    return asyncio.run(script())
+
+
+def stage(_monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+    """A stage's chunks to the next one, and its outputs as far as users see them."""
+    from vllm_omni.utils.mm_outputs import partition_flat_payload
+
+    from tests.patches.small_stage import SmallStage, stage_config
+
+    config = _CONFIGS.get(folder) or _CONFIGS.setdefault(folder, stage_config(folder))
+    with SmallStage(config) as found:
+        found.add_all({"a": 12, "b": 20, "c": 7})
+        found.open.clear()
+        for _ in range(8):
+            found.step()
+        found.abort("c")
+        found.open.set()
+        found.run()
+        assert found.adapter.save_thread.is_alive()
+
+    def said(output: Any) -> Any:
+        seen = sorted(partition_flat_payload(output.multimodal_output or {})[1])
+        return output.new_token_ids, str(output.finish_reason), seen
+
+    found.outputs.pop("c", None)  # how far an aborted request was is a matter of time
+    found.chunks.pop(found.stream("c"), None)
+    return dict(found.chunks), {name: list(map(said, outputs)) for name, outputs in found.outputs.items()}
+
+
+_CONFIGS: dict[Path, Any] = {}
+
+
+def raw_outputs(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """Random raw outputs through the orchestrator's processing and routing, with texts and without."""
+    from tests.patches.lean_processing_script import Play as Script
+    from tests.patches.lean_processing_script import Setting
+
+    found = []
+    for setting in (Setting(3, "DELTA"), Setting(100, "mixed", detokenizer="fast")):
+        with monkeypatch.context() as patched:
+            found.append(repr(Script(setting, patched).run()))
+    return found
+
+
+def messages(_monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
+    """What a client's reader gets from its socket: a burst, one by one, and after a while."""
+    from tests.patches.lean_processing_script import everything
+    from tests.patches.test_lean_processing_sockets import Wire
+    from tests.patches.test_lean_processing_sockets import _on_wire as on_wire
+    from tests.patches.test_lean_processing_sockets import _raw as raw
+
+    async def script(wire: Wire) -> list[Any]:
+        rng = random.Random(2)
+        found: list[Any] = []
+        for burst in (70, 1, 1, 3):
+            wire.send(*(raw(rng, number) for number in range(burst)))
+            found += [everything(await wire.client.get_output_async()) for _ in range(burst)]
+            await asyncio.sleep(0.002)
+        return found
+
+    return repr(on_wire(folder, script))
+
+
+def front_end(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """Summaries in the log, chunks of audio, and a streamed answer."""
+    import soundfile  # type: ignore[import-untyped]
+
+    from tests.patches import chat_stream
+    from tests.patches import test_lean_front_end as front
+
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.25)
+    with front.logged() as lines:
+        found: list[Any] = [front.aggregator(seed).build_and_log_summary() for seed in range(4)]
+    found.append(lines)
+    for form in ("WAV", "WAV", "WAV", "RAW", "RAW"):
+        file = BytesIO()
+        soundfile.write(file, front._samples(7), 24_000, format=form, subtype="PCM_16")
+        found.append((file.getvalue(), file.tell()))
+    for options in ({"include_usage": True, "continuous_usage_stats": True}, None):
+        events, usage = asyncio.run(chat_stream.events(chat_stream.request(stream_options=options), front._outputs()))
+        found += [events, repr(usage)]
+    return found
+
+
+def observed(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """What an orchestrator sends, while figures are read."""
+    import gc
+
+    from tests.patches.test_queue_metrics import filled
+
+    def looks(_pipeline: Any) -> None:
+        for phase in ("start", "stop"):  # a collection takes a second here
+            for each in list(gc.callbacks):
+                each(phase, {"generation": 2})
+        LEDGER.snapshot()
+
+    return sequences(run(filled(event_driven=False, replicas=1), looks))
+
+
+SCENARIOS: dict[str, tuple[Play, ...]] = {
+    "nonblocking_dequeue": (dequeues,),
+    "requests_first": (requests_come_in,),
+    "admission_limit": (places,),
+    "save_queue_cap": (stage,),
+    "forward_gate": (stage,),
+    "lean_processing": (raw_outputs, messages),
+    "lean_front_end": (front_end,),
+    "queue_metrics": (observed,),
+}
+ELSEWHERE = {"budgeted_drain", "deadline_order", "final_output_wakeup", "submission_errors"}
+"""Patches whose exceptions have tests of their own."""
+OPTIONS: dict[str, dict[str, Any]] = {"save_queue_cap": {"max_tasks": 1}}
+IN_STAGES = {"save_queue_cap", "forward_gate"}
+
+
+def test_every_patch_has_a_scenario() -> None:
+    """A new patch gets one."""
+    assert {patch.name for patch in PATCHES} == SCENARIOS.keys() | ELSEWHERE
+
+
+# ---- Their lines ----
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of one for all."""
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet_api_server() -> Iterator[None]:
+    """Imported, because some slots are for processes that have it; thousands of errors are not logged."""
+    importlib.import_module("vllm_omni.entrypoints.openai.api_server")
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(("patch", "play"), [(patch, play) for patch, plays in SCENARIOS.items() for play in plays])
+def test_an_exception_at_any_line_changes_nothing(
+    patch: str, play: Play, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """Each user gets what stock gives; the patch is failed, and says so once."""
+    process = Process.STAGE if patch in IN_STAGES else Process.SERVER
+    options = OPTIONS.get(patch, {})
+
+    def played(at: Callable[[Line], None]) -> tuple[Any, State]:
+        with only(patch, process=process, **options) as entry, monkeypatch.context() as patched:
+            with traced(patch, at):
+                found = play(patched, folder)
+            return found, entry.state
+
+    with monkeypatch.context() as patched:
+        stock = play(patched, folder)
+    reached = Counter[Line]()
+    assert played(lambda line: reached.update([line])) == (stock, State.APPLIED)
+    rng = random.Random(patch)
+    lines, wanted = sorted(reached), min(settings().max_examples // 2, 500)
+    chosen = [(line, 1) for line in rng.sample(lines, k=min(len(lines), wanted))]
+    while len(chosen) < wanted:
+        line = rng.choice(lines)
+        chosen.append((line, rng.randint(1, reached[line])))
+    raised = 0
+    for line, time in chosen:
+        at = FailsAt(line, time)
+        try:
+            found, state = played(at)
+        except Exception as error:
+            raise AssertionError(line, time) from error
+        assert found == stock, (line, time)
+        assert state is (State.FAILED if at.has_raised else State.APPLIED), (line, time)
+        raised += at.has_raised
+    hit = len({line for line, _ in chosen})
+    print(f"{patch}, {play.__name__}: {raised} exceptions at {hit} of {len(lines)} lines")  # noqa: T201
+    assert raised > wanted / 2

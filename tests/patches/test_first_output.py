@@ -1,0 +1,335 @@
+"""What is measured of a request from the application to the transport, and of requests that get no output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+from omni_fastpath import way_out
+from omni_fastpath.declare import State
+from omni_fastpath.ledger import LEDGER
+from tests.patches.content import sequences
+from tests.patches.drive import only, stages
+from tests.patches.test_queue_metrics import counts, shown
+
+pytestmark = pytest.mark.upstream
+every_release = pytest.mark.every_release
+
+THINKER, TALKER, CODE2WAV = range(3)
+LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
+SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
+STREAMED: list[tuple[bytes, bytes]] = [(b"content-type", b"text/event-stream")]
+WHOLE = [*STREAMED, (b"content-length", b"9")]
+
+
+def answered(
+    *,
+    event_driven: bool = False,
+    headers: list[tuple[bytes, bytes]] = STREAMED,
+    scope: dict[str, str] = SCOPE,
+    takes: int = 3,
+) -> list[Any]:
+    """What upstream's front end hands to a request that the application makes: a first text, two audios.
+
+    Real are the orchestrator, the front end, the request's state and its queue; the application is ours.
+    """
+    from vllm_omni.entrypoints.client_request_state import ClientRequestState
+
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, front_end, text
+    from omni_fastpath.patches.queue_metrics import wrappers
+
+    pipeline, taken = Pipeline(stages(1), event_driven=event_driven), []
+    pipeline.add_request("one")
+    for pool in pipeline.pools:
+        if pool.stage_id == THINKER:  # the rig's requests are not detokenized
+            pool._has_non_empty_output = lambda output: bool(output.outputs[0].token_ids)
+
+    async def serve(_scope: Any, _receive: Any, send: Any) -> None:
+        state = ClientRequestState("one")
+        found = front_end(pipeline, {"one": state.queue}, event_driven=event_driven)
+        found.request_states["one"] = state
+        found._final_output_handler()
+
+        async def submit() -> None:
+            [pool, *_] = pipeline.pools
+            request = SimpleNamespace(request_id="one")
+            await wrappers.wrapped_submit_initial(lambda *_: asyncio.sleep(0), pool, ("one", None, request), {})
+
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(submit(), pipeline._loop))  # type: ignore[arg-type]
+        pipeline.put(THINKER, batch(text("one", 5)))
+        pipeline.put(CODE2WAV, batch(audio("one", 1.0)), batch(audio("one", 2.0)))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _ in range(takes):
+            taken.append(await asyncio.wait_for(state.queue.get(), 30))
+            await send({"type": "http.response.body", "body": b"a packet", "more_body": True})
+        found.final_output_task.cancel()
+        await asyncio.gather(found.final_output_task, return_exceptions=True)
+
+    async def send(_message: Any) -> None:
+        await asyncio.sleep(0)
+
+    async def application() -> None:
+        await wrappers.wrapped_app(serve, None, (scope, None, send), {})
+
+    with pipeline:
+        asyncio.run(application())
+    return taken
+
+
+def _content(messages: list[Any]) -> list[tuple[int, Any]]:
+    """Of each stage in order; which of two stages comes first is a matter of time."""
+    found = [(each.stage_id, sequences([each])) for each in messages]
+    return sorted(found, key=lambda each: each[0])
+
+
+# ---- Legs ----
+
+
+@every_release
+@pytest.mark.parametrize("others", [(), ("requests_first",), ("final_output_wakeup",)], ids=str)
+def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, others: tuple[str, ...]) -> None:
+    """Each leg once of the first text and the first audio, in both modes; all but the engines' is the API process's."""
+    with only(*others, "queue_metrics"):
+        assert len(answered(event_driven=event_driven)) == 3
+        for output in ("text", "audio"):
+            assert {leg: counts("first_output_leg_seconds")[output, leg] for leg in LEGS} == dict.fromkeys(LEGS, 1)
+            legs = {leg: shown("first_output_leg_seconds")[output, leg]["sum"] for leg in LEGS}
+            assert min(legs.values()) >= 0
+            assert shown("first_output_seconds")[output,]["sum"] == pytest.approx(sum(legs.values()))
+            api_process = shown("first_output_api_process_seconds")[output,]["sum"]
+            assert api_process == pytest.approx(sum(legs.values()) - legs["engines"])
+            assert [counts("first_output_ahead")[output, queue] for queue in ("replica", "front_end")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("scope", "headers", "takes"),
+    [
+        pytest.param(SCOPE, WHOLE, 3, id="in one piece"),
+        pytest.param({**SCOPE, "type": "websocket"}, STREAMED, 3, id="over a web socket"),
+        pytest.param({**SCOPE, "method": "GET"}, STREAMED, 3, id="not a POST"),
+        pytest.param(SCOPE, STREAMED, 0, id="whose client leaves"),
+    ],
+)
+def test_an_answer_that_cannot_be_followed_is_not_counted(scope: Any, headers: Any, takes: int) -> None:
+    """No leg of it, and nothing of it is remembered."""
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import wrappers
+
+        answered(scope=scope, headers=headers, takes=takes)
+        assert set(counts("first_output_seconds").items()) == {(("text",), 0), (("audio",), 0)}
+        assert set(counts("first_output_leg_seconds").values()) == {0}
+        assert wrappers._journeys == {}
+
+
+def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for the front end is what is in the queue and what was taken out of it and not handed on."""
+    monkeypatch.setattr(way_out, "KEPT", [lambda: 7, lambda: 2])
+    with only("queue_metrics"):
+        answered()
+        assert shown("first_output_ahead")["text", "front_end"]["sum"] == 9
+        assert shown("queued_messages")[()]["value"] == 9
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *("account.Account.processing", "account.Account.routing", "account.Account._routed", "account.Account.depths"),
+        *("account.Account.without_output", "account.Account._replica", "journey.Journey.was_made"),
+        *("journey.Journey.was_submitted", "journey.Journey.is_made", "journey.First.was_put", "journey.First.arrived"),
+        *("journey.Journey.was_handed_over", "journey.Journey.was_taken", "journey.Journey.was_sent"),
+        *("journey.Journey.was_written", "journey.Journey.__init__", "wrappers.measure_lag", "wrappers._override"),
+        *(
+            "wrappers._put",
+            "journey.Journey._in",
+            "journey.distributions",
+            "wrappers.unread_s",
+            "wrappers._observed_send",
+        ),
+        *("wrappers.way_out.kept", "shared_memory.look", "wrappers.Account", "wrappers.Pauses"),
+    ],
+)
+def test_an_exception_of_ours_reaches_nobody(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any line: observing ends, the state says why, and the request gets every message."""
+    with only():
+        expected = _content(answered())
+    with only("queue_metrics"):
+        monkeypatch.setattr(f"omni_fastpath.patches.queue_metrics.{broken}", lambda *_, **__: 1 / 0)
+        assert _content(answered()) == expected
+        assert not LEDGER.snapshot()["queue_metrics"].get("figures")
+        entry = LEDGER.named("queue_metrics")
+        assert entry.state is State.FAILED
+        assert "ZeroDivisionError" in entry.reason
+
+
+def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:
+    """By the kernel, of a connection over TCP; by nothing, of anything else."""
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics.journey import unread_s
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        with listener, socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as server:
+            client.sendall(b"a request")
+            time.sleep(0.1)
+            transport = SimpleNamespace(get_extra_info=lambda _name: server)
+            cycle: Any = SimpleNamespace(transport=transport)
+            receive = MethodType(lambda _self: None, cycle)
+            assert unread_s(receive) > 0
+            assert server.recv(9) == b"a request"
+        here, there = socket.socketpair()
+        with here, there:
+            transport.get_extra_info = lambda _name: here
+            assert unread_s(receive) == 0.0
+        assert unread_s(lambda: None) == 0.0
+
+
+# ---- Requests without an output ----
+
+
+def waiting(*, ago_s: float = 40.0, sessions: bool = False) -> Any:
+    """A pipeline with a request on the second of two replicas, which was submitted so long ago."""
+    from benchmarks.rigs.inprocess import Pipeline
+
+    pipeline = Pipeline(stages(2))
+    state = pipeline.add_request("one", replicas=(1, 1, 1), resumable=sessions)
+    state.stage_submit_ts = {stage: time.time() - ago_s for stage in state.stage_submit_ts}
+    return pipeline, state
+
+
+def quiet(metric: str = "requests_without_output") -> dict[tuple[str, ...], float]:
+    """The replicas at which something is without an output."""
+    return {labels: each["value"] for labels, each in shown(metric).items() if each["value"]}
+
+
+@every_release
+def test_a_request_without_output_waits_for_its_first_unfinished_stage(event_driven: bool) -> None:
+    """Counted from its last output at any stage, or its submission, on; at the stage's replica that has it."""
+    from benchmarks.rigs.inprocess import batch, codes
+
+    with only("queue_metrics"):
+        pipeline, _ = waiting()
+        pipeline.orchestrator._event_driven_orch = event_driven
+        with pipeline:
+            pipeline.settle()
+            assert quiet() == {("0", "1"): 1}
+            assert set(shown("requests_without_output")) == {(str(n), str(at)) for n in range(3) for at in range(2)}
+            [longest] = quiet("longest_without_output_seconds").values()
+            assert longest >= 40
+            pipeline.do(pipeline.pools[THINKER].output_processor.request_states.clear)
+            assert quiet() == {("1", "1"): 1}
+            pipeline.put(TALKER, batch(codes("one")), replica_id=1)
+            pipeline.settle()
+            assert quiet() == {}
+            pipeline.orchestrator.request_states.clear()
+            assert quiet("longest_without_output_seconds") == {}
+
+
+@pytest.mark.parametrize(
+    ("finished", "answered_s", "expected"),
+    [
+        pytest.param(True, 35.0, {}, id="between two segments"),
+        pytest.param(False, 35.0, {("0", "1"): 1}, id="in a segment"),
+        pytest.param(True, 50.0, {("0", "1"): 1}, id="after new input"),
+    ],
+)
+def test_a_session_that_waits_for_its_client_does_not_count(finished: bool, answered_s: float, expected: Any) -> None:
+    """Every stage has ended its segment and the client has said nothing since."""
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import wrappers
+        from omni_fastpath.patches.queue_metrics.account import Account
+
+        pipeline, state = waiting(sessions=True)
+        state.streaming.segments[THINKER] = SimpleNamespace(finished=finished)
+        account = Account(pipeline.orchestrator, {}, {})
+        account._output_s["one"] = time.monotonic() - answered_s
+        wrappers._accounts.append(account)
+        assert quiet() == expected
+
+
+def test_a_request_that_every_stage_has_finished_and_none_ended_waits_for_its_last() -> None:
+    """Upstream has not sent its end: it is not forgotten."""
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import wrappers
+        from omni_fastpath.patches.queue_metrics.account import Account
+
+        pipeline, _ = waiting()
+        for pool in pipeline.pools:
+            pool.output_processor.request_states.clear()
+        wrappers._accounts.append(Account(pipeline.orchestrator, {}, {}))
+        assert quiet() == {("2", "1"): 1}
+
+
+def test_a_request_at_a_diffusion_stage_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its only output is the last."""
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import wrappers
+        from omni_fastpath.patches.queue_metrics.account import Account
+
+        pipeline, _ = waiting()
+        monkeypatch.setattr(type(pipeline.pools[0]), "stage_type", "diffusion")
+        wrappers._accounts.append(Account(pipeline.orchestrator, {}, {}))
+        assert quiet() == {}
+
+
+# ---- Shared memory ----
+
+
+@pytest.fixture
+def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in the place of ``/dev/shm``."""
+    with only("queue_metrics"):
+        from omni_fastpath.patches.queue_metrics import shared_memory
+
+        folder = tmp_path / "shm"
+        folder.mkdir()
+        monkeypatch.setattr(shared_memory, "FOLDER", str(folder))
+        yield folder
+
+
+def put(folder: Path, name: str, ago_s: float = 0.0) -> None:
+    """A file of seven bytes that was written so long ago."""
+    (folder / name).write_bytes(b"a chunk")
+    os.utime(folder / name, (time.time() - ago_s,) * 2)
+
+
+def look(*requests: str) -> dict[tuple[str, ...], float]:
+    """What is seen of it, by metric and stage."""
+    from omni_fastpath.patches.queue_metrics import shared_memory
+
+    return {(name, *labels.values()): value for name, value, labels in shared_memory.look(requests, 2)}
+
+
+def test_chunks_are_counted_by_stage_and_what_nobody_can_fetch_apart(shm: Path) -> None:
+    """Of a request that is known by stage; of another, older than ten minutes, as one that nobody fetches."""
+    for name in ("chat-1_0_0", "chat-1_0_1", "shm_chat-1_0_1_lockfile.lock", "chat-1_1_0", "psm_12ab", "wake_0_12_x"):
+        put(shm, name, 700)
+    put(shm, "chat-2_0_0", 700)
+    put(shm, "shm_chat-2_0_1_lockfile.lock", 700)
+    put(shm, "chat-3_0_0", 500)
+    (shm / "omni_shm_wake_0_12").mkdir()
+    os.utime(shm / "omni_shm_wake_0_12", (0, 0))
+    before = {*shm.iterdir()}
+    found = look("chat-1")
+    assert 0 < found.pop(("shared_memory_used_ratio",)) < 1
+    assert found == {
+        ("shared_memory_orphans",): 2,
+        ("shared_memory_chunk_bytes", "0"): 21,
+        ("shared_memory_chunk_bytes", "1"): 7,
+    }
+    assert look("chat-1", "chat-2", "chat-3")["shared_memory_orphans",] == 0
+    assert {*shm.iterdir()} == before
+
+
+def test_where_there_is_no_shared_memory_nothing_is_shown(shm: Path) -> None:
+    """And nothing fails."""
+    shm.rmdir()
+    assert look() == {}

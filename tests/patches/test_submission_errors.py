@@ -1,0 +1,154 @@
+"""A request that cannot be submitted fails alone, on the real orchestrator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+pytest.importorskip("vllm_omni")
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_omni.engine.messages import AddCompanionRequestMessage
+from zmq.error import ZMQError
+
+from benchmarks.rigs.engine_requests import engine_request
+from benchmarks.rigs.inprocess import QWEN3_OMNI
+from tests.patches.drive import only
+from tests.schedules.drain_world import Shape, World
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+SURROGATE = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+"""What msgpack raises where a text has a lone surrogate in it."""
+
+
+@pytest.fixture
+def world(event_driven: bool) -> Iterator[World]:
+    """An orchestrator with thinker, talker and code2wav, in which ``good`` was submitted."""
+    made = World(Shape(QWEN3_OMNI, async_chunk=True, coordinated=False, gated=False), event_driven=event_driven)
+    made.submit("good", "DELTA", (0, 2))
+    made.advance(0.01)
+    yield made
+    made.close()
+
+
+def refuse(world: World, stage: int, error: Exception, name: str = "bad") -> None:
+    """Let a stage's client raise when it is given this request."""
+    [engine] = world.engines[stage]
+    add = engine.add_request_async
+
+    async def add_request_async(request: Any, **kwargs: Any) -> None:
+        if request.request_id == name:
+            raise error
+        await add(request, **kwargs)
+
+    engine.__dict__["add_request_async"] = add_request_async
+
+
+def serves(world: World, name: str) -> bool:
+    """Whether this request ends as it should: its text and audio arrive, and one message is its last."""
+    for stage, kind in ((0, "text"), (1, "codes"), (2, "audio")):
+        world.send(stage, [(name, kind, 7, "stop")])
+        world.advance(0.01)
+    got = world.got[name]
+    return not got.errors and {0, 2} <= got.stages.keys() and got.ends == 1 and got.last_is_end
+
+
+@pytest.mark.parametrize("stage", [0, 2], ids=["its own submission", "what is announced to a later stage"])
+def test_a_request_fails_alone(world: World, stage: int) -> None:
+    """One error for its client, nothing of it is kept, its stages drop it, and others are served."""
+    refuse(world, stage, SURROGATE)
+    with only("submission_errors") as on:
+        world.submit("bad", "DELTA", (0, 2))
+        world.advance(0.01)
+        assert on.counters["failed_alone"] == 1
+    words = "The request could not be submitted: UnicodeEncodeError: "
+    [(fatal, at, said, *status)] = world.got["bad"].errors
+    assert (fatal, at, said) == (False, 0, f"{words}{SURROGATE}")
+    assert status[:2] == [400, "BadRequestError"]
+    assert {name for _, name in world.left()} == {"good"}
+    assert [engine.aborted for [engine] in world.engines[:stage]] == [["bad"]] * stage
+    assert serves(world, "good")
+    world.submit("next", "DELTA", (0, 2))
+    world.advance(0.01)
+    assert serves(world, "next")
+
+
+@pytest.mark.parametrize("on", [False, True], ids=["stock", "submission_errors"])
+@pytest.mark.parametrize(
+    "error",
+    [SURROGATE, RuntimeError("no such shape"), OSError("no buffers"), ZMQError(11), MemoryError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_ends_the_orchestrator(world: World, error: Exception, on: bool) -> None:
+    """Every exception ends stock's; with the patch those alone that say nothing about the request."""
+    refuse(world, 0, error)
+    with ExitStack() as stack:
+        if on:
+            stack.enter_context(only("submission_errors"))
+        world.submit("bad", "DELTA", (0, 2))
+        world.loop.go_on(0.01)
+    serves_on = on and isinstance(error, (ValueError, RuntimeError))
+    assert world.task.done() is not serves_on
+    if world.task.done():
+        assert world.task.exception() is error
+
+
+def test_what_is_told_of_it_can_be_encoded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception's words may have what made it."""
+    refuse(world, 0, ValueError("not \ud800"))
+    with only("submission_errors"):
+        from omni_fastpath.patches.submission_errors import wrappers
+
+        monkeypatch.setattr(wrappers, "logger", Mock())  # pytest's worker cannot send a log with a surrogate in it
+        world.submit("bad", "DELTA", (0, 2))
+        world.advance(0.01)
+    [(_, _, said, *_)] = world.got["bad"].errors
+    assert said.encode() == rb"The request could not be submitted: ValueError: not \ud800"
+
+
+def test_a_dead_engine_keeps_its_meaning(world: World) -> None:
+    """Upstream evicts the replica and fails the request as one that no replica can take; nothing is counted."""
+    refuse(world, 0, EngineDeadError())
+    with only("submission_errors") as on:
+        world.submit("bad", "DELTA", (0, 2))
+        world.advance(0.01)
+        assert on.counters["failed_alone"] == 0
+    assert [fatal for fatal, *_ in world.got["bad"].errors] == [True]
+
+
+def test_a_companion_fails_with_its_parent(world: World) -> None:
+    """And with no other request."""
+    refuse(world, 0, SURROGATE, "companion")
+    params = [SamplingParams()]
+    message = AddCompanionRequestMessage(
+        companion_id="companion",
+        parent_id="parent",
+        role="negative",
+        prompt=engine_request("companion", [1], params[0]),
+        companion_prompt_text=None,
+        sampling_params_list=params,
+    )
+    with only("submission_errors"):
+        world.submit("parent", "DELTA", (0, 2))
+        world.pipeline.requests.sync_q.put_nowait(message)
+        world.advance(0.01)
+    assert [fatal for fatal, *_ in world.got["parent"].errors] == [False]
+    assert {name for _, name in world.left()} == {"good"}
+
+
+def test_an_update_ends_its_session(world: World) -> None:
+    """A later segment of a streaming-input session that cannot be encoded."""
+    with only("submission_errors"):
+        world.submit("bad", "DELTA", (0, 2), more=True)
+        world.advance(0.01)
+        refuse(world, 0, SURROGATE)
+        world.update("bad", more=False)
+        world.advance(0.01)
+    assert [fatal for fatal, *_ in world.got["bad"].errors] == [False]
+    assert {name for _, name in world.left()} == {"good"}

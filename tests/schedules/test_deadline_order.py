@@ -1,0 +1,252 @@
+"""Messages in any order of arrival: what ``deadline_order`` hands out, against a plain model, and what is due when."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import math
+import queue
+import sys
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
+
+NOBODYS = (math.inf, -math.inf)
+
+Message = tuple[str | None, float, int]
+"""Request, deadline, number of arrival."""
+
+arrivals = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from("abcde"), st.integers(-20, 20).map(float)),
+        st.tuples(st.none(), st.sampled_from(NOBODYS)),
+    ),
+    max_size=40,
+)
+schedules = st.lists(st.one_of(arrivals, st.integers(0, 12)), max_size=12)
+"""What arrives, and how many are taken then."""
+
+
+def plain(waiting: list[Message]) -> Message:
+    """The next message by the rules, found the slow way."""
+    closed = next((n for n, (_, deadline, _) in enumerate(waiting) if deadline == math.inf), len(waiting))
+    if not closed:
+        return waiting[0]
+    free = waiting[:closed]
+    request = min(free, key=lambda each: each[1:])[0]
+    return next(each for each in free if each[0] == request)
+
+
+def queued_messages() -> Any:
+    """The patch's, of messages that say themselves whose they are and when they are due."""
+    from omni_fastpath.patches.deadline_order.queued_messages import QueuedMessages
+
+    return QueuedMessages(SimpleNamespace(of=lambda message: message[:2]))
+
+
+def given_once(messages: list[Message]) -> Callable[[], Message]:
+    """What gives these, and then says that it is empty."""
+    left = list(messages)
+
+    def get() -> Message:
+        if not left:
+            raise queue.Empty
+        return left.pop(0)
+
+    return get
+
+
+@given(schedules)
+def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
+    """Earliest deadline first, in order within a request; what closes the queue is overtaken by nothing; all arrive."""
+    ours, waiting, arrived, source = queued_messages(), [], 0, list[Message]()
+    for step in [*schedule, 10_000]:
+        if isinstance(step, list):
+            for each in step:
+                source.append((*each, arrived))
+                arrived += 1
+            continue
+        for _ in range(step):
+            ours.collect(lambda: source.pop(0))
+            waiting += [each for each in ours.messages.values() if each not in waiting]
+            message = ours.take()
+            if message is None:
+                assert not waiting
+                break
+            assert message == plain(waiting)
+            waiting.remove(message)
+    assert not source
+    assert not ours.messages
+    assert not ours._requests
+    assert not ours._turns
+
+
+@given(schedules, st.integers(1, 400))
+def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) -> None:
+    """What is queued then goes in order of arrival, after what was handed out before; each message once."""
+    from omni_fastpath.ledger import LEDGER
+    from omni_fastpath.patches.deadline_order import PATCH
+
+    entry = LEDGER.entry(PATCH)
+    from omni_fastpath.patches.deadline_order import wrappers
+
+    before = entry.state
+    ours, source, arrived, taken = queued_messages(), list[Message](), 0, list[Message]()
+    left = line
+
+    def raising(frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal left
+        code = frame.f_code
+        # Where a `with` ends, an exception would come after the guard.
+        if event == "line" and not linecache.getline(code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+            left -= 1
+            if left == 0:
+                raise KeyError("ours")
+        return raising
+
+    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
+        inside = "/deadline_order/queued_messages" in frame.f_code.co_filename
+        return raising if inside else None
+
+    def get() -> Message:
+        if not source:
+            raise queue.Empty
+        return source.pop(0)
+
+    logging.disable()  # a line for each example
+    try:
+        for step in [*schedule, 10_000]:
+            if isinstance(step, list):
+                for each in step:
+                    source.append((*each, arrived))
+                    arrived += 1
+                continue
+            for _ in range(step):
+                old = sys.gettrace()
+                sys.settrace(trace)
+                try:
+                    message = wrappers._next(ours, get)
+                finally:
+                    sys.settrace(old)
+                if entry.has_failed:  # they are given back in front of what upstream's queue has
+                    source[:0] = ours.messages.values()
+                    ours.messages.clear()
+                if message is None:
+                    if not source:
+                        break
+                    message = get()  # upstream's own look
+                taken.append(message)
+    finally:
+        logging.disable(logging.NOTSET)
+        entry.state = before
+    assert sorted(each[2] for each in taken) == list(range(arrived))
+    for request in {each[0] for each in taken} - {None}:
+        mine = [each[2] for each in taken if each[0] == request]
+        assert mine == sorted(mine)
+
+
+# ---- What is due when ----
+
+
+class _Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> _Clock:
+    """A clock that a test sets."""
+    return _Clock()
+
+
+def output(request: str, stage: int, *, seconds: float = 0.0, finished: bool = False) -> Any:
+    """Upstream's message with text, or with so many seconds of audio."""
+    import torch
+    from vllm_omni.engine.messages import OutputMessage
+
+    payload = {"audio": torch.zeros(int(seconds * 24_000)), "sr": 24_000} if seconds else {}
+    outputs = SimpleNamespace(multimodal_output=payload, outputs=[])
+    return OutputMessage(request_id=request, stage_id=stage, engine_outputs=outputs, finished=finished)
+
+
+def deadlines(clock: Callable[[], float], ask: Any = None) -> Any:
+    """The patch's, without a plugin unless *ask* is one."""
+    from omni_fastpath.patches.deadline_order.deadlines import Deadlines
+
+    return Deadlines(ask, clock)
+
+
+def test_first_text_and_first_audio_are_due_at_once(clock: _Clock) -> None:
+    """Before anything that arrived in the last ten seconds; later text when it arrives."""
+    due = deadlines(clock)
+    assert due.of(output("a", 0)) == ("a", 90.0)
+    assert due.of(output("a", 2, seconds=0.5)) == ("a", 90.0)
+    assert due.of(output("a", 0)) == ("a", 100.0)
+
+
+def test_later_audio_is_due_when_its_listener_runs_out(clock: _Clock) -> None:
+    """By seconds of audio since the first packet, five seconds after arrival at most; late audio is overdue."""
+    due = deadlines(clock)
+    due.of(output("a", 2, seconds=0.5))
+    clock.now = 100.1
+    assert due.of(output("a", 2, seconds=0.5)) == ("a", 100.5)
+    assert due.of(output("a", 2, seconds=60.0)) == ("a", 101.0)
+    assert due.of(output("a", 2, seconds=0.5)) == ("a", pytest.approx(105.1))
+    clock.now = 170.0  # it plays until 161.5
+    assert due.of(output("a", 2, seconds=0.5)) == ("a", 161.5)
+    assert due.of(output("a", 2, seconds=0.5)) == ("a", 170.5)  # its listener has begun again
+
+
+def test_who_has_no_listener_is_due_on_arrival(clock: _Clock) -> None:
+    """A complete answer, an error and statistics; audio whose rate nobody knows, after its first."""
+    import torch
+    from vllm_omni.engine.messages import ErrorMessage
+
+    due = deadlines(clock)
+    assert due.of(output("whole", 0, finished=True)) == ("whole", 100.0)
+    assert due.of(ErrorMessage(error="lost", request_id="a")) == ("a", 100.0)
+    unknown = output("b", 2)
+    unknown.engine_outputs.multimodal_output = {"audio": torch.zeros(10)}
+    assert [due.of(unknown)[1] for _ in range(2)] == [90.0, 100.0]
+
+
+def test_what_belongs_to_no_request(clock: _Clock) -> None:
+    """An acknowledgement goes at once; an engine's error after everything that came before it."""
+    from vllm_omni.engine.messages import ErrorMessage
+
+    due = deadlines(clock)
+    assert due.of({"type": "ack"}) == (None, -math.inf)
+    assert due.of(ErrorMessage(error="dead", fatal=True)) == (None, math.inf)
+
+
+def test_the_books_are_bounded(clock: _Clock) -> None:
+    """A request is forgotten at its end, and one that was aborted a minute after its last output."""
+    due = deadlines(clock)
+    due.of(output("ended", 0))
+    due.of(output("ended", 0, finished=True))
+    for number in range(100):
+        due.of(output(f"aborted {number}", 0))
+        clock.now += 1.0
+    assert "ended" not in due._answers
+    assert len(due._answers) <= 62
+
+
+def test_a_plugin_may_choose_another_deadline(clock: _Clock) -> None:
+    """It is given ours, and None leaves it."""
+    heard = []
+
+    def ask(**given: Any) -> float | None:
+        heard.append((given["arrived"], given["deadline"]))
+        return 7.0 if len(heard) == 1 else None
+
+    due = deadlines(clock, ask)
+    assert [due.of(output("a", 0))[1] for _ in range(2)] == [7.0, 100.0]
+    assert heard == [(100.0, 90.0), (100.0, 100.0)]

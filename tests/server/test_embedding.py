@@ -1,0 +1,121 @@
+"""``AsyncOmni`` in a process that is not ``vllm serve``, as NVIDIA Dynamo, Ray Serve and trainers use it.
+
+Run as a program, this file is such a process. Its last line of output is what it saw, as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
+
+ACTING = {
+    "nonblocking_dequeue": "dequeued",
+    "budgeted_drain": "items",
+    "deadline_order": "messages",
+    "final_output_wakeup": "woken",
+    "lean_processing": "raw_outputs",
+}
+"""Patches that act without an API server, each with a counter that shows it."""
+
+HTTP_ONLY = {"requests_first": "requests", "admission_limit": "admitted"}
+"""Patches that act on HTTP requests only, each with a counter that stays at zero."""
+
+BAD = "OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS"
+"""Set to an invalid value in the second process, which removes it after the refusal."""
+
+
+def _embedder(model: Path, folder: Path, **variables: str) -> dict[str, Any]:
+    """What a process with these variables saw."""
+    from benchmarks.rigs.server import DEFAULT_ENVIRONMENT
+    from tests.server.conftest import DEPLOY
+
+    environment = {**os.environ, **DEFAULT_ENVIRONMENT, "OMNI_SIMULATED_DEVICE": "light"}
+    done = subprocess.run(
+        [sys.executable, __file__, str(model), str(DEPLOY / "qwen3_omni.yaml")],
+        env={**environment, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
+def test_an_embedded_engine_answers_as_stock(models: Callable[[str], Path], tmp_path: Path) -> None:
+    """Eight answers equal stock's, ``REGISTRY`` has the metrics, and after a refusal the same process serves."""
+    model = models("qwen3_omni")
+    stock = _embedder(model, tmp_path, OMNI_FASTPATH="0")
+    fast = _embedder(model, tmp_path, OMNI_FASTPATH="1", **{BAD: "0"})
+    assert fast["answers"] == stock["answers"]
+    assert all(each["text"] and each["finished"] for each in stock["answers"])
+    assert [bool(each["samples"]) for each in stock["answers"]] == [True] * 6 + [False] * 2
+    assert (stock["refused"], stock["states"]) == ([], {})
+    [refused, reason] = fast["refused"]
+    assert (BAD in refused, reason) == (True, "ConfigError")
+    assert {name for name in ACTING if fast["states"]["server"][name] == "applied"} == ACTING.keys()
+    assert {name for name, event in ACTING.items() if fast["events"][name][event] > 0} == ACTING.keys()
+    assert {name for name, event in HTTP_ONLY.items() if fast["events"].get(name, {}).get(event)} == set()
+    assert fast["states"]["stage"]["forward_gate"] == "applied"
+
+
+# ---- The process ----
+
+
+async def _ask(omni: Any, number: int) -> dict[str, Any]:
+    """The answer to a question; the last two ask for text only."""
+    text, audio, samples, finished = "", hashlib.sha256(), 0, 0
+    modalities = ["text"] if number >= 6 else None
+    prompt = {"prompt": "Question " * (number + 1)}
+    async for output in omni.generate(prompt, request_id=f"r{number}", output_modalities=modalities):
+        finished += output.finished
+        if output.final_output_type == "text":
+            text += output.outputs[0].text
+            continue
+        found = output.multimodal_output["audio"]
+        for chunk in found if isinstance(found, list) else [found]:
+            audio.update(chunk.numpy().tobytes())
+            samples += chunk.numel()
+    return {"text": text, "samples": samples, "audio": audio.hexdigest(), "finished": finished}
+
+
+async def _serve(model: str, deploy: str) -> dict[str, Any]:
+    from prometheus_client import REGISTRY
+    from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+    seen: dict[str, Any] = {"refused": [], "states": {}, "events": {}}
+    if BAD in os.environ:
+        try:
+            AsyncOmni(model=model, deploy_config=deploy)
+        except RuntimeError as error:
+            seen["refused"] = [str(error), type(error.__cause__).__name__]
+        del os.environ[BAD]
+    omni = AsyncOmni(model=model, deploy_config=deploy)
+    try:
+        seen["answers"] = await asyncio.gather(*(_ask(omni, number) for number in range(8)))
+        for sample in (sample for family in REGISTRY.collect() for sample in family.samples):
+            if sample.name == "omni_fastpath_patch_state" and sample.value:
+                of_process = seen["states"].setdefault(sample.labels["process"], {})
+                of_process[sample.labels["patch"]] = sample.labels["state"]
+            elif sample.name == "omni_fastpath_events_total" and sample.labels["process"] == "server":
+                seen["events"].setdefault(sample.labels["patch"], {})[sample.labels["event"]] = sample.value
+    finally:
+        omni.shutdown()
+    return seen
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asyncio.run(_serve(*sys.argv[1:]))) + "\n")

@@ -1,0 +1,209 @@
+"""``python -m tests.trust.legs [--streams 1,32]``: do the legs of a first output make a client's time to first packet?
+
+One light server with ``queue_metrics`` is asked by a client on this machine that takes its own times: one request at a
+time over one connection, while another process keeps the other streams busy, so that nothing but the answer wakes the
+client. Of each of its requests, what it waited for the first audio and the first text is compared with the legs that
+the server saw of it, each of which the server writes down for this program. All clocks are this machine's.
+
+With ``--words`` it shows instead what ``omni-fastpath doctor`` says of four servers: one whose engines are slow, one
+whose API process is full, one with both and one with neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.rigs import results, server_arms, whole_server
+from benchmarks.rigs.arm import Arm
+from benchmarks.rigs.captures import run_closed_loop
+from benchmarks.rigs.server import Server
+from benchmarks.rigs.side_by_side import guarded, work_folder
+from omni_fastpath.tools.ab.capture import Request, chat_request
+from tests.trust import distribution
+
+ARMS = (
+    Arm("stock", {"OMNI_FASTPATH_QUEUE_METRICS": "1"}),
+    Arm("fastpath", {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_QUEUE_METRICS": "1"}),
+)
+LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
+STEP_MS = {"thinker": 15.0, "talker": 12.0, "code2wav": 8.0}
+TOKENS, LOAD_TOKENS = 8, 40
+PROBES = 40
+"""Requests of the client at each level."""
+WARM_S = 8.0
+"""Until the other streams are busy, and until they are gone."""
+SLOW_MS = 600.0
+FAST_MS = {"thinker": 6.0, "talker": 5.0, "code2wav": 3.0}
+DRIVEN: Mapping[str, tuple[Mapping[str, float], int]] = {
+    "neither": (STEP_MS, 2),
+    "the engines are slow": ({**STEP_MS, "code2wav": SLOW_MS}, 2),
+    "the API process is full": (FAST_MS, 64),
+    "both": ({**FAST_MS, "code2wav": SLOW_MS}, 64),
+}
+"""For ``--words``: steps of the stages, milliseconds, and streams."""
+_FILE = "TEST_LEGS_FILE"
+_ENTRY_POINTS = "[vllm.general_plugins]\nlegs = tests.trust.legs:arm\n"
+
+
+def arm() -> None:
+    """Write down each first output that arrives in this process: its request's id, its kind and its times."""
+    from wrapt import register_post_import_hook
+
+    register_post_import_hook(_write_down, "omni_fastpath.patches.queue_metrics.journey")
+
+
+def _write_down(module: Any) -> None:
+    was_written = module.Journey.was_written
+
+    def written(self: Any) -> None:
+        found = [] if self.sent_s is None else [(first.output, first.times) for first in self.taken]
+        was_written(self)
+        with Path(os.environ[_FILE]).open("a") as file:
+            file.writelines(json.dumps([self.request_id, *each]) + "\n" for each in found)
+
+    module.Journey.was_written = written
+
+
+def _request(name: str, tokens: int) -> dict[str, Any]:
+    return dict(chat_request(f"Question {name}", max_tokens=tokens, ignore_eos=True, request_id=name).body)
+
+
+def load(url: str, streams: int) -> None:
+    """Keep so many streams busy, until this process is ended."""
+    requests = [Request("/v1/chat/completions", _request(f"load-{n}", LOAD_TOKENS)) for n in range(100_000)]
+    run_closed_loop(url, requests, streams)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One request of the client that takes times; ``monotonic`` seconds."""
+
+    name: str
+    sent_s: float
+    first_s: dict[str, float]
+    """By the modality of the first packets that have something in them."""
+
+
+def _probe(connection: HTTPConnection, name: str) -> Probe:
+    body, first_s = json.dumps(_request(name, TOKENS)), dict[str, float]()
+    sent_s = monotonic()
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200
+    while line := response.readline():
+        now_s = monotonic()
+        if line.startswith(b"data: {") and len(first_s) < 2:
+            found = json.loads(line[6:])
+            if any(choice["delta"].get("content") for choice in found["choices"]):
+                first_s.setdefault(found["modality"], now_s)
+    return Probe(name, sent_s, first_s)
+
+
+def _probes(server: Server, streams: int) -> list[Probe]:
+    loading = multiprocessing.get_context("spawn").Process(target=load, args=(server.url, streams - 1), daemon=True)
+    if streams > 1:
+        loading.start()
+        sleep(WARM_S)
+    connection = HTTPConnection("127.0.0.1", server.port)
+    try:
+        return [_probe(connection, f"legs-{streams}-{n}-") for n in range(PROBES)]
+    finally:
+        connection.close()
+        if loading.is_alive():
+            loading.kill()
+            loading.join()
+            sleep(WARM_S)  # what is left of its requests is aborted
+
+
+def _rows(probes: Sequence[Probe], seen: Sequence[tuple[str, str, list[float]]]) -> list[list[str]]:
+    """For text and audio: the client's median, the legs' medians, and the medians of what lies outside of them."""
+    rows = []
+    for output in ("text", "audio"):
+        found, legs = [], []
+        for probe in probes:
+            [times] = [times for name, kind, times in seen if kind == output and probe.name in name]
+            legs.append([end_s - begin_s for begin_s, end_s in pairwise(times)])
+            client_s, legs_s = probe.first_s[output] - probe.sent_s, times[-1] - times[0]
+            found.append((client_s, client_s - legs_s, times[0] - probe.sent_s, probe.first_s[output] - times[-1]))
+        medians = [statistics.median(each) for each in (*zip(*found, strict=True), *zip(*legs, strict=True))]
+        rows.append([output, *(f"{1000 * each:.1f}" for each in medians)])
+    return rows
+
+
+def _server(chosen: Arm, steps_ms: Mapping[str, float], deploy: str, work: Path) -> Server:
+    environment = whole_server.environment(chosen, {k: {"base_ms": v} for k, v in steps_ms.items()}, light=True)
+    environment["PYTHONPATH"] = distribution(Path(tempfile.mkdtemp(dir=work)), "legs", _ENTRY_POINTS)
+    environment[_FILE] = str(work / "legs.jsonl")
+    model = whole_server.model_folder("qwen3_omni")
+    return Server(model, whole_server.deploy(deploy), environment=environment, log_path=work / "log")
+
+
+def _run(chosen: Arm, levels: Sequence[int], deploy: str, console: Console) -> int:
+    rows = []
+    with work_folder("legs-") as work, _server(chosen, STEP_MS, deploy, work) as server:
+        server_arms.prove(server, chosen, {"api"})
+        for streams in levels:
+            results.progress(f"{streams} streams")
+            probes = _probes(server, streams)
+            seen = [json.loads(line) for line in (work / "legs.jsonl").read_text().splitlines()]
+            rows += [[str(streams), *row] for row in _rows(probes, seen)]
+    columns = ("streams", "output", "client", "client - legs", "before", "after", *LEGS)
+    results.show(f"{chosen.name}: medians, ms", columns, rows)
+    worst = max(abs(float(row[3])) for row in rows)
+    console.print(f"The legs make the client's time to within {worst:.1f} ms in the median, at the worst level.")
+    return 0
+
+
+def _words(chosen: Arm, deploy: str, console: Console) -> int:
+    for name, (steps_ms, streams) in DRIVEN.items():
+        results.progress(name)
+        with work_folder("legs-") as work, _server(chosen, steps_ms, deploy, work) as server:
+            asked = [
+                Request("/v1/chat/completions", _request(f"n-{n}", LOAD_TOKENS)) for n in range(max(60, 2 * streams))
+            ]
+            whole_server.checked(run_closed_loop(server.url, asked, streams), audio=True)
+            sleep(server_arms.STATE_FILES_SETTLE_S)
+            command = [sys.executable, "-m", "omni_fastpath", "doctor", "--json"]
+            environment = {**os.environ, "XDG_RUNTIME_DIR": str(server.runtime_folder)}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            subject = f"server {min(pid for pid, role in server.processes().items() if role == 'api')}"
+        console.print(f"{name}:", style="bold")
+        for finding in json.loads(done.stdout)["findings"]:
+            if finding["id"] == "first-output" and finding["subject"] == subject:
+                console.print(f"  {finding['what']}\n    {finding['do']}", markup=False, highlight=False)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; 0, 1 where it could not, 2 for a wrong command line, 130 where it was interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m tests.trust.legs", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--streams", default="1,32", help="how many requests at a time, one after another: %(default)s")
+    parser.add_argument("--arm", default="stock", choices=[each.name for each in ARMS])
+    parser.add_argument("--words", action="store_true", help="what doctor says of four servers")
+    parser.add_argument("--deploy", default="qwen3_omni_4x.yaml", help="of the simulated device: %(default)s")
+    asked = parser.parse_args(argv)
+    chosen = next(each for each in ARMS if each.name == asked.arm)
+    levels = [int(each) for each in asked.streams.split(",")]
+    if asked.words:
+        return guarded("The words", lambda console: _words(chosen, asked.deploy, console))
+    return guarded("The legs", lambda console: _run(chosen, levels, asked.deploy, console))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
