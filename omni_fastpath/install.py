@@ -216,7 +216,7 @@ def apply(
         before = set(_installed)
         try:
             if moved:
-                logger.error("omni-fastpath: nothing is on here, a seam of the start-up moved: %s", "; ".join(moved))
+                warn_once(f"nothing is on here, a seam of the start-up moved: {'; '.join(moved)}")
             for patch in patches:
                 _apply_one(resolved, patch, process, moved)
             if resolved.on_unsupported == "fail":

@@ -69,9 +69,9 @@ def register() -> None:
             STARTUP.show("off", f"{process_role.MASTER}=0", role)
         elif HANDOFF in os.environ:
             STARTUP.take_over(role)
-    except RefusedError:
-        raise
-    except Exception:
+    except Exception as error:
+        if _is_refusal(error):
+            raise
         logger.exception("omni-fastpath: registration failed; this process runs as stock")
 
 
@@ -160,7 +160,8 @@ class Startup:
     def is_gone(self, slot: tuple[str, str], why: object) -> None:
         """One of the three slots cannot be written: what was asked for so far is answered now, later requests later."""
         logger.warning("omni-fastpath: %s cannot be wrapped: %s", ":".join(slot), why)
-        if slot in (READER, HEADLESS if _role() == "headless" else PLANS):
+        is_plain = sys.argv[1:2] == ["serve"] and not process_role.is_serve(sys.argv[1:])  # of vLLM alone
+        if slot in (READER, HEADLESS if _role() == "headless" else PLANS) and not is_plain:
             self._gone = True
             self.before_stages(self._last or process_role.value(sys.argv[1:], "--deploy-config"), _role())
 

@@ -169,11 +169,11 @@ def test_a_slot_that_is_gone_refuses_what_was_asked_for(tmp_path: Path, slot: tu
     refused = yaml(tmp_path, "fail.yaml", fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
     from omni_fastpath.startup import RefusedError
 
+    messages = log()
     with pytest.raises(RefusedError, match=f"budgeted_drain is unsupported: {_moved(slot)}"):
         start(refused)
-    messages = log()
     start(yaml(tmp_path, **ALL_ON))
-    assert [each for each in messages if "nothing is on here" in each and ":".join(slot) in each]
+    assert sum("nothing is on here" in each and ":".join(slot) in each for each in messages) == 1
     assert asked() == dict.fromkeys(ON, "unsupported")
     [shown] = state_files()
     assert shown["patches"]["budgeted_drain"]["reason"].startswith(_moved(slot))
@@ -194,6 +194,16 @@ def test_variables_are_answered_where_no_slot_is_left(rule: str) -> None:
     with pytest.raises(SystemExit, match=_moved(startup.PLANS)) if rule == "fail" else contextlib.nullcontext():
         register()
     assert set(asked().values()) == {"unsupported"}
+
+
+@pytest.mark.upstream
+@isolated("warm", "serve", "model")
+def test_a_plain_server_is_not_refused_for_a_slot_that_is_gone() -> None:
+    """``vllm serve`` without ``--omni`` has no stages, whatever the variables say."""
+    os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
+    _gone(READER)
+    register()
+    assert (states(), state_files()) == ({}, [])
 
 
 @pytest.mark.upstream

@@ -123,7 +123,7 @@ def test_a_renamed_release(
 
 
 def test_a_release_that_nobody_has_read(answers: Callable[..., Any]) -> None:
-    """On 0.31.0rc1 two patches find the functions of a tested release; they serve, and stock's answers."""
+    """On 0.31.0rc1 some patches find the functions of a tested release; they serve, and answers are stock's."""
     from benchmarks.rigs.captures import differences
 
     release = "0.31.0rc1"
@@ -137,5 +137,6 @@ def test_a_release_that_nobody_has_read(answers: Callable[..., Any]) -> None:
     assert all(each.succeeded for each in captures)
     assert differences(captures, expected) == []
     same = {name: each["same_as"] for name, each in of_server.items() if each["state"] == "applied"}
-    assert same == {"nonblocking_dequeue": "0.30.0", "final_output_wakeup": "0.30.0"}
+    assert same.keys() >= {"nonblocking_dequeue", "final_output_wakeup"}
+    assert set(same.values()) == {"0.30.0"}
     assert of_server["budgeted_drain"]["state"] == "unsupported"
