@@ -81,16 +81,16 @@ class Schedule(RuleBasedStateMachine):
         device=st.sampled_from(["cpu", "cuda"]),
         blocks=st.sampled_from([4096, SMALL]),
         is_counted=st.sampled_from([True, True, False]),
-        may_raise=st.sampled_from([False, True, True]),
+        may_raise=st.booleans(),
         options=OPTIONS,
     )
     def _begin(self, *, options: dict[str, Any], **shape: Any) -> None:
-        from tests.schedules.save_stage import Clock, Shape, Stage
-
-        self._shape, clock, enter = Shape(options=options, **shape), Clock(), self._stack.enter_context
+        enter = self._stack.enter_context
         self._entry = enter(only("forward_gate", "save_queue_cap", process=Process.STAGE, **options))
         from omni_fastpath.patches.save_queue_cap import save_queue, wrappers  # once it is installed
+        from tests.schedules.save_stage import Clock, Shape, Stage
 
+        self._shape, clock = Shape(options=options, **shape), Clock()
         enter(mock.patch.object(save_queue, "time", clock))
         enter(mock.patch.object(wrappers, "time", clock))
         self._ours = enter(Stage(self.config, self._shape, clock))
