@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -194,6 +195,27 @@ def test_segments_count_until_fetched_and_those_of_text_alone_never(information:
         stage.fetch(request, 3)
         stage.look()
         until(lambda: stage.queue.nbytes == (sum(sizes[:2]) if counts else 0), "the look at what was fetched")
+
+
+def test_chunks_of_a_stream_whose_last_put_failed_count_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream keeps the sender token of such a stream, so that a token does not say that more is put."""
+    from omni_fastpath.patches.save_queue_cap import save_queue
+
+    ahead_s = 0.0
+    monkeypatch.setattr(save_queue, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s))
+    request = Request(unique("s"))
+    with Stage() as stage:
+        stage.save(request, 0, 1, 2)
+        stage.drain()
+        monkeypatch.setattr(stage.adapter.connector, "put", lambda *_, **__: (False, 0, None))
+        stage.save(request, 3, finish=True)
+        stage.drain()
+        assert request.external_req_id in stage.adapter._sender_tokens
+        assert stage.queue.nbytes > 0
+        for _ in range(3):
+            ahead_s += 25.0
+            stage.look()
+        until(lambda: stage.queue.nbytes == 0, "the look after a minute")
 
 
 # ---- Stepping aside ----
