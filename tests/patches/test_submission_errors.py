@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,7 +81,9 @@ def test_a_request_fails_alone(world: World, stage: int) -> None:
 
 @pytest.mark.parametrize("on", [False, True], ids=["stock", "submission_errors"])
 @pytest.mark.parametrize(
-    "error", [SURROGATE, RuntimeError("\ud800"), OSError("no buffers"), ZMQError(11), MemoryError()], ids=repr
+    "error",
+    [SURROGATE, RuntimeError("no such shape"), OSError("no buffers"), ZMQError(11), MemoryError()],
+    ids=lambda error: type(error).__name__,
 )
 def test_what_ends_the_orchestrator(world: World, error: Exception, on: bool) -> None:
     """Every exception ends stock's; with the patch those alone that say nothing about the request."""
@@ -94,9 +97,19 @@ def test_what_ends_the_orchestrator(world: World, error: Exception, on: bool) ->
     assert world.task.done() is not serves_on
     if world.task.done():
         assert world.task.exception() is error
-    else:
-        [(_, _, said, *_)] = world.got["bad"].errors
-        assert said.encode()  # what is told of it can itself be encoded
+
+
+def test_what_is_told_of_it_can_be_encoded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception's words may have what made it."""
+    refuse(world, 0, ValueError("not \ud800"))
+    with only("submission_errors"):
+        from omni_fastpath.patches.submission_errors import wrappers
+
+        monkeypatch.setattr(wrappers, "logger", Mock())  # pytest's worker cannot send a log with a surrogate in it
+        world.submit("bad", "DELTA", (0, 2))
+        world.advance(0.01)
+    [(_, _, said, *_)] = world.got["bad"].errors
+    assert said.encode() == rb"The request could not be submitted: ValueError: not \ud800"
 
 
 def test_a_dead_engine_keeps_its_meaning(world: World) -> None:

@@ -48,7 +48,7 @@ def test_any_of_two_api_servers_shows_the_whole_tree(server: Callable[..., Any])
     two = ("--api-server-count", "2")
     with server("qwen3_omni", "qwen3_omni.yaml", environment=environment, arguments=two) as running:
         assert all(capture.succeeded for capture in run_closed_loop(running.url, requests, 4))
-        time.sleep(3)  # state files are refreshed every two seconds
+        time.sleep(5)  # state files are written, and collected, every two seconds
         texts = [_text(running) for _ in range(8)]  # the kernel deals connections out to both
         stages = all_states(running, "stage")
     families = {name for line in texts[0].splitlines() if line[:1] != "#" for name in families_in(line.split("{")[0])}
