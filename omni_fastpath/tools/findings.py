@@ -35,7 +35,8 @@ one of them works alone, and the other takes less than the second."""
 UNDERRUN_S, UNDERRUN = 0.1, "vllm_omni:audio_underrun_s"
 """From where on upstream itself calls an answer interrupted, and its histogram of each answer's longest silence."""
 API_PROCESS_S, ENGINES_S = 0.05, 0.3
-"""From where on a listener gains something when the API process, or the engines, take less of a first output."""
+"""From where on a listener gains something when the API process, or the engines, take less of a first output, unless
+the other takes ten times as much."""
 FEWEST = 50
 """First outputs of which 99 of 100 can be told."""
 SHARED_MEMORY = 0.8
@@ -419,22 +420,23 @@ def first_output(facts: Facts) -> Iterator[Finding]:
                     f"first {output}, {when}: within {whole.quantile(0.99):.2f} s for 99 of 100, the engines' part "
                     f"within {seconds['engines']:.2f}, the API process's within {seconds['api_process']:.2f}"
                 )
-                do = " ".join(_sooner(server, facts, *seconds.values()))
+                do = " ".join(_sooner(server, facts, **seconds))
                 yield Finding("info", server.subject, what, do, {"answers": whole.count, **seconds})
 
 
-def _sooner(server: Server, facts: Facts, engines_s: float, api_process_s: float) -> Iterator[str]:
-    """What would make a first output come sooner, if anything."""
-    if api_process_s > API_PROCESS_S:
+def _sooner(server: Server, facts: Facts, engines: float, api_process: float) -> Iterator[str]:
+    """What would make a first output come sooner, if anything; of parts that are a tenth of the other, nothing."""
+    is_api_process = api_process > max(API_PROCESS_S, engines / 10)
+    if is_api_process:
         relief = "; ".join(_relief(server, facts))
         yield f"The API process takes more than {API_PROCESS_S} s. Less of it: {relief}."
-    if engines_s > ENGINES_S:
+    if engines > max(ENGINES_S, api_process / 10):
         yield (
             f"The engines take more than {ENGINES_S} s. More GPU, or more replicas, if requests wait there "
             "(`vllm_omni:num_requests_waiting`). If none waits, the model takes so long, and whether a faster GPU "
             "helps cannot be told from here. Neither this package nor another API server changes that part."
         )
-    elif api_process_s <= API_PROCESS_S:
+    elif not is_api_process:
         yield "Nothing: neither this package, nor another API server, nor more GPU makes it sooner for a listener."
 
 
