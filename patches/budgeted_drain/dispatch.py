@@ -7,7 +7,7 @@ file decides what of it must wait (``held_ends.py``). The loop decides when some
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from operator import attrgetter
 from time import perf_counter_ns
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from omni_fastpath.hooks import HOOKS, RawOutputView
-from omni_fastpath.ledger import logger, raised_by_us
+from omni_fastpath.ledger import Entry, logger, raised_by_us
 
 from . import upstream
 from .held_ends import HeldEnd, HeldEnds
@@ -44,7 +44,7 @@ class Dispatcher:
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
         members: The replicas that there are.
-        counters: The patch's counters.
+        runtime: The patch in this process.
         charge: Given the stage of something held, and how many nanoseconds its processing took.
 
     Attributes:
@@ -56,19 +56,20 @@ class Dispatcher:
         self,
         orchestrator: Any,
         members: Membership,
-        counters: dict[str, int],
+        runtime: Entry,
         charge: Callable[[Stage, int], None],
     ) -> None:
         self._orchestrator = orchestrator
         self._members = members
         self.held_ends = HeldEnds(members)
         self.works: dict[Work, None] = {}
-        self._at: Replica | None = None  # whose exceptions are handled
+        self._at: Replica | None = None  # from which something was taken or dispatched last
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._is_routable = HOOKS.policy(is_routable)
         self._on_dequeued = HOOKS.observer("on_dequeued")
         self._on_routed = HOOKS.observer("on_routed")
-        self._counters = counters
+        self._judging = runtime.guard("judging a raw output")
+        self._counters = runtime.counters
         self._charge = charge
 
     # ---- Taking one ----
@@ -203,9 +204,11 @@ class Dispatcher:
         except Exception as error:
             await self._handle_failure(replica, error)
             return "failed"
-        # Before routing, which forgets a request that ends.
-        states = self._orchestrator.request_states
-        routable = judge and self._is_routable(RawOutputView(*replica.slot, True, raw, made, states))
+        routable = False
+        if judge:  # before routing, which forgets a request that ends
+            with self._judging:
+                view = RawOutputView(*replica.slot, True, raw, made, self._orchestrator.request_states)
+                routable = self._is_routable(view)
         await work.finish()
         if self._on_routed is not None:
             for output in made:
@@ -234,7 +237,7 @@ class Dispatcher:
         selection: it gets no new request, and no other request waits. A distributed pool's ``pick`` asks the hub alone.
         """
         pool, replica_id = replica.pool, replica.slot[1]
-        if pool.clients[replica_id] is not replica.client:
+        if not replica.is_in_slot():
             return  # a client that was replaced is not its successor, and one death is handled once
         death = Death(self._orchestrator, replica, next(self._members.numbers), error)
         limits = dict.fromkeys((stage.stage_id for stage in self._members.stages), death.number)
@@ -250,21 +253,17 @@ class Dispatcher:
     # ---- After an exception in this patch ----
 
     async def finish(self, interrupted: BaseException | None) -> None:
-        """Do what is left of all that was taken, and take what waits, in the order of arrival.
+        """Do what is left of all that was taken, and dispatch what waits, in the order of arrival.
 
         Nothing else of this patch may be relied on here. What has no number yet is left to upstream's loop.
 
         Args:
             interrupted: An exception in upstream that was being handled.
         """
-        works = [*self.works]
-        for replica in self._members.queued():
-            queue = replica.client.outputs_queue
-            for arrival in replica.arrivals if not replica.is_gone() else ():
-                if queue.qsize() and queue._queue[0] is arrival.item and not isinstance(arrival.item, Exception):
-                    works.append(Work(self._orchestrator, replica, arrival.number))
-                    works[-1].raw.append(queue.get_nowait())
-        for work in sorted(works, key=attrgetter("number")):
+        died = self._at if isinstance(interrupted, upstream.EngineDeadError) else None
+        if died is not None and died.is_in_slot():
+            died.pool._unavailable_replicas.add(died.slot[1])  # no request is given to it until it is evicted
+        for work in sorted([*self.works, *self._take_waiting()], key=attrgetter("number")):
             try:
                 await work.finish()
             except upstream.EngineDeadError as error:
@@ -273,11 +272,21 @@ class Dispatcher:
                 if not raised_by_us(error):
                     raise
                 logger.exception("omni-fastpath: an output of stage-%s replica-%s is lost", *work.replica.slot)
-        if isinstance(interrupted, upstream.EngineDeadError) and self._at is not None:
-            await self._evict(self._at, interrupted)
+        if died is not None:
+            await self._evict(died, interrupted)
         elif isinstance(interrupted, Exception) and not raised_by_us(interrupted):
             raise interrupted
 
-    async def _evict(self, replica: Replica, error: Exception) -> None:
-        if replica.pool.clients[replica.slot[1]] is replica.client:
+    def _take_waiting(self) -> Iterator[Work]:
+        """All that waits and has a number; from an exception on, which upstream's loop reads, nothing of its queue."""
+        for replica in self._members.queued():
+            queue = replica.client.outputs_queue
+            for arrival in replica.arrivals if not replica.is_gone() else ():
+                if queue.qsize() and queue._queue[0] is arrival.item and not isinstance(arrival.item, Exception):
+                    work = Work(self._orchestrator, replica, arrival.number)
+                    work.raw.append(queue.get_nowait())
+                    yield work
+
+    async def _evict(self, replica: Replica, error: Any) -> None:
+        if replica.is_in_slot():
             await self._orchestrator._handle_dead_replica(*replica.slot, error)

@@ -71,7 +71,7 @@ class DrainLoop:
         self._members = members = Membership(orchestrator, can_dequeue, self._arrived, FIRST_AUDIO_KEY)
         floor = floor_of(limits.floor, orchestrator.num_stages)
         self._order = Order(limits.order, floor, HOOKS.chooser(), orchestrator.request_states, members.stages)
-        self._dispatcher = Dispatcher(orchestrator, members, counters, self._order.charge)
+        self._dispatcher = Dispatcher(orchestrator, members, runtime, self._order.charge)
 
     async def run(self, upstreams_loop: Callable[[], Awaitable[None]]) -> None:
         """Dispatch until the orchestrator's shutdown event is set.

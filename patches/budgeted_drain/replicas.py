@@ -31,10 +31,13 @@ class Replica:
         self.slot = slot
         self.client = client
 
+    def is_in_slot(self) -> bool:
+        """Whether it was neither evicted, detached nor replaced."""
+        return self.pool.clients[self.slot[1]] is self.client
+
     def is_gone(self) -> bool:
         """Whether it was evicted, detached, replaced or marked unavailable meanwhile."""
-        replica_id = self.slot[1]
-        return self.pool.clients[replica_id] is not self.client or not self.pool.is_replica_available(replica_id)
+        return not (self.is_in_slot() and self.pool.is_replica_available(self.slot[1]))
 
 
 class Arrival:

@@ -164,33 +164,34 @@ class Diffusion:
         self.down = True
 
 
+def diffusion_pipeline(end: str, event_driven: bool) -> Any:
+    """Text of ``R`` and ``S`` waits, and at a diffusion stage an image, an error or a death, which ends ``R``."""
+    pipeline = Pipeline((Stage(True, "text"), Stage(True, "image")), async_chunk=False, event_driven=event_driven)
+    for request in ("R", "S"):
+        pipeline.add_request(request).final_output_stage_ids = {0, 1}
+    pipeline.pools[1].output_processor.request_states.clear()
+    pipeline.put(0, *(batch(text("R", n), text("S", n)) for n in range(20)))
+    pipeline.put(0, batch(text("R", 20, finish=FinishReason.STOP)))
+    image = OmniRequestOutput(request_id="R", finished=True, final_output_type="image", images=[1], stage_id=1)
+    failed = OmniRequestOutput.from_error("R", "it broke")
+    pipeline.pools[1].clients[0] = Diffusion({"image": image, "error": failed, "death": EngineDeadError()}[end])
+    del pipeline.replicas[1][0]
+    return pipeline
+
+
 @pytest.mark.parametrize("end", ["image", "error", "death"])
 def test_diffusion_end_waits_for_text(end: str, event_driven: bool) -> None:
     """A diffusion stage's end, error or death comes after text that waits, as in stock, and leaves nothing behind."""
-
-    def made(event_driven: bool) -> Any:
-        pipeline = Pipeline((Stage(True, "text"), Stage(True, "image")), async_chunk=False, event_driven=event_driven)
-        for request in ("R", "S"):
-            pipeline.add_request(request).final_output_stage_ids = {0, 1}
-        pipeline.pools[1].output_processor.request_states.clear()
-        pipeline.put(0, *(batch(text("R", n), text("S", n)) for n in range(20)))
-        pipeline.put(0, batch(text("R", 20, finish=FinishReason.STOP)))
-        image = OmniRequestOutput(request_id="R", finished=True, final_output_type="image", images=[1], stage_id=1)
-        failed = OmniRequestOutput.from_error("R", "it broke")
-        pipeline.pools[1].clients[0] = Diffusion({"image": image, "error": failed, "death": EngineDeadError()}[end])
-        del pipeline.replicas[1][0]
-        return pipeline
 
     def messages(pipeline: Any) -> list[Any]:
         with pipeline:  # ``settle`` finds no rest in a loop that polls each millisecond
             while "R" in pipeline.orchestrator.request_states and pipeline.thread.is_alive():
                 time.sleep(0.002)
-        found = [each for each in pipeline.messages() if each.request_id == "R"]
-        return [(each.stage_id, type(each).__name__) for each in found]
+        return [(each.stage_id, type(each).__name__) for each in of("R", pipeline.messages())]
 
-    stock = messages(made(event_driven=True))
+    stock = messages(diffusion_pipeline(end, event_driven=True))
     with switched_on(floor=0.0):
-        pipeline = made(event_driven)
+        pipeline = diffusion_pipeline(end, event_driven)
         assert messages(pipeline) == stock
     assert stock[-1] == (1, "OutputMessage" if end == "image" else "ErrorMessage")
     assert "R" not in pipeline.pools[0]._output_timestamps_by_request

@@ -14,12 +14,18 @@ from omni_fastpath.patches import budgeted_drain
 
 _CATCH_FOR_THEMSELVES = {
     *("wrapped_loop", "wrapped_add_client", "DrainLoop.run", "DrainLoop._arrived"),
-    *("Dispatcher.finish", "Dispatcher._evict", "Membership.close"),
+    *("Dispatcher.finish", "Dispatcher._take_waiting", "Dispatcher._evict", "Membership.close"),
     "QueuedReplica.watch.<locals>.put_and_notify",
 }
 """What handles an exception, and the calls of upstream's that nothing of ours is around; what they call is not exempt,
 but where it runs after an exception."""
-_AFTERWARDS = {"Dispatcher.finish", "Dispatcher._evict", "Membership.close"}
+_AFTERWARDS = {"Dispatcher.finish", "Dispatcher._take_waiting", "Dispatcher._evict", "Membership.close"}
+_BEFORE = {
+    *("DrainLoop.__init__", "Dispatcher.__init__", "Membership.__init__", "Order.__init__", "Wakeup.__init__"),
+    *("HeldEnds.__init__", "Stage.__init__", "floor_of", "gauge_of", "_never"),
+}
+"""What makes a loop: where that fails, upstream's serves from the beginning."""
+_EXEMPT = _CATCH_FOR_THEMSELVES | _BEFORE
 
 
 class Line(NamedTuple):
@@ -42,14 +48,14 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def lines() -> list[Line]:
-    """All lines that are run after the patch was installed, but those that catch for themselves."""
+    """All lines that a loop runs, but those that catch for themselves."""
     found: dict[Line, None] = {}
     for path in sorted(Path(budgeted_drain.__file__).parent.glob("*.py")):
         if path.stem in ("__init__", "seams"):
             continue
         file = str(path)
         for code in _codes(compile(path.read_text(encoding="utf-8"), file, "exec")):
-            if code.co_flags & inspect.CO_OPTIMIZED and code.co_qualname not in _CATCH_FOR_THEMSELVES:
+            if code.co_flags & inspect.CO_OPTIMIZED and code.co_qualname not in _EXEMPT:
                 numbers = {number for _, _, number in code.co_lines() if number not in (None, code.co_firstlineno)}
                 found |= dict.fromkeys(Line(file, number or 0, code.co_qualname) for number in sorted(numbers))
     return list(found)
@@ -65,10 +71,12 @@ class Break:
 
     Attributes:
         at: The line at which it has raised.
+        reached: Those of the lines that were reached.
     """
 
-    def __init__(self, lines: Sequence[Line], times: int) -> None:
+    def __init__(self, lines: Sequence[Line], times: float) -> None:
         self.at: Line | None = None
+        self.reached: dict[Line, None] = {}
         self._lines = {(line.file, line.function, line.number): line for line in lines}
         self._functions = {(line.file, line.function) for line in lines}
         self._left = times
@@ -92,6 +100,7 @@ class Break:
         line = self._lines.get((frame.f_code.co_filename, frame.f_code.co_qualname, frame.f_lineno))
         if event == "line" and line is not None and self.at is None and not _is_afterwards(frame):
             self._left -= 1
+            self.reached[line] = None
             if not self._left:
                 self.at = line
                 _module["fail"](line)

@@ -387,7 +387,8 @@ class Drain(RuleBasedStateMachine):
             if not self.world.waiting():
                 break
         assert not self.world.waiting(), "it was never dispatched"
-        self.world.advance(0.6)
+        if not self.world.has_failed:
+            self.world.advance(0.6)
         if self.world.has_failed:
             return
         loop = DrainLoop.running[-1]
@@ -430,13 +431,7 @@ class Drain(RuleBasedStateMachine):
         assert {each.rpc_id for each in ours.answers()} == self.waits
         available = _available(ours)
         ours.close()
-        with stock():
-            theirs = World(self.shape, event_driven=True)
-            self.stack.callback(theirs.close)
-            for act, args, kwargs in self.happened:
-                act(theirs, *args, **kwargs)
-                theirs.advance(0.6)  # as long as upstream's loop may take to see who has come
-        theirs.answers()
+        theirs = self.on_stock()
         assert available == _available(theirs)
         wrong = []
         for name in self.names:
@@ -449,6 +444,17 @@ class Drain(RuleBasedStateMachine):
             fate = "lost" if a.lost or b.lost else "failed" if a.errors else "done" if a.ends else "at work"
             COUNTS[fate] += 1
         assert not wrong, "\n".join(wrong)
+
+    def on_stock(self) -> World:
+        """Where the same happened to stock."""
+        with stock():
+            theirs = World(self.shape, event_driven=True)
+            self.stack.callback(theirs.close)
+            for act, args, kwargs in self.happened:
+                act(theirs, *args, **kwargs)
+                theirs.advance(0.6)  # as long as upstream's loop may take to see who has come
+        theirs.answers()
+        return theirs
 
 
 def _available(world: World) -> list[list[str]]:
