@@ -32,7 +32,6 @@ BLOCK: dict[str, Any] = {
     "deadline_order": True,
     "final_output_wakeup": True,
     "requests_first": True,
-    "submission_errors": True,
     "admission_limit": True,
     "submission_errors": True,
     "save_queue_cap": {"max_bytes": "128MiB", "max_tasks": 4096, "max_hold_s": 2.0},

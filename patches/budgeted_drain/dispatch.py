@@ -63,7 +63,7 @@ class Dispatcher:
         self._members = members
         self.held_ends = HeldEnds(members)
         self.works: dict[Work, None] = {}
-        self._at: Replica | None = None  # the last one from which something was taken, or dispatched
+        self._at: Replica | None = None  # from which something was taken or dispatched last
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._is_routable = HOOKS.policy(is_routable)
         self._on_dequeued = HOOKS.observer("on_dequeued")
@@ -253,20 +253,17 @@ class Dispatcher:
     # ---- After an exception in this patch ----
 
     async def finish(self, interrupted: BaseException | None) -> None:
-        """Do what is left of all that was taken, and take what waits, in the order of arrival.
+        """Do what is left of all that was taken, and dispatch what waits, in the order of arrival.
 
         Nothing else of this patch may be relied on here. What has no number yet is left to upstream's loop.
 
         Args:
             interrupted: An exception in upstream that was being handled.
         """
-        works, at = [*self.works], self._at
-        died = at if isinstance(interrupted, upstream.EngineDeadError) else None
+        died = self._at if isinstance(interrupted, upstream.EngineDeadError) else None
         if died is not None and died.is_in_slot():
-            died.pool._unavailable_replicas.add(died.slot[1])  # until it is evicted no request is given to it
-        for replica in self._members.queued():
-            works += self._taken_from(replica)
-        for work in sorted(works, key=attrgetter("number")):
+            died.pool._unavailable_replicas.add(died.slot[1])  # no request is given to it until it is evicted
+        for work in sorted([*self.works, *self._take_waiting()], key=attrgetter("number")):
             try:
                 await work.finish()
             except upstream.EngineDeadError as error:
@@ -275,20 +272,21 @@ class Dispatcher:
                 if not raised_by_us(error):
                     raise
                 logger.exception("omni-fastpath: an output of stage-%s replica-%s is lost", *work.replica.slot)
-        if died is not None and isinstance(interrupted, Exception):
+        if died is not None:
             await self._evict(died, interrupted)
         elif isinstance(interrupted, Exception) and not raised_by_us(interrupted):
             raise interrupted
 
-    def _taken_from(self, replica: QueuedReplica) -> Iterator[Work]:
-        """Everything that has a number and is queued at a replica, up to an exception."""
-        queue = replica.client.outputs_queue
-        for arrival in replica.arrivals if not replica.is_gone() else ():
-            if queue.qsize() and queue._queue[0] is arrival.item and not isinstance(arrival.item, Exception):
-                work = Work(self._orchestrator, replica, arrival.number)
-                work.raw.append(queue.get_nowait())
-                yield work
+    def _take_waiting(self) -> Iterator[Work]:
+        """All that waits and has a number; from an exception on, which upstream's loop reads, nothing of its queue."""
+        for replica in self._members.queued():
+            queue = replica.client.outputs_queue
+            for arrival in replica.arrivals if not replica.is_gone() else ():
+                if queue.qsize() and queue._queue[0] is arrival.item and not isinstance(arrival.item, Exception):
+                    work = Work(self._orchestrator, replica, arrival.number)
+                    work.raw.append(queue.get_nowait())
+                    yield work
 
-    async def _evict(self, replica: Replica, error: Exception) -> None:
+    async def _evict(self, replica: Replica, error: Any) -> None:
         if replica.is_in_slot():
             await self._orchestrator._handle_dead_replica(*replica.slot, error)

@@ -14,12 +14,18 @@ from omni_fastpath.patches import budgeted_drain
 
 _CATCH_FOR_THEMSELVES = {
     *("wrapped_loop", "wrapped_add_client", "DrainLoop.run", "DrainLoop._arrived"),
-    *("Dispatcher.finish", "Dispatcher._evict", "Membership.close"),
+    *("Dispatcher.finish", "Dispatcher._take_waiting", "Dispatcher._evict", "Membership.close"),
     "QueuedReplica.watch.<locals>.put_and_notify",
 }
 """What handles an exception, and the calls of upstream's that nothing of ours is around; what they call is not exempt,
 but where it runs after an exception."""
-_AFTERWARDS = {"Dispatcher.finish", "Dispatcher._evict", "Membership.close"}
+_AFTERWARDS = {"Dispatcher.finish", "Dispatcher._take_waiting", "Dispatcher._evict", "Membership.close"}
+_BEFORE = {
+    *("DrainLoop.__init__", "Dispatcher.__init__", "Membership.__init__", "Order.__init__", "Wakeup.__init__"),
+    *("HeldEnds.__init__", "Stage.__init__", "floor_of", "gauge_of", "_never"),
+}
+"""What makes a loop: where that fails, upstream's serves from the beginning."""
+_EXEMPT = _CATCH_FOR_THEMSELVES | _BEFORE
 
 
 class Line(NamedTuple):
@@ -42,14 +48,14 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def lines() -> list[Line]:
-    """All lines that are run after the patch was installed, but those that catch for themselves."""
+    """All lines that a loop runs, but those that catch for themselves."""
     found: dict[Line, None] = {}
     for path in sorted(Path(budgeted_drain.__file__).parent.glob("*.py")):
         if path.stem in ("__init__", "seams"):
             continue
         file = str(path)
         for code in _codes(compile(path.read_text(encoding="utf-8"), file, "exec")):
-            if code.co_flags & inspect.CO_OPTIMIZED and code.co_qualname not in _CATCH_FOR_THEMSELVES:
+            if code.co_flags & inspect.CO_OPTIMIZED and code.co_qualname not in _EXEMPT:
                 numbers = {number for _, _, number in code.co_lines() if number not in (None, code.co_firstlineno)}
                 found |= dict.fromkeys(Line(file, number or 0, code.co_qualname) for number in sorted(numbers))
     return list(found)

@@ -387,7 +387,8 @@ class Drain(RuleBasedStateMachine):
             if not self.world.waiting():
                 break
         assert not self.world.waiting(), "it was never dispatched"
-        self.world.advance(0.6)
+        if not self.world.has_failed:
+            self.world.advance(0.6)
         if self.world.has_failed:
             return
         loop = DrainLoop.running[-1]
