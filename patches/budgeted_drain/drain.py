@@ -22,6 +22,7 @@ work in one of these states, and ``Dispatcher.finish`` does what is left in each
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from time import perf_counter_ns
 from typing import Any, ClassVar
@@ -83,6 +84,7 @@ class DrainLoop:
             upstreams_loop: The loop that this one replaces.
         """
         interrupted: BaseException | None = None
+        outside = sys.exc_info()[1]  # what is being handled where the event loop runs
         DrainLoop.running = (*DrainLoop.running, self)
         try:
             await self._serve()
@@ -90,7 +92,7 @@ class DrainLoop:
             if not raised_by_us(error):
                 raise
             self._runtime.fail("the drain", error)
-            interrupted = error.__context__
+            interrupted = error.__context__ if error.__context__ is not outside else None
         finally:
             DrainLoop.running = tuple(loop for loop in DrainLoop.running if loop is not self)
             self._members.close()
