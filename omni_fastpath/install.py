@@ -374,8 +374,8 @@ def uninstall(patch: Patch) -> None:
                 path, found = slot.seam.path, slot.raw()
                 logger.error("omni-fastpath: %s stays: %s was written after us, found %r", patch.name, path, found)
                 return
-        _put_back(installation)
         del _installed[patch.name]
+        _put_back(installation)
         entry = LEDGER.entry(patch)
         entry.figures, entry.taken_off, entry.same_as = None, None, ""
         LEDGER.set(patch, State.OFF, "taken off")

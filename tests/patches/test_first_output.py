@@ -155,7 +155,7 @@ def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPat
             "wrappers.unread_s",
             "wrappers._observed_send",
         ),
-        *("wrappers.way_out.kept", "shared_memory.look", "wrappers.Account", "wrappers.Pauses"),
+        *("wrappers.way_out.kept", "shared_memory.look", "wrappers.Account", "wrappers.Pauses.__init__"),
     ],
 )
 def test_an_exception_of_ours_reaches_nobody(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
