@@ -164,9 +164,8 @@ def _lacking(owner: type, names: Sequence[str]) -> list[str]:
     """The names that neither a class or a base of it declares, fields included, nor one of its methods assigns."""
     annotated = itertools.chain.from_iterable(vars(each).get("__annotations__", ()) for each in owner.__mro__)
     left = set(names).difference(dir(owner), annotated)
-    methods = (each for base in owner.__mro__ for each in vars(base).values() if isinstance(each, FunctionType))
-    for function in map(function_in, methods):
-        if left.intersection(function.__code__.co_names):
+    for function in (function_in(each) for base in owner.__mro__ for each in vars(base).values()):
+        if isinstance(function, FunctionType) and left.intersection(function.__code__.co_names):
             left -= _assigned(function)
     return [name for name in names if name in left]
 

@@ -126,6 +126,7 @@ class State(Base):
 
 def test_attributes_that_a_class_declares_are_found(upstream: Upstream, tmp_path: Path) -> None:
     """Fields, annotations, what is in its body, and what any method assigns to its first argument; bases' too."""
+    pytest.importorskip("msgspec")  # which vLLM brings
     upstream.module_is(load(tmp_path, DECLARES, "made_up_state"))
     own = ("field", "made", "annotated", "constant", "later", "computed", "assigned", "typed", "opened", "added")
     verify(Reads("made_up_state", "State", (*own, "set_later")), TESTED)

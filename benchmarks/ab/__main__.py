@@ -25,9 +25,9 @@ STEPS: Mapping[str, dict[str, float]] = {
 }
 WORSE: Mapping[str, Sequence[str]] = {
     "talker": (
-        "whole answer, median",
-        "whole answer, p99",
-        "time for a second of audio, median",
+        "whole answer (E2EL), median",
+        "whole answer (E2EL), p99",
+        "time for a second of audio (RTF), median",
         "requests served",
         "text made",
         "audio made",

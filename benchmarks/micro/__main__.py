@@ -41,7 +41,8 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
                 processes[-1].wait()
         if failed := [code for process in processes if (code := process.wait())]:
             sys.exit(failed[0])
-        for text in (file.read_text(encoding="utf-8") for file in files.values()):
+        # With --benchmark-disable nothing is measured, and no file is written.
+        for text in (file.read_text(encoding="utf-8") for file in files.values() if file.exists()):
             of_arm: dict[str, Any] = json.loads(text or '{"benchmarks": []}')
             for each in of_arm["benchmarks"]:
                 del each["stats"]["data"]

@@ -53,7 +53,7 @@ def test_two_arms_on_real_servers(
     assert primary == "first audio (TTFP), median"
     judged = {row["name"] for row in found["rows"] if row["verdict"]}
     assert {"first text (TTFT), median", "whole answer (E2EL), p99", "requests served", "audio made"} <= judged
-    assert "time for a second of audio, median" in judged
+    assert "time for a second of audio (RTF), median" in judged
     states = {
         arm: [{name: patch["state"] for name, patch in process["patches"].items()} for process in processes]
         for arm, processes in found["states"].items()

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def _puts(module: Any) -> None:
     """Each connector gets a ``put`` of its own; the class's stays upstream's, which ``save_queue_cap`` pins."""
     begin = module.SharedMemoryConnector.__init__
 
+    @wraps(begin)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
         put = self.put
