@@ -35,4 +35,4 @@ for _ in range(100_000):  # steps of the scheduler, in each of which all request
         raised += 1
         adapter.waiting_for_chunk_running_requests.clear()
 over = True
-print(f"{raised} steps raised, which ends the engine; {lost} lost a request, which waits for ever")
+print(f"{raised} steps raised, which ends the engine; {lost} lost a request, which waits forever")
