@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +18,12 @@ from omni_fastpath.tools import tables
 ROOT = Path(__file__).parents[1]
 README, CONFIGURATION, OPERATIONS = ROOT / "README.md", ROOT / "docs/configuration.md", ROOT / "docs/operations.md"
 SOURCES = ("omni_fastpath", "patches", "hooks", "tests", "benchmarks")
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/RESULTS.md"]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs").glob("*.yaml"),
+    ROOT / "benchmarks/RESULTS.md",
+]
 
 
 def _rows(page: Path) -> dict[str, str]:
@@ -58,8 +62,8 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     named = {name.rstrip("_") for name in re.findall(r"\bOMNI_FASTPATH\w*", text)}
     assert {name for name in named - {*config.variables(PATCHES)} if config.said({name: ""}, PATCHES)} == set()
-    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
-        read: Any = yaml.safe_load(block)
+    blocks = [text] if page.suffix == ".yaml" else re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    for read in (document for block in blocks for document in yaml.safe_load_all(block)):
         for file in (read, *map(yaml.safe_load, read["data"].values() if read.get("kind") == "ConfigMap" else ())):
             if config.KEY in file:
                 config.resolve([Block(page, file[config.KEY])], {}, PATCHES)
