@@ -144,8 +144,11 @@ def draw(data: Mapping[str, Any], path: Path) -> None:
                 _panel(axes, [start for start in data["starts"] if start["load"] == name], *figures[name])
                 head = "" if row else f"{_HEADS[name]}, {how(name, *load['levels']).replace(' ', ' requests ', 1)}\n"
                 axes.set_title(head + title, loc="left", fontsize=11, fontweight="bold")
-                words = ((said, verdicts.get((name, each))) for said, each in zip(_BARS, figures[name], strict=True))
-                said = "\n".join(f"{bar}: {verdict['word']}" for bar, verdict in words if verdict)
+                said = "\n".join(
+                    f"{bar}: {verdicts[name, figure]['word']}"
+                    for bar, figure in zip(_BARS, figures[name], strict=True)
+                    if figure is not None and verdicts.get((name, figure))
+                )
                 axes.set_title(said, loc="right", fontsize=9)
         picture.suptitle("\n".join(_named(data)), fontsize=12)
         dark, light = COLOURS["stock"]
