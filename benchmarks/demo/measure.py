@@ -34,7 +34,7 @@ ROWS: Sequence[tuple[Name, Figure, str]] = (
     ("waves", Figure.FIRST_TEXT, "first text, median"),
     ("waves", Figure.E2E, "whole answer, median"),
     ("waves", Figure.DRY, "underrun, p99"),
-    ("waves", Figure.THROUGHPUT, "answers per second"),
+    ("waves", Figure.THROUGHPUT, "requests per second"),
     ("paced", Figure.TTFP, "first audio, median"),
     ("paced", Figure.FIRST_TEXT, "first text, median"),
     ("paced", Figure.E2E, "whole answer, median"),

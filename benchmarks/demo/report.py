@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.demo.measure import Name, Start, how
+from benchmarks.demo.measure import ROWS, Name, Start, how
 from benchmarks.rigs.about import about
 from benchmarks.server.figures import Figure
 from benchmarks.server.load import Load
@@ -28,18 +28,23 @@ _TOO_FEW = (
     f"So few starts cannot tell a difference from luck: ratios, no verdict; `--starts {verdict.STARTS}` gives one."
 )
 COLOURS = {"stock": ("#e08a3c", "#f3d0ae"), "fastpath": ("#12457a", "#a3b9cf")}
-"""For medians and for p99; told apart in grey too."""
+"""For the median and for p99; different in grey too."""
+_BARS = ("median", "p99")
+_LEGEND = (
+    "Less is better, except in requests per second.\n"
+    "Underrun: the time without audio for a listener who plays from the first packet on."
+)
 
-_ARRIVE: Mapping[str, str] = {"waves": "full server", "paced": "below capacity"}
+_HEADS: Mapping[str, str] = {"waves": "full server", "paced": "below capacity"}
 
-PANELS: Sequence[tuple[str, Mapping[Name, tuple[Figure, Figure | None]]]] = (
+PANELS: Sequence[tuple[str, Mapping[Name, tuple[Figure | None, Figure | None]]]] = (
     ("first text, ms", dict.fromkeys(("waves", "paced"), (Figure.FIRST_TEXT, Figure.FIRST_TEXT_P99))),
     (
         "first audio, ms",
         {"waves": (Figure.LATER_TTFP, Figure.LATER_TTFP_P99), "paced": (Figure.TTFP, Figure.TTFP_P99)},
     ),
-    ("underrun (p99), ms", dict.fromkeys(("waves", "paced"), (Figure.DRY, None))),
-    ("answers per second", dict.fromkeys(("waves", "paced"), (Figure.THROUGHPUT, None))),
+    ("requests per second", dict.fromkeys(("waves", "paced"), (Figure.THROUGHPUT, None))),
+    ("underrun, ms", dict.fromkeys(("waves", "paced"), (None, Figure.DRY))),
 )
 """Rows of the picture: what the dark bar shows of each load, and the light one."""
 
@@ -48,7 +53,7 @@ WHAT_IS_REAL = (
     "output processing, metrics and logs are vLLM-Omni's own."
 )
 NOTES = (
-    "Underrun: how long a listener who plays from the first packet on has nothing to play. First audio in the closed "
+    "Underrun: the time without audio for a listener who plays from the first packet on. First audio in the closed "
     "loop is that of the requests after the first wave, which starts at once."
 )
 
@@ -81,11 +86,11 @@ def plain(
 def _did(arm: str, starts: Sequence[Start]) -> str:
     of_arm = [each for each in starts if (each.arm, each.load) == (arm, "waves")]
     figures = (Figure.THROUGHPUT, Figure.FIRST_TEXT, Figure.LATER_TTFP, Figure.LATER_TTFP_P99, Figure.DRY)
-    answers, text, audio, slowest, dry = (
+    rate, text, audio, slowest, dry = (
         statistics.median(start.figures.get(name, math.nan) for start in of_arm) for name in figures
     )
     return (
-        f"{arm.capitalize()}, {starts[0].level:g} requests at a time: {answers:.1f} answers per second, first text "
+        f"{arm.capitalize()}, {starts[0].level:g} requests at a time: {rate:.1f} requests per second, first text "
         f"after {text:,.0f} ms, first audio after {audio:,.0f} ms (p99 {slowest:,.0f} ms), "
         f"underrun (p99) {dry:,.0f} ms."
     )
@@ -125,52 +130,65 @@ def draw(data: Mapping[str, Any], path: Path) -> None:
 
     mpl.use("agg")
     from matplotlib.figure import Figure as Picture
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    fewest = min(sum((start["arm"], start["load"]) == (arm, "waves") for start in data["starts"]) for arm in ARMS)
-    few = fewest < verdict.starts_for(0)
+    judged = (row for row in ROWS if row[0] in data["loads"])
+    verdicts = {row[:2]: found["verdict"] for row, found in zip(judged, data["rows"], strict=True)}
     # Text stays text: it is smaller, and a reader's own letters are no wider than those that it is laid out with.
     with mpl.rc_context({"font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "demo"}):
-        picture = Picture(figsize=(9, 6.5), layout="constrained")
+        picture = Picture(figsize=(9.5, 7), layout="constrained")
         grid = picture.subplots(len(PANELS), len(data["loads"]), sharex="row", squeeze=False)
         for row, (title, figures) in enumerate(PANELS):
             for axes, (name, load) in zip(grid[row], data["loads"].items(), strict=True):
                 _panel(axes, [start for start in data["starts"] if start["load"] == name], *figures[name])
-                head = f"{_ARRIVE[name]}, {how(name, *load['levels'])}\n" if row == 0 else ""
+                head = "" if row else f"{_HEADS[name]}, {how(name, *load['levels']).replace(' ', ' requests ', 1)}\n"
                 axes.set_title(head + title, loc="left", fontsize=11, fontweight="bold")
-        picture.suptitle("\n".join(_named(data, few, fewest)), fontsize=12)
+                said = "\n".join(
+                    f"{bar}: {verdicts[name, figure]['word']}"
+                    for bar, figure in zip(_BARS, figures[name], strict=True)
+                    if figure is not None and verdicts.get((name, figure))
+                )
+                axes.set_title(said, loc="right", fontsize=9)
+        picture.suptitle("\n".join(_named(data)), fontsize=12)
         dark, light = COLOURS["stock"]
         shown = (
-            Patch(color=dark, label="median request"),
-            Patch(color=light, label="p99: 1 in 100 is worse"),
+            Patch(color=dark, label=_BARS[0]),
+            Patch(color=light, label=f"{_BARS[1]}: 1 request in 100 is worse"),
+            Line2D([], [], color="black", marker="|", linestyle="", markersize=9, label="one run of a server"),
         )
-        picture.legend(handles=shown, loc="outside lower center", ncols=2, frameon=False)
+        picture.legend(handles=shown, loc="outside lower center", ncols=3, frameon=False, title=_LEGEND)
         words = {"Title": "Stock and omni-fastpath", "Description": "\n".join(data["sentences"])}
         drawn = io.StringIO()
         picture.savefig(drawn, format="svg", metadata={**words, "Date": None, "Creator": None})
     path.write_text(re.sub(r"(\.\d\d)\d+", r"\1", drawn.getvalue()), encoding="utf-8")  # hundredths of a point do
 
 
-def _named(data: Mapping[str, Any], few: bool, fewest: int) -> Iterator[str]:
+def _named(data: Mapping[str, Any]) -> Iterator[str]:
     """What a reader must know who sees nothing but the picture."""
     load, here = data["loads"]["waves"], data["about"]
     least, most = (round(load["tokens"] * (1 + sign * load["vary"])) for sign in (-1, 1))
-    yield f"vLLM-Omni {here['versions'].get('vllm-omni', '')}, stock and with omni-fastpath, on simulated stages"
+    fewest = min(sum((start["arm"], start["load"]) == (arm, "waves") for start in data["starts"]) for arm in ARMS)
+    yield f"vLLM-Omni {here['versions'].get('vllm-omni', '')}, stock and with omni-fastpath; simulated stages, no GPU"
     yield f"Qwen3-Omni, {load['replicas']} replicas of each stage, answers of {least} to {most} text tokens with audio"
-    said = f"ONLY {fewest} OF EACH: A FIRST LOOK, NO RESULT" if few else f"median of {fewest} starts, each a tick"
-    yield f"{said}; {here['date'][:10]}, {here['machine']['cores']} cores"
+    runs = f"medians of {fewest} runs of each server"
+    if fewest < verdict.starts_for(0):
+        runs = f"ONLY {fewest} OF EACH: A FIRST LOOK, NO RESULT"
+    yield f"{runs}; {here['date'][:10]}, {here['machine']['cores']} cores"
 
 
-def _panel(axes: Any, starts: Sequence[Mapping[str, Any]], half: Figure, most: Figure | None) -> None:
-    """A bar for each arm, with its number, and a tick for each start."""
-    for place, (arm, (dark, light)) in enumerate(COLOURS.items()):
-        values = [start["figures"].get(half, math.nan) for start in starts if start["arm"] == arm]
-        slow = [start["figures"].get(most, math.nan) for start in starts if start["arm"] == arm and most]
-        shown = [statistics.median(each) for each in (values, slow) if each]
-        axes.barh([place] * len(shown), shown[::-1], 0.62, color=(dark, light)[: len(shown)][::-1])
-        axes.plot(values, [place] * len(values), "|", color="black", markersize=9)
-        said = " / ".join(f"{each:,.{1 if half is Figure.THROUGHPUT else 0}f}" for each in shown)
-        axes.annotate(said, (max(*values, *shown), place), (5, 0), textcoords="offset points", va="center")
+def _panel(axes: Any, starts: Sequence[Mapping[str, Any]], *figures: Figure | None) -> None:
+    """For each arm a bar of each figure with its number, and a tick for each start."""
+    for place, (arm, colours) in enumerate(COLOURS.items()):
+        of_arm = [start["figures"] for start in starts if start["arm"] == arm]
+        bars = [(colour, figure) for colour, figure in zip(colours, figures, strict=True) if figure is not None]
+        values = [[each.get(figure, math.nan) for each in of_arm] for _, figure in bars]
+        shown = [statistics.median(each) for each in values]
+        axes.barh([place] * len(bars), shown[::-1], 0.62, color=[colour for colour, _ in bars][::-1])
+        axes.plot(values[0], [place] * len(of_arm), "|", color="black", markersize=9)
+        digits = 1 if Figure.THROUGHPUT in figures else 0
+        said = " / ".join(f"{each:,.{digits}f}" for each in shown)
+        axes.annotate(said, (max(*values[0], *shown), place), (5, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(COLOURS)), list(COLOURS))
     axes.invert_yaxis()
     axes.margins(x=0.22)

@@ -70,9 +70,9 @@ class QueuedMessages:
         self._latest = -1
         self.overtaken = 0
 
-    def collect(self, get: Callable[[], Any]) -> None:
-        """Take everything that ``get`` gives, until it raises."""
-        while self.is_open:
+    def collect(self, get: Callable[[], Any], is_empty: Callable[[], bool]) -> None:
+        """Take everything that ``get`` gives, until there is nothing or it raises."""
+        while self.is_open and not is_empty():
             try:
                 self.messages[self._arrived] = get()
             except Exception:  # nothing more is there, or it is closed: upstream looks next, and says so

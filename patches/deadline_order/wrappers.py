@@ -40,11 +40,11 @@ def _queued_of(engine: Any) -> QueuedMessages | None:
     return found
 
 
-def _next(queued: QueuedMessages, get: Callable[[], Any]) -> Any:
+def _next(queued: QueuedMessages, get: Callable[[], Any], is_empty: Callable[[], bool]) -> Any:
     """The message whose turn it is, with what ``get`` gives; None when nothing is queued, or after an error."""
     if not _runtime.has_failed:
         with _guard:
-            queued.collect(get)
+            queued.collect(get, is_empty)
             _counters["messages"] += bool(queued.messages)
             _counters["most_queued"] = max(_counters["most_queued"], len(queued.messages))
             _counters["overtaken"] = queued.overtaken
@@ -62,7 +62,8 @@ async def wrapped_try_get_output_async(
     """
     queued, message = _queued_of(instance), None
     if queued is not None:
-        message = _next(queued, instance.output_queue.sync_q.get_nowait)
+        queue = instance.output_queue.sync_q
+        message = _next(queued, queue.get_nowait, queue.empty)
     return await wrapped() if message is None else message
 
 
@@ -76,7 +77,8 @@ async def wrapped_get_output_blocking_async(
     """
     queued, message = _queued_of(instance), None
     if queued is not None:
-        message = _next(queued, instance.output_queue.sync_q.get_nowait)
+        queue = instance.output_queue.sync_q
+        message = _next(queued, queue.get_nowait, queue.empty)
     if message is None:
         message = await wrapped(*args, **kwargs)
         if queued is not None and message is not None and not _runtime.has_failed:
@@ -92,7 +94,7 @@ def wrapped_drain_output_messages(
     queued = _queued_of(instance)
     found: list[Any] = []
     while queued is not None and len(found) < BATCH:
-        message = _next(queued, lambda: wrapped(1)[0])
+        message = _next(queued, lambda: wrapped(1)[0], instance.output_queue.sync_q.empty)
         if message is None:
             break
         found.append(message)

@@ -73,7 +73,7 @@ def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
                 arrived += 1
             continue
         for _ in range(step):
-            ours.collect(lambda: source.pop(0))
+            ours.collect(lambda: source.pop(0), lambda: not source)
             waiting += [each for each in ours.messages.values() if each not in waiting]
             message = ours.take()
             if message is None:
@@ -131,7 +131,7 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
                 old = sys.gettrace()
                 sys.settrace(trace)
                 try:
-                    message = wrappers._next(ours, get)
+                    message = wrappers._next(ours, get, lambda: not source)
                 finally:
                     sys.settrace(old)
                 if entry.has_failed:  # they are given back in front of what upstream's queue has
