@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_fastpath import figures
-from omni_fastpath.figures import Distribution, Distributions, Recent, gauge
+from omni_fastpath.figures import Distribution, Recent
 
 
 def test_a_value_that_is_a_bound_is_below_it() -> None:
@@ -14,16 +14,6 @@ def test_a_value_that_is_a_bound_is_below_it() -> None:
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
         found.observe(value)
     assert found.sample({"loop": "one"}) == {"labels": {"loop": "one"}, "counts": [2, 2, 1], "sum": 7.5}
-
-
-def test_a_sample_does_not_change() -> None:
-    """What was read stays as it was read."""
-    found, labels = Distribution((1.0,)), {"stage": "0"}
-    sample = found.sample(labels)
-    found.observe(0.0)
-    labels["stage"] = "1"
-    assert sample == {"labels": {"stage": "0"}, "counts": [0, 0], "sum": 0.0}
-    assert gauge({"stage": "0"}, 3) == {"labels": {"stage": "0"}, "value": 3}
 
 
 def test_a_recent_sample_has_what_was_there_five_minutes_ago(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,17 +34,3 @@ def test_a_recent_sample_has_what_was_there_five_minutes_ago(monkeypatch: pytest
     assert [now - age / 4 for now, age in zip(range(91, 201), ages[90:], strict=True)] == [n + 1 for n in before[90:]]
     assert found.sample({"loop": "one"})["labels"] == {"loop": "one"}
     assert sample["bounds"] == [1.0]
-
-
-def test_distributions_are_there_from_the_first_question_on() -> None:
-    """Each with its metric's buckets and the labels that were asked for; the same one each time; none after the end."""
-    found = Distributions({"lag": (1.0,), "first": (1.0, 2.0)}, recent=["first"])
-    assert found.of("lag", loop="one") is found.of("lag", loop="one")
-    found.of("lag", loop="one").observe(0.5)
-    assert isinstance(found.of("first"), Recent)
-    assert [(name, each["labels"], each["counts"]) for name, each in found.samples()] == [
-        ("lag", {"loop": "one"}, [1, 0]),
-        ("first", {}, [0, 0, 0]),
-    ]
-    found.clear()
-    assert list(found.samples()) == []

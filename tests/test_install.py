@@ -110,19 +110,6 @@ def test_undo_is_exact(upstream: Upstream) -> None:
     assert (states(), off) == ({"both": State.OFF}, ["off"])
 
 
-def test_two_patches_on_a_slot_come_off_in_reverse(upstream: Upstream) -> None:
-    """The lower patch cannot be taken off below the upper, which replaces; in reverse order both go, exactly."""
-    lower, upper = patch("lower", RUN), patch("upper", REPLACING, MAKE)
-    before = upstream.slots()
-    install(lower)
-    assert install(upper) is State.APPLIED
-    uninstall(lower)
-    assert is_installed("lower")
-    uninstall(upper)
-    uninstall(lower)
-    assert_same_slots(upstream, before)
-
-
 # ---- All or nothing ----
 
 

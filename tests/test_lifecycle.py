@@ -18,6 +18,7 @@ from omni_fastpath.config import Resolved, resolve
 from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Process, Reads, State
 from omni_fastpath.install import row_here, state_here
 from omni_fastpath.patches import PATCHES
+from omni_fastpath.releases import vllm_omni_release
 from tests.fakes.processes import isolated
 from tests.fakes.registration import Key, holder, is_ours, raw, take_off, written
 
@@ -75,20 +76,36 @@ def assert_holds(own: dict[Key, Any], *names: str) -> None:
         assert found is stock, key
 
 
-@pytest.mark.parametrize("name", NAMES)
 @isolated("cold")
-def test_order_before_the_import(name: str) -> None:
-    """An undo before the import touches nothing and imports nothing; an install before it imports the target itself."""
+def test_order_before_the_import() -> None:
+    """An undo before the import touches nothing and imports nothing. An install before it imports the target."""
     from omni_fastpath.install import install, uninstall
 
-    uninstall(BY_NAME[name])
+    for name in NAMES:
+        uninstall(BY_NAME[name])
     assert "vllm_omni" not in sys.modules
-    assert install(BY_NAME[name], Process.SERVER) is State.APPLIED
-    own = {key: getattr(found, "__wrapped__", None) if is_ours(found) else found for key, found in slots().items()}
-    assert not any(map(is_ours, own.values()))
-    assert_holds(own, name)
-    uninstall(BY_NAME[name])
-    assert_holds(own)
+    for name in NAMES:
+        assert install(BY_NAME[name], Process.SERVER) is State.APPLIED
+        own = {key: getattr(found, "__wrapped__", None) if is_ours(found) else found for key, found in slots().items()}
+        assert not any(map(is_ours, own.values()))
+        assert_holds(own, name)
+        uninstall(BY_NAME[name])
+        assert_holds(own)
+
+
+@pytest.mark.every_release
+@isolated("warm")
+def test_every_function_is_as_it_was_read() -> None:
+    """Also where only its name matters on this release, because `same_code` compares every body."""
+    from omni_fastpath.seams import verify
+
+    release = vllm_omni_release()
+    assert release is not None
+    for patch in PATCHES:
+        row = row_here(patch)
+        assert row is not None
+        for seam in row.seams:
+            verify(seam, release.version, exact=True)
 
 
 @pytest.mark.every_release

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import pytest
 
 from omni_fastpath.declare import Options, Process
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.process_role import HANDOFF
 from tests.fakes.processes import isolated
-from tests.fakes.registration import NOTHING, asked, declared, engine, ours, read, register, spawned, state_files, yaml
+from tests.fakes.registration import NOTHING, asked, declared, engine, ours, register, spawned, state_files, yaml
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -90,20 +88,3 @@ def test_an_untested_release(tmp_path: Path) -> None:
     assert str(refused.value).count("vllm-omni 0.31.0 is not among the tested releases: ") == len(PATCHES)
     assert all(f"{patch.name} is unsupported: " in str(refused.value) for patch in PATCHES)
     assert ours() == NOTHING
-
-
-@isolated("cold")
-def test_a_bad_block_is_refused_before_the_stages_are_spawned(tmp_path: Path) -> None:
-    """At the reading and, where upstream swallows that, before the spawn; no other engine, and not the mended file."""
-    from omni_fastpath.config import ConfigError
-
-    register()
-    bad = yaml(tmp_path, fastpath={**BLOCK, "budgeted_drain": {"max_itmes": 8}})
-    for start in (read, engine):
-        with pytest.raises(ConfigError, match=r"fastpath\.budgeted_drain\.max_itmes in .*max_items"):
-            start(bad)
-    assert (ours(), HANDOFF in os.environ) == (NOTHING, False)
-    for file in (None, yaml(tmp_path, "plain.yaml")):
-        engine(file)
-    engine(yaml(tmp_path, fastpath=BLOCK))
-    assert asked() == declared("server", every=True)

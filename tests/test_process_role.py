@@ -1,11 +1,17 @@
-"""What kind of process this is, by its name and its command line."""
+"""What kind of process this is, which process an id means, and which of its threads matter."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
+from omni_fastpath import process_role, threads
 from omni_fastpath.process_role import is_serve, port, spawned_as, value
 
 SERVE = ["serve", "model", "--omni"]
@@ -60,3 +66,46 @@ def test_an_option_is_read_as_vllm_reads_it() -> None:
     """``_`` in its name is ``-``; in its value it stays."""
     words = ["vllm", "serve", "m", "--deploy_config", "a_b.yaml", "--served_model-name=m_1"]
     assert (value(words, "--deploy-config"), value(words, "--served-model-name")) == ("a_b.yaml", "m_1")
+
+
+# ---- Ids and threads ----
+
+
+def test_a_name_may_hold_anything(tmp_path: Path) -> None:
+    """A program called ``) Z 1 (`` is read as the living process that it is."""
+    odd = tmp_path / ") Z 1 ("
+    odd.symlink_to(sys.executable)
+    with subprocess.Popen([odd, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert process_role.started(child.pid) is not None
+        assert process_role.ancestors(child.pid)[0] == os.getpid()
+        child.communicate(b"\n")
+    assert process_role.started(child.pid) is None
+    assert process_role.ancestors(child.pid) == []
+
+
+def test_a_process_that_waits_to_be_reaped_has_ended() -> None:
+    """A zombie has its id still, and is no process."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process_role.started(child.pid) is None
+
+
+def test_the_orchestrators_is_known_while_it_runs() -> None:
+    """By the name that upstream gives it; the kernel counts both."""
+    ended = threading.Event()
+    orchestrator = threading.Thread(target=ended.wait, name="orchestrator")
+    front_end = {"front_end": threading.main_thread().native_id}
+    orchestrator.start()
+    try:
+        assert threads.own() == {**front_end, "orchestrator": orchestrator.native_id}
+        assert threads.used(os.getpid(), threads.own()).keys() == {"front_end", "orchestrator"}
+    finally:
+        ended.set()
+        orchestrator.join()
+    assert threads.own() == front_end
+
+
+def test_nothing_is_known_of_what_has_ended() -> None:
+    """No error: a scrape looks at processes and threads that may end meanwhile."""
+    assert threads.used(os.getpid(), {"front_end": os.getpid(), "orchestrator": 2**31 - 1}).keys() == {"front_end"}
+    assert threads.used(2**31 - 1, {"front_end": 2**31 - 1}) == {}

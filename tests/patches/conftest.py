@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,11 +34,3 @@ def recorder() -> Iterator[Any]:
 def event_driven(request: pytest.FixtureRequest) -> bool:
     """Both modes of the orchestrator."""
     return bool(request.param)
-
-
-@pytest.fixture(scope="session")
-def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The configs that thinker and talker of the simulated deploy get; made once, in 15 seconds."""
-    from benchmarks.save_queue.rig import stage_configs
-
-    return stage_configs(tmp_path_factory.mktemp("stages"))

@@ -323,17 +323,6 @@ async def test_a_middleware_that_raises_late_takes_no_place(served: Served) -> N
     assert _counters() == (3 * LIMIT, 0, 1)
 
 
-async def test_of_a_burst_as_many_are_served_as_there_are_places(served: Served) -> None:
-    """All have asked before the first has ended."""
-    await served.start()
-    burst = [asyncio.create_task(served.ask(CHAT, ONE)) for _ in range(20)]
-    refused = [await each for each in itertools.islice(asyncio.as_completed(burst), 20 - LIMIT)]
-    served.go.set()
-    assert {status for status, _, _ in refused} == {503}
-    assert [status for status, _, _ in await asyncio.gather(*burst)].count(200) == LIMIT
-    assert _counters() == (LIMIT, 20 - LIMIT, LIMIT)
-
-
 NUMBERS: list[Any] = [0, -1, 2, 10**4000, True, False, None, "2", "\ud800", 1.5, [], {}]
 SAID = st.fixed_dictionaries(
     {},

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,8 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch, codes, silent
-from omni_fastpath.install import uninstall
 from omni_fastpath.ledger import LEDGER
-from tests.patches.content import endings, sequences
-from tests.patches.drive import IN_TURN, every_reading_takes, options, run, stages
-from tests.patches.test_budgeted_drain_content import three_stage_script
+from tests.patches.drive import IN_TURN, every_reading_takes, options, run
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("installed")]
 
@@ -91,10 +89,11 @@ def test_time_budget_ends_a_pass_and_is_counted(recorder: Any, monkeypatch: pyte
 
 
 def test_all_are_taken_when_routable_does_not_stop(recorder: Any) -> None:
-    """``stop_at_first_routable: false`` leaves the budgets alone to end a pass."""
+    """With ``stop_at_first_routable: false`` only the budgets end a pass. Plugins are told of each routed output."""
     entries = [audio("one", float(i)) for i in range(10)]
     _contested(recorder, "DELTA", *entries, stop_at_first_routable=False, max_items=8)
     assert _passes(recorder, 2) == [(8, "items"), (2, "empty")]
+    assert [stage for stage, _, _ in recorder.of("routed")].count(2) == 10
 
 
 def test_processing_error_ends_the_orchestrator_as_upstream_ends_it(recorder: Any) -> None:
@@ -134,28 +133,6 @@ def test_loop_yields_inside_a_pass_after_dear_work(recorder: Any, monkeypatch: p
     assert entry.counters["longest_stretch_us"] > 0
 
 
-def test_wake_does_not_look_at_every_replica(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle loop that is woken for one raw output handles it and sleeps again, without a look at who is there."""
-    every_reading_takes(monkeypatch, 40_000)
-    with Pipeline() as pipeline:
-        pipeline.add_request("one")
-        pipeline.settle()
-        looks: list[None] = []
-        ids = pipeline.pools[2].available_replica_ids
-
-        def spy() -> list[int]:
-            looks.append(None)
-            found: list[int] = ids()
-            return found
-
-        pipeline.pools[2].available_replica_ids = spy
-        for number in range(50):
-            pipeline.put(2, batch(audio("one", float(number))))
-            pipeline.settle()
-        assert len(pipeline.messages()) == 50
-    assert len(looks) <= 2
-
-
 def test_death_of_a_replaced_client_does_not_evict_its_successor(recorder: Any) -> None:
     """A replica that re-registers into its slot survives its predecessor's death, told while an output is processed."""
     pipeline = Pipeline()
@@ -193,32 +170,30 @@ def test_a_drain_that_cannot_be_built_leaves_upstreams_loop(recorder: Any, monke
     assert LEDGER.named("budgeted_drain").has_failed
 
 
-def test_upstreams_loop_serves_the_rest_after_an_exception_of_ours(
-    event_driven: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each request gets what stock gives it; the queues are upstream's again, and state and log say so once."""
-    from omni_fastpath.patches.budgeted_drain.order import Order
+def test_monitor_is_told(event_driven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's monitor sees the backlog shrink to nothing in event-driven mode, and is told none in poll mode."""
+    from vllm_omni.engine.orchestrator_monitor import OrchestratorMonitor  # not on every release
 
-    decide, decisions = Order.decide, count()
+    monkeypatch.setenv("VLLM_OMNI_ORCH_MONITOR_PATH", str(tmp_path / "monitor.json"))
+    told: list[int] = []
 
-    def breaks(order: Order, *given: Any) -> Any:
-        if next(decisions) == 100:
-            order._stages = range(3)  # type: ignore[assignment] # no stage, so that its next line raises
-        return decide(order, *given)
+    class Monitor(OrchestratorMonitor):  # type: ignore[misc]
+        def set_dispatch_queue_size(self, size: int) -> None:
+            told.append(size)
+            super().set_dispatch_queue_size(size)
 
-    monkeypatch.setattr(Order, "decide", breaks)
-    script = three_stage_script(3, RequestOutputKind.DELTA, bursts=True)
-    with Pipeline(stages(2), event_driven=event_driven) as running:
-        script(running)
-        running.settle()
-        assert not any("put_nowait" in vars(each.outputs_queue) for each in chain(*running.replicas))
-        entry, found = LEDGER.named("budgeted_drain"), running.messages()
-    assert running.crash is None
-    assert entry.has_failed
-    assert [each.levelname for each in caplog.records if "budgeted_drain" in each.getMessage()] == ["ERROR", "WARNING"]
-    assert endings(found) == {f"request-{n}": (1, "end") for n in range(6)}
-    uninstall(entry.patch)
-    with Pipeline(stages(2), event_driven=event_driven) as stock:
-        script(stock)
-        stock.settle()
-        assert sequences(found) == sequences(stock.messages())
+    made = Pipeline(event_driven=event_driven)
+    made.orchestrator._orch_monitor = Monitor(replica_sampler=made.orchestrator._sample_replica_metrics)
+    made.add_request("one")
+    with made:
+        made.settle()
+        made.put(2, *(batch(audio("one", float(n))) for n in range(40)))
+        made.settle()
+    windows = json.loads((tmp_path / "monitor.json").read_text(encoding="utf-8"))["windows"]
+    assert sum(windows["loop_active"]) > 0
+    assert sum(windows["loop_idle"]) > 0
+    if event_driven:
+        assert (max(told), told[-1]) == (40, 0)
+        assert max(windows["dispatch_queue_high_water"]) == 40
+    else:
+        assert told == []

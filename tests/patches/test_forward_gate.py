@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +12,9 @@ import pytest
 
 from omni_fastpath.declare import Process, State
 from tests.patches.drive import only
+from tests.patches.small_stage import SmallStage, stage_config
 
 pytestmark = pytest.mark.upstream
-
-TALKER = 1
 
 
 @pytest.fixture
@@ -24,22 +22,6 @@ def gate() -> Iterator[Any]:
     """The patch installed as in a stage process; its entry in the ledger."""
     with only("forward_gate", process=Process.STAGE) as entry:
         yield entry
-
-
-def play(rig: Any) -> dict[str, list[Any]]:
-    """Run the rig until nothing is left; each request's outputs, as they leave the scheduler."""
-    update, found = rig.update, defaultdict(list)
-
-    def recorded() -> Any:
-        outputs = update()
-        for raw in outputs.values():
-            for output in raw.outputs:
-                found[output.request_id].append(output)
-        return outputs
-
-    rig.update = recorded
-    rig.run()
-    return found
 
 
 # ---- What is taken out, and what is not ----
@@ -66,16 +48,15 @@ def test_list_is_recognised_after_pickling(gate: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "fields"), [("a__cfg_uncond", {}), ("a", {"resumable": True})])
-def test_left_alone(name: str, fields: dict[str, Any], configs: dict[int, Path], gate: Any) -> None:
-    """A companion's outputs, which are bundled with its parent's, and a session's, whose end is not resumable."""
-    from benchmarks.save_queue.rig import Rig
-
-    with Rig(configs[TALKER]) as rig:
-        request = rig.add(name, tokens=3, **fields)
-        rig.add("another", tokens=3)
-        outputs = play(rig)
-    assert not request.resumable
-    keys = {of: {key for each in found for key in each.multimodal_output or ()} for of, found in outputs.items()}
+def test_left_alone(name: str, fields: dict[str, Any], tmp_path: Path, gate: Any) -> None:
+    """The outputs of a companion, which are bundled with its parent's, and of a session, also at a segment's end."""
+    with SmallStage(stage_config(tmp_path)) as stage:
+        stage.add(name, tokens=3, **fields)
+        stage.add("another", tokens=3)
+        for _ in range(8):
+            stage.step()
+    assert gate.state is State.APPLIED
+    keys = {of: {key for each in found for key in each.multimodal_output or ()} for of, found in stage.outputs.items()}
     assert "codes.audio" in keys[name]
     assert "codes.audio" not in keys["another"]
 
@@ -174,26 +155,3 @@ def test_every_chunk_processor_of_upstreams_is_known() -> None:
     assert {path for path in others & found.keys() if found[path]} == set()
     assert len(makers & found.keys()) > 10
     assert others & found.keys()
-
-
-# ---- Trouble ----
-
-
-@pytest.mark.parametrize(
-    "function", ["verdict", "partition_flat_payload", "_kept_in_step", "_needs_payload", "_gate_output"]
-)
-def test_error_while_gating_stops_the_gate_and_not_the_stage(
-    function: str, configs: dict[int, Path], gate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In judging the stage or in a step: all outputs still leave, whole, and the state says why."""
-    from benchmarks.save_queue.rig import Rig
-    from omni_fastpath.patches.forward_gate import wrappers
-
-    monkeypatch.setattr(wrappers, function, lambda *_, **__: 1 // 0)
-    with Rig(configs[TALKER]) as rig:
-        rig.add("a", tokens=3)
-        outputs = play(rig)["a"]
-    assert gate.state is State.FAILED
-    assert outputs[-1].finished
-    assert all(output.multimodal_output for output in outputs)
-    assert gate.counters["multimodal_outputs"] == 0

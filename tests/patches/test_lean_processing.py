@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import importlib
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,7 +48,7 @@ def _assert_same(stock: dict[str, Any], lean: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("async_chunk", [True, False])
 def test_what_comes_of_it_is_stocks(both: Both, kind: str, seed: int, async_chunk: bool) -> None:
     """Messages, terminals, aborts, statistics, every time and what is left are equal, without a tokenizer."""
@@ -59,7 +58,7 @@ def test_what_comes_of_it_is_stocks(both: Both, kind: str, seed: int, async_chun
 
 
 @pytest.mark.parametrize("kind", ["DELTA", "mixed"])
-@pytest.mark.parametrize("seed", range(100, 103))
+@pytest.mark.parametrize("seed", range(100, 102))
 @pytest.mark.parametrize("detokenizer", ["fast", "slow"])
 def test_texts_and_stop_strings_are_stocks(both: Both, kind: str, seed: int, detokenizer: str) -> None:
     """With texts, offsets, stop strings and log probabilities too, as both of vLLM's detokenizers make them."""
@@ -230,38 +229,6 @@ def test_a_request_twice_in_a_raw_output_is_upstreams(monkeypatch: pytest.Monkey
     with switched_on() as counters:
         assert run() == stock
     assert counters["not_built"] > 0
-
-
-# ---- Stepping aside ----
-
-
-@pytest.mark.parametrize("what", ["wrappers.look_at", "wrappers.unseen_of", "token_ids._defer", "processor._is_step"])
-@pytest.mark.parametrize("kind", ["DELTA", "mixed"])
-def test_an_error_of_ours_steps_aside(what: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception of ours, also in the middle of a request, is told once; upstream does the rest, as it would have."""
-    from omni_fastpath.declare import State
-    from omni_fastpath.ledger import LEDGER
-    from omni_fastpath.releases import vllm_omni_release
-
-    if what == "processor._is_step" and "0.28" in str(vllm_omni_release()):
-        pytest.skip("upstream counts all steps there")
-    stock = Play(Setting(3, kind), monkeypatch).run()
-    with switched_on(), monkeypatch.context() as patched:
-        module, _, name = what.partition(".")
-        owner = importlib.import_module(f"omni_fastpath.patches.lean_processing.{module}")
-        ours, calls = getattr(owner, name), 0
-
-        def breaks(*args: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            return ours(*args) if calls < 40 else 1 / 0
-
-        patched.setattr(owner, name, breaks)
-        lean = Play(Setting(3, kind), monkeypatch).run()
-        entry = LEDGER.named("lean_processing")
-        assert (entry.state, calls) == (State.FAILED, 40)
-        assert "ZeroDivisionError" in entry.reason
-    _assert_same(stock, lean)
 
 
 # ---- Token ids ----

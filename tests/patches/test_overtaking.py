@@ -6,7 +6,6 @@ waits in the order of the stages, says what the messages are.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -177,50 +176,3 @@ def diffusion_pipeline(end: str, event_driven: bool) -> Any:
     pipeline.pools[1].clients[0] = Diffusion({"image": image, "error": failed, "death": EngineDeadError()}[end])
     del pipeline.replicas[1][0]
     return pipeline
-
-
-@pytest.mark.parametrize("end", ["image", "error", "death"])
-def test_diffusion_end_waits_for_text(end: str, event_driven: bool) -> None:
-    """A diffusion stage's end, error or death comes after text that waits, as in stock, and leaves nothing behind."""
-
-    def messages(pipeline: Any) -> list[Any]:
-        with pipeline:  # ``settle`` finds no rest in a loop that polls each millisecond
-            while "R" in pipeline.orchestrator.request_states and pipeline.thread.is_alive():
-                time.sleep(0.002)
-        return [(each.stage_id, type(each).__name__) for each in of("R", pipeline.messages())]
-
-    stock = messages(diffusion_pipeline(end, event_driven=True))
-    with switched_on(floor=0.0):
-        pipeline = diffusion_pipeline(end, event_driven)
-        assert messages(pipeline) == stock
-    assert stock[-1] == (1, "OutputMessage" if end == "image" else "ErrorMessage")
-    assert "R" not in pipeline.pools[0]._output_timestamps_by_request
-
-
-def dying_thinker(event_driven: bool, audio_of: str, count: int = 5) -> Any:
-    """Two thinkers; ``D`` is bound to the second, which dies; codes of ``S`` wait, and audio of ``audio_of``."""
-    pipeline = Pipeline(stages(2), event_driven=event_driven)
-    pipeline.add_request("S")
-    pipeline.add_request("D", replicas=[1, 0, 0])
-    pipeline.put(1, *(batch(codes("S")) for _ in range(count)))
-    pipeline.put(2, *(batch(audio(audio_of, float(n))) for n in range(count)))
-    pipeline.put(0, EngineDeadError(), replica_id=1)
-    return pipeline
-
-
-def test_death_waits_for_its_own_requests_alone(recorder: Any, event_driven: bool) -> None:
-    """The user of a dead replica is told at once when nothing of his waits, whatever else does."""
-    with switched_on(order="stage_order", floor=0.0):
-        pipeline = dying_thinker(event_driven, "S")
-        told: list[int] = []
-        dead = pipeline.orchestrator._handle_dead_replica
-
-        async def handle(*given: Any) -> None:
-            told.append(len(recorder.of("dequeued")))
-            await dead(*given)
-
-        pipeline.orchestrator._handle_dead_replica = handle
-        messages = run(pipeline)
-    assert told == [0]
-    assert [type(each).__name__ for each in of("D", messages)] == ["ErrorMessage"]
-    assert len(of("S", messages)) == 5

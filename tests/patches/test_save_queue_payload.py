@@ -87,22 +87,3 @@ def test_tensor_without_a_storage_passes(torch: Any) -> None:
     """A kind of tensor that cannot be looked at passes as upstream has it; the scheduler does not fail."""
     sparse = torch.eye(3).to_sparse()
     assert through({"x": sparse})[0]["x"] is sparse
-
-
-def test_upstreams_runner_makes_new_memory_for_every_step(torch: Any) -> None:
-    """Why memory of its own need not be copied on a GPU: a payload is a part of what was made for its step alone."""
-    from vllm_omni.utils.mm_outputs import build_mm_cpu, to_payload_element
-
-    graph_output = torch.zeros(4, 8)  # stands for what the next step writes into
-
-    def payload() -> Any:
-        moved = graph_output.clone()  # what ``.to("cpu")`` makes of a tensor on a GPU
-        element = build_mm_cpu({"x": moved})["x"]
-        return to_payload_element(element, 1, 1, 2, seq_len=4)
-
-    first = payload()
-    graph_output.fill_(POISON)
-    second = payload()
-    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
-    assert first.untyped_storage().nbytes() == 4 * 8 * 4  # the whole batch lives as long as it
-    assert first.tolist() == [[0.0] * 8]

@@ -1,247 +1,135 @@
-"""Holds on upstream's real scheduler, adapter, input processor and connector: one stage in this process."""
+"""The save queue on upstream's scheduler and adapter: what random schedules (`tests.schedules`) do not play."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typing_extensions import Self
 
-from tests.patches.save_path import PATIENCE_S, Gate, entry, patched, unique, until
+from omni_fastpath.declare import Process
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.save_queue_cap import PATCH
+from tests.patches.drive import only
+from tests.patches.small_stage import PATIENCE_S, SmallStage, stage_config
 
 pytestmark = pytest.mark.upstream
 
-BOTH = pytest.mark.parametrize("asynchronous", [True, False], ids=["async", "sync"])
-
-NEVER: dict[str, Any] = {"max_bytes": None, "max_tasks": None, "max_hold_s": 3600.0}
-"""No limit but those that a test names, and no hold that ends by itself."""
+Make = Callable[..., tuple[SmallStage, Any]]
 
 
-class Stage:
-    """A rig with its tokens recorded, a gate in front of its connector, and a receiver; a context manager."""
-
-    def __init__(self, config: Path, **rig: Any) -> None:
-        from benchmarks.save_queue.rig import Rig
-
-        self.rig = Rig(config, **rig)
-        self.scheduler, self.adapter = self.rig.scheduler, self.rig.adapter
-        self.queue: Any = self.adapter._pending_save_reqs
-        self.gate = Gate(self.adapter.connector)
-        self.tokens: dict[str, list[int]] = defaultdict(list)
-        self.next: dict[str, int] = defaultdict(int)
-        self.sent: dict[str, list[Any]] = defaultdict(list)
-        self._wrap()
-
-    def _wrap(self) -> None:
-        update = self.rig.update
-
-        def recording_update() -> Any:
-            outputs = update()
-            for each in (outputs or {}).values():
-                for output in each.outputs:
-                    self.tokens[output.request_id] += list(output.new_token_ids)
-            return outputs
-
-        self.rig.update = recording_update  # type: ignore[method-assign]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.gate.open()
-        self.rig.close()
-
-    def until_idle(self, turns: int = 12) -> None:
-        """Step until nothing was computed for some turns and nothing can be sent: every stream is held or done."""
-        quiet, deadline = 0, time.monotonic() + PATIENCE_S
-        while quiet < turns and self.rig.busy():
-            assert time.monotonic() < deadline
-            can_send = len(self.queue) and not self.gate.inside
-            quiet = 0 if self.rig.turn() or can_send else quiet + 1
-            time.sleep(0.0005)
-
-    def until_sent(self) -> None:
-        """Wait until nothing is queued or in flight."""
-        from benchmarks.save_queue.rig import outstanding
-
-        until(lambda: not outstanding(self.adapter) and not getattr(self.queue, "tasks", 0), "the queue's end")
-
-    def receive(self, *names: str) -> bool:
-        """Fetch what is there of these streams; True, so that it can stand in a condition."""
-        from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
-
-        stage = self.rig.stage
-        connector = SharedMemoryConnector({"stage_id": stage + 1})
-        for name in names:
-            while (got := connector.get(str(stage), str(stage + 1), f"{name}_{stage}_{self.next[name]}")) is not None:
-                self.next[name] += 1
-                self.sent[name].append(got[0])
-        return True
-
-    def content(self, name: str) -> list[Any]:
-        """What a stream's chunks said, tensors as lists."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {key: plain(each) for key, each in value.items()}
-            return value.tolist() if hasattr(value, "tolist") else value
-
-        return [plain(each) for each in self.sent[name]]
+@pytest.fixture(autouse=True)
+def _known() -> None:
+    """The ledger has the patch, so that its modules can be imported."""
+    LEDGER.entry(PATCH)
 
 
-@contextmanager
-def stage(config: Path, rig: dict[str, Any] | None = None, **options: Any) -> Iterator[tuple[Stage, dict[str, int]]]:
-    """A stage with the patch and these limits alone; and the patch's counters, from nothing."""
-    with patched(**{**NEVER, **options}) as counters, Stage(config, **(rig or {})) as made:
-        yield made, counters
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Make a stage with the patch and these values; the stage, and the patch's entry."""
+    with ExitStack() as stack:
+
+        def made(**values: Any) -> tuple[SmallStage, Any]:
+            entry = stack.enter_context(only("save_queue_cap", process=Process.STAGE, **values))
+            return stack.enter_context(SmallStage(stage_config(tmp_path))), entry
+
+        yield made
 
 
-def stock(config: Path, prompt: str, tokens: int, **rig: Any) -> tuple[list[int], list[Any]]:
-    """What upstream alone answers to a prompt, and the chunks that it sends."""
-    with Stage(config, **rig) as made:
-        name = unique(prompt)
-        made.rig.add(prompt, tokens=tokens, external_req_id=name, prompt=prompt)
-        made.rig.run()
-        made.receive(name)
-        return made.tokens[prompt], made.content(name)
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for the save thread."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
-# ---- Held and resumed ----
+def until_sent(stage: SmallStage) -> None:
+    """Wait until the last send and the clean-up behind it are over."""
+    until(lambda: not (stage.queue.tasks or stage.adapter._sender_tokens))
 
 
-@BOTH
-@pytest.mark.parametrize("number", [0, 1], ids=["thinker", "talker"])
-def test_held_and_resumed_streams_yield_the_same(configs: dict[int, Path], number: int, asynchronous: bool) -> None:
-    """All are held while a put hangs, in empty steps, and go on when it ends; tokens and chunks are those of stock."""
-    rig = {"async_scheduling": asynchronous}
-    prompts = [f"s{n}" for n in range(3)]
-    names = {prompt: unique(prompt) for prompt in prompts}
-    with stage(configs[number], rig, max_tasks=6) as (made, counters):
-        made.gate.shut(names["s0"])
-        for prompt in prompts:
-            made.rig.add(prompt, tokens=60, external_req_id=names[prompt], prompt=prompt)
-        made.until_idle()
-        assert len(made.scheduler.running) == 3
-        assert 6 < counters["max_queued_tasks"] <= 9 + 3 * (1 + asynchronous)
-        assert counters["holds"] >= 3
-        made.gate.open()
-        made.rig.run()
-        made.receive(*names.values())
-        for prompt in prompts:
-            assert (made.tokens[prompt], made.content(names[prompt])) == stock(configs[number], prompt, 60, **rig)
+def test_an_external_id_used_again_after_an_abort(make: Make) -> None:
+    """Nothing of the old request stays in shared memory, and all chunks of the new one are put, from the first on."""
+    stage, _ = make()
+    again = stage.stream("again")
+    stage.stream = lambda name: again  # type: ignore[method-assign]
+    stage.add("old", tokens=50)
+    for _ in range(3):
+        stage.step()
+    stage.open.clear()
+    for _ in range(3):
+        stage.step()
+    stage.abort("old")
+    stage.step()
+    stage.open.set()
+    until_sent(stage)
+    assert not stage.segments(again)
+    stage.add("new", tokens=12)
+    stage.run()
+    until_sent(stage)
+    expected = [(f"{again}_0_{number}", [number, number], number == 11) for number in range(12)]
+    assert stage.chunks[again][-12:] == expected
 
 
-# ---- Ends while held ----
+def test_chunks_count_until_they_are_fetched(make: Make) -> None:
+    """By the sizes of their segments. Chunks of a request for text alone never count, because nobody fetches them."""
+    from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
+
+    stage, _ = make()
+    stage.add("text", tokens=5).additional_information = {"omni_final_stage_id": 0}
+    stage.add("audio", tokens=5)
+    stage.run()
+    until_sent(stage)
+    stream = stage.stream("audio")
+    sizes = [path.stat().st_size for path in stage.segments(stream) if not path.name.startswith("shm_")]
+    assert len(sizes) == 5
+    assert stage.queue.nbytes == stage.queue.of(stream)[0] == sum(sizes)
+    receiver = SharedMemoryConnector({"stage_id": 1})
+    assert all(receiver.get("0", "1", f"{stream}_0_{number}") is not None for number in range(5))
+    stage.queue._next_look_s = 0.0
+    until(lambda: stage.queue.nbytes == 0)
 
 
-@BOTH
-def test_abort_while_held(configs: dict[int, Path], asynchronous: bool) -> None:
-    """A held request that is aborted is gone at once; its id comes again, and that request has its own chunks alone."""
-    name = unique("s")
-    with stage(configs[0], {"async_scheduling": asynchronous}, max_tasks=4) as (made, counters):
-        free = made.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        made.rig.add("old", tokens=500, external_req_id=name, prompt="old")
-        until(lambda: (made.rig.turn(), name in made.gate.order)[1])
-        made.gate.shut(name)
-        made.until_idle()
-        assert counters["holds"] > 0
-        made.rig.abort("old")
-        assert not made.scheduler.requests
-        made.gate.open()
-        until(lambda: not made.adapter._sender_tokens, "the old generation's end")
-        made.rig.add("new", tokens=12, external_req_id=name, prompt="new")
-        made.rig.run()
-        made.until_sent()
-        made.receive(name)
-        assert (made.tokens["new"], made.content(name)) == stock(configs[0], "new", 12, async_scheduling=asynchronous)
-        assert made.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
-        assert not made.scheduler._omni_fastpath_save_queue.holds._holds
-        until(lambda: made.queue.nbytes == 0, "the look at what was fetched")
+@pytest.mark.parametrize(
+    ("information", "expected"),
+    [
+        (None, True),
+        ({"omni_final_stage_id": 1}, True),
+        ({"omni_final_stage_id": 0}, False),
+        ({"other": 1}, True),
+        (SimpleNamespace(entries={"omni_final_stage_id": SimpleNamespace(scalar_data=0)}), False),
+        (SimpleNamespace(entries={}), True),
+    ],
+)
+def test_a_request_that_ends_at_this_stage_has_no_receiver(information: Any, expected: bool) -> None:
+    """Its additional information says so, plain or packed."""
+    from omni_fastpath.patches.save_queue_cap.save_queue import has_receiver
+
+    assert has_receiver(SimpleNamespace(additional_information=information), 0) is expected
 
 
-# ---- Bytes ----
-
-
-@BOTH
-def test_receiver_that_stands_still_bounds_bytes(configs: dict[int, Path], asynchronous: bool) -> None:
-    """Queued and unfetched: half as much again as the limit and what is in flight; streams go on with the fetches."""
-    names = [unique(f"s{n}") for n in range(4)]
-    limit = 2**19
-    with stage(configs[0], {"async_scheduling": asynchronous}, max_bytes=limit) as (made, counters):
-        for name in names:
-            made.rig.add(name, tokens=60)
-        made.until_idle(turns=60)
-        assert made.scheduler.requests, "the limit was never reached"
-        # The largest step is the prompt's, rows of two layers; each stream may have one in flight and add one.
-        largest = 2 * 2 * 2048 * 2 * 16
-        assert limit < counters["max_outstanding_bytes"] <= 1.5 * limit + 2 * len(names) * largest
-        until(lambda: (made.rig.turn(), made.receive(*names), not made.rig.busy())[2], "the end")
-        assert {len(made.tokens[name]) for name in names} == {60}
-        assert counters["expired_holds"] == 0
-        made.until_sent()
-        until(lambda: (made.receive(*names), made.queue.nbytes == 0)[1], "the look at what was fetched")
-
-
-def test_one_unfetched_stream_stops_no_other(configs: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others end while it is held, it goes on as it is fetched, and text alone is never held."""
-    from vllm_omni.engine.serialization import serialize_additional_information
-
-    from omni_fastpath.patches.save_queue_cap.holds import Holds
-
-    choose, held = Holds.choose, set[str]()
-
-    def recorded(*args: Any) -> Any:
-        found = choose(*args)
-        held.update(each.external_req_id for each in found)
-        return found
-
-    monkeypatch.setattr(Holds, "choose", recorded)
-    unfetched, others, text = unique("unfetched"), [unique(f"s{n}") for n in range(3)], unique("text")
-    with stage(configs[0], {"step_ms": 5.0}, max_bytes=2**21) as (made, _):
-        made.rig.add(unfetched, tokens=500)
-        made.until_idle(turns=60)
-        assert made.scheduler.requests, "the limit was never reached"
-        information = serialize_additional_information({"omni_final_stage_id": 0})
-        made.rig.add(text, tokens=300, additional_information=information)
-        for name in others:
-            made.rig.add(name, tokens=60)
-        left = made.rig.scheduler.requests
-        until(lambda: (made.rig.turn(), made.receive(*others), len(left) == 1)[2], "the others' end")
-        assert [len(made.tokens[name]) for name in (*others, text)] == [60, 60, 60, 300]
-        # Another is held for a moment where the fetching is slow: which share is whose is test_save_queue_policy's.
-        assert unfetched in held
-        assert text not in held
-        before = len(made.tokens[unfetched])
-        until(lambda: (made.receive(unfetched), made.rig.turn(), not made.rig.busy())[2], "its end")
-        assert before < 500 == len(made.tokens[unfetched])
-
-
-def test_put_that_hangs_stops_no_text(configs: dict[int, Path]) -> None:
-    """With the defaults every token of every request comes out of the stage while a put hangs."""
-    names = [unique(f"audio{n}") for n in range(4)]
-    with patched() as counters, Stage(configs[0], max_num_seqs=16) as made:
-        made.gate.shut(names[0])
-        for name in names:
-            made.rig.add(name, tokens=200)
-        until(lambda: (made.rig.turn(), not made.rig.busy())[1], "the text")
-        assert made.gate.inside
-        assert [len(made.tokens[name]) for name in names] == [200] * 4
-        assert counters["holds"] == 0
-        made.gate.open()
-        made.rig.run()
-
-
-def test_null_limits_hold_nothing(configs: dict[int, Path]) -> None:
+def test_null_limits_hold_nothing(make: Make) -> None:
     """Without a limit no running request is looked at, and the state says why no stream is held."""
-    with stage(configs[0]) as (made, _):
-        assert made.scheduler._omni_fastpath_save_queue.holds is None
-        assert "no stream is held: max_bytes and max_tasks are null" in entry().reason
+    stage, entry = make(max_bytes=None, max_tasks=None)
+    assert stage.scheduler._omni_fastpath_save_queue.holds is None
+    assert "no stream is held: max_bytes and max_tasks are null" in entry.reason
+
+
+@pytest.mark.more
+def test_the_stage_of_the_benchmarks_runs(tmp_path: Path) -> None:
+    """To its end, after which it remembers no segment that a later one may have under the same name."""
+    from benchmarks.save_queue.rig import Rig, stage_configs
+
+    with Rig(stage_configs(tmp_path)[1]) as rig:
+        rig.add("a", tokens=3)
+        rig.run()
+        feeder = rig._feeder
+    assert not feeder._pending_keys
 
 
 # ---- Where no stream is held ----
@@ -298,14 +186,3 @@ def test_pairs_that_a_patched_scheduler_keeps_together_are_not_held(monkeypatch:
     paired._cfg_pairing_patched = True  # type: ignore[attr-defined]  # upstream's mark
     monkeypatch.setattr(Scheduler, "schedule", paired)
     assert "pairs" in (obstacle_to_holds(scheduler()) or "")
-
-
-def test_a_closed_rig_leaves_later_ones_alone(configs: dict[int, Path]) -> None:
-    """What fed a closed rig forgets its segments: collected later, it would remove a later rig's of the same names."""
-    from benchmarks.save_queue.rig import Rig
-
-    with Rig(configs[1]) as rig:
-        rig.add("a", tokens=3)
-        feeder = rig._feeder
-        assert feeder._pending_keys
-    assert not feeder._pending_keys

@@ -50,18 +50,6 @@ def queued_messages() -> Any:
     return QueuedMessages(SimpleNamespace(of=lambda message: message[:2]))
 
 
-def given_once(messages: list[Message]) -> Callable[[], Message]:
-    """What gives these, and then says that it is empty."""
-    left = list(messages)
-
-    def get() -> Message:
-        if not left:
-            raise queue.Empty
-        return left.pop(0)
-
-    return get
-
-
 @given(schedules)
 def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
     """Earliest deadline first, in order within a request; what closes the queue is overtaken by nothing; all arrive."""

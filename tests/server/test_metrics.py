@@ -60,12 +60,6 @@ def test_any_of_two_api_servers_shows_the_whole_tree(server: Callable[..., Any])
     shown = {(labels["process"], labels["patch"]): labels for labels in on}
     assert len(shown) == len(on)
     assert {process for process, _ in shown} == {"server"} | SERVERS | ENGINES
-    for process in SERVERS:
-        assert shown[process, "budgeted_drain"]["state"] == "applied"
-        assert shown[process, "budgeted_drain"]["stage"] == ""
-    gates = {labels["stage"]: labels["state"] for labels in on if labels["patch"] == "forward_gate" and labels["stage"]}
-    assert gates == {"0": "superseded", "1": "applied", "2": "not_applicable"}
-    assert {labels["replica"] for labels in on if labels["process"] in ENGINES} == {"0"}
     events = {
         (labels["process"], labels["event"]): value
         for name, labels, value in samples
@@ -73,4 +67,3 @@ def test_any_of_two_api_servers_shows_the_whole_tree(server: Callable[..., Any])
     }
     counted = [each["forward_gate"]["counters"]["multimodal_outputs"] for each in stages]
     assert sum(events[engine, "multimodal_outputs"] for engine in ENGINES) == sum(counted) > 0
-    assert sum(events[each, "items"] for each in SERVERS) > 0

@@ -133,12 +133,6 @@ def test_check_is_code_1_unless_servers_are_on(run: Output) -> None:
         assert run("status", "--check")[0] == int(not state.satisfies_requirement)
 
 
-def test_all_ends_without_advising_it(run: Output) -> None:
-    """What was asked for is not offered again."""
-    assert "status --all" in run("status")[1]
-    assert "--all" not in run("status", "--all")[1]
-
-
 def test_the_first_line_says_what_counts(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has nothing to do here is told apart, and how old the figure is that was handled.
 
@@ -163,29 +157,6 @@ def test_an_opt_in_patch_alone_is_not_on(run: Output) -> None:
     statefile.write(snapshot(0, patches={"queue_metrics": {**record(), "counters": {"observed": 2}}}))
     _, out, _ = run("status")
     assert out.startswith(f"server {os.getpid()} port 8091: OFF but for queue_metrics\n")
-
-
-@pytest.mark.parametrize(
-    "plugins", ["vllm_omni_register_models,omni_fastpath", "vllm_omni_register_models", "", "omni"]
-)
-def test_an_allow_list_without_us_is_code_1(run: Output, monkeypatch: pytest.MonkeyPatch, plugins: str) -> None:
-    """VLLM_PLUGINS is read as vllm reads it; without our name nothing of ours loads."""
-    monkeypatch.setenv("VLLM_PLUGINS", plugins)
-    code, found = report(run)
-    assert (code, found["installation"]["vllm_plugins"]) == (int("omni_fastpath" not in plugins), plugins)
-
-
-@pytest.mark.parametrize(("variables", "code"), [({}, 1), ({"OMNI_FASTPATH": "0"}, 0)])
-def test_an_untested_release_is_code_1(
-    run: Output, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], code: int
-) -> None:
-    """The installed release must be a tested one, unless everything is off here."""
-    installed(monkeypatch, "0.99.0")
-    for name, text in variables.items():
-        monkeypatch.setenv(name, text)
-    found, out, _ = run("status")
-    assert found == code
-    assert "vllm-omni 0.99.0" in out
 
 
 def test_our_variables_show_and_no_other_ones_value(run: Output, monkeypatch: pytest.MonkeyPatch) -> None:

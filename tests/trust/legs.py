@@ -4,9 +4,6 @@ One light server with ``queue_metrics`` is asked by a client on this machine tha
 time, while another process keeps the other streams busy, so that nothing but the answer wakes the client. Of each of
 its requests, what it waited for the first audio and the first text is compared with the legs that the server saw of it,
 each of which the server writes down for this program. All clocks are this machine's.
-
-With ``--words`` it shows instead what ``omni-fastpath doctor`` says of four servers: one whose engines are slow, one
-whose API process is full, one with both and one with neither.
 """
 
 from __future__ import annotations
@@ -17,10 +14,9 @@ import json
 import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from itertools import pairwise
@@ -49,17 +45,6 @@ PROBES = 40
 """Requests of the client at each level."""
 WARM_S = 8.0
 """Until the other streams are busy, and until they are gone."""
-SLOW_MS = 600.0
-FAST_MS = {"thinker": 6.0, "talker": 5.0, "code2wav": 3.0}
-DRIVEN: Mapping[str, tuple[Mapping[str, float], int, int]] = {
-    "neither": (STEP_MS, 2, TOKENS),
-    "the engines are slow": ({**STEP_MS, "code2wav": SLOW_MS}, 2, TOKENS),
-    "the API process is full": (FAST_MS, 64, LOAD_TOKENS),
-    "both": ({**FAST_MS, "code2wav": SLOW_MS}, 64, LOAD_TOKENS),
-}
-"""For ``--words``: steps of the stages, milliseconds, streams, and tokens of an answer."""
-ANSWERS = 300
-"""Of each of these servers: the first one after a start is late, and one in 300 does not count."""
 _FILE = "TEST_LEGS_FILE"
 _ENTRY_POINTS = "[vllm.general_plugins]\nlegs = tests.trust.legs:arm\n"
 
@@ -148,8 +133,8 @@ def _rows(probes: Sequence[Probe], seen: Sequence[tuple[str, str, list[float]]])
     return rows
 
 
-def _server(chosen: Arm, steps_ms: Mapping[str, float], deploy: str, work: Path) -> Server:
-    environment = whole_server.environment(chosen, {k: {"base_ms": v} for k, v in steps_ms.items()}, light=True)
+def _server(chosen: Arm, deploy: str, work: Path) -> Server:
+    environment = whole_server.environment(chosen, {k: {"base_ms": v} for k, v in STEP_MS.items()}, light=True)
     environment["PYTHONPATH"] = distribution(Path(tempfile.mkdtemp(dir=work)), "legs", _ENTRY_POINTS)
     environment[_FILE] = str(work / "legs.jsonl")
     model = whole_server.model_folder("qwen3_omni")
@@ -158,7 +143,7 @@ def _server(chosen: Arm, steps_ms: Mapping[str, float], deploy: str, work: Path)
 
 def _run(chosen: Arm, levels: Sequence[int], deploy: str, console: Console) -> int:
     rows = []
-    with work_folder("legs-") as work, _server(chosen, STEP_MS, deploy, work) as server:
+    with work_folder("legs-") as work, _server(chosen, deploy, work) as server:
         server_arms.prove(server, chosen, {"api"})
         for streams in levels:
             results.progress(f"{streams} streams")
@@ -172,36 +157,15 @@ def _run(chosen: Arm, levels: Sequence[int], deploy: str, console: Console) -> i
     return 0
 
 
-def _words(chosen: Arm, deploy: str, console: Console) -> int:
-    for name, (steps_ms, streams, tokens) in DRIVEN.items():
-        results.progress(name)
-        with work_folder("legs-") as work, _server(chosen, steps_ms, deploy, work) as server:
-            asked = [Request("/v1/chat/completions", _request(f"n-{n}", tokens)) for n in range(ANSWERS)]
-            whole_server.checked(run_closed_loop(server.url, asked, streams), audio=True)
-            sleep(server_arms.STATE_FILES_SETTLE_S)
-            command = [sys.executable, "-m", "omni_fastpath", "doctor", "--json"]
-            environment = {**os.environ, "XDG_RUNTIME_DIR": str(server.runtime_folder)}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            subject = f"server {min(pid for pid, role in server.processes().items() if role == 'api')}"
-        console.print(f"{name}:", style="bold")
-        for finding in json.loads(done.stdout)["findings"]:
-            if finding["id"] == "first-output" and finding["subject"] == subject:
-                console.print(f"  {finding['what']}\n    {finding['do']}", markup=False, highlight=False)
-    return 0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; 0, 1 where it could not, 2 for a wrong command line, 130 where it was interrupted."""
     parser = argparse.ArgumentParser(prog="python -m tests.trust.legs", description=__doc__, allow_abbrev=False)
     parser.add_argument("--streams", default="1,32", help="how many requests at a time, one after another: %(default)s")
     parser.add_argument("--arm", default="stock", choices=[each.name for each in ARMS])
-    parser.add_argument("--words", action="store_true", help="what doctor says of four servers")
     parser.add_argument("--deploy", default="qwen3_omni_4x.yaml", help="of the simulated device: %(default)s")
     asked = parser.parse_args(argv)
     chosen = next(each for each in ARMS if each.name == asked.arm)
     levels = [int(each) for each in asked.streams.split(",")]
-    if asked.words:
-        return guarded("The words", lambda console: _words(chosen, asked.deploy, console))
     return guarded("The legs", lambda console: _run(chosen, levels, asked.deploy, console))
 
 

@@ -163,49 +163,33 @@ def test_an_unforeseen_error_ends_a_series_with_its_report(
 
 
 @pytest.mark.parametrize(
-    ("server", "number", "start", "measured"),
-    [("", signal.SIGINT, "03-B", ["A", "B"]), ("stubborn", signal.SIGTERM, "01-A", [])],
+    ("server", "client", "marker", "number"),
+    [
+        ("sleeps", "", "sleeping", signal.SIGINT),
+        ("holds", "", "holding", signal.SIGTERM),
+        ("stubborn", "hangs", "out/results/01-A.json.started", signal.SIGTERM),
+    ],
 )
 def test_an_interrupt_leaves_no_process_and_a_report(
-    serve: Command, bench: Command, tmp_path: Path, server: str, number: signal.Signals, start: str, measured: list[str]
+    serve: Command, bench: Command, tmp_path: Path, server: str, client: str, marker: str, number: signal.Signals
 ) -> None:
-    """Of a server that ignores SIGTERM and has a child outside its group too, which is killed when asked again."""
-    # The client of the first starts ends; the one of this start hangs.
-    choose = tmp_path / "choose.py"
-    choose.write_text(
-        "import os, sys\n"
-        f"hang = ['hangs'] if {start!r} in sys.argv[2] else []\n"
-        f"os.execv(sys.executable, [sys.executable, {str(tmp_path / 'client.py')!r}, *sys.argv[1:3], *hang])\n"
-    )
-    bench()
-    client = [sys.executable, str(choose), "{port}", "{result}"]
-    with _started(serve(server), client) as running:
-        _wait_for(tmp_path / "out" / "results" / f"{start}.json.started")
+    """While a server starts, while a request waits for its answer, and while the client runs.
+
+    The third server ignores SIGTERM and has a child outside its group. Both are killed after a second signal.
+    """
+    with _started(serve(server), bench(client)) as running:
+        _wait_for(tmp_path / marker)
         running.send_signal(number)
         if server == "stubborn":
             time.sleep(1.0)
             running.send_signal(number)
-        _, said = running.communicate(timeout=50)
+        _, said = running.communicate(timeout=60)
     assert running.returncode == 130, said
     assert "Interrupted" in said
     assert _of(tmp_path) == []
     found = _report()
-    assert (found["complete"], found["ended"], found["order"]) == (False, "interrupted", measured)
+    assert (found["complete"], found["ended"], found["order"]) == (False, "interrupted", [])
     assert "INCOMPLETE" in (tmp_path / "out" / "ab.md").read_text()
-
-
-@pytest.mark.parametrize(("behaviour", "marker"), [("sleeps", "sleeping"), ("holds", "holding")])
-def test_an_interrupt_is_heard_everywhere(
-    serve: Command, bench: Command, tmp_path: Path, behaviour: str, marker: str
-) -> None:
-    """While a server starts, and while a request waits for its answer in the client's event loop."""
-    with _started(serve(behaviour), bench()) as running:
-        _wait_for(tmp_path / marker)
-        running.send_signal(signal.SIGTERM)
-        _, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said
-    assert _of(tmp_path) == []
-    assert _report()["ended"] == "interrupted"
 
 
 def test_an_interrupt_that_ended_who_reads_too(serve: Command, bench: Command, tmp_path: Path) -> None:
