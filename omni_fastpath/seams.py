@@ -11,10 +11,8 @@ import functools
 import hashlib
 import importlib
 import inspect
-import io
 import itertools
 import json
-import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,61 +206,37 @@ def is_ours(raw: Any) -> bool:
 
 # ---- Fingerprints ----
 
-_LAYOUT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER})
-# One name for each, whatever blanks stand for it: the depth of a block is meaning, its width is not.
-_INDENTATION = {tokenize.INDENT: "INDENT\n", tokenize.DEDENT: "DEDENT\n"}
+_DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def fingerprint(function: Any) -> str:
-    """A short hash of a function's source, decorators included, that comments, docstrings and layout do not change.
+    """A short hash of a function's source, decorators included. Comments, docstrings and layout do not change it.
 
-    Taken from the source's tokens and not from byte code or an AST dump, which differ between Python releases.
+    It is the same on every supported Python, because it is made from the syntax tree without empty fields. Python
+    releases differ in which of those a tree has.
 
     Raises:
         SourceError: The source cannot be read.
     """
     try:
-        texts = list(_meaning(_source(function)))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError) as error:
+        tree = ast.parse(_source(function))
+    except (OSError, TypeError, SyntaxError) as error:
         raise SourceError(f"{function!r}: its source cannot be read ({error})") from error
-    # No token contains a NUL, so that different sequences stay different.
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+    return hashlib.sha256(ascii(_meaning(tree)).encode()).hexdigest()[:16]
 
 
 def _source(function: Any) -> str:
     source = inspect.getsource(function)
-    return f"if True:\n{source}" if source[:1].isspace() else source  # a method is deeper than a module's functions
+    return f"if True:\n{source}" if source[:1].isspace() else source  # a method is indented
 
 
-def _meaning(source: str) -> Iterator[str]:
-    """The tokens of a source without layout and docstrings."""
-    line: list[str] = []
-    defines = begins = False  # whether the last line was the head of a definition; whether its body begins
-    for kind, text in _tokens(source):
-        if kind in _INDENTATION:
-            begins = defines and kind == tokenize.INDENT
-            yield _INDENTATION[kind]
-        elif kind == tokenize.NEWLINE:
-            if not (begins and all(each.endswith(('"', "'")) for each in line)):
-                yield from (*line, "NEWLINE\n")
-            defines, begins = line[0] in ("def", "class") or line[:2] == ["async", "def"], False
-            line = []
-        elif kind not in _LAYOUT:
-            line.append(text)
-
-
-def _tokens(source: str) -> Iterator[tuple[int, str]]:
-    """The tokens with their types, an f-string as one, as Python below 3.12 has it."""
-    rows = [0, *itertools.accumulate(len(row) for row in io.StringIO(source))]
-    depth = begin = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        kind = tokenize.tok_name[token.type]
-        if kind == "FSTRING_START":
-            begin = begin if depth else rows[token.start[0] - 1] + token.start[1]
-            depth += 1
-        elif kind == "FSTRING_END":
-            depth -= 1
-            if not depth:
-                yield tokenize.STRING, source[begin : rows[token.end[0] - 1] + token.end[1]]
-        elif not depth:
-            yield token.type, token.string
+def _meaning(node: Any) -> Any:
+    """A syntax tree as lists, without docstrings and empty fields."""
+    if isinstance(node, list):
+        return [_meaning(each) for each in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
+    if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
+        fields["body"] = node.body[1:]
+    return [type(node).__name__, *((name, _meaning(value)) for name, value in fields.items())]
