@@ -25,8 +25,6 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 HERE = "installation"
 START = "start-up"
 """In the report of ``--verify``: the slots by which a configuration takes effect, which are no patch's."""
-PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
-"""Whose versions a state file has."""
 IDLE_REQUESTS = 20
 """What upstream's counter must have reached before an idle patch is called idle."""
 FULL, ALONE = 0.85, 0.2
@@ -273,28 +271,6 @@ def patch_not_serving(facts: Facts) -> Iterator[Finding]:
             yield Finding("error", server.subject, what, do, {"patch": name, "state": state, "processes": where})
 
 
-@_rule("versions-mixed", threshold="two versions of omni-fastpath, vllm-omni or vllm in one server's tree")
-def versions_mixed(facts: Facts) -> Iterator[Finding]:
-    """Processes of one server that do not run the same packages: one was exchanged under it."""
-    do = "Restart the server: a package was exchanged while it ran, or its stages have another environment."
-    for server in facts.servers:
-        for package in PACKAGES:
-            found = sorted({str(each[package]) for each in server.snapshots})
-            if len(found) > 1:
-                what = f"its processes run different versions of {package.replace('_', '-')}: {', '.join(found)}"
-                yield Finding("error", server.subject, what, do, {"package": package, "versions": found})
-
-
-@_rule("yaml-changed", threshold="a server's deploy YAML was written after the server began")
-def yaml_changed(facts: Facts) -> Iterator[Finding]:
-    """What the file says now is not what the server read, and is what the next start reads."""
-    for server in facts.servers:
-        if server.edited_yaml is not None:
-            what = "its deploy YAML was written after it started"
-            do = "`omni-fastpath status --deploy-config FILE` says what the file comes to now. Restart for it to count."
-            yield Finding("warning", server.subject, what, do, {"file": server.edited_yaml})
-
-
 @_rule(
     "patch-idle",
     threshold=f"the patch's first counter is 0 in the server's tree, and upstream's {IDLE_REQUESTS} or more",
@@ -332,17 +308,6 @@ def option_not_held(facts: Facts) -> Iterator[Finding]:
                 do = f"Switch {name} on, or see why it does not serve." if name else "Start the server without it."
                 severity: Severity = "error" if server.is_on else "info"
                 yield Finding(severity, server.subject, what, do, {"option": option, "patch": name or None})
-
-
-@_rule("metrics-without-us", threshold="a server in which something is on answers /metrics without a series of ours")
-def metrics_without_us(facts: Facts) -> Iterator[Finding]:
-    """A scrape shows upstream's series and none of ours."""
-    do = "Look into its log for `cannot be published` and `goes without the patches`. The patches work without."
-    for server in facts.servers:
-        is_shown = any(name.startswith("omni_fastpath_") for name in server.metrics)
-        if server.metrics and server.is_on and not is_shown:
-            what = "its /metrics has no series of omni-fastpath"
-            yield Finding("warning", server.subject, what, do, {"series": len(server.metrics)})
 
 
 @_rule(

@@ -44,7 +44,6 @@ class Server:
         command: Its arguments, the program first; empty where they cannot be read.
         environ: What it was started with; None where it cannot be read.
         snapshots: The state files of its tree.
-        edited_yaml: Its deploy YAML, where that was written after the server began.
         metrics: Each series of its ``/metrics`` with the sum of its samples; empty where nothing answered.
         busy: Shares of a core that ``front_end`` and ``orchestrator`` of its busiest API process took; empty where
             nobody watched, or no state file names these threads.
@@ -54,7 +53,6 @@ class Server:
     command: tuple[str, ...] = ()
     environ: Mapping[str, str] | None = None
     snapshots: tuple[Mapping[str, Any], ...] = ()
-    edited_yaml: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     busy: Mapping[str, float] = field(default_factory=dict)
 
@@ -161,7 +159,6 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
                 command=command,
                 environ=facts.get("environ") or None,  # a process that names itself writes over it
                 snapshots=own,
-                edited_yaml=_edited_yaml(root, facts.get("create_time"), own),
                 metrics=_metrics(command, own, until - time.monotonic()) if scrape else {},
             )
         )
@@ -228,26 +225,11 @@ def _snapshots(environs: Iterable[Mapping[str, str] | None]) -> dict[int, Mappin
 
 
 def _facts(pid: int) -> dict[str, Any]:
-    """Command line, environment and start of a process; None for what may not be read, empty where it has ended."""
+    """Command line and environment of a process; None for what may not be read, empty where it has ended."""
     try:
-        return psutil.Process(pid).as_dict(["cmdline", "environ", "create_time"])
+        return psutil.Process(pid).as_dict(["cmdline", "environ"])
     except (psutil.Error, OSError):
         return {}
-
-
-_UNSURE_S = 2.0
-"""When a process began is known to about a second; a server reads its YAML later than this after it began."""
-
-
-def _edited_yaml(pid: int, began: float | None, snapshots: Sequence[Mapping[str, Any]]) -> str | None:
-    source = next((each["source"] for each in snapshots if each["pid"] == pid), None)
-    if source is None or began is None:
-        return None
-    try:
-        written = Path(f"/proc/{pid}/cwd", source).stat().st_mtime
-        return source if written > began + _UNSURE_S else None
-    except OSError:  # no YAML was read, or it is where this user may not look
-        return None
 
 
 def _metrics(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]], left_s: float) -> dict[str, float]:

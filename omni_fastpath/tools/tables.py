@@ -21,7 +21,7 @@ from omni_fastpath.declare import Fit, Patch, Process, Reads, Row, State
 from omni_fastpath.metrics import API_WORKER
 from omni_fastpath.process_role import MASTER, ON_UNLISTED, ON_UNSUPPORTED
 from omni_fastpath.statefile import REFRESH_S
-from omni_fastpath.tools.findings import HERE, PACKAGES, SEVERITIES
+from omni_fastpath.tools.findings import HERE, SEVERITIES
 
 _PIPED_WIDTH = 100
 """Columns of a table in a pipe, a file or a job's log."""
@@ -33,7 +33,10 @@ STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 """Of findings, by severity."""
 
 
-_FOR_AN_ISSUE = ("patch", "state", "package", "versions", "seams", "variable", "nearest")
+_PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
+"""The packages whose versions a state file has."""
+
+_FOR_AN_ISSUE = ("patch", "state", "seams", "variable", "nearest")
 """Evidence that goes into an issue: names and words of ours. No path, reason of an exception or value does."""
 
 
@@ -242,7 +245,7 @@ def _issue(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"server {server}: {_variables(of_server)}"
     for server, grouped in itertools.groupby(report["processes"], key=lambda process: process["server"]):
         processes = list(grouped)
-        running = {", ".join(f"{each} {process[each]}" for each in PACKAGES) for process in processes}
+        running = {", ".join(f"{each} {process[each]}" for each in _PACKAGES) for process in processes}
         word = "process" if len(processes) == 1 else "processes"
         yield f"server {server}: {len(processes)} {word}; {'; '.join(sorted(running))}"
         states: dict[str, Counter[str]] = {}

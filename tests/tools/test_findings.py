@@ -120,11 +120,8 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     ),
     "hook-plugin-off": (lambda: saying(hooks=UNUSABLE), "warning", "the hook plugin logbook cannot run: no"),
     "patch-not-serving": (lambda: saying(stage=FAILED), "error", "drum is failed in process 12 (stage): a seam moved"),
-    "versions-mixed": (lambda: saying(stage={"vllm_omni": "0.28.0"}), "error", "of vllm-omni: 0.28.0, 0.30.0"),
-    "yaml-changed": (lambda: serving(edited_yaml="deploy.yaml"), "warning", "was written after it started"),
     "patch-idle": (lambda: saying(stage=IDLE, **IDLE), "warning", "drum is applied and idle: beats is 0"),
     "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni takes and does not"),
-    "metrics-without-us": (lambda: serving(metrics={UPSTREAMS: 100.0}), "warning", "no series of omni-fastpath"),
     "api-process-full": (lambda: serving(busy=BUSY), "warning", "is full: front end 0.50, orchestrator 0.40;"),
     "first-output": (lambda: firsts(0.2, 0.01), "info", "first audio, last 5 minutes: within 0.30 s for 99 of 100"),
     "requests-without-output": (
