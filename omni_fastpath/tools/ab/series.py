@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,8 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
             server.start()
         with phases.phase(f"{title}: proof of the arm"):
             states.prove(server, arm.name, wanted)
-        with phases.phase(f"{title}: benchmark client") as tell:
-            found = _result(client, server, result, tell)
+        with phases.phase(f"{title}: benchmark client"):
+            found = _result(client, server, result)
         with phases.phase(f"{title}: {len(plan.requests)} fixed requests, proof of the arm"):
             with interrupts.at_once():
                 answers = _ask(server.url, plan.requests, commands.headers(bench))
@@ -162,14 +162,13 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
             server.stop()
 
 
-def _result(client: Child, server: Child, result: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def _result(client: Child, server: Child, result: Path) -> dict[str, Any]:
     """Run the benchmark client to its end, beside a server that must live, and read the JSON that it wrote.
 
     Args:
         client: To be started.
         server: It is running.
         result: Where the client writes.
-        tell: Is told again and again what the client said last.
 
     Raises:
         MeasureError: It failed or wrote nothing that can be compared, or the server ended meanwhile.
@@ -177,7 +176,7 @@ def _result(client: Child, server: Child, result: Path, tell: Callable[[str], No
     result.parent.mkdir(parents=True, exist_ok=True)
     try:
         client.start()
-        status = client.wait(server, tell)
+        status = client.wait(server)
     finally:
         client.stop()
     if status:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,14 +52,6 @@ def tail(log: Path) -> str:
     except OSError as error:
         lines = [f"({error})"]
     return f"{LOG_FOLLOWS}{log}:\n" + "\n".join(lines)
-
-
-def last_line(log: Path) -> str:
-    """What a program said last; a progress bar is one line, written over and over. Empty where it said nothing."""
-    with contextlib.suppress(OSError), log.open("rb") as opened:
-        opened.seek(max(0, log.stat().st_size - 4096))
-        return _plain("".join(opened.read().decode(errors="replace").strip().splitlines()[-1:])).strip()
-    return ""
 
 
 def _plain(line: str) -> str:
@@ -131,8 +123,8 @@ class Child:
         self._seen = {pid: process for pid, process in self._seen.items() if _lives(process)}
         return dict(self._seen)
 
-    def wait(self, other: Child, tell: Callable[[str], None]) -> int:
-        """Wait for its end, as long as another one lives, and tell what it says; its exit status.
+    def wait(self, other: Child) -> int:
+        """Wait for its end while another process must run, and return its exit status.
 
         Raises:
             MeasureError: The other one ended.
@@ -140,7 +132,6 @@ class Child:
         while (status := self.returncode) is None:
             other.check()
             self.interrupts.check()
-            tell(last_line(self.log))
             time.sleep(_LOOK_EVERY_S)
         return status
 
