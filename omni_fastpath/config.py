@@ -205,13 +205,11 @@ class Block:
     Attributes:
         path: The file.
         value: Its ``fastpath`` value as it stands there, or ``ABSENT``.
-        stages: Ids of the stages that the file names.
         misspelt: Top-level keys of the file that are nearly ours, and ignored.
     """
 
     path: Path
     value: Any
-    stages: frozenset[int] = frozenset()
     misspelt: tuple[str, ...] = ()
 
     def place(self, *keys: object) -> str:
@@ -228,13 +226,13 @@ class _Asked:
         on: Whether it is on.
         origin: What said so; empty where nothing mentions it.
         reason: Why it is off.
-        values: Its values that are not the defaults, each with where it stands.
+        values: Its values that are not the defaults.
     """
 
     on: bool = False
     origin: str = ""
     reason: str = ""
-    values: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Layers:
@@ -341,7 +339,7 @@ class _Layers:
         except (TypeError, ValueError, RecursionError):  # pydantic's error is a ValueError
             self._refuse(place, value, allowed(options, key))
         else:
-            self._change(name, values={**self.asked[name].values, key: (value, place)})
+            self._change(name, values={**self.asked[name].values, key: value})
 
     def _refuse(self, place: str, value: object, takes: str, near: str | None = None) -> None:
         self.problems.append(refusal(place, found=shown(value), allowed=takes, nearest=near))
@@ -362,16 +360,6 @@ class _Layers:
             f"{KEY}.{patch.name} is on ({self.asked[patch.name].origin}) and requires {KEY}.{missing}, which is off: "
             f"{self.asked[missing].reason}; {remedy}"
         )
-
-    def options(self, name: str, stages: int) -> Options:
-        """The values of a patch: its defaults, the files', the environment's. ``stages`` is 0 if not known."""
-        values = self.asked[name].values
-        options = _built(self._declared[name].options, {key: value for key, (value, _) in values.items()})
-        broken = options.broken_rule(stages)
-        if broken is not None:
-            key, rule = broken
-            self._refuse(values[key][1] if key in values else f"{KEY}.{name}.{key}", getattr(options, key), rule)
-        return options
 
 
 # What both come to
@@ -448,8 +436,8 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
         layers.add_block(block)
     layers.add_environment(environ)
     layers.settle_requirements()
-    stages = len(frozenset[int]().union(*(block.stages for block in blocks)))
-    enabled = {name: layers.options(name, stages) for name, asked in layers.asked.items() if asked.on}
+    on = {name: asked.values for name, asked in layers.asked.items() if asked.on}
+    enabled = {patch.name: _built(patch.options, on[patch.name]) for patch in patches if patch.name in on}
     unknown_variables = tuple(_unknown_variables(environ, patches))
     lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
     if lines:
@@ -540,7 +528,4 @@ def _load(path: Path) -> Mapping[Any, Any]:
 def _block(path: Path, data: Mapping[Any, Any]) -> Block:
     words = (key for key in data if isinstance(key, str))
     alike = (word for word in words if difflib.get_close_matches(word.lower(), [KEY], cutoff=_LOOKALIKE_RATIO))
-    stages = data.get("stages")
-    named = [stage.get("stage_id") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-    ids = frozenset(each for each in named if isinstance(each, int))
-    return Block(path, data.get(KEY, ABSENT), ids, tuple(key for key in alike if key != KEY))
+    return Block(path, data.get(KEY, ABSENT), tuple(key for key in alike if key != KEY))

@@ -266,11 +266,6 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    def broken_rule(self, stages: int) -> tuple[str, str] | None:
-        """The key whose value does not do for a pipeline with so many stages, and what would; None when all do."""
-        del stages
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:

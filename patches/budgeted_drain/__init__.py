@@ -59,9 +59,6 @@ from omni_fastpath.declare import Counter, Options, Patch, Process
 
 from .seams import ROWS
 
-FLOORS_TOGETHER = 0.5
-"""Share of processing time that the floors of all stages may promise together."""
-
 
 class DrainOptions(Options):
     """Values of ``budgeted_drain``."""
@@ -93,12 +90,6 @@ class DrainOptions(Options):
         description="minimum share of processing time for each stage with a backlog; at most 0.5 for all stages "
         "together; null: min(0.1, 0.5 / number of stages)",
     )
-
-    def broken_rule(self, stages: int) -> tuple[str, str] | None:
-        """With more than half of the time promised to floors there is no order left."""
-        if self.floor is None or self.floor * stages <= FLOORS_TOGETHER:
-            return None
-        return "floor", f"at most {FLOORS_TOGETHER / stages:.3g}: {stages} stages share {FLOORS_TOGETHER}"
 
 
 PATCH = Patch(
