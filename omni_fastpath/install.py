@@ -16,29 +16,22 @@ import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import ModuleType, NoneType
 from typing import Any, NamedTuple
 
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Reads, Row, State, Wrap
-from omni_fastpath.ledger import LEDGER, logger, warn_once
+from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, verify
 from omni_fastpath.startup import HEADLESS, PLANS, READER, RefusedError
 
-
-@dataclass
-class _Installation:
-    """One patch's: each slot that was written with what stood there and what was written, and what to call at last."""
-
-    written: list[tuple[Slot, Any, Any]] = field(default_factory=list)
-    taken_off: Callable[[], None] | None = None
-
+_Written = tuple[Slot, Any, Any]
+"""A slot, what was in it, and what was written into it."""
 
 _lock = threading.RLock()
-_installed: dict[str, _Installation] = {}
+_installed: dict[str, list[_Written]] = {}
 
 
 # ---- What lets a configuration take effect ----
@@ -248,7 +241,7 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
     if is_installed(patch.name):
         _warn_of_difference(patch, entry.options, options)
         return
-    entry.options, entry.origin = options or patch.options(), resolved.origins.get(patch.name, "")
+    entry.options = options or patch.options()
     if options is None:
         LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
     elif moved:
@@ -333,25 +326,24 @@ def install(patch: Patch, process: Process | None = None, on_unlisted: str | Non
 
 
 def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State:
-    installation = _Installation()
+    entry, row = LEDGER.entry(patch), found.row
+    written: list[_Written] = []
     try:
-        installation.taken_off = _named(wrappers, patch.taken_off)
+        entry.taken_off = _named(wrappers, patch.taken_off)
         figures = _named(wrappers, patch.figures)
         for slot in found.slots:
             match slot.seam:
                 case Wrap(wrapper=name):
-                    _write(installation.written, slot, _around(slot, _named(wrappers, name), patch))
+                    _write(written, slot, _around(slot, _named(wrappers, name), patch))
                 case Add(function=name):
-                    _write(installation.written, slot, _named(wrappers, name))
+                    _write(written, slot, _named(wrappers, name))
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
-        _put_back(installation)
+        _put_back(entry, written)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
-    _installed[patch.name] = installation
-    entry, row = LEDGER.entry(patch), found.row
+    _installed[patch.name] = written
     left_out = row.without_api_server if isinstance(row, Fit) and len(found.slots) < len(row.seams) else ""
     entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), figures
-    entry.taken_off = installation.taken_off
     return LEDGER.set(patch, State.APPLIED, "")
 
 
@@ -366,32 +358,31 @@ def uninstall(patch: Patch) -> None:
     Refused, with a line in the log, where another package wrote one of its slots after us: then all slots stay.
     """
     with _lock:
-        installation = _installed.get(patch.name)
-        if installation is None:
+        written = _installed.get(patch.name)
+        if written is None:
             return
-        for slot, _, ours in installation.written:
-            if not slot.holds(ours):
+        for slot, _, ours in written:
+            if slot.raw() is not ours:
                 path, found = slot.seam.path, slot.raw()
                 logger.error("omni-fastpath: %s stays: %s was written after us, found %r", patch.name, path, found)
                 return
-        _put_back(installation)
+        _put_back(LEDGER.entry(patch), written)
         del _installed[patch.name]
-        entry = LEDGER.entry(patch)
-        entry.figures, entry.taken_off, entry.same_as = None, None, ""
         LEDGER.set(patch, State.OFF, "taken off")
 
 
-def _put_back(installation: _Installation) -> None:
-    for slot, raw, _ in reversed(installation.written):
+def _put_back(entry: Entry, written: Sequence[_Written]) -> None:
+    for slot, raw, _ in reversed(written):
         slot.write(raw)
-    if installation.taken_off is not None:
-        installation.taken_off()
+    if entry.taken_off is not None:
+        entry.taken_off()
+    entry.figures, entry.taken_off, entry.same_as = None, None, ""
 
 
-def _write(written: list[tuple[Slot, Any, Any]], slot: Slot, ours: Any) -> None:
+def _write(written: list[_Written], slot: Slot, ours: Any) -> None:
     raw = slot.raw()
     slot.write(ours)
-    if not slot.holds(ours):
+    if slot.raw() is not ours:
         slot.write(raw)
         raise RuntimeError(f"{slot.seam.path} does not hold what was just written into it")
     written.append((slot, raw, ours))

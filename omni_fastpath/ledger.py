@@ -39,7 +39,6 @@ class Entry:
         patch: Its declaration.
         state: Its state here.
         cause: Why it has this state.
-        origin: What switched it on or off; empty for a patch that nothing mentions.
         options: The values in force, an instance of the declaration's model.
         counters: Its engagement counters by name; written by the thread that does the work.
         remarks: What its declaration says about this release.
@@ -51,7 +50,6 @@ class Entry:
     patch: Patch
     state: State = State.OFF
     cause: str = "not asked for"
-    origin: str = ""
     options: Any = field(init=False)
     counters: dict[str, int] = field(init=False)
     remarks: str = ""
@@ -332,7 +330,6 @@ class Ledger:
                     "reason": entry.cause,
                     "remarks": entry.remarks,
                     "same_as": entry.same_as,
-                    "origin": entry.origin,
                     "options": entry.options.model_dump(),
                     "counters": dict(entry.counters),
                     **({"figures": figures[name]} if figures.get(name) else {}),

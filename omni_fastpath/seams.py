@@ -38,10 +38,6 @@ class SeamMovedError(Exception):
     """A slot does not look as its declaration says; the message names the slot, what was found and expected."""
 
 
-class SourceError(SeamMovedError):
-    """The source of a function cannot be read; the message names the function and the reason."""
-
-
 @dataclass(frozen=True)
 class Slot:
     """A resolved seam: the object that owns the slot and the name in its ``__dict__``."""
@@ -53,15 +49,6 @@ class Slot:
     def raw(self) -> Any:
         """What stands in the owner's own ``__dict__``; ``_ABSENT`` if nothing does."""
         return getattr(self.owner, "__dict__", {}).get(self.name, _ABSENT)
-
-    @property
-    def present(self) -> bool:
-        """Whether the owner itself has the slot."""
-        return self.raw() is not _ABSENT
-
-    def holds(self, value: Any) -> bool:
-        """Whether the slot holds exactly this object."""
-        return self.raw() is value
 
     def write(self, value: Any) -> None:
         """Put a value into the slot; what ``raw`` gave restores it exactly."""
@@ -122,7 +109,7 @@ def differences(seam: Seam, slot: Slot, release: str, *, exact: bool = False) ->
         exact: Whether each body of vLLM's and vLLM-Omni's must be that release's, and not only those that are pinned.
 
     Raises:
-        SourceError: As ``fingerprint``.
+        SeamMovedError: As ``fingerprint``.
     """
     raw = slot.raw()
     if isinstance(seam, Add):
@@ -216,12 +203,12 @@ def fingerprint(function: Any) -> str:
     releases differ in which of those a tree has.
 
     Raises:
-        SourceError: The source cannot be read.
+        SeamMovedError: The source cannot be read.
     """
     try:
         tree = ast.parse(_source(function))
     except (OSError, TypeError, SyntaxError) as error:
-        raise SourceError(f"{function!r}: its source cannot be read ({error})") from error
+        raise SeamMovedError(f"{function!r}: its source cannot be read ({error})") from error
     return hashlib.sha256(ascii(_meaning(tree)).encode()).hexdigest()[:16]
 
 

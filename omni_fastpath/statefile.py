@@ -58,7 +58,6 @@ class PatchRecord(BaseModel):
     reason: str = ""
     remarks: str = ""
     same_as: str = ""
-    origin: str = ""
     options: dict[str, Any] = {}
     counters: dict[str, int] = {}
     figures: dict[str, list[dict[str, Any]]] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Reads, Seam
@@ -49,8 +50,7 @@ def look(seam: AnySeam, release: str, *, exact: bool) -> dict[str, Any]:
         slot = find(seam)
         if not isinstance(seam, Function):
             found |= {"place": _place(seam, slot.raw() if isinstance(seam, Reads) else slot.owner)}
-        elif slot.present:
-            function = function_in(slot.raw())
+        elif isinstance(function := function_in(slot.raw()), FunctionType):
             found |= {"place": _place(seam, function), "shape": shape(slot.raw()), "fingerprint": fingerprint(function)}
         return {**found, "changes": list(differences(seam, slot, release, exact=exact))}
     except SeamMovedError as error:
