@@ -229,15 +229,12 @@ class Counter:
         name: As the state file and ``/metrics`` have it.
         meaning: In a line, as ``explain`` shows it.
         is_maximum: Whether it is no count but the greatest value seen.
-        moves_with: The counter on ``/metrics``, of upstream's, that never moves without this one; empty where there is
-            none. Of a patch's first counter it tells whether a patch that is idle ought not to be.
         headline: What it counts, in how the first line about a server says it; empty where that does not say it.
     """
 
     name: str
     meaning: str
     is_maximum: bool = field(default=False, kw_only=True)
-    moves_with: str = field(default="", kw_only=True)
     headline: str = field(default="", kw_only=True)
 
 

@@ -25,8 +25,8 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 HERE = "installation"
 START = "start-up"
 """In the report of ``--verify``: the slots by which a configuration takes effect, which are no patch's."""
-IDLE_REQUESTS = 20
-"""What upstream's counter must have reached before an idle patch is called idle."""
+FEWEST_ANSWERS = 20
+"""Answers from which on the average underrun is judged."""
 FULL, ALONE = 0.85, 0.2
 """Of a core: an API process's two threads wait for each other long before they have all of it. While a server starts,
 one of them works alone, and the other takes less than the second."""
@@ -151,16 +151,10 @@ def patch_unsupported(facts: Facts) -> Iterator[Finding]:
             yield Finding(severity, HERE, f"{name}: {problem}", do, evidence)
 
 
-@_rule("release-unlisted", threshold="a patch may be or is served as on a release that the installed one is not")
+@_rule("release-unlisted", threshold="a patch is applied as on a release that the installed one is not")
 def release_unlisted(facts: Facts) -> Iterator[Finding]:
     """The same code under another name: a vendor's build, a post-release, or any release where that was asked for."""
     do = "Nothing, if you meant to run this release. `omni-fastpath status --verify` compares every function."
-    installed = facts.report["installation"]
-    may_be = [name for name, patch in installed["patches"].items() if patch.get("may_be")]
-    if may_be and installed["vllm_omni"] is not None:
-        release = installed["vllm_omni"]["version"]
-        what = f"{release} is not a tested release: a patch is applied where every function is as in one"
-        yield Finding("info", HERE, what, do, {"patch": may_be})
     for server in facts.servers:
         same = {
             (name, record["same_as"])
@@ -271,29 +265,6 @@ def patch_not_serving(facts: Facts) -> Iterator[Finding]:
             yield Finding("error", server.subject, what, do, {"patch": name, "state": state, "processes": where})
 
 
-@_rule(
-    "patch-idle",
-    threshold=f"the patch's first counter is 0 in the server's tree, and upstream's {IDLE_REQUESTS} or more",
-)
-def patch_idle(facts: Facts) -> Iterator[Finding]:
-    """A patch that is applied and never takes effect, though upstream does what it should take effect on."""
-    for server in facts.servers:
-        for patch in facts.patches:
-            records = [each["patches"][patch.name] for each in server.snapshots if patch.name in each["patches"]]
-            first = patch.counters[0]
-            reached = server.metrics.get(first.moves_with, 0.0)
-            is_applied = any(record["state"] == State.APPLIED.value for record in records)
-            is_idle = not any(each["counters"].get(first.name) for each in records)
-            if is_applied and is_idle and reached >= IDLE_REQUESTS:
-                what = f"{patch.name} is applied and idle: {first.name} is 0 in all of its processes"
-                do = (
-                    "The server is not used in the way that the patch is for (`omni-fastpath explain "
-                    f"{patch.name}`), or something goes past it. Please report it."
-                )
-                evidence = {"patch": patch.name, first.name: 0, first.moves_with: reached}
-                yield Finding("warning", server.subject, what, do, evidence)
-
-
 @_rule("option-not-held", threshold="a server was started with an option that vLLM-Omni takes and nothing makes true")
 def option_not_held(facts: Facts) -> Iterator[Finding]:
     """A limit that somebody set and that does not limit: upstream takes it, and the patch for it does not serve."""
@@ -341,7 +312,7 @@ def _relief(server: Server, facts: Facts) -> Iterator[str]:
 
 @_rule(
     "audio-runs-dry",
-    threshold=f"{UNDERRUN} above {UNDERRUN_S} on average of {IDLE_REQUESTS} answers or more, of Qwen3-TTS or Breeze "
+    threshold=f"{UNDERRUN} above {UNDERRUN_S} on average of {FEWEST_ANSWERS} answers or more, of Qwen3-TTS or Breeze "
     "without a ramp of chunk sizes",
 )
 def audio_runs_dry(facts: Facts) -> Iterator[Finding]:
@@ -352,7 +323,7 @@ def audio_runs_dry(facts: Facts) -> Iterator[Finding]:
     )
     for server in facts.servers:
         silent_s, answers = (server.metrics.get(f"{UNDERRUN}_{part}", 0.0) for part in ("sum", "count"))
-        if server.subject in facts.unramped and answers >= IDLE_REQUESTS and silent_s > UNDERRUN_S * answers:
+        if server.subject in facts.unramped and answers >= FEWEST_ANSWERS and silent_s > UNDERRUN_S * answers:
             what = f"the longest silence within an answer was {silent_s / answers:.2f} s, on average"
             yield Finding("warning", server.subject, what, do, {"answers": answers})
 

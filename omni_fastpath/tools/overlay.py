@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def find(name_or_path: str) -> Path:
     """The deploy YAML that a file's path, a bundled one's name or a model means; a file comes first.
 
     Raises:
-        ConfigError: None is there; the message has the bundled names that a model's name is most like.
+        ConfigError: There is no such file; the message has the bundled names with the nearest spelling.
     """
     path = Path(name_or_path)
     if path.is_file():
@@ -41,8 +41,7 @@ def find(name_or_path: str) -> Path:
             name = str(json.loads(described.read_bytes()).get("model_type", name))
     if name in known:
         return known[name].resolve()
-    near = [*config.close(name, known), *_of_model(name, known)]
-    hint = f"nearest: {', '.join(dict.fromkeys(near)) or 'none'}; `omni-fastpath overlay --list` names them all"
+    hint = f"nearest: {', '.join(config.close(name, known)) or 'none'}; `omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of an installed vllm-omni; {hint}")
 
 
@@ -52,13 +51,6 @@ def _descriptions(model: str) -> Iterator[Path]:
     home = os.environ.get("HF_HOME") or Path(os.environ.get("HOME", ""), ".cache", "huggingface")
     hub = os.environ.get("HF_HUB_CACHE") or Path(home, "hub")
     yield from Path(hub, f"models--{model.replace('/', '--')}", "snapshots").glob("*/config.json")
-
-
-def _of_model(model: str, known: Iterable[str]) -> list[str]:
-    """The bundled names that have the longest beginning in common with a model's name, the shortest first."""
-    letters = {name: re.sub("[^a-z0-9]", "", name.lower().rpartition("/")[2]) for name in (model, *known)}
-    like = {name: len(os.path.commonprefix([letters[model], letters[name]])) for name in known}  # noqa: RUF071
-    return sorted((name for name, count in like.items() if count == max(3, *like.values())), key=len)
 
 
 def misspelt(path: Path) -> list[str]:

@@ -54,7 +54,7 @@ PATCH = Patch(
     docs=__doc__,
     taken_off="taken_off",
     counters=(
-        Counter("woken", "waits that ended because a message arrived", moves_with="vllm:request_success_total"),
+        Counter("woken", "waits that ended because a message arrived"),
         Counter("turns", "turns given to the event loop because messages were waiting all the time"),
         Counter("liveness_checks", "waits that ended without a message and looked whether the orchestrator lives"),
     ),

@@ -58,7 +58,7 @@ PATCH = Patch(
     docs=__doc__,
     taken_off="taken_off",
     counters=(
-        Counter("submitted", "requests handed to the orchestrator", moves_with="vllm:request_success_total"),
+        Counter("submitted", "requests handed to the orchestrator"),
         Counter("requests", "requests for generation that were on their way, refused ones too"),
         Counter("waits", "times that outputs waited for requests on their way in"),
         Counter("waited_us", "time that outputs waited, microseconds"),
