@@ -350,16 +350,11 @@ class _Layers:
             for name in patch.requires if self.asked[patch.name].on else ():
                 required = self.asked[name]
                 if not required.on and required.origin:
-                    self.problems.append(self._contradiction(patch, name))
+                    why = f"{KEY}.{patch.name} is on and requires {KEY}.{name}, which is off: {required.reason}"
+                    remedy = f"switch {name} on ({self._declared[name].env}=1) or {patch.name} off"
+                    self.problems.append(ConfigError(f"{why}; {remedy}"))
                 elif not required.on:
                     self._change(name, on=True, origin=f"required by {patch.name}")
-
-    def _contradiction(self, patch: Patch, missing: str) -> ConfigError:
-        remedy = f"switch {missing} on ({KEY}.{missing}: true or {self._declared[missing].env}=1) or {patch.name} off"
-        return ConfigError(
-            f"{KEY}.{patch.name} is on ({self.asked[patch.name].origin}) and requires {KEY}.{missing}, which is off: "
-            f"{self.asked[missing].reason}; {remedy}"
-        )
 
 
 # What both come to

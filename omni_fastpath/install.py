@@ -131,12 +131,6 @@ def unlisted(patch: Patch) -> str:
     return f"{found} is not among the tested releases: {tested}"
 
 
-def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
-    """The patch's seams on the installed vLLM-Omni; none where it is not listed, or not installed there."""
-    row = row_here(patch)
-    return row.seams if isinstance(row, Fit) else ()
-
-
 def verify_patch(patch: Patch, on_unlisted: str | None = None) -> list[str]:
     """Every way in which the installed upstream differs from the declaration; empty when it fits.
 

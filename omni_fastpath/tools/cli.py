@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     status = commands.add_parser("status", help="this installation and the live processes", allow_abbrev=False)
-    status.add_argument("--all", action="store_true", help="also this installation, and each process by itself")
+    status.add_argument("--all", action="store_true", help="also each process by itself")
     status.add_argument("--json", action="store_true", help="everything as one JSON document")
     status.add_argument("--verify", action="store_true", help="compare every seam with what is installed")
     status.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also show what this YAML comes to here")

@@ -87,7 +87,7 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
     Args:
         report: What ``status_report`` found.
         to: Where it is shown.
-        every: Whether the installation and each process are shown by themselves too.
+        every: Whether each process is shown by itself too.
     """
     for server, processes in itertools.groupby(report["processes"], key=lambda process: process["server"]):
         _show_server(server, list(processes), report, to)
@@ -106,11 +106,9 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
         _show_verify(report, to)
     if report["resolved"] is not None:
         _show_resolved(report["resolved"], to)
-    if every:
-        _show_installation(report["installation"], to)
-        for each in report["processes"]:
-            to.print(f"process {each['pid']}: {each['role']}, {each['process_name']}", style="bold")
-            _show_patches([each], report, to)
+    for each in report["processes"] if every else ():
+        to.print(f"process {each['pid']}: {each['role']}, {each['process_name']}", style="bold")
+        _show_patches([each], report, to)
     more = "" if every else "More: `omni-fastpath status --all`. "
     to.print(f"{more}What to do about what is wrong: `omni-fastpath doctor`.")
 
@@ -175,17 +173,6 @@ def _show_findings(subject: str, report: Mapping[str, Any], to: Console) -> None
     for finding in report["findings"]:
         if finding["subject"] == subject:
             to.print(f"{finding['severity']} {finding['id']}: {finding['what']}", style=STYLES[finding["severity"]])
-
-
-def _show_installation(installation: Mapping[str, Any], to: Console) -> None:
-    table = _table("This installation", "what", "found")
-    table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
-    plugins = installation["vllm_plugins"]
-    table.add_row("VLLM_PLUGINS", "not set: every plugin loads" if plugins is None else repr(plugins))
-    for name, text in installation["environment"].items():
-        table.add_row(name, "(not a variable of ours)" if text is None else repr(text))
-    table.add_row("state files", installation["state_folder"])
-    _print(table, to)
 
 
 def _show_verify(report: Mapping[str, Any], to: Console) -> None:

@@ -21,6 +21,7 @@ from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
 from omni_fastpath.tools import cli, entrypoint, overlay, servers, status, upgrade
 from tests.fakes.processes import process
+from tests.fakes.upstream import seams_here
 from tests.tools.made import record, snapshot
 
 FIRST = PATCHES[0]
@@ -366,7 +367,7 @@ def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
     assert code == 0
     parts = [patch.docs.strip().split()[0], patch.env, *(counter.name for counter in patch.counters)]
     parts += patch.options.model_fields
-    seams = [seam.path for seam in install.seams_here(patch)]
+    seams = [seam.path for seam in seams_here(patch)]
     for out, told in ((short, False), (full, True)):
         assert [part for part in parts if part not in out] == []
         assert {"What:", "Why:", "Scope:", "Remove when:"} <= {*out.splitlines()}
