@@ -33,7 +33,6 @@ from omni_fastpath.process_role import HANDOFF
 
 if TYPE_CHECKING:
     from omni_fastpath.config import Resolved
-    from omni_fastpath.hooks import HookManager
     from omni_fastpath.statefile import Publisher
 
 logger = logging.getLogger("vllm.omni_fastpath")
@@ -130,7 +129,7 @@ class Startup:
         self._gone = False
         self._handed: Resolved | None = None
         self._publisher: Publisher | None = None
-        self._hooks: HookManager | None = None
+        self._has_hooks = False
 
     # ---- A server ----
 
@@ -285,15 +284,15 @@ class Startup:
 
     def _load_hooks(self) -> None:
         """Let hook plugins hear of every change of a patch's state, the first included."""
-        if self._hooks is not None:
+        if self._has_hooks:
             return
+        self._has_hooks = True
         try:
             from omni_fastpath.hooks import HOOKS  # noqa: PLC0415 - pluggy, and the patches work without it
             from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
 
             HOOKS.load()
             LEDGER.listen(HOOKS.on_patch_state)
-            self._hooks = HOOKS
         except Exception:
             logger.exception("omni-fastpath: hook plugins cannot be loaded; the patches work without them")
 
@@ -307,8 +306,7 @@ class Startup:
             from omni_fastpath.declare import Process  # noqa: PLC0415
             from omni_fastpath.statefile import Publisher  # noqa: PLC0415
 
-            hooks = None if self._hooks is None else self._hooks.told
-            self._publisher = Publisher(Process(role), source or "environment", hooks=hooks)
+            self._publisher = Publisher(Process(role), source or "environment")
             self._publisher.start()
             if role == "server" and not process_role.master_off(os.environ):
                 metrics.export(Process.SERVER)

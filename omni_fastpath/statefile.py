@@ -67,8 +67,7 @@ class Snapshot(BaseModel):
     """A state file.
 
     ``started`` is in clock ticks since boot, ``updated`` in seconds since 1970. ``port`` is that of ``vllm serve``,
-    where its command line says it. ``hooks`` is what ``HookManager.told`` says, ``threads`` of a server's process what
-    ``omni_fastpath.threads.own`` says.
+    where its command line says it. ``threads`` of a server's process is what ``omni_fastpath.threads.own`` says.
     """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
@@ -87,7 +86,6 @@ class Snapshot(BaseModel):
     source: str | None
     patches: dict[str, PatchRecord]
     port: int | None = None
-    hooks: dict[str, Any] | None = None
     threads: dict[str, int] = {}
 
     @property
@@ -239,12 +237,9 @@ class Publisher:
     Args:
         process: The kind of process this is.
         source: Where the configuration came from, for display.
-        hooks: Tells the hook plugins (``HookManager.told``); None where none were looked for.
     """
 
-    def __init__(
-        self, process: Process, source: str | None, *, hooks: Callable[[], Mapping[str, Any]] | None = None
-    ) -> None:
+    def __init__(self, process: Process, source: str | None) -> None:
         serves = process is Process.SERVER and process_role.is_serve(sys.argv[1:])
         stage, replica = stage_and_replica()
         vllm, vllm_omni = vllm_release(), vllm_omni_release()
@@ -260,7 +255,6 @@ class Publisher:
             "vllm_omni": vllm_omni.version if vllm_omni is not None else None,
         }
         self._source = source
-        self._hooks = hooks
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._last: dict[str, Any] = {}
@@ -288,8 +282,7 @@ class Publisher:
             return  # a forked child has inherited the parent's file, and perhaps a lock that is never released
         try:
             # Not under the lock: a patch whose figures fail reports that, and a report comes here again.
-            hooks = None if self._hooks is None else self._hooks()
-            now = {"source": self._source, "patches": LEDGER.snapshot(), "hooks": hooks}
+            now = {"source": self._source, "patches": LEDGER.snapshot()}
             if self._fixed["role"] == Process.SERVER.value:
                 now["threads"] = threads.own()
             with self._lock:

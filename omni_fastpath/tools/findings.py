@@ -229,21 +229,6 @@ def key_misspelt(facts: Facts) -> Iterator[Finding]:
         yield Finding("warning", subject, what, f"Rename it to {config.KEY}, or remove it.", {"key": key})
 
 
-@_rule("hook-plugin-off", threshold="one hook plugin that cannot be loaded, registered or called, or that raised")
-def hook_plugin_off(facts: Facts) -> Iterator[Finding]:
-    """A plugin of ours that is not called, as a server said."""
-    do = "Correct or uninstall the package that brings it; a server's log has the traceback of an exception. Restart."
-    told = ((server.subject, each.get("hooks") or {}) for server in facts.servers for each in server.snapshots)
-    plugins = (
-        (subject, name, f"the hook plugin {name} {what}: {why}")
-        for subject, hooks in told
-        for key, what in (("unusable", "cannot run"), ("switched_off", "was switched off"))
-        for name, why in hooks.get(key, {}).items()
-    )
-    for subject, name, what in dict.fromkeys(plugins):
-        yield Finding("warning", subject, what, do, {"plugin": name})
-
-
 # ---- Live servers ----
 
 

@@ -37,7 +37,6 @@ def snapshot(pid: int, role: str = "server", **said: Any) -> dict[str, Any]:
         "vllm_omni": "0.30.0",
         "source": "environment",
         "port": 8091,
-        "hooks": {"used": ["logbook"], "unusable": {}, "switched_off": {}},
         "patches": {"drum": record(), "flute": record("off", count=0)},
         **said,
     }

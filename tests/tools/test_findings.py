@@ -46,7 +46,6 @@ def started(*arguments: str, state: str = "applied") -> Facts:
 
 
 UNKNOWN = "vllm-omni 0.99.0 (by a test) is not among the tested releases: 0.30.0"
-UNUSABLE = {"used": [], "unusable": {"logbook": "no"}, "switched_off": {}}
 FAILED = {"patches": {"drum": record("failed", reason="a seam moved")}}
 
 BUSY = {"front_end": 0.5, "orchestrator": 0.4}
@@ -116,7 +115,6 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
         "warning",
         "'fastpath'?",
     ),
-    "hook-plugin-off": (lambda: saying(hooks=UNUSABLE), "warning", "the hook plugin logbook cannot run: no"),
     "patch-not-serving": (lambda: saying(stage=FAILED), "error", "drum is failed in process 12 (stage): a seam moved"),
     "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni takes and does not"),
     "api-process-full": (lambda: serving(busy=BUSY), "warning", "is full: front end 0.50, orchestrator 0.40;"),
@@ -243,14 +241,6 @@ def test_a_server_is_judged_by_its_own_variables(variables: dict[str, str], expe
     found = judge(serving(environ={**(SERVER.environ or {}), **variables}))
     assert [(each.id, each.severity) for each in found] == expected
     assert {each.subject for each in found} <= {"server 10"}
-
-
-def test_a_plugin_that_a_server_switched_off_is_found() -> None:
-    """Once for each server, however many of its processes say so."""
-    hooks = {"used": [], "unusable": {}, "switched_off": {"logbook": "on_routed raised E: no"}}
-    [found] = judge(saying(hooks=hooks, stage={"hooks": hooks}))
-    assert (found.id, found.subject) == ("hook-plugin-off", "server 10")
-    assert "the hook plugin logbook was switched off: on_routed raised E: no" in found.what
 
 
 @pytest.mark.parametrize(
