@@ -1,7 +1,8 @@
-"""Slots of upstream's: finding them, checking that they look as declared, writing them and putting them back.
+"""Find, verify, write and restore slots: attributes of upstream's modules and classes.
 
-The raw slot is what stands in the owner's ``__dict__``. ``getattr`` would bind it: a bound classmethod that an undo
-writes back makes every subclass's call the owner's, and a function taken out of its ``staticmethod`` gets a ``self``.
+A slot's raw value is the object in its owner's ``__dict__``. ``getattr`` must not be used, because it binds the object.
+If uninstalling wrote back a bound classmethod, calls on subclasses would get the owner as their class, and a function
+without its ``staticmethod`` would get a ``self``.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import Any
 from omni_fastpath.declare import Add, Function, Pin, Reads, Replace, Seam
 
 FUNCTIONS = Path(__file__).parent / "functions"
-"""A file for each release that was read; ``scripts/functions.py`` writes it."""
+"""One file per release that was read, written by ``scripts/functions.py``."""
 
 UPSTREAM = frozenset({"vllm", "vllm_omni"})
-"""The packages that a release is of."""
+"""The packages of a release."""
 
 MARK = "_self_omni_fastpath"
-"""Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper."""
+"""An attribute of this package's wrappers: the name of the patch. wrapt stores ``_self_`` attributes on the wrapper."""
 
 _ABSENT = object()
-"""What stands in a slot that is not there."""
+"""The raw value of a missing slot."""
 
 
 class SeamMovedError(Exception):
-    """A slot does not look as its declaration says; the message names the slot, what was found and expected."""
+    """A slot differs from its declaration. The message names the slot, what was found and what was expected."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class Slot:
     name: str
 
     def raw(self) -> Any:
-        """What stands in the owner's own ``__dict__``; ``_ABSENT`` if nothing does."""
+        """The object in the owner's own ``__dict__``, or ``_ABSENT``."""
         return getattr(self.owner, "__dict__", {}).get(self.name, _ABSENT)
 
     def write(self, value: Any) -> None:
-        """Put a value into the slot; what ``raw`` gave restores it exactly."""
+        """Write a value. Writing the result of ``raw`` restores the slot exactly."""
         if value is _ABSENT:
             delattr(self.owner, self.name)
         else:
@@ -62,7 +63,7 @@ def find(seam: Seam) -> Slot:
     """Import the seam's module and walk to its slot.
 
     Raises:
-        SeamMovedError: The module or one of the names on the way is gone.
+        SeamMovedError: The module or a part of the path is missing.
     """
     try:
         owner: Any = importlib.import_module(seam.module)
@@ -79,19 +80,19 @@ def find(seam: Seam) -> Slot:
 
 @functools.cache
 def recorded(release: str) -> Mapping[str, Sequence[str]]:
-    """The functions of a release that was read (``functions/``), by path: ``kind(parameters)``, then fingerprints.
+    """The functions of a release that was read, by path: ``kind(parameters)``, then fingerprints.
 
-    A function of vLLM or vLLM-Omni has one fingerprint, one of a library that of each of its versions that was read.
+    A function of vLLM or vLLM-Omni has one fingerprint. A function of a library has one for each version that was read.
     """
     files = (FUNCTIONS / "libraries.json", FUNCTIONS / f"{release}.json")
     return {path: found for file in files for path, found in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def verify(seam: Seam, release: str, *, exact: bool = False) -> Slot:
-    """Check that a seam looks as on a release that was read; arguments as of ``differences``.
+    """Check that a seam is as on a release that was read. The arguments are those of ``differences``.
 
     Raises:
-        SeamMovedError: It does not; the message says what was found and what was expected.
+        SeamMovedError: It differs. The message says what was found and what was expected.
     """
     slot = find(seam)
     for difference in differences(seam, slot, release, exact=exact):
@@ -100,13 +101,13 @@ def verify(seam: Seam, release: str, *, exact: bool = False) -> Slot:
 
 
 def differences(seam: Seam, slot: Slot, release: str, *, exact: bool = False) -> Iterator[str]:
-    """Each way in which what is in the slot is not as on a release that was read.
+    """The differences between the object in the slot and a release that was read.
 
     Args:
         seam: The seam.
-        slot: Where it is.
+        slot: Its slot.
         release: The release that was read.
-        exact: Whether each body of vLLM's and vLLM-Omni's must be that release's, and not only those that are pinned.
+        exact: Whether the bodies of all functions of vLLM and vLLM-Omni must match, and not only pinned ones.
 
     Raises:
         SeamMovedError: As ``fingerprint``.
@@ -134,9 +135,9 @@ def differences(seam: Seam, slot: Slot, release: str, *, exact: bool = False) ->
 
 
 def shape(raw: Any) -> str:
-    """What is in a slot: its kind and, of a function, the names of its parameters.
+    """The kind of an object in a slot and, if it is a function, the names of its parameters.
 
-    A wrapper of ours (another patch on the same slot) counts as the function that it wraps.
+    A wrapper, for example of another patch on the same slot, counts as the function that it wraps.
     """
     function = function_in(raw)
     if not isinstance(function, FunctionType):
@@ -146,7 +147,7 @@ def shape(raw: Any) -> str:
 
 
 def _lacking(owner: type, names: Sequence[str]) -> list[str]:
-    """The names that neither a class or a base of it declares, fields included, nor one of its methods assigns."""
+    """The names that neither the class nor a base declares, also as a field, and that none of its methods assigns."""
     annotated = itertools.chain.from_iterable(vars(each).get("__annotations__", ()) for each in owner.__mro__)
     left = set(names).difference(dir(owner), annotated)
     methods = (each for base in owner.__mro__ for each in vars(base).values() if isinstance(each, FunctionType))
@@ -157,7 +158,7 @@ def _lacking(owner: type, names: Sequence[str]) -> list[str]:
 
 
 def _assigned(method: FunctionType) -> set[str]:
-    """The attributes of its first argument that a method assigns; none where its source cannot be read."""
+    """The attributes of its first argument that a method assigns. None are found if its source cannot be read."""
     try:
         tree = ast.parse(_source(method))
     except (OSError, TypeError, SyntaxError):
@@ -168,23 +169,23 @@ def _assigned(method: FunctionType) -> set[str]:
 
 
 def function_in(raw: Any) -> Any:
-    """Upstream's own function, below whatever stands in the slot."""
+    """Upstream's own function, inside all wrappers in the slot."""
     return inspect.unwrap(raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw)
 
 
 def _is_plain_or_ours(raw: Any) -> bool:
-    """Whether nobody else stands between the slot and upstream's function, in whatever depth."""
+    """Whether all wrappers around upstream's function are this package's."""
     while is_ours(raw):
         raw = raw.__wrapped__
-    # By type: isinstance asks a foreign wrapt wrapper, which answers as what it wraps.
+    # isinstance would report the wrapped function's type for another package's wrapt wrapper.
     raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
     return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
 
 
 def is_ours(raw: Any) -> bool:
-    """Whether this very object is a wrapper of ours."""
+    """Whether this object itself is a wrapper of this package."""
     try:
-        # Not hasattr: a foreign wrapt wrapper answers that for what it wraps.
+        # hasattr would look into the wrapped function of another package's wrapt wrapper.
         object.__getattribute__(raw, MARK)
     except AttributeError:
         return False
