@@ -261,7 +261,7 @@ class Metric:
 
 
 class Options(BaseModel):
-    """The base of every patch's options. Unknown keys are refused, types are not converted, and values are immutable."""
+    """The base of every patch's options. Unknown keys are refused, types are not converted, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -271,7 +271,7 @@ class Patch:
     """The declaration of one patch.
 
     Attributes:
-        name: Its key in the ``fastpath:`` block and the name of its folder. In upper case, part of its variables' names.
+        name: Its key in the ``fastpath:`` block, and the name of its folder. Its variables contain it in upper case.
         summary: One line for tables.
         processes: The kinds of processes in which it is installed.
         docs: The module docstring, which ``omni-fastpath explain`` prints. A test checks its headings. None under
@@ -331,7 +331,7 @@ class Patch:
         return None if found is None else found[1]
 
     def nearest_first(self, release: str) -> list[tuple[str, Row]]:
-        """All listed releases with their rows: first older ones from the newest on, then newer ones."""
+        """All listed releases with their rows: those up to this release, the newest first, then the later ones."""
         target = Version((_version(release) or Version("0")).base_version)
         older = [(each, row) for version, each, row in self._known() if version <= target]
         newer = [(each, row) for version, each, row in self._known() if version > target]

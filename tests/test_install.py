@@ -170,7 +170,7 @@ def test_what_the_wrappers_import_of_upstream_is_gone(
     importing = patch("importing", RUN, wrappers_module="made_up_importing")
     [problem] = verify_patch(importing)
     assert refused(upstream, importing, State.UNSUPPORTED) == f"a seam moved: {problem}"
-    assert problem.startswith(f"{line.split()[1]}: what the patch imports from it cannot be had (")
+    assert problem.startswith(f"{line.split()[1]}: what the patch imports from it is missing (")
 
 
 def test_error_while_verifying_fails_the_patch(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_error_while_verifying_fails_the_patch(upstream: Upstream, monkeypatch: 
     monkeypatch.setattr("omni_fastpath.seams.importlib.import_module", lambda name: 1 / 0)
     broken = patch("broken", RUN)
     assert "division by zero" in refused(upstream, broken, State.FAILED)
-    assert verify_patch(broken) == [f"{RUN.path}: looking at it failed: ZeroDivisionError('division by zero')"]
+    assert verify_patch(broken) == [f"{RUN.path}: it cannot be verified: ZeroDivisionError('division by zero')"]
 
 
 # ---- Adding ----

@@ -56,7 +56,7 @@ def look(seam: AnySeam, release: str, *, exact: bool) -> dict[str, Any]:
     except SeamMovedError as error:
         return {**found, "changes": [str(error).removeprefix(f"{seam.path}: ")]}
     except Exception as error:  # whatever importing upstream's module raises
-        return {**found, "changes": [f"looking at it failed: {error!r}"]}
+        return {**found, "changes": [f"it cannot be verified: {error!r}"]}
 
 
 def _place(seam: Seam, it: Any) -> str:

@@ -46,7 +46,7 @@ def test_what_is_missing_or_changed_is_told(upstream: Upstream, monkeypatch: pyt
     upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
     expected: dict[AnySeam, str] = {
         RUN: "its body moved: fingerprint ",
-        Call("made_up_breaks", "f"): "looking at it failed: TypeError(",
+        Call("made_up_breaks", "f"): "it cannot be verified: TypeError(",
         Reads(MODULE, "Loop", ("gone",)): "nothing in the class says that it has gone",
     }
     found = upgrade.compare(patch("moved", *expected), "0.31.0")["seams"]
