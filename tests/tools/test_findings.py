@@ -104,7 +104,7 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "release-unlisted": (
         lambda: saying(patches={"drum": {**record(), "same_as": "0.28.0"}}),
         "info",
-        "served as on 0.28.0, with every function as there: drum",
+        "applied because every function is as in 0.28.0: drum",
     ),
     "seam-moved": (lambda: reporting(verify={"drum": ["m:run: moved"]}), "error", "drum: m:run: moved"),
     "entry-point-missing": (lambda: installation(entry_points=[]), "error", "no entry point"),
@@ -116,30 +116,34 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
         "'fastpath'?",
     ),
     "patch-not-serving": (lambda: saying(stage=FAILED), "error", "drum is failed in process 12 (stage): a seam moved"),
-    "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni takes and does not"),
-    "api-process-full": (lambda: serving(busy=BUSY), "warning", "is full: front end 0.50, orchestrator 0.40;"),
-    "first-output": (lambda: firsts(0.2, 0.01), "info", "first audio, last 5 minutes: within 0.30 s for 99 of 100"),
+    "option-not-held": (lambda: started("--max-num-queued-tokens=7"), "error", "which vLLM-Omni accepts but ignores"),
+    "api-process-full": (lambda: serving(busy=BUSY), "warning", "is full (front end 0.50, orchestrator 0.40),"),
+    "first-output": (lambda: firsts(0.2, 0.01), "info", "first audio, last 5 minutes: p99 0.30 s; p99 of the part"),
     "requests-without-output": (
         lambda: standing(2),
         "warning",
         "2 requests wait for stage 1 replica 0 and had no output",
     ),
-    "shared-memory": (lambda: memory(0.9), "warning", "shared memory is 90% full, 2 MiB of it"),
-    "audio-runs-dry": (lambda: silent(4.0), "warning", "the longest silence within an answer was 0.20 s, on average"),
+    "shared-memory": (lambda: memory(0.9), "warning", "shared memory is 90% full; 2 MiB"),
+    "audio-runs-dry": (lambda: silent(4.0), "warning", "the longest silence within an answer was 0.20 s on average"),
 }
 
 
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        pytest.param(firsts(0.2, 0.01), "Nothing: neither this package, nor another API", id="neither"),
-        pytest.param(firsts(0.9, 0.01), "The engines take more than 0.3 s. More GPU", id="the engines are slow"),
-        pytest.param(firsts(1.9, 0.07), "The engines take more than 0.3 s. More GPU", id="the engines are much slower"),
+        pytest.param(firsts(0.2, 0.01), "Nothing. Neither this package nor another API", id="neither"),
         pytest.param(
-            firsts(0.2, 0.2), "The API process takes more than 0.05 s. Less of it: `--api-", id="the API process"
+            firsts(0.9, 0.01), "The engines take more than 0.3 s. If requests wait", id="the engines are slow"
         ),
-        pytest.param(firsts(0.9, 0.9), "where its other options do not allow it", id="both, of which this is one"),
-        pytest.param(firsts(0.9, 0.9), "More GPU, or more replicas", id="both, of which this is the other"),
+        pytest.param(
+            firsts(1.9, 0.07), "The engines take more than 0.3 s. If requests wait", id="the engines are much slower"
+        ),
+        pytest.param(
+            firsts(0.2, 0.2), "The API process takes more than 0.05 s. To reduce that: `--api-", id="the API process"
+        ),
+        pytest.param(firsts(0.9, 0.9), "if its other options do not allow it", id="both, of which this is one"),
+        pytest.param(firsts(0.9, 0.9), "add GPUs or replicas", id="both, of which this is the other"),
     ],
 )
 def test_what_makes_a_first_output_come_sooner(facts: Facts, said: str) -> None:
@@ -155,9 +159,9 @@ def test_what_makes_a_first_output_come_sooner(facts: Facts, said: str) -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        pytest.param(firsts(0.2, 0.01, 60, 500), "first audio, last 5 minutes: within 0.30 s", id="recent"),
-        pytest.param(firsts(0.2, 0.01, 40, 500), "first audio, since it started: within 9", id="too few of late"),
-        pytest.param(firsts(0.2, 0.01, 49), "cannot be told before 50 answers: 49 yet", id="too few"),
+        pytest.param(firsts(0.2, 0.01, 60, 500), "first audio, last 5 minutes: p99 0.30 s", id="recent"),
+        pytest.param(firsts(0.2, 0.01, 40, 500), "first audio, since it started: p99 9", id="too few of late"),
+        pytest.param(firsts(0.2, 0.01, 49), "49 answers so far, 50 are needed", id="too few"),
     ],
 )
 def test_first_outputs_are_told_of_the_last_minutes_if_there_are_enough(facts: Facts, said: str) -> None:
@@ -217,7 +221,7 @@ def test_a_server_says_as_which_release_it_is_served() -> None:
     same = {"patches": {"drum": {**record(), "same_as": "0.30.0"}, "flute": {**record(), "same_as": "0.28.0"}}}
     found = judge(saying(stage=same, **same))
     assert [(each.id, each.severity, each.subject) for each in found] == [("release-unlisted", "info", "server 10")] * 2
-    assert "served as on 0.28.0, with every function as there: flute" in found[0].what
+    assert "applied because every function is as in 0.28.0: flute" in found[0].what
 
 
 @pytest.mark.parametrize(
@@ -246,10 +250,14 @@ def test_a_server_is_judged_by_its_own_variables(variables: dict[str, str], expe
 @pytest.mark.parametrize(
     ("changed", "said", "not_said"),
     [
-        ({}, "`--api-server-count 2` (vLLM-Omni from 0.30 on", "switch on"),
+        ({}, "`--api-server-count 2` (from vLLM-Omni 0.30 on", "switch on"),
         ({"command": ("vllm", "serve", "--api_server-count=2")}, "a higher `--api-server-count`", "count 2"),
-        ({"snapshots": ()}, "OMNI_FASTPATH=1: nothing of ours is on here", "drum"),
-        ({"snapshots": (snapshot(10, patches={"flute": record()}),)}, "switch on what is off here: drum;", "=1"),
+        ({"snapshots": ()}, "OMNI_FASTPATH=1, because no patch is on", "drum"),
+        (
+            {"snapshots": (snapshot(10, patches={"flute": record()}),)},
+            "switch on the patches that are off: drum;",
+            "=1",
+        ),
         ({"command": ("vllm", "serve", "--disable-log-stats")}, "count 2", "`--disable-log-stats`"),
     ],
 )

@@ -37,7 +37,7 @@ def test_what_still_fits_is_told(upstream: Upstream) -> None:
     assert [seam["use"] for seam in found["seams"]] == ["pin", "wrap", "add", "read"]
     pinned = found["seams"][0]
     assert [pinned["shape"], pinned["fingerprint"]] == upstream.functions["0.30.0"][PINNED.path]
-    assert upgrade.told(found) == ["4 of 4 seams are as on 0.30.0"]
+    assert upgrade.summary(found) == ["4 of 4 seams are as on 0.30.0"]
 
 
 def test_what_is_missing_or_changed_is_told(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
