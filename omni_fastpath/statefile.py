@@ -88,11 +88,6 @@ class Snapshot(BaseModel):
     port: int | None = None
     threads: dict[str, int] = {}
 
-    @property
-    def is_live(self) -> bool:
-        """Whether the process that wrote it is running."""
-        return process_role.started(self.pid) == self.started
-
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
     """The folder of the state files. It may not exist.

@@ -90,10 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
     explain = commands.add_parser("explain", help="what a patch does, or one line per patch", allow_abbrev=False)
     explain.add_argument("patch", nargs="?", metavar="PATCH")
-    pages = explain.add_mutually_exclusive_group()
-    pages.add_argument("--matrix", action="store_true", help="its state on each release, as Markdown")
-    pages.add_argument("--markdown", action="store_true", help="its keys and variables, as Markdown")
-    pages.add_argument("--full", action="store_true", help="also what it relies on, its seams and its releases")
+    explain.add_argument("--full", action="store_true", help="also what it relies on, its seams and its releases")
     explain.set_defaults(run=_explain)
 
     seams = commands.add_parser("seams", help="each seam in the installed release, as JSON", allow_abbrev=False)
@@ -180,11 +177,7 @@ def _code(report: Mapping[str, Any], *trouble: Severity) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     named = _named("explain", arguments.patch)
-    if arguments.matrix:
-        _print(tables.matrix(named))
-    elif arguments.markdown:
-        _print(tables.keys(named))
-    elif arguments.patch is None:
+    if arguments.patch is None:
         _show(named, tables.show_patches, as_json=False)
     else:
         _show(named[0], functools.partial(tables.show_patch, full=arguments.full), as_json=False)

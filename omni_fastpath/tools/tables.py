@@ -11,15 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from packaging.version import Version
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
 from omni_fastpath import config, install
-from omni_fastpath.declare import Fit, Patch, Process, Reads, Row, State
+from omni_fastpath.declare import Fit, Patch, Process, Reads, State
 from omni_fastpath.metrics import API_WORKER
-from omni_fastpath.process_role import MASTER, ON_UNLISTED, ON_UNSUPPORTED
 from omni_fastpath.statefile import REFRESH_S
 from omni_fastpath.tools.findings import HERE, SEVERITIES
 
@@ -285,75 +283,37 @@ def show_patch(patch: Patch, to: Console, *, full: bool) -> None:
     to.print(f"\n{'in' if patch.default_on else 'opt-in, not in'} the default set (`fastpath: true`)")
     to.print(f"requires {', '.join(patch.requires) or 'nothing'}; switch: fastpath.{patch.name}, {patch.env}\n")
     options = _table(f"Values, also as variables {patch.env}__KEY", "key", "default", "allowed", "meaning")
-    for *value, _ in _values(patch):
+    for *value, _ in values(patch):
         options.add_row(*value)
     counters = _table("Counters (the first is the number of times that it took effect) and metrics", "name", "meaning")
     for counter in patch.counters:
         counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
     for metric in patch.metrics:
         counters.add_row(metric.name, metric.meaning)
+    for table in (options, counters, *(_reliances(patch) if full else ())):
+        if table.row_count:
+            _print(table, to)
+    if not full:
+        to.print(f"More: `omni-fastpath explain {patch.name} --full`")
+
+
+def _reliances(patch: Patch) -> tuple[Table, Table]:
+    """The seams of a patch on this release, or on the newest one, and its releases."""
     row = install.row_here(patch)
     fit = row if isinstance(row, Fit) else patch.fits[-1]
     seams = _table(f"Seams on {', '.join(fit.releases)}", "use", "slot")
-    for seam in fit.seams if full else ():
+    for seam in fit.seams:
         names = f" {', '.join(seam.names)}" if isinstance(seam, Reads) else ""
         seams.add_row(seam.use, f"{seam.path}{names}")
-    for table in (options, counters, seams):
-        if table.row_count:
-            _print(table, to)
-    to.print(matrix([patch]) if full else f"More: `omni-fastpath explain {patch.name} --full`")
+    releases = _table("Releases", "releases", "state", "note")
+    for each in patch.rows:
+        releases.add_row(", ".join(each.releases), each.state.value, each.remarks)
+    return seams, releases
 
 
-def _values(patch: Patch) -> Iterator[tuple[str, str, str, str, str]]:
+def values(patch: Patch) -> Iterator[tuple[str, str, str, str, str]]:
     """Key, default, allowed values, meaning and variable of each value of a patch."""
     defaults = patch.options().model_dump(mode="json")
     for key, found in patch.options.model_fields.items():
         allowed, variable = config.allowed(patch.options, key), config.value_variable(patch, key)
         yield key, json.dumps(defaults[key]), allowed, found.description or "-", variable
-
-
-def keys(patches: Sequence[Patch]) -> str:
-    """Every key of the block and every variable, as Markdown."""
-    every = "which patches are on; `true` is the default set"
-    refuse = "`fail`: refuse to start if a patch that is on cannot serve"
-    same = "`same_code`: treat an untested release like a tested one if every function is the same"
-    lines = [
-        "| key | default | allowed | what it does | variable |",
-        "| --- | --- | --- | --- | --- |",
-        f"| `{config.KEY}` | absent: off | true, false or a mapping | {every} | `{MASTER}` |",
-        f"| `on_unsupported` | `warn` | `warn` or `fail` | {refuse} | `{ON_UNSUPPORTED}` |",
-        f"| `on_unlisted` | by the release | `same_code` or `unsupported` | {same} | `{ON_UNLISTED}` |",
-    ]
-    for patch in patches:
-        default = "in the default set" if patch.default_on else "opt-in"
-        allowed = "true, false or a mapping" if patch.options.model_fields else "true or false"
-        lines.append(f"| `{patch.name}` | {default} | {allowed} | {patch.summary} | `{patch.env}` |")
-        for key, default, *told, variable in _values(patch):
-            lines.append(" | ".join([f"| `{patch.name}.{key}` | `{default}`", *told, f"`{variable}` |"]))
-    return "\n".join(lines)
-
-
-def matrix(patches: Sequence[Patch]) -> str:
-    """The state of each patch on each listed release, as Markdown, with notes below the table."""
-    previews = {release: row.preview for patch in patches for row in patch.rows for release in row.releases}
-    releases = sorted(previews, key=Version)
-    words: list[str] = []
-    lines = [
-        " | ".join(["| patch", *(f"{each} (preview)" if previews[each] else each for each in releases)]) + " |",
-        " | ".join(["| ---", *("---" for _ in releases)]) + " |",
-    ]
-    for patch in patches:
-        cells = [_cell(patch.row_on(release), words) for release in releases]
-        lines.append(" | ".join([f"| `{patch.name}`", *cells]) + " |")
-    notes = [f"{number}. {each}" for number, each in enumerate(words, 1)]
-    return "\n".join([*lines, *(["", *notes] if notes else [])])
-
-
-def _cell(row: Row | None, words: list[str]) -> str:
-    """A state with the number of its note. A new note is added to ``words``."""
-    if row is None:
-        return State.UNSUPPORTED.value
-    if row.note and row.note not in words:
-        words.append(row.note)
-    mark = f"<sup>{words.index(row.note) + 1}</sup>" if row.note else ""
-    return f"{row.state.value}{mark}".replace("_", " ")

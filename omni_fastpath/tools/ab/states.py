@@ -20,8 +20,7 @@ from omni_fastpath.tools.overlay import find
 SETTLE_S = 2.5
 """Seconds after which a state file has the last counters, a little more than ``statefile.REFRESH_S``."""
 
-_SERVES = (State.APPLIED, State.SUPERSEDED)
-_FINE = (*_SERVES, State.NOT_APPLICABLE)
+_FINE = (State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE)
 _PATIENCE_S = 10.0
 
 
@@ -93,7 +92,7 @@ def check(found: Sequence[Snapshot], wanted: Expected) -> list[str]:
                 place = f"{snapshot.process_name} ({snapshot.pid}): {name} is {record.state.value}"
                 reason = f" ({record.reason})" if record.reason else ""
                 problems.append(f"{place}{reason}, expected {'applied' if is_wanted else 'off'}")
-            elif record.state in _SERVES:
+            elif record.state.satisfies_requirement:
                 served.add(name)
     if problems:
         return problems
