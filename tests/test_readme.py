@@ -17,7 +17,7 @@ from omni_fastpath.patches import PATCHES
 
 ROOT = Path(__file__).parents[1]
 README, CONFIGURATION, OPERATIONS = ROOT / "README.md", ROOT / "docs/configuration.md", ROOT / "docs/operations.md"
-SOURCES = ("omni_fastpath", "patches", "hooks", "tests", "benchmarks")
+SOURCES = ("omni_fastpath", "patches", "hooks", "tests", "benchmarks", "scripts")
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks/RESULTS.md"]
 
 
