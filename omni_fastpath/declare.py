@@ -284,11 +284,7 @@ class Patch:
         default_on: Whether ``fastpath: true`` includes it. That needs benchmarks in which it is neutral or better.
         upstream_option: The option of upstream's server that it implements, for example ``--max-num-queued-reqs``. In a
             server without that option the patch is ``not_applicable``. Empty if there is none.
-        taken_off: The name of a function in its wrappers module that releases everything that others wait for. It is
-            called after uninstalling and after a failure, possibly twice, on any thread.
         metrics: Its metrics besides the counters.
-        figures: The name of a function in its wrappers module that returns the samples of each metric by name
-            (``omni_fastpath.figures``). It is called on any thread, possibly on two at once.
     """
 
     name: str
@@ -301,9 +297,7 @@ class Patch:
     requires: tuple[str, ...] = ()
     default_on: bool = True
     upstream_option: str = ""
-    taken_off: str | None = None
     metrics: tuple[Metric, ...] = ()
-    figures: str | None = None
 
     @property
     def env(self) -> str:
@@ -356,7 +350,12 @@ class Patch:
 
     @property
     def wrappers(self) -> str:
-        """The module with the functions that the seams name. It is imported when the patch is installed."""
+        """The module with the functions that the seams name. It is imported when the patch is installed.
+
+        It may have two more functions. ``taken_off()`` releases everything that others wait for. It is called after
+        uninstalling and after a failure, possibly twice, on any thread. ``figures()`` returns the samples of each
+        metric by name (``omni_fastpath.figures``). It is called on any thread, possibly on two at once.
+        """
         return f"omni_fastpath.patches.{self.name}.wrappers"
 
 

@@ -327,27 +327,21 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
     entry, row = LEDGER.entry(patch), found.row
     written: list[_Written] = []
     try:
-        entry.taken_off = _named(wrappers, patch.taken_off)
-        figures = _named(wrappers, patch.figures)
+        entry.taken_off = getattr(wrappers, "taken_off", None)
         for slot in found.slots:
             match slot.seam:
                 case Wrap(wrapper=name):
-                    _write(written, slot, _around(slot, _named(wrappers, name), patch))
+                    _write(written, slot, _around(slot, getattr(wrappers, name), patch))
                 case Add(function=name):
-                    _write(written, slot, _named(wrappers, name))
+                    _write(written, slot, getattr(wrappers, name))
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
         _put_back(entry, written)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = written
     left_out = row.without_api_server if isinstance(row, Fit) and len(found.slots) < len(row.seams) else ""
-    entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), figures
+    entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), getattr(wrappers, "figures", None)
     return LEDGER.set(patch, State.APPLIED, "")
-
-
-def _named(wrappers: ModuleType, name: str | None) -> Any:
-    """The function with this name in the wrappers module. None if the declaration names none."""
-    return None if name is None else getattr(wrappers, name)
 
 
 def uninstall(patch: Patch) -> None:

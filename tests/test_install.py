@@ -100,7 +100,7 @@ def test_undo_is_exact(upstream: Upstream) -> None:
     off: list[str] = []
     upstream.wrappers.added = lambda _self: "added"  # type: ignore[attr-defined]
     upstream.wrappers.taken_off = lambda: off.append("off")  # type: ignore[attr-defined]
-    both = patch("both", RUN, MAKE, CHECK, LISTEN, ADDED, taken_off="taken_off")
+    both = patch("both", RUN, MAKE, CHECK, LISTEN, ADDED)
     before = upstream.slots()
     assert install(both) is install(both) is State.APPLIED
     assert upstream.module.Loop().added() == "added"
@@ -145,7 +145,6 @@ class _Copies(type):
     ("fields", "named"),
     [
         ({}, "does not hold what was just written"),
-        ({"taken_off": "nowhere"}, "'nowhere'"),
         ({"wrappers_module": "made_up_missing"}, "made_up_missing"),
     ],
 )

@@ -285,7 +285,7 @@ def show_patch(patch: Patch, to: Console, *, full: bool) -> None:
     options = _table(f"Values, also as variables {patch.env}__KEY", "key", "default", "allowed", "meaning")
     for *value, _ in values(patch):
         options.add_row(*value)
-    counters = _table("Counters (the first is the number of times that it took effect) and metrics", "name", "meaning")
+    counters = _table("Counters, the most important one first, and metrics", "name", "meaning")
     for counter in patch.counters:
         counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
     for metric in patch.metrics:

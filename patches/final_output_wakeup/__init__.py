@@ -52,7 +52,6 @@ PATCH = Patch(
     summary="the front end's drain of the orchestrator's queue wakes on arrival",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    taken_off="taken_off",
     counters=(
         Counter("woken", "waits that ended because a message arrived"),
         Counter("turns", "turns given to the event loop because messages were waiting all the time"),

@@ -56,7 +56,6 @@ PATCH = Patch(
     summary="a request on its way in goes before the outputs of others on their way out",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    taken_off="taken_off",
     counters=(
         Counter("submitted", "requests handed to the orchestrator"),
         Counter("requests", "requests for generation that were on their way, refused ones too"),
