@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-SUBMITTED: set[str] = set()
+PENDING: set[str] = set()
 """The ids of requests that were handed to the orchestrator and have not reached a stage. Both threads change it, and
 each change is atomic."""
