@@ -49,7 +49,7 @@ from omni_fastpath.process_role import (
     ON_UNSUPPORTED,
     boolean,
     master_off,
-    ours,
+    own_variables,
 )
 
 KEY = "fastpath"
@@ -100,11 +100,11 @@ def refusal(place: str, *, found: str, allowed: str, nearest: str | None = None)
 def unknown(place: str, word: object, known: Iterable[str], *, found: str | None = None) -> ConfigError:
     """The error for an unknown name. ``found`` is as in ``refusal``."""
     names = list(known)
-    found = found or f"an unknown key {shown(word)}"
+    found = found or f"an unknown key {short_repr(word)}"
     return refusal(place, found=found, allowed=", ".join(names) or "no keys", nearest=nearest(word, names))
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """The ``repr`` of a value, shortened for a log line."""
     try:
         text = repr(value)
@@ -116,7 +116,7 @@ def shown(value: object) -> str:
 def close(word: object, known: Iterable[str]) -> list[str]:
     """The known names with a similar spelling in any case, the nearest first."""
     by_lower = {name.lower(): name for name in known}
-    letters = (word if isinstance(word, str) else shown(word)).lower()
+    letters = (word if isinstance(word, str) else short_repr(word)).lower()
     return [by_lower[match] for match in difflib.get_close_matches(letters, list(by_lower))]
 
 
@@ -175,10 +175,10 @@ def variables(patches: Iterable[Patch]) -> list[str]:
     return [MASTER, *_RULE_VARIABLES, *(patch.env for patch in patches), *of_values]
 
 
-def said(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[str]:
+def set_variables(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[str]:
     """The ``OMNI_FASTPATH...`` variables that are set, known or not, sorted, without Kubernetes' Service variables."""
     known = variables(patches)
-    return sorted(name for name in ours(environ) if name in known or not _OF_A_SERVICE.search(name))
+    return sorted(name for name in own_variables(environ) if name in known or not _OF_A_SERVICE.search(name))
 
 
 def is_beside(name: str) -> bool:
@@ -191,7 +191,7 @@ def is_beside(name: str) -> bool:
 def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch]) -> Iterator[str]:
     """A line for each unknown ``OMNI_FASTPATH...`` variable."""
     known = variables(patches)
-    for name in said(environ, patches):
+    for name in set_variables(environ, patches):
         if name not in known:
             yield str(unknown(name, name, known, found="an unknown variable"))
 
@@ -215,7 +215,7 @@ class Block:
 
     def place(self, *keys: object) -> str:
         """The name of a key of this block in messages, on one line."""
-        words = (key if isinstance(key, str) and _PLAIN.fullmatch(key) else shown(key) for key in keys)
+        words = (key if isinstance(key, str) and _PLAIN.fullmatch(key) else short_repr(key) for key in keys)
         return f"{'.'.join((KEY, *words))} in {self.path}"
 
 
@@ -343,7 +343,7 @@ class _Layers:
             self._change(name, values={**self.asked[name].values, key: value})
 
     def _refuse(self, place: str, value: object, takes: str, near: str | None = None) -> None:
-        self.problems.append(refusal(place, found=shown(value), allowed=takes, nearest=near))
+        self.problems.append(refusal(place, found=short_repr(value), allowed=takes, nearest=near))
 
     def settle_requirements(self) -> None:
         """Enable the requirements of enabled patches. A requirement that was switched off by name is an error."""
@@ -507,7 +507,7 @@ def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
         files.append((current, data))
         base = data.get("base_config")
         if not isinstance(base, str | None):
-            wrong = refusal(f"base_config in {current}", found=shown(base), allowed="the path of a deploy YAML")
+            wrong = refusal(f"base_config in {current}", found=short_repr(base), allowed="the path of a deploy YAML")
             raise UnreadableError(str(wrong))
         current = None if base is None else current.parent / base
     return dict(files[::-1])
@@ -519,7 +519,7 @@ def _load(path: Path) -> Mapping[Any, Any]:
     except Exception as error:  # OmegaConf has its own exceptions
         raise UnreadableError(f"{path}: cannot be read as a deploy YAML: {error}") from error
     if not isinstance(data, dict):
-        wrong = refusal(str(path), found=shown(data), allowed="a mapping at the top level of a deploy YAML")
+        wrong = refusal(str(path), found=short_repr(data), allowed="a mapping at the top level of a deploy YAML")
         raise UnreadableError(str(wrong))
     return data
 

@@ -40,7 +40,7 @@ _installed: dict[str, list[_Written]] = {}
 # ---- The seams of the start-up ----
 
 
-def starts(process: Process | None) -> tuple[AnySeam, ...]:
+def start_seams(process: Process | None) -> tuple[AnySeam, ...]:
     """The seams that ``startup`` uses in a kind of process. None means all processes."""
     reader = Wrap(*READER, wrapper="wrapped_reader")
     plans = Wrap(*PLANS, wrapper="wrapped_plans"), Reads(PLANS[0], PLANS[1].partition(".")[0], ("_config_path",))
@@ -55,7 +55,7 @@ def start_problems(process: Process | None, patches: Sequence[Patch] = PATCHES) 
     if found is None or not patches:
         return []
     release, _ = patches[0].nearest_first(found.version)[0]
-    return _problems(starts(process), release)
+    return _problems(start_seams(process), release)
 
 
 # ---- The row of a patch on the installed release ----

@@ -141,7 +141,7 @@ class Entry:
         """The cause and the remarks."""
         return "; ".join(filter(None, (self.cause, self.remarks)))
 
-    def shown_figures(self) -> Mapping[str, Any]:
+    def read_figures(self) -> Mapping[str, Any]:
         """The samples of its metrics. Empty if the patch has failed. An error while they are read is such a failure."""
         figures = self.figures  # another thread may set it to None meanwhile
         try:
@@ -325,7 +325,7 @@ class Ledger:
         """Every patch as plain data, for the state file and the metrics."""
         # Figures are read without the lock, because a listener to their failure may wait for another lock. They are
         # read first, because that may change counters.
-        figures = {entry.patch.name: entry.shown_figures() for entry in self}
+        figures = {entry.patch.name: entry.read_figures() for entry in self}
         with self._lock:
             return {
                 name: {

@@ -85,7 +85,7 @@ def master_off(environ: Mapping[str, str]) -> bool:
     return boolean(environ.get(MASTER, "")) is False
 
 
-def ours(environ: Mapping[str, str]) -> dict[str, str]:
+def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables whose names begin with ``OMNI_FASTPATH``.
 
     A variable with an empty value counts as unset, because compose files and Helm charts create such variables.

@@ -14,8 +14,9 @@ effect before an engine spawns its stages, with or without a deploy YAML. Three 
 
 If no patch is enabled, no start is refused.
 
-The three functions that the start-up wraps are seams too (``install.starts``). If one is missing, the configuration is
-handled as soon as that is known: at registration, when upstream's module is imported, or when the next YAML is read.
+The three functions that the start-up wraps are seams too (``install.start_seams``). If one is missing, the
+configuration is handled as soon as that is known: at registration, when upstream's module is imported, or when the next
+YAML is read.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def register() -> None:
         if role is None:
             _register_server()
         elif process_role.master_off(os.environ):
-            STARTUP.show("off", f"{process_role.MASTER}=0", role)
+            STARTUP.set_states("off", f"{process_role.MASTER}=0", role)
         elif HANDOFF in os.environ:
             STARTUP.take_over(role)
     except Exception as error:
@@ -85,7 +86,7 @@ def _register_server() -> None:
     serves = process_role.is_serve(sys.argv[1:])
     if process_role.master_off(os.environ):
         if serves:
-            STARTUP.show("off", f"{process_role.MASTER}=0", "server")
+            STARTUP.set_states("off", f"{process_role.MASTER}=0", "server")
         return
     if early := _already_starting():
         logger.error(
@@ -234,14 +235,14 @@ class Startup:
         Raises:
             RefusedError: ``on_unsupported`` is ``fail``.
         """
-        variables = process_role.ours(os.environ)
+        variables = process_role.own_variables(os.environ)
         block = self._read[source].get("fastpath") if source in self._read else None
         if not (variables or block):
             logger.warning("omni-fastpath: an internal error, but nothing is enabled: %r", error)
             return
         logger.error("omni-fastpath: the configuration cannot take effect: %r", error, exc_info=error)
         try:
-            self.show("failed", f"an error of omni-fastpath: {error!r}", role, resolved)
+            self.set_states("failed", f"an error of omni-fastpath: {error!r}", role, resolved)
         except Exception:
             logger.debug("omni-fastpath: the states of the patches cannot be shown", exc_info=True)
         word = variables.get(process_role.ON_UNSUPPORTED)
@@ -271,12 +272,12 @@ class Startup:
         except Exception as error:
             logger.exception("omni-fastpath: what the parent handed over cannot take effect; this stage runs as stock")
             if resolved is None or not _is_refusal(error):
-                self.show("failed", f"what the parent handed over cannot take effect: {error!r}", role, resolved)
+                self.set_states("failed", f"what the parent handed over cannot take effect: {error!r}", role, resolved)
         self._publish(role, None if resolved is None else resolved.source)
 
     # ---- What is visible ----
 
-    def show(self, state: str, reason: str, role: str, resolved: Resolved | None = None) -> None:
+    def set_states(self, state: str, reason: str, role: str, resolved: Resolved | None = None) -> None:
         """Set the state of the enabled patches that are not installed, or of all patches if ``resolved`` is unknown."""
         from omni_fastpath import install  # noqa: PLC0415 - something was asked for, or switched off
         from omni_fastpath.declare import State  # noqa: PLC0415

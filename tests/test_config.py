@@ -275,7 +275,7 @@ def test_an_empty_variable_is_not_set(empty: str) -> None:
     environ = {f"OMNI_FASTPATH{name}": empty for name in names}
     assert resolve([], environ, MADE_UP) == resolve([], {}, MADE_UP)
     assert outcome(True, environ=environ) == DEFAULT_SET
-    assert config.said(environ, MADE_UP) == []
+    assert config.set_variables(environ, MADE_UP) == []
 
 
 @pytest.mark.parametrize(

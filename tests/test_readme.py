@@ -54,7 +54,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     """Variables are known, or, as Kubernetes' names, nobody's; blocks are not refused; links and files exist."""
     text = page.read_text(encoding="utf-8")
     named = {name.rstrip("_") for name in re.findall(r"\bOMNI_FASTPATH\w*", text)}
-    assert {name for name in named - {*config.variables(PATCHES)} if config.said({name: ""}, PATCHES)} == set()
+    assert {name for name in named - {*config.variables(PATCHES)} if config.set_variables({name: ""}, PATCHES)} == set()
     for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
         read: Any = yaml.safe_load(block)
         for file in (read, *map(yaml.safe_load, read["data"].values() if read.get("kind") == "ConfigMap" else ())):

@@ -90,15 +90,15 @@ class Finding:
     threshold: str = ""
 
 
-_Look = Callable[[Facts], Iterator[Finding]]
-RULES: dict[str, tuple[str, _Look]] = {}
+_Rule = Callable[[Facts], Iterator[Finding]]
+RULES: dict[str, tuple[str, _Rule]] = {}
 """The threshold and the function of each rule, by its id."""
 
 
-def _rule(name: str, *, threshold: str) -> Callable[[_Look], _Look]:
-    def register(look: _Look) -> _Look:
-        RULES[name] = (threshold, look)
-        return look
+def _rule(name: str, *, threshold: str) -> Callable[[_Rule], _Rule]:
+    def register(rule: _Rule) -> _Rule:
+        RULES[name] = (threshold, rule)
+        return rule
 
     return register
 
@@ -107,8 +107,8 @@ def judge(facts: Facts) -> list[Finding]:
     """All findings, the most severe first, then in the order of the rules."""
     found = [
         dataclasses.replace(each, id=name, threshold=threshold)
-        for name, (threshold, look) in RULES.items()
-        for each in look(facts)
+        for name, (threshold, rule) in RULES.items()
+        for each in rule(facts)
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -197,7 +197,7 @@ def plugins_leave_us_out(facts: Facts) -> Iterator[Finding]:
     for subject, environ in _shell_and_servers(facts):
         allowed = environ.get(entrypoint.ALLOW_LIST)
         if entrypoint.is_left_out(allowed):
-            is_asked = subject == HERE or bool(config.said(environ, facts.patches))
+            is_asked = subject == HERE or bool(config.set_variables(environ, facts.patches))
             severity: Severity = "error" if is_asked and not master_off(environ) else "info"
             where = "vllm never loads omni-fastpath" if subject == HERE else "the server runs as stock"
             what = f"{entrypoint.ALLOW_LIST} is an allow-list without {entrypoint.ENTRY_POINT}: {where}"
@@ -211,7 +211,7 @@ def variable_unknown(facts: Facts) -> Iterator[Finding]:
     for subject, environ in _shell_and_servers(facts):
         if master_off(environ):
             continue  # no other variable is read
-        ours = set(config.said(environ, facts.patches)).difference(known)
+        ours = set(config.set_variables(environ, facts.patches)).difference(known)
         for name in sorted(each for each in environ if each in ours or config.is_beside(each)):
             meant = config.nearest(name, known) or MASTER
             consequence = "refuses to start with it" if name.startswith(NAMESPACE) else "ignores it"

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from omni_fastpath import config
-from omni_fastpath.config import KEY, Block, ConfigError, read_blocks, refusal, resolve, shown
+from omni_fastpath.config import KEY, Block, ConfigError, read_blocks, refusal, resolve, short_repr
 from omni_fastpath.declare import Patch
 from omni_fastpath.process_role import MASTER
 
@@ -108,7 +108,7 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
             value = None
         if value is None and text.strip() != "null":
             place, takes = f"--set {assignment}", "patch.key=value, patch=true, patch=false"
-            wrong.append(str(refusal(place, found=shown(assignment), allowed=takes)))
+            wrong.append(str(refusal(place, found=short_repr(assignment), allowed=takes)))
         held = block.get(name)
         block[name] = {**(held if isinstance(held, dict) else {}), key: value} if dot else value
     if wrong:
@@ -131,7 +131,7 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     """
     blocks = read_blocks(base)
     if output is not None and output.resolve() in {block.path.resolve() for block in blocks}:
-        raise refusal("--output", found=shown(str(output)), allowed="a file that is not a base of the overlay")
+        raise refusal("--output", found=short_repr(str(output)), allowed="a file that is not a base of the overlay")
     value = block_value(blocks, sets, patches)
     where = output or Path("the overlay")
     resolve([*blocks, Block(where, value)], {}, patches)

@@ -89,7 +89,7 @@ class Server:
         found = [sample for record in records for sample in record.get("figures", {}).get(metric, ())]
         return [sample for sample in found if labels.items() <= sample["labels"].items()]
 
-    def shown(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Its ``pid``, and ``model`` and ``port`` from its arguments, for ``status``."""
         return {"pid": self.pid, "model": self.model, "port": process_role.port(self._arguments)}
 

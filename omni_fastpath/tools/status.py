@@ -72,7 +72,7 @@ def collect(
         "schema": SCHEMA,
         "installation": _installation(environ, patches, on_unlisted),
         "processes": [{**each, "server": server.pid} for server in live for each in server.snapshots],
-        "servers_without_state": [server.shown() for server in live if not server.snapshots],
+        "servers_without_state": [server.summary() for server in live if not server.snapshots],
         "variables": {each.pid: _ours(each.environ, patches) for each in live if each.environ is not None},
         "resolved": json.loads(resolved.to_json()) if file and resolved else None,
         "verify": moved,
@@ -114,7 +114,7 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlis
 def _ours(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[str, str | None]:
     """The package's variables. Values of unknown names are hidden, because OMNI_FASTPATH_HF_TOKEN may be a secret."""
     known = config.variables(patches)
-    return {name: environ[name] if name in known else None for name in config.said(environ, patches)}
+    return {name: environ[name] if name in known else None for name in config.set_variables(environ, patches)}
 
 
 def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
 ) -> None:
     """Of a server without a state file; what else stands there, a key or a token, is in no output of ``status``."""
     server = Server(7007, ("python3", "vllm", *arguments), {"HF_TOKEN": "SECRET"})
-    assert server.shown() == {"pid": 7007, "model": model, "port": port}
+    assert server.summary() == {"pid": 7007, "model": model, "port": port}
     monkeypatch.setattr(servers, "live_servers", lambda **_: [server])
     cli.main(["status"])
     out = capsys.readouterr().out

@@ -79,7 +79,7 @@ def _parser(*, is_compare: bool) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    first = f"'{measures.called(measures.JUDGED[0])}'"
+    first = f"'{measures.title(measures.JUDGED[0])}'"
     parser.add_argument("--primary", metavar="MEASURE", help=f"the measure chosen in advance (default: {first})")
     folder = "for reports, starts, results and logs (default: omni-fastpath-ab-DATE)"
     default = time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S")

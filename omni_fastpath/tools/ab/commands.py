@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from omni_fastpath.config import refusal, shown
+from omni_fastpath.config import refusal, short_repr
 from omni_fastpath.process_role import value
 from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request, wav_file, with_audio
 
@@ -88,7 +88,7 @@ def arm(name: str, option: str, assignments: Iterable[str]) -> tuple[str, dict[s
         name, setting = match.groups() if match else (name, assignment)
         variable, equals, value = setting.partition("=")
         if not equals or not _VARIABLE.fullmatch(variable):
-            raise refusal(option, found=shown(variable), allowed="NAME=VALUE, an environment variable of this arm")
+            raise refusal(option, found=short_repr(variable), allowed="NAME=VALUE, an environment variable of this arm")
         found[variable] = value
     return name, found
 

@@ -65,7 +65,7 @@ def _name(key: str) -> str:
     return _STATISTIC.sub("", key, count=1)
 
 
-def called(key: str) -> str:
+def title(key: str) -> str:
     """The name of a client's key in a table, such as ``first audio (TTFP), median``."""
     return ", ".join([_KNOWN[_name(key)][0], *_STATISTIC.findall(key)[:1]])
 
@@ -90,7 +90,7 @@ def check_primary(primary: str | None, starts: Sequence[Start]) -> None:
         ConfigError: It was not measured.
     """
     measured = sorted({key for start in starts for key in start.measured})
-    if primary is not None and primary not in (*measured, *map(called, measured)):
+    if primary is not None and primary not in (*measured, *map(title, measured)):
         raise unknown("--primary", primary, measured, found=f"{primary}, which was not measured")
 
 
@@ -107,7 +107,7 @@ def table(starts: Sequence[Start], *, primary: str | None = None) -> list[Measur
     has_audio = any(_name(key) == "audio_ttfp_ms" for key, _ in measured)
     known = {key for key, value in measured if value or (has_audio and _name(key) == "audio_underrun_s")}
     keys = sorted(known, key=lambda key: ([*_KNOWN].index(_name(key)), key))
-    named = [key for key in keys if primary in (key, called(key))]
+    named = [key for key in keys if primary in (key, title(key))]
     judged = [key for key in dict.fromkeys((*named, *JUDGED)) if key in keys][: 1 + OTHERS]
     return [_measure(key, primary=key in judged[:1], judged=key in judged[1:]) for key in keys]
 
@@ -116,7 +116,7 @@ def _measure(key: str, *, primary: bool, judged: bool) -> Measure:
     _, unit, better = _KNOWN[_name(key)]
     return Measure(
         group="",
-        name=called(key),
+        name=title(key),
         unit=unit,
         better=better,
         read=lambda start: start.measured.get(key, math.nan),
