@@ -207,7 +207,7 @@ def apply(
         before = set(_installed)
         try:
             if moved:
-                warn_once(f"nothing is on here, a seam of the start-up moved: {'; '.join(moved)}")
+                warn_once(f"no patch is installed, because a seam of the start-up has changed: {'; '.join(moved)}")
             for patch in patches:
                 _apply_one(resolved, patch, process, moved)
             if resolved.on_unsupported == "fail":
@@ -243,10 +243,14 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
     if options is None:
         LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
     elif moved:
-        LEDGER.set(patch, State.UNSUPPORTED, f"a seam of the start-up moved: {'; '.join(moved)}", level=logging.DEBUG)
+        LEDGER.set(
+            patch, State.UNSUPPORTED, f"a seam of the start-up has changed: {'; '.join(moved)}", level=logging.DEBUG
+        )
     elif process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
-        LEDGER.set(patch, State.NOT_APPLICABLE, f"its slots are used in the {where} process; this is a {process.value}")
+        LEDGER.set(
+            patch, State.NOT_APPLICABLE, f"it is used in a {where} process, and this is a {process.value} process"
+        )
     elif (lacking := _lacking(patch, resolved.on_unlisted)) is not None:
         required = LEDGER.named(lacking)
         LEDGER.set(patch, required.state, f"requires {lacking}, which is {required.state.value}: {required.reason}")
@@ -256,9 +260,9 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
 
 def _warn_of_difference(patch: Patch, here: Options | None, asked: Options | None) -> None:
     if asked is None:
-        warn_once(f"{patch.name} stays on: an installed patch stays until the process ends")
+        warn_once(f"{patch.name} stays on, because an installed patch stays until the process ends")
     elif asked != here:
-        warn_once(f"{patch.name} keeps its values {here!r} until the process ends; asked for now: {asked!r}")
+        warn_once(f"{patch.name} keeps its values {here!r} until the process ends; requested now: {asked!r}")
 
 
 def _lacking(patch: Patch, on_unlisted: str | None) -> str | None:
@@ -312,7 +316,7 @@ def install(patch: Patch, process: Process | None = None, on_unlisted: str | Non
         try:
             found, wrappers = _verified(patch, process, on_unlisted)
         except SeamMovedError as error:
-            moved = "" if row_here(patch) is None else "a seam moved: "
+            moved = "" if row_here(patch) is None else "a seam has changed: "
             return LEDGER.set(patch, State.UNSUPPORTED, f"{moved}{error}")
         except Exception as error:
             logger.exception("omni-fastpath: verifying %s failed", patch.name)
@@ -356,11 +360,16 @@ def uninstall(patch: Patch) -> None:
         for slot, _, ours in written:
             if slot.raw() is not ours:
                 path, found = slot.seam.path, slot.raw()
-                logger.error("omni-fastpath: %s stays: %s was written after us, found %r", patch.name, path, found)
+                logger.error(
+                    "omni-fastpath: %s stays, because another package has written %s since, found %r",
+                    patch.name,
+                    path,
+                    found,
+                )
                 return
         _put_back(LEDGER.entry(patch), written)
         del _installed[patch.name]
-        LEDGER.set(patch, State.OFF, "taken off")
+        LEDGER.set(patch, State.OFF, "uninstalled")
 
 
 def _put_back(entry: Entry, written: Sequence[_Written]) -> None:

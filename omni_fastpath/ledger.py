@@ -83,7 +83,7 @@ class Entry:
         """
         if not self.has_failed:
             logger.error("omni-fastpath: %s: %s failed", self.patch.name, what, exc_info=error)
-            self.report(State.FAILED, f"{what} failed: {error!r}; upstream works alone from here on")
+            self.report(State.FAILED, f"{what} failed: {error!r}; from now on only upstream's code runs")
             try:
                 if self.taken_off is not None:
                     self.taken_off()

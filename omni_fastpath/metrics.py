@@ -57,7 +57,7 @@ class Collector:
         try:
             self._collected = self._tree()
         except Exception as error:
-            warn_once(f"/metrics goes without the patches: {error}")
+            warn_once(f"/metrics lacks the patches: {error}")
             self._collected = []
 
     def _tree(self) -> list[Any]:

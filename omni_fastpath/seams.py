@@ -115,23 +115,23 @@ def differences(seam: Seam, slot: Slot, release: str, *, exact: bool = False) ->
     raw = slot.raw()
     if isinstance(seam, Add):
         if hasattr(slot.owner, slot.name):
-            yield f"{slot.owner!r} has one of its own"
+            yield f"{slot.owner!r} already has it"
         return
     if raw is _ABSENT:
         yield f"{slot.owner!r} itself has no {slot.name!r}"
     elif isinstance(seam, Reads):
         if lacking := _lacking(raw, seam.names):
-            yield f"nothing in the class says that it has {', '.join(lacking)}"
+            yield f"the class does not declare {', '.join(lacking)}"
     elif isinstance(seam, Function):
         expected, *bodies = recorded(release).get(seam.path, ("not read there",))
         if (found := shape(raw)) != expected:
             yield f"is {found}, expected {expected}"
             return
         if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
-            yield f"holds somebody else's wrapper {raw!r}, which the patch would go past"
+            yield f"has another package's wrapper {raw!r}, which the patch would bypass"
         matters = seam.pinned or (exact and seam.module.partition(".")[0] in UPSTREAM)
         if matters and (body := fingerprint(function_in(raw))) not in bodies:
-            yield f"its body moved: fingerprint {body}, expected {' or '.join(bodies)}"
+            yield f"its body has changed: fingerprint {body}, expected {' or '.join(bodies)}"
 
 
 def shape(raw: Any) -> str:

@@ -242,7 +242,7 @@ class Startup:
             return
         logger.error("omni-fastpath: the configuration cannot take effect: %r", error, exc_info=error)
         try:
-            self.set_states("failed", f"an error of omni-fastpath: {error!r}", role, resolved)
+            self.set_states("failed", f"an internal error of omni-fastpath: {error!r}", role, resolved)
         except Exception:
             logger.debug("omni-fastpath: the states of the patches cannot be shown", exc_info=True)
         word = variables.get(process_role.ON_UNSUPPORTED)
@@ -270,9 +270,9 @@ class Startup:
             self._load_hooks()
             install.apply(resolved, Process(role))
         except Exception as error:
-            logger.exception("omni-fastpath: what the parent handed over cannot take effect; this stage runs as stock")
+            logger.exception("omni-fastpath: the parent's configuration cannot take effect; this stage runs as stock")
             if resolved is None or not _is_refusal(error):
-                self.set_states("failed", f"what the parent handed over cannot take effect: {error!r}", role, resolved)
+                self.set_states("failed", f"the parent's configuration cannot take effect: {error!r}", role, resolved)
         self._publish(role, None if resolved is None else resolved.source)
 
     # ---- What is visible ----

@@ -73,7 +73,7 @@ def test_somebody_elses_wrappers_stay(tmp_path: Path) -> None:
     assert (raw(WRAPPED).__wrapped__, raw(REPLACED)) == (below, gone_past)
     [shown] = state_files()
     reason = shown["patches"]["final_output_wakeup"]["reason"]
-    assert reason.startswith(f"a seam moved: {':'.join(REPLACED)}: ")
+    assert reason.startswith(f"a seam has changed: {':'.join(REPLACED)}: ")
     take_off()
     assert (raw(WRAPPED), ours()) == (below, NOTHING)
 

@@ -154,7 +154,7 @@ def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixtur
     entry.report(State.APPLIED, "as if nothing had been")
     assert (entry.state, entry.cause) == (
         State.FAILED,
-        "beating failed: KeyError('stick'); upstream works alone from here on",
+        "beating failed: KeyError('stick'); from now on only upstream's code runs",
     )
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [
         "omni-fastpath: drum: beating failed"

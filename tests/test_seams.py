@@ -45,7 +45,7 @@ PINNED = Pin(MODULE, "Loop.run")
         (
             PINNED,
             ["function(self, rounds)", "0123456789abcdef"],
-            "its body moved: fingerprint .* expected 0123456789abcdef",
+            "its body has changed: fingerprint .* expected 0123456789abcdef",
         ),
     ],
 )

@@ -45,9 +45,9 @@ def test_what_is_missing_or_changed_is_told(upstream: Upstream, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "made_up_breaks", SimpleNamespace(f=1))
     upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
     expected: dict[AnySeam, str] = {
-        RUN: "its body moved: fingerprint ",
+        RUN: "its body has changed: fingerprint ",
         Call("made_up_breaks", "f"): "it cannot be verified: TypeError(",
-        Reads(MODULE, "Loop", ("gone",)): "nothing in the class says that it has gone",
+        Reads(MODULE, "Loop", ("gone",)): "the class does not declare gone",
     }
     found = upgrade.compare(patch("moved", *expected), "0.31.0")["seams"]
     for seam, words in zip(found, expected.values(), strict=True):
