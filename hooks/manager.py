@@ -45,13 +45,7 @@ class HookManager:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(Specs)
         self._loaded = False
-        self._unusable: dict[str, str] = {}
         self._switched_off: dict[str, str] = {}
-
-    def told(self) -> dict[str, Any]:
-        """The plugins by name, for the state file: those in use, and the reasons of unusable and switched-off ones."""
-        used = [name for name, plugin in self._pluggy.list_name_plugin() if plugin is not None]
-        return {"used": used, "unusable": dict(self._unusable), "switched_off": dict(self._switched_off)}
 
     def load(self) -> None:
         """Register the plugins of the entry-point group, once; one that cannot be loaded is reported and left out."""
@@ -66,7 +60,6 @@ class HookManager:
             except BaseException as error:
                 if _is_ctrl_c(error):
                     raise
-                self._unusable[entry_point.name] = f"{type(error).__name__}: {error}"
                 logger.exception("omni-fastpath: the hook plugin %s cannot be used; it is left out", entry_point.name)
 
     def register(self, plugin: object, name: str | None = None) -> None:

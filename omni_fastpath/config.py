@@ -1,26 +1,27 @@
-"""What was asked for: the ``fastpath:`` blocks of a deploy YAML and its bases, and the environment on top of them.
+"""The configuration: the ``fastpath:`` blocks of a deploy YAML and its bases, overridden by environment variables.
 
-The environment wins over the YAML, for comparisons without touching a file. Its booleans are ``1 true on yes`` and
-``0 false off no``, whatever their case; anything else is refused. An empty variable is not set.
+The environment overrides the YAML, so that settings can be compared without changing a file. Its booleans are
+``1 true on yes`` and ``0 false off no``, in any case. Any other word is refused. An empty variable counts as unset.
 
 ``OMNI_FASTPATH=0``
-    Everything is off and nothing is validated.
+    Everything is off, and nothing is validated.
 ``OMNI_FASTPATH=1``
-    What the YAML says if it switches anything on, else the default set.
+    The YAML's settings if they enable a patch, else the default set.
 ``OMNI_FASTPATH_<PATCH>=1`` or ``0``
-    That patch on, with the YAML's values or the defaults and with what it requires, or off.
+    Enables that patch and the patches that it requires, with the values of the YAML or the defaults, or disables it.
 ``OMNI_FASTPATH_<PATCH>__<KEY>=V``
-    One value of a patch; ``null`` where the key takes it. Switches nothing on.
+    One value of a patch. It enables nothing. ``null`` is accepted if the key accepts it.
 ``OMNI_FASTPATH_ON_UNSUPPORTED=warn`` or ``fail``, ``OMNI_FASTPATH_ON_UNLISTED=same_code`` or ``unsupported``
     As the keys ``fastpath.on_unsupported`` and ``fastpath.on_unlisted``.
 
-Upstream replaces a top-level block whole when a deploy YAML overlays another (``resolve_deploy_yaml`` in
-``vllm_omni/config/stage_config.py``), so the chain of ``base_config`` is walked here, and the blocks are merged key by
-key. Upstream ignores top-level keys that it does not know, so that a misspelt ``fastpath`` is told, as is a variable
-whose name is nearly in our namespace; neither refuses.
+If a deploy YAML overlays another, upstream replaces a top-level block as a whole (``resolve_deploy_yaml`` in
+``vllm_omni/config/stage_config.py``). Therefore this module reads the ``base_config`` chain and merges the blocks key
+by key. Upstream ignores unknown top-level keys, so a misspelt ``fastpath`` is reported, as is a misspelt
+``OMNI_FASTPATH``. Neither refuses the start.
 
-A refusal names every wrong key, one line each. An unknown variable refuses where something is on. The variables that
-Kubernetes makes of a Service named ``omni-fastpath`` are ignored, unless a key's variable has that name.
+A refusal names every invalid key, one per line. An unknown ``OMNI_FASTPATH...`` variable refuses the start if a patch
+is enabled. The variables that Kubernetes creates for a Service named ``omni-fastpath`` are ignored, unless a key has
+that variable.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from omni_fastpath.process_role import (
     ON_UNSUPPORTED,
     boolean,
     master_off,
-    ours,
+    own_variables,
 )
 
 KEY = "fastpath"
 """The top-level key in a deploy YAML."""
 
 ABSENT: Final = object()
-"""The value of a ``fastpath`` key that is not there; ``null`` is a value and means off."""
+"""The value of a missing ``fastpath`` key. ``null`` is a value and means off."""
 
 OnUnsupported = Literal["warn", "fail"]
 OnUnlisted = Literal["same_code", "unsupported"]
@@ -63,7 +64,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "on_unsupported": get_args(OnUnsupported),
     "on_unlisted": get_args(OnUnlisted),
 }
-"""The keys of the block that are no patch, and the words that each takes."""
+"""The keys of the block that are not patches, with their allowed values."""
 _RULE_VARIABLES = {ON_UNSUPPORTED: "on_unsupported", ON_UNLISTED: "on_unlisted"}
 
 _OF_A_SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_[0-9]+_|$)")
@@ -72,24 +73,24 @@ _SHOWN_CHARACTERS = 80
 _LOOKALIKE_RATIO = 0.75
 _VARIABLE_RATIO = 0.85
 
-# What a refusal says
+# Refusals
 
 
 class ConfigError(ValueError):
-    """A configuration that is refused; one line for each wrong key: its place, what was found and what is allowed."""
+    """An invalid configuration. The message has one line per invalid key: place, value found, values allowed."""
 
 
 class UnreadableError(ConfigError):
-    """A deploy YAML that our reader cannot read. Where upstream read it, that is our trouble and not the file's."""
+    """A deploy YAML that this module cannot read. If upstream could read it, that is an internal error."""
 
 
 def refusal(place: str, *, found: str, allowed: str, nearest: str | None = None) -> ConfigError:
     """The error for one place.
 
     Args:
-        place: Where the value or the name is.
-        found: What is there.
-        allowed: What may be there.
+        place: The key, variable or option.
+        found: The value or name found there.
+        allowed: The values or names allowed there.
         nearest: The spelling that was probably meant.
     """
     hint = f" (did you mean {nearest!r}?)" if nearest else ""
@@ -97,30 +98,30 @@ def refusal(place: str, *, found: str, allowed: str, nearest: str | None = None)
 
 
 def unknown(place: str, word: object, known: Iterable[str], *, found: str | None = None) -> ConfigError:
-    """The error for an unknown name; ``found`` as in ``refusal``."""
+    """The error for an unknown name. ``found`` is as in ``refusal``."""
     names = list(known)
-    found = found or f"an unknown key {shown(word)}"
+    found = found or f"an unknown key {short_repr(word)}"
     return refusal(place, found=found, allowed=", ".join(names) or "no keys", nearest=nearest(word, names))
 
 
-def shown(value: object) -> str:
-    """The ``repr`` of a value, cut where it would flood a log line."""
+def short_repr(value: object) -> str:
+    """The ``repr`` of a value, shortened for a log line."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # of more digits, or lists in lists, than Python writes
+    except (ValueError, RecursionError):  # more digits or nested lists than Python can write
         text = f"<{type(value).__name__} that is too large>"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
 def close(word: object, known: Iterable[str]) -> list[str]:
-    """The known names that are spelt like ``word``, whatever its case, the nearest first."""
+    """The known names with a similar spelling in any case, the nearest first."""
     by_lower = {name.lower(): name for name in known}
-    letters = (word if isinstance(word, str) else shown(word)).lower()
+    letters = (word if isinstance(word, str) else short_repr(word)).lower()
     return [by_lower[match] for match in difflib.get_close_matches(letters, list(by_lower))]
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """The first of ``close``; None when no name is close."""
+    """The known name with the nearest spelling. None if no spelling is similar."""
     return next(iter(close(word, known)), None)
 
 
@@ -128,7 +129,7 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
 
 
 def parse(options: type[Options], key: str, text: str) -> Any:
-    """The value that the text of a variable stands for: a boolean word, JSON, or the text itself."""
+    """The value of a variable's text: a boolean, JSON, or the text itself."""
     text = text.strip()
     if options.model_fields[key].annotation is bool:
         on = boolean(text)
@@ -140,7 +141,7 @@ def parse(options: type[Options], key: str, text: str) -> Any:
 
 
 def allowed(options: type[Options], key: str) -> str:
-    """What a key takes, in words: its types and limits."""
+    """The allowed values of a key, in words: its types and limits."""
     field = options.model_fields[key]
     types = get_args(field.annotation) or (field.annotation,)
     names = {bool: "true or false", int: "an integer", float: "a number", ByteSize: "a size such as 256MiB"}
@@ -155,7 +156,7 @@ def allowed(options: type[Options], key: str) -> str:
 
 
 def _built(options: type[Options], values: Mapping[str, Any]) -> Options:
-    # By way of JSON, which carries the values to the stages; strict Python would want a byte size ready-made.
+    # From JSON, as in the stages. In pydantic's strict mode Python values would need ready-made types such as ByteSize.
     return options.model_validate_json(json.dumps(values))
 
 
@@ -168,82 +169,80 @@ def value_variable(patch: Patch, key: str) -> str:
 
 
 def variables(patches: Iterable[Patch]) -> list[str]:
-    """Every variable that may be set, those of values last."""
+    """Every variable that may be set. Those of values are last."""
     patches = list(patches)
     of_values = [value_variable(patch, key) for patch in patches for key in patch.options.model_fields]
     return [MASTER, *_RULE_VARIABLES, *(patch.env for patch in patches), *of_values]
 
 
-def said(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[str]:
-    """The variables that were set for us, known or not, sorted; without those that Kubernetes makes of a Service."""
+def set_variables(environ: Mapping[str, str], patches: Iterable[Patch]) -> list[str]:
+    """The ``OMNI_FASTPATH...`` variables that are set, known or not, sorted, without Kubernetes' Service variables."""
     known = variables(patches)
-    return sorted(name for name in ours(environ) if name in known or not _OF_A_SERVICE.search(name))
+    return sorted(name for name in own_variables(environ) if name in known or not _OF_A_SERVICE.search(name))
 
 
 def is_beside(name: str) -> bool:
-    """Whether a variable's name would be in our namespace if it were spelt right: OMNI_FASTPAHT, omni_fastpath."""
+    """Whether a name is a misspelling of ``OMNI_FASTPATH...``, such as ``OMNI_FASTPAHT`` or ``omni_fastpath``."""
     prefix, letters = NAMESPACE.replace("_", ""), re.sub(r"[^A-Z0-9]", "", name.upper()).removeprefix("VLLM")
     alike = difflib.SequenceMatcher(None, letters[: len(prefix)], prefix)
     return not name.startswith((NAMESPACE, HANDOFF)) and alike.ratio() >= _VARIABLE_RATIO
 
 
 def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch]) -> Iterator[str]:
-    """A line for each variable in our namespace that means nothing."""
+    """A line for each unknown ``OMNI_FASTPATH...`` variable."""
     known = variables(patches)
-    for name in said(environ, patches):
+    for name in set_variables(environ, patches):
         if name not in known:
             yield str(unknown(name, name, known, found="an unknown variable"))
 
 
-# Blocks and variables, one on top of the other
+# Merging blocks and variables
 
 
 @dataclass(frozen=True)
 class Block:
-    """What one file of a ``base_config`` chain says.
+    """The ``fastpath`` block of one file of a ``base_config`` chain.
 
     Attributes:
         path: The file.
-        value: Its ``fastpath`` value as it stands there, or ``ABSENT``.
-        stages: Ids of the stages that the file names.
-        misspelt: Top-level keys of the file that are nearly ours, and ignored.
+        value: The value of its ``fastpath`` key, or ``ABSENT``.
+        misspelt: Top-level keys of the file that are misspellings of ``fastpath``. They are ignored.
     """
 
     path: Path
     value: Any
-    stages: frozenset[int] = frozenset()
     misspelt: tuple[str, ...] = ()
 
     def place(self, *keys: object) -> str:
-        """How a message names a key of this block, in one line."""
-        words = (key if isinstance(key, str) and _PLAIN.fullmatch(key) else shown(key) for key in keys)
+        """The name of a key of this block in messages, on one line."""
+        words = (key if isinstance(key, str) and _PLAIN.fullmatch(key) else short_repr(key) for key in keys)
         return f"{'.'.join((KEY, *words))} in {self.path}"
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is asked of one patch so far. Its values outlive a ``false``: a later ``true`` finds them again.
+    """The settings of one patch so far. Its values are kept when it is switched off, for a later ``true``.
 
     Attributes:
         on: Whether it is on.
-        origin: What said so; empty where nothing mentions it.
+        origin: The setting that switched it on or off. Empty if no setting mentions it.
         reason: Why it is off.
-        values: Its values that are not the defaults, each with where it stands.
+        values: Its values that are set.
     """
 
     on: bool = False
     origin: str = ""
     reason: str = ""
-    values: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Layers:
-    """What the files and the environment ask for, the base first.
+    """The settings of the files, the base first, and of the environment.
 
     Attributes:
-        asked: Every declared patch by name.
-        rules: The words of ``RULES`` that were given.
-        problems: What is refused.
+        asked: The settings of every patch, by name.
+        rules: The values of the ``RULES`` keys that are set.
+        problems: Invalid settings.
     """
 
     def __init__(self, patches: Sequence[Patch]) -> None:
@@ -266,10 +265,10 @@ class _Layers:
             self._change(name, on=patch.default_on, origin=origin, reason=f"not in the default set ({by})")
 
     def add_block(self, block: Block) -> None:
-        """One more file on top.
+        """Apply the next file.
 
-        Without the key nothing changes. Off forgets all below. ``true`` keeps what is below, or is the default set
-        over nothing. A mapping changes what it names, key by key.
+        Without the key nothing changes. Off discards all earlier settings. ``true`` keeps them, or means the default
+        set if there are none. A mapping changes only the keys that it names.
         """
         value = block.value
         if value is None or value is False or value == {}:
@@ -302,7 +301,7 @@ class _Layers:
             self._refuse(origin, wanted, f"true, false or a mapping of {keys}" if keys else "true or false")
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
-        """The environment on top of all files."""
+        """Apply the environment, after all files."""
         if self._switch(MASTER, environ) and not any(asked.on for asked in self.asked.values()):
             self._default_set(f"{MASTER}={environ[MASTER]}")
         for name, patch in self._declared.items():
@@ -341,55 +340,40 @@ class _Layers:
         except (TypeError, ValueError, RecursionError):  # pydantic's error is a ValueError
             self._refuse(place, value, allowed(options, key))
         else:
-            self._change(name, values={**self.asked[name].values, key: (value, place)})
+            self._change(name, values={**self.asked[name].values, key: value})
 
     def _refuse(self, place: str, value: object, takes: str, near: str | None = None) -> None:
-        self.problems.append(refusal(place, found=shown(value), allowed=takes, nearest=near))
+        self.problems.append(refusal(place, found=short_repr(value), allowed=takes, nearest=near))
 
     def settle_requirements(self) -> None:
-        """Switch on what a patch that is on requires; refuse the patch where that was switched off by name."""
+        """Enable the requirements of enabled patches. A requirement that was switched off by name is an error."""
         for patch in reversed(self._declared.values()):
             for name in patch.requires if self.asked[patch.name].on else ():
                 required = self.asked[name]
                 if not required.on and required.origin:
-                    self.problems.append(self._contradiction(patch, name))
+                    why = f"{KEY}.{patch.name} is on and requires {KEY}.{name}, which is off: {required.reason}"
+                    remedy = f"switch {name} on ({self._declared[name].env}=1) or {patch.name} off"
+                    self.problems.append(ConfigError(f"{why}; {remedy}"))
                 elif not required.on:
                     self._change(name, on=True, origin=f"required by {patch.name}")
 
-    def _contradiction(self, patch: Patch, missing: str) -> ConfigError:
-        remedy = f"switch {missing} on ({KEY}.{missing}: true or {self._declared[missing].env}=1) or {patch.name} off"
-        return ConfigError(
-            f"{KEY}.{patch.name} is on ({self.asked[patch.name].origin}) and requires {KEY}.{missing}, which is off: "
-            f"{self.asked[missing].reason}; {remedy}"
-        )
 
-    def options(self, name: str, stages: int) -> Options:
-        """The values of a patch: its defaults, the files', the environment's. ``stages`` is 0 if not known."""
-        values = self.asked[name].values
-        options = _built(self._declared[name].options, {key: value for key, (value, _) in values.items()})
-        broken = options.broken_rule(stages)
-        if broken is not None:
-            key, rule = broken
-            self._refuse(values[key][1] if key in values else f"{KEY}.{name}.{key}", getattr(options, key), rule)
-        return options
-
-
-# What both come to
+# The result
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What YAML and environment come to.
+    """The result of YAML and environment.
 
     Attributes:
-        enabled: The patches that are on, in the order of their declarations, with their values.
+        enabled: The enabled patches with their values, in the order of their declarations.
         off: Every other patch with the reason.
-        origins: What switched a patch on or off; empty for a patch that nothing mentions.
-        on_unsupported: What an unsupported or failed patch does to the start of the server.
-        on_unlisted: What a patch is on a release that no row names; None where nothing says so (``Patch.candidates``).
-        source: The deploy YAML; None when there is none.
-        unknown: What means nothing and was not refused, one line each: variables in our namespace where nothing is on,
-            variables beside it, and top-level keys that are nearly ours.
+        origins: The setting that switched each patch on or off. Empty for a patch that no setting mentions.
+        on_unsupported: Whether a patch that cannot serve refuses the start.
+        on_unlisted: Which releases without a row are served (``Patch.candidates``). None if it is not set.
+        source: The deploy YAML. None if there is none.
+        unknown: Warnings, one line each: unknown variables if no patch is enabled, misspelt variables, and misspelt
+            top-level keys.
     """
 
     enabled: Mapping[str, Options]
@@ -406,20 +390,23 @@ class Resolved:
         return bool(self.enabled)
 
     def below(self, first: Resolved | None) -> Resolved:
-        """What the stages of a later engine get: as in this process, what an earlier one has stays, with its values."""
+        """The configuration for the stages of a later engine.
+
+        As in this process, the patches of the first engine stay on, with their values.
+        """
         if first is None:
             return self
         enabled = {**self.enabled, **first.enabled}
         return dataclasses.replace(self, enabled=enabled, on_unlisted=first.on_unlisted)
 
     def to_json(self) -> str:
-        """This as text, for ``from_json`` in a process with the same declarations."""
+        """JSON, for ``from_json`` in a process with the same declarations."""
         enabled = {name: options.model_dump(mode="json") for name, options in self.enabled.items()}
         return json.dumps({**vars(self), "enabled": enabled})
 
     @classmethod
     def from_json(cls, text: str, patches: Sequence[Patch]) -> Resolved:
-        """Read what ``to_json`` wrote; any error where the text is something else, or of other declarations."""
+        """Read the text of ``to_json``. Any exception is possible if the text or the declarations do not match."""
         declared = {patch.name: patch.options for patch in patches}
         wire = json.loads(text)
         enabled = {name: _built(declared[name], given) for name, given in wire["enabled"].items()}
@@ -427,16 +414,16 @@ class Resolved:
 
 
 def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
-    """What the blocks of a chain and the environment come to.
+    """Merge the blocks of a chain and the environment.
 
     Args:
-        blocks: The base first; empty without a deploy YAML.
-        environ: The environment, which wins over the blocks.
-        patches: The declarations; a patch stands after those that it requires.
+        blocks: The blocks, the base first. Empty without a deploy YAML.
+        environ: The environment, which overrides the blocks.
+        patches: The declarations. A patch comes after those that it requires.
 
     Raises:
-        ConfigError: A wrong key, value or word anywhere, an unknown variable where something is on, and a patch that
-            is on while one that it requires is off by name.
+        ConfigError: There is an invalid key or value, an unknown variable while a patch is enabled, or an enabled patch
+            whose requirement was switched off by name.
     """
     environ = {name: text for name, text in environ.items() if text.strip()}
     source = str(blocks[-1].path) if blocks else None
@@ -448,8 +435,8 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
         layers.add_block(block)
     layers.add_environment(environ)
     layers.settle_requirements()
-    stages = len(frozenset[int]().union(*(block.stages for block in blocks)))
-    enabled = {name: layers.options(name, stages) for name, asked in layers.asked.items() if asked.on}
+    on = {name: asked.values for name, asked in layers.asked.items() if asked.on}
+    enabled = {patch.name: _built(patch.options, on[patch.name]) for patch in patches if patch.name in on}
     unknown_variables = tuple(_unknown_variables(environ, patches))
     lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
     if lines:
@@ -474,7 +461,7 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
 
 
 def resolve_file(path: str | Path | None, environ: Mapping[str, str], patches: Sequence[Patch]) -> Resolved:
-    """``resolve`` for a deploy YAML, which is not even opened under ``OMNI_FASTPATH=0``.
+    """``resolve`` for a deploy YAML, which is not opened under ``OMNI_FASTPATH=0``.
 
     Raises:
         ConfigError: As ``read_blocks`` and ``resolve``.
@@ -488,39 +475,39 @@ def blocks_of(path: str | Path, deploy: Mapping[Any, Any] | None) -> list[Block]
 
     Args:
         path: The file.
-        deploy: What upstream made of it and its bases; None where that was not seen. A top-level key of any of them is
-            in it; without ours no file is opened a second time.
+        deploy: Upstream's result for it and its bases, or None if unknown. It has the top-level keys of all of them, so
+            without a ``fastpath`` key no file is opened a second time.
 
     Raises:
-        UnreadableError: As ``read_blocks``, where the key is there.
+        UnreadableError: As ``read_blocks``, if there is a ``fastpath`` key or ``deploy`` is None.
     """
     return read_blocks(path) if deploy is None or KEY in deploy else [_block(Path(path), deploy)]
 
 
 def read_blocks(path: str | Path) -> list[Block]:
-    """Read the ``fastpath`` value of a deploy YAML and of the files that it builds on; as ``read_chain``."""
+    """Read the ``fastpath`` blocks of a deploy YAML and its bases, like ``read_chain``."""
     return [_block(file, data) for file, data in read_chain(path).items()]
 
 
 def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
-    """Read a deploy YAML and the files that it builds on, the base first.
+    """Read a deploy YAML and its bases, the base first.
 
     ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
 
     Raises:
-        UnreadableError: A file cannot be read, or the chain comes back to a file.
+        UnreadableError: A file cannot be read, or the chain has a cycle.
     """
     files: list[tuple[Path, Mapping[Any, Any]]] = []
     current: Path | None = Path(path)
     while current is not None:
-        data = _load(current)  # first: of what can be read the path can be resolved
+        data = _load(current)  # first, because the path of a readable file can be resolved
         if current.resolve() in {file.resolve() for file, _ in files}:
             chain = " -> ".join(str(each) for each in [*(file for file, _ in files), current])
             raise UnreadableError(f"base_config in {files[-1][0]}: the chain comes back to a file: {chain}")
         files.append((current, data))
         base = data.get("base_config")
         if not isinstance(base, str | None):
-            wrong = refusal(f"base_config in {current}", found=shown(base), allowed="the path of a deploy YAML")
+            wrong = refusal(f"base_config in {current}", found=short_repr(base), allowed="the path of a deploy YAML")
             raise UnreadableError(str(wrong))
         current = None if base is None else current.parent / base
     return dict(files[::-1])
@@ -529,10 +516,10 @@ def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
 def _load(path: Path) -> Mapping[Any, Any]:
     try:
         data = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except Exception as error:  # OmegaConf has its own tree of errors
+    except Exception as error:  # OmegaConf has its own exceptions
         raise UnreadableError(f"{path}: cannot be read as a deploy YAML: {error}") from error
     if not isinstance(data, dict):
-        wrong = refusal(str(path), found=shown(data), allowed="a mapping at the top level of a deploy YAML")
+        wrong = refusal(str(path), found=short_repr(data), allowed="a mapping at the top level of a deploy YAML")
         raise UnreadableError(str(wrong))
     return data
 
@@ -540,7 +527,4 @@ def _load(path: Path) -> Mapping[Any, Any]:
 def _block(path: Path, data: Mapping[Any, Any]) -> Block:
     words = (key for key in data if isinstance(key, str))
     alike = (word for word in words if difflib.get_close_matches(word.lower(), [KEY], cutoff=_LOOKALIKE_RATIO))
-    stages = data.get("stages")
-    named = [stage.get("stage_id") for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
-    ids = frozenset(each for each in named if isinstance(each, int))
-    return Block(path, data.get(KEY, ABSENT), ids, tuple(key for key in alike if key != KEY))
+    return Block(path, data.get(KEY, ABSENT), tuple(key for key in alike if key != KEY))

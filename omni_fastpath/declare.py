@@ -1,8 +1,8 @@
-"""What a patch is, as data: what it is on each release, requirements, counters and options.
+"""The declaration of a patch, as data: its state on each release, its requirements, counters and options.
 
-A declaration is read in every process that loads plugins, most of which never use it, so nothing here or in a
-patch's ``__init__`` imports torch, vllm or wrapt: what a patch brings is named by string and imported on install. There
-is a class for each thing that can be done with a name of upstream's, so that what does not go together cannot be said.
+Declarations are imported in processes that never use them, so neither this module nor a patch's ``__init__`` imports
+torch, vllm or wrapt. A patch's functions are named by strings and imported when it is installed. Each way to use an
+upstream name has its own class, so that a declaration cannot combine fields that do not belong together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omni_fastpath import process_role
 
 
 class State(str, enum.Enum):
-    """The truth about one patch in one process; ``omni_fastpath.patches`` says what each means."""
+    """The state of one patch in one process. ``omni_fastpath.patches`` explains each state."""
 
     OFF = "off"
     APPLIED = "applied"
@@ -31,62 +31,62 @@ class State(str, enum.Enum):
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the patch was asked for and cannot serve: a refusal under ``on_unsupported: fail``."""
+        """Whether the patch was requested and cannot serve. Under ``on_unsupported: fail`` this refuses the start."""
         return self in (State.UNSUPPORTED, State.FAILED)
 
     @property
     def satisfies_requirement(self) -> bool:
-        """Whether a patch in this state gives its dependants what they need."""
+        """Whether patches that require a patch in this state can be installed."""
         return self in (State.APPLIED, State.SUPERSEDED)
 
 
 class Process(str, enum.Enum):
-    """The kinds of process a patch's slots are used in."""
+    """The kinds of processes in which patches are used."""
 
     SERVER = "server"
     """Front end and orchestrator thread: the API server, ``AsyncOmni``, ``Omni``."""
     STAGE = "stage"
-    """A spawned stage engine: scheduler, connector, and the worker where it is in the same process."""
+    """A spawned stage engine: scheduler, connector, and the worker if it is in the same process."""
     WORKER = "worker"
-    """A worker of a stage in a process of its own, or a diffusion stage: there is no scheduler."""
+    """A worker of a stage in its own process, or a diffusion stage. It has no scheduler."""
     HEADLESS = "headless"
-    """``vllm serve --omni --headless``: it starts stages for an orchestrator that runs elsewhere."""
+    """``vllm serve --omni --headless``, which starts stages for an orchestrator on another host."""
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One upstream name on which a patch relies: a ``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin`` or ``Reads``.
+    """An upstream name on which a patch relies: a ``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin`` or ``Reads``.
 
-    Every upstream function that a patch calls is one of them, and every attribute that it reads and a class declares.
-    Attributes that no class declares are named on the patch's page, under Fragility.
+    Every upstream function that a patch calls is declared as a seam, as is every attribute that it reads and that a
+    class declares. A patch's docstring names all other attributes that it reads, under Fragility.
 
     Attributes:
-        module: Module that owns the slot, for example ``vllm_omni.engine.stage_pool``.
-        qualname: Path of the slot inside the module, for example ``StagePool.add_client``.
+        module: The module, for example ``vllm_omni.engine.stage_pool``.
+        qualname: The path inside the module, for example ``StagePool.add_client``.
     """
 
     use: ClassVar[str]
-    """What is done with it, in the one word that ``explain`` shows."""
+    """The word for it in ``explain --full``."""
 
     module: str
     qualname: str
 
     @property
     def path(self) -> str:
-        """``module:qualname``, as error messages and ``explain`` show it."""
+        """``module:qualname``, as in messages."""
         return f"{self.module}:{self.qualname}"
 
 
 @dataclass(frozen=True)
 class Function(Seam):
-    """An upstream function, verified before anything is written. Its kinds say what is done with it.
+    """An upstream function. It is verified before the patch is installed.
 
-    ``omni_fastpath/functions`` has the kind, the parameters and a fingerprint of each on every release that was read.
-    On such a release kind and parameters must be as there. On another release the fingerprint must be too, see
-    ``omni_fastpath.install``.
+    ``omni_fastpath/functions`` records its kind, parameters and fingerprint on every release that was read. On such a
+    release kind and parameters must match. On any other release the fingerprint must match too
+    (``omni_fastpath.install``).
 
     Attributes:
-        pinned: Whether the patch relies on the body or goes past it, so that the fingerprint matters on every release.
+        pinned: Whether the patch relies on the body or replaces it. Then the fingerprint must match on every release.
     """
 
     pinned: bool = field(default=False, kw_only=True)
@@ -94,10 +94,10 @@ class Function(Seam):
 
 @dataclass(frozen=True)
 class Wrap(Function):
-    """A wrapt wrapper around upstream's function, which it calls.
+    """Wrap the function with wrapt. The wrapper calls it.
 
     Attributes:
-        wrapper: Its name in the patch's wrappers module.
+        wrapper: The wrapper's name in the patch's wrappers module.
     """
 
     use = "wrap"
@@ -107,21 +107,24 @@ class Wrap(Function):
 
 @dataclass(frozen=True)
 class Replace(Wrap):
-    """A wrapper that calls upstream's function only to step aside, so that no other package's wrapper may be below."""
+    """Replace the body. The function itself is called only when the patch steps aside.
+
+    Therefore the patch is not installed over another package's wrapper, which it would bypass.
+    """
 
     pinned: bool = field(default=True, init=False)
 
 
 @dataclass(frozen=True)
 class Call(Function):
-    """Nothing is written. The patch calls it, so that it must be there and take the same parameters."""
+    """Call the function, so it must exist and have the same parameters. Nothing is written."""
 
     use = "pin"
 
 
 @dataclass(frozen=True)
 class Pin(Function):
-    """Nothing is written. The patch relies on what it does inside."""
+    """Rely on the function's body. Nothing is written."""
 
     use = "pin"
 
@@ -130,7 +133,7 @@ class Pin(Function):
 
 @dataclass(frozen=True)
 class Reads(Seam):
-    """Attributes of a class's instances that the patch reads: the class must declare each, or assign it to ``self``.
+    """Read attributes of a class's instances. The class must declare each of them or assign it to ``self``.
 
     Attributes:
         names: The attributes.
@@ -143,10 +146,10 @@ class Reads(Seam):
 
 @dataclass(frozen=True)
 class Add(Seam):
-    """A new attribute; a class that has one of that name, by inheritance too, is not as declared.
+    """Add a new attribute. The class must not have one of that name, not even an inherited one.
 
     Attributes:
-        function: Name in the patch's wrappers module of what is added.
+        function: The name of the added function in the patch's wrappers module.
     """
 
     use = "add"
@@ -159,16 +162,15 @@ AnySeam = Wrap | Replace | Add | Call | Pin | Reads
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What a patch is on some releases of vLLM-Omni where it is not installed; ``Fit`` is a row where it is.
+    """Releases of vLLM-Omni on which a patch is not installed. ``Fit`` is for releases on which it is.
 
     Attributes:
-        releases: Exact public releases, for example ``0.30.0`` or ``0.32.0rc1``. Each stands in one row of a patch.
+        releases: Exact public releases, for example ``0.30.0`` or ``0.32.0rc1``. Each is in one row of a patch only.
         state: ``superseded`` or ``not_applicable``.
-        note: Why, in a few words that go into the reason of the state; of a ``Fit`` what users of these releases
-            should know.
-        preview: Whether these are supported before their final release; every reason says it.
-        seams: By which another release that has the same code is known; empty where only builds and post-releases of
-            these do. Of a ``Fit`` also what is written.
+        note: A few words for the reason of the state. In a ``Fit``: what users of these releases should know.
+        preview: Whether these are supported before their final release. The reason of the state then says so.
+        seams: The seams that must match on an unlisted release. If it is empty, only builds and post-releases of these
+            releases match.
     """
 
     releases: tuple[str, ...]
@@ -178,13 +180,13 @@ class Row:
     seams: tuple[AnySeam, ...] = ()
 
     def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
-        """The seams that matter in a kind of process; all of them for None."""
+        """The seams that are used in a kind of process. None means all processes."""
         del process
         return self.seams
 
     @property
     def remarks(self) -> str:
-        """The part of the state's reason that comes from the declaration."""
+        """The words that the declaration adds to the reason of the state."""
         return "; ".join(word for word in ("preview" if self.preview else "", self.note) if word)
 
 
@@ -193,11 +195,11 @@ class Fit(Row):
     """The patch is installed on these releases.
 
     Attributes:
-        of_stages: Modules of the seams that only the stages' processes install; the server installs the others. Empty
-            where every process of the patch installs all of them.
-        of_api_server: Modules of the seams that only upstream's API server imports. A server process that neither is
-            ``vllm serve`` nor has imported them goes without these seams.
-        without_api_server: What it goes without, in words that go into the reason of ``applied``.
+        of_stages: Modules whose seams are installed only in stage processes. The server installs all others. If it is
+            empty, every process of the patch installs all seams.
+        of_api_server: Modules that only upstream's API server imports. A server process that is not ``vllm serve`` and
+            has not imported them does not install their seams.
+        without_api_server: What such a process lacks, for the reason of ``applied``.
     """
 
     state: State = field(default=State.APPLIED, init=False)
@@ -206,7 +208,7 @@ class Fit(Row):
     without_api_server: str = ""
 
     def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
-        """The seams that a kind of process verifies before it writes any; all of them for None."""
+        """The seams that a kind of process verifies before it writes any. None means all processes."""
         if process is None:
             return self.seams
         left_out: set[str] = set()
@@ -223,36 +225,33 @@ class Fit(Row):
 
 @dataclass(frozen=True)
 class Counter:
-    """One figure that tells how a patch took effect in a process.
+    """A number that shows how often a patch took effect in a process.
 
     Attributes:
-        name: As the state file and ``/metrics`` have it.
-        meaning: In a line, as ``explain`` shows it.
-        is_maximum: Whether it is no count but the greatest value seen.
-        moves_with: The counter on ``/metrics``, of upstream's, that never moves without this one; empty where there is
-            none. Of a patch's first counter it tells whether a patch that is idle ought not to be.
-        headline: What it counts, in how the first line about a server says it; empty where that does not say it.
+        name: Its name in the state file and in ``/metrics``.
+        meaning: One line, for ``explain``.
+        is_maximum: Whether it is the greatest value seen instead of a count.
+        headline: The words after its value in the first line about a server. Empty if that line does not show it.
     """
 
     name: str
     meaning: str
     is_maximum: bool = field(default=False, kw_only=True)
-    moves_with: str = field(default="", kw_only=True)
     headline: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A family of figures on ``/metrics`` that a patch has besides its counters.
+    """A metric of a patch besides its counters.
 
-    Each sample has the labels ``process``, ``stage`` and ``replica``: of the process that has it, unless the sample
-    says itself which stage and replica it is of.
+    Each sample has the labels ``process``, ``stage`` and ``replica`` of the process that exports it, unless the sample
+    itself names a stage and replica.
 
     Attributes:
-        name: As ``/metrics`` has it, with its unit.
-        meaning: In a line, as ``/metrics`` and ``explain`` show it.
-        labels: More labels.
-        bounds: Upper ends of a histogram's buckets but the last; None for a gauge.
+        name: Its name in ``/metrics``, with its unit.
+        meaning: One line, for ``/metrics`` and ``explain``.
+        labels: Further labels.
+        bounds: Upper bounds of a histogram's buckets but the last. None for a gauge.
     """
 
     name: str
@@ -262,39 +261,30 @@ class Metric:
 
 
 class Options(BaseModel):
-    """Base of every patch's values: unknown keys refused, no coercion of types, immutable."""
+    """The base of every patch's options. Unknown keys are refused, types are not converted, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    def broken_rule(self, stages: int) -> tuple[str, str] | None:
-        """The key whose value does not do for a pipeline with so many stages, and what would; None when all do."""
-        del stages
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """The declaration of one patch. ``docs`` is the module docstring, whose headings a test checks.
+    """The declaration of one patch.
 
     Attributes:
-        name: Key in the ``fastpath:`` block and the name of its folder; upper case, the stem of its environment
-            variables.
+        name: Its key in the ``fastpath:`` block, and the name of its folder. Its variables contain it in upper case.
         summary: One line for tables.
-        processes: Processes in which its slots are used.
-        docs: The full explanation that ``omni-fastpath explain`` prints; None under ``python -OO``.
-        rows: What it is on each release that it was tested on, oldest first; on any other it is ``unsupported``, unless
-            that one has the same code (``on_unlisted``).
-        counters: What tells that it took effect; the first says how often.
-        options: Pydantic model of its values; every field has a default.
-        requires: Names of patches without which it must not run.
-        default_on: Whether ``fastpath: true`` includes it: only what the benchmarks show neutral or better.
-        upstream_option: The option of upstream's server that it makes true, for example ``--max-num-queued-reqs``: in a
-            server without it the patch is ``not_applicable``. Empty where it has none.
-        taken_off: Name of a function in every wrappers module that is called after all slots were put back, and when
-            the patch has failed: it releases whatever others wait for. It may be called twice, on any thread.
-        metrics: What it has for ``/metrics`` besides the counters.
-        figures: Name of a function in every wrappers module that gives what these show now, on whichever thread, and
-            perhaps on two at once: for each by name a list of samples (``omni_fastpath.figures``).
+        processes: The kinds of processes in which it is installed.
+        docs: The module docstring, which ``omni-fastpath explain`` prints. A test checks its headings. None under
+            ``python -OO``.
+        rows: Its state on each release on which it was tested, oldest first. On any other release it is
+            ``unsupported``, unless that release has the same code (``on_unlisted``).
+        counters: Its counters. The first is the number of times that it took effect.
+        options: The pydantic model of its values. Every field has a default.
+        requires: The names of patches without which it must not run.
+        default_on: Whether ``fastpath: true`` includes it. That needs benchmarks in which it is neutral or better.
+        upstream_option: The option of upstream's server that it implements, for example ``--max-num-queued-reqs``. In a
+            server without that option the patch is ``not_applicable``. Empty if there is none.
+        metrics: Its metrics besides the counters.
     """
 
     name: str
@@ -307,49 +297,47 @@ class Patch:
     requires: tuple[str, ...] = ()
     default_on: bool = True
     upstream_option: str = ""
-    taken_off: str | None = None
     metrics: tuple[Metric, ...] = ()
-    figures: str | None = None
 
     @property
     def env(self) -> str:
-        """The environment variable that switches it."""
+        """The environment variable that switches it on or off."""
         return f"OMNI_FASTPATH_{self.name.upper()}"
 
     @property
     def releases(self) -> tuple[str, ...]:
-        """Of all of its rows, in order."""
+        """The releases of all rows, in order."""
         return tuple(release for row in self.rows for release in row.releases)
 
     @property
     def fits(self) -> tuple[Fit, ...]:
-        """The rows in which it is installed, in order."""
+        """The rows of releases on which it is installed, in order."""
         return tuple(row for row in self.rows if isinstance(row, Fit))
 
     def listed(self, release: str | None) -> tuple[str, Row] | None:
-        """Exactly this release as a row names it, and the row; None where there is none, or that is no version."""
+        """The release as its row spells it, and the row. None if no row has it, or it is not a version."""
         found = _version(release)
         return next(((each, row) for version, each, row in self._known() if version == found), None)
 
     def row_on(self, release: str | None) -> Row | None:
-        """The row of exactly this release, if there is one."""
+        """The row of this release. None if there is none."""
         found = self.listed(release)
         return None if found is None else found[1]
 
     def nearest_first(self, release: str) -> list[tuple[str, Row]]:
-        """Every release that was read with its row: the newest that is not after this one, older ones, newer ones."""
+        """All listed releases with their rows: those up to this release, the newest first, then the later ones."""
         target = Version((_version(release) or Version("0")).base_version)
         older = [(each, row) for version, each, row in self._known() if version <= target]
         newer = [(each, row) for version, each, row in self._known() if version > target]
         return [*reversed(older), *newer]
 
     def candidates(self, release: str, on_unlisted: str | None) -> list[tuple[str, Row]]:
-        """The rows that an unlisted release may be served by, each with the release that it must equal.
+        """The rows that may serve an unlisted release, each with the release whose code it must have.
 
         Args:
-            release: As its metadata has it.
-            on_unlisted: ``same_code`` for any release, ``unsupported`` for none; None for builds (``0.30.0+cu130``) and
-                post-releases (``0.30.0.post1``) of a listed release alone.
+            release: The version from its metadata.
+            on_unlisted: ``same_code`` accepts any release, ``unsupported`` none. None accepts only builds
+                (``0.30.0+cu130``) and post-releases (``0.30.0.post1``) of a listed release.
         """
         bare = _version(re.sub(r"\.post\d+$", "", str(getattr(_version(release), "public", ""))))
         is_build = bare in [version for version, _, _ in self._known()]
@@ -362,12 +350,17 @@ class Patch:
 
     @property
     def wrappers(self) -> str:
-        """The module with the functions that the seams name; it is imported on install."""
+        """The module with the functions that the seams name. It is imported when the patch is installed.
+
+        It may have two more functions. ``taken_off()`` releases everything that others wait for. It is called after
+        uninstalling and after a failure, possibly twice, on any thread. ``figures()`` returns the samples of each
+        metric by name (``omni_fastpath.figures``). It is called on any thread, possibly on two at once.
+        """
         return f"omni_fastpath.patches.{self.name}.wrappers"
 
 
 def _version(text: str | None) -> Version | None:
-    """None where the text is no version."""
+    """The version. None if the text is not one."""
     try:
         return Version(text or "")
     except InvalidVersion:

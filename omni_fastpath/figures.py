@@ -1,7 +1,7 @@
-"""What a patch has for ``/metrics`` besides counters: plain numbers, which a scrape and the state file read.
+"""Histograms and gauges of patches, as plain numbers. ``/metrics`` and the state file read them.
 
-Not prometheus_client's own metrics. Those take a lock and look labels up at each observation, which is more than what
-is observed may cost; and what a stage has must come to the API process, through its state file.
+prometheus_client's metrics are not used, because they take a lock and look up labels at each observation, which costs
+too much here. Also, the values of a stage must reach the API process through the state file.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from time import monotonic
 from typing import Any
 
 Sample = dict[str, Any]
-"""``labels``, and ``counts`` by bucket with their ``sum``, or a ``value``."""
+"""``labels``, and either ``counts`` per bucket with their ``sum``, or a ``value``."""
 
 
 class Distribution:
-    """How many values fell into each bucket; one thread observes, and any reads.
+    """A histogram. One thread writes it, and any thread reads it.
 
     Attributes:
-        bounds: Upper ends of the buckets but the last; a value that is one belongs below it.
-        counts: Of each bucket.
-        sum: Of all values.
+        bounds: Inclusive upper bounds of all buckets but the last.
+        counts: The number of values in each bucket.
+        sum: The sum of all values.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -38,12 +38,12 @@ class Distribution:
         self.sum += value
 
     def sample(self, labels: Mapping[str, str]) -> Sample:
-        """What it has now."""
+        """The current values."""
         return {"labels": dict(labels), "counts": list(self.counts), "sum": self.sum}
 
 
 class Recent(Distribution):
-    """A distribution whose samples also have what it had five minutes ago, for those who look only once."""
+    """A histogram whose samples also contain the counts of five minutes ago, so that one sample shows recent values."""
 
     WINDOW_S, _EVERY_S = 300.0, 30.0
 
@@ -54,7 +54,7 @@ class Recent(Distribution):
         self._past = deque([(monotonic(), list(self.counts))], maxlen=int(self.WINDOW_S / self._EVERY_S) + 1)
 
     def sample(self, labels: Mapping[str, str]) -> Sample:
-        """What it has now; ``before`` is what it had at the beginning of the window, which was ``window_s`` ago."""
+        """The current values, and in ``before`` the counts at the start of the window, ``window_s`` seconds ago."""
         now_s, now = monotonic(), super().sample(labels)
         if now_s - self._past[-1][0] >= self._EVERY_S:
             self._past.append((now_s, now["counts"]))
@@ -63,11 +63,11 @@ class Recent(Distribution):
 
 
 class Distributions:
-    """The distributions of several metrics, by labels.
+    """The histograms of several metrics, one for each combination of labels.
 
     Args:
-        bounds: By metric.
-        recent: The metrics whose distributions are ``Recent``.
+        bounds: The bounds of each metric.
+        recent: The metrics whose histograms are ``Recent``.
     """
 
     def __init__(self, bounds: Mapping[str, Sequence[float]], recent: Sequence[str] = ()) -> None:
@@ -75,20 +75,20 @@ class Distributions:
         self._found: dict[tuple[str, tuple[tuple[str, str], ...]], Distribution] = {}
 
     def of(self, metric: str, **labels: str) -> Distribution:
-        """The one with these labels; it is shown from the first call on, else a rate would miss its first value."""
+        """The histogram with these labels. It is exported from this call on, so that a rate has a first value."""
         key, kind = (metric, tuple(labels.items())), Recent if metric in self._recent else Distribution
         return self._found.get(key) or self._found.setdefault(key, kind(self._bounds[metric]))
 
     def samples(self) -> Iterator[tuple[str, Sample]]:
-        """All of them, each after its metric."""
-        for (metric, labels), distribution in self._found.copy().items():  # in one step: another thread may add some
+        """All histograms, as pairs of metric and sample."""
+        for (metric, labels), distribution in self._found.copy().items():  # a copy, because another thread may add some
             yield metric, distribution.sample(dict(labels))
 
     def clear(self) -> None:
-        """Begin again from nothing."""
+        """Forget all values."""
         self._found.clear()
 
 
 def gauge(labels: Mapping[str, str], value: float) -> Sample:
-    """One value."""
+    """The sample of a gauge."""
     return {"labels": dict(labels), "value": value}

@@ -1,12 +1,15 @@
-"""Install of patches, one after the other: verify every seam of it, then write, check, and set the state; exact undo.
+"""Install and uninstall patches, one after the other.
 
-On a release that was read a patch is served by its row there. Another release may be the same code under another
-name: there a patch is served by a row where every function of vLLM and vLLM-Omni that the row names is, body and all,
-as on a release of that row (``on_unlisted``).
+For each patch all seams are verified, then its slots are written and checked, and last its state is set. Uninstalling
+restores exactly what was there.
 
-A patch that is installed stays installed, with its values, until the process ends: engines that run use it. Only a
-refused start takes off what it has installed itself. The functions here raise only what they document; what went wrong
-with a patch is in the ledger as its state.
+On a listed release a patch uses its row for that release. Another release may be the same code under another name.
+There a patch uses a row if every function of vLLM and vLLM-Omni that the row names has the same body as on one of the
+row's releases (``on_unlisted``).
+
+An installed patch stays installed, with its values, until the process ends, because running engines use it. Only a
+refused start uninstalls the patches that it has installed itself. The functions here raise only the exceptions that
+they document. An error of a patch becomes its state in the ledger.
 """
 
 from __future__ import annotations
@@ -16,36 +19,29 @@ import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import ModuleType, NoneType
 from typing import Any, NamedTuple
 
 from omni_fastpath.config import Resolved
 from omni_fastpath.declare import Add, AnySeam, Fit, Options, Patch, Process, Reads, Row, State, Wrap
-from omni_fastpath.ledger import LEDGER, logger, warn_once
+from omni_fastpath.ledger import LEDGER, Entry, logger, warn_once
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import MARK, UPSTREAM, SeamMovedError, Slot, verify
 from omni_fastpath.startup import HEADLESS, PLANS, READER, RefusedError
 
-
-@dataclass
-class _Installation:
-    """One patch's: each slot that was written with what stood there and what was written, and what to call at last."""
-
-    written: list[tuple[Slot, Any, Any]] = field(default_factory=list)
-    taken_off: Callable[[], None] | None = None
-
+_Written = tuple[Slot, Any, Any]
+"""A slot, what was in it, and what was written into it."""
 
 _lock = threading.RLock()
-_installed: dict[str, _Installation] = {}
+_installed: dict[str, list[_Written]] = {}
 
 
-# ---- What lets a configuration take effect ----
+# ---- The seams of the start-up ----
 
 
-def starts(process: Process | None) -> tuple[AnySeam, ...]:
-    """The slots that ``startup`` writes in a kind of process, and what it reads there; all of them for None."""
+def start_seams(process: Process | None) -> tuple[AnySeam, ...]:
+    """The seams that ``startup`` uses in a kind of process. None means all processes."""
     reader = Wrap(*READER, wrapper="wrapped_reader")
     plans = Wrap(*PLANS, wrapper="wrapped_plans"), Reads(PLANS[0], PLANS[1].partition(".")[0], ("_config_path",))
     headless = Wrap(*HEADLESS, wrapper="wrapped_headless")
@@ -54,25 +50,25 @@ def starts(process: Process | None) -> tuple[AnySeam, ...]:
 
 
 def start_problems(process: Process | None, patches: Sequence[Patch] = PATCHES) -> list[str]:
-    """Where these are not as on the nearest release that was read, by kind and parameters."""
+    """The differences between these seams and the nearest release that was read, by kind and parameters."""
     found = vllm_omni_release()
     if found is None or not patches:
         return []
     release, _ = patches[0].nearest_first(found.version)[0]
-    return _problems(starts(process), release)
+    return _problems(start_seams(process), release)
 
 
-# ---- What a patch is on the installed release ----
+# ---- The row of a patch on the installed release ----
 
 
 class Found(NamedTuple):
-    """The row that a patch is served by, with its verified slots.
+    """The row that a patch uses, with its verified slots.
 
     Attributes:
-        release: The release that was read, as the row names it.
+        release: The listed release, as the row spells it.
         row: The row.
-        slots: Where its seams are.
-        same_as: The release, where the installed one is not listed and has the same code; else empty.
+        slots: The slots of its seams.
+        same_as: The listed release with the same code, if the installed one is not listed. Else empty.
     """
 
     release: str
@@ -82,16 +78,16 @@ class Found(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is to be said of it in the reason of a state."""
+        """The words for the reason of a state."""
         same = f"{vllm_omni_release()}: every function is as in {self.same_as}" if self.same_as else ""
         return "; ".join(filter(None, (self.row.remarks, same)))
 
 
 def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> Found:
-    """The row that the patch is served by in a kind of process.
+    """The row that the patch uses in a kind of process.
 
     Raises:
-        SeamMovedError: There is none, or a seam moved; the message is the whole reason.
+        SeamMovedError: There is none, or a seam moved. The message is the complete reason.
     """
     found = vllm_omni_release()
     listed = patch.listed(found and found.version)
@@ -104,33 +100,33 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
         try:
             slots = [verify(seam, release, exact=True) for seam in row.seams_in(process)]
         except SeamMovedError as error:
-            moved = moved or f"; unlike {release}: {error}"  # the nearest release is enough to name
+            moved = moved or f"; unlike {release}: {error}"  # only the nearest release is named
         else:
             return Found(release, row, slots, same_as=release)
     raise SeamMovedError(f"{unlisted(patch)}{moved}")
 
 
 def row_here(patch: Patch) -> Row | None:
-    """What the patch is on the installed vLLM-Omni; None when that is not listed."""
+    """The patch's row for the installed vLLM-Omni. None if that release is not listed."""
     found = vllm_omni_release()
     return patch.row_on(found and found.version)
 
 
 def state_here(patch: Patch) -> State:
-    """The state that its rows promise on the installed vLLM-Omni."""
+    """The patch's declared state on the installed vLLM-Omni."""
     row = row_here(patch)
     return State.UNSUPPORTED if row is None else row.state
 
 
 def release_problem(patch: Patch, on_unlisted: str | None = None) -> str | None:
-    """Why no row can be the installed vLLM-Omni's; None when one is, or may turn out to be the same code."""
+    """Why no row can serve the installed vLLM-Omni. None if a row lists it, or may have the same code."""
     found = vllm_omni_release()
     may_serve = found is not None and (row_here(patch) is not None or patch.candidates(found.version, on_unlisted))
     return None if may_serve else unlisted(patch)
 
 
 def unlisted(patch: Patch) -> str:
-    """That the installed release is none of the patch's, in words."""
+    """A message that the installed release is not listed."""
     tested = ", ".join(patch.releases)
     found = vllm_omni_release()
     if found is None:
@@ -138,16 +134,10 @@ def unlisted(patch: Patch) -> str:
     return f"{found} is not among the tested releases: {tested}"
 
 
-def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
-    """The patch's seams on the installed vLLM-Omni; none where it is not listed, or not installed there."""
-    row = row_here(patch)
-    return row.seams if isinstance(row, Fit) else ()
-
-
 def verify_patch(patch: Patch, on_unlisted: str | None = None) -> list[str]:
-    """Every way in which the installed upstream differs from the declaration; empty when it fits.
+    """The differences between the installed vLLM-Omni and the declaration. Empty if there are none.
 
-    Imports the modules that the patch's seams name, and, where all of them fit, the patch's wrappers.
+    This imports the modules that the patch's seams name and, if all seams match, the patch's wrappers.
     """
     found = vllm_omni_release()
     listed = patch.listed(found and found.version)
@@ -156,23 +146,23 @@ def verify_patch(patch: Patch, on_unlisted: str | None = None) -> list[str]:
 
 
 def _verified(patch: Patch, process: Process | None, on_unlisted: str | None) -> tuple[Found, ModuleType | None]:
-    """The row, and the wrappers where it is installed; raises what ``find_row`` and ``import_wrappers`` do."""
+    """The row, and the wrappers if it is a ``Fit``. Raises the exceptions of ``find_row`` and ``import_wrappers``."""
     found = find_row(patch, process, on_unlisted)
     return found, import_wrappers(patch) if isinstance(found.row, Fit) else None
 
 
 def _problems(seams: Sequence[AnySeam], release: str) -> list[str]:
-    found = (_raised(f"{seam.path}: looking at it failed", functools.partial(verify, seam, release)) for seam in seams)
+    found = (_raised(f"{seam.path}: it cannot be verified", functools.partial(verify, seam, release)) for seam in seams)
     return [problem for each in found for problem in each]
 
 
-def _raised(what: str, look: Callable[[], object]) -> list[str]:
-    """What a look at upstream raised, in words; nothing when it raised nothing."""
+def _raised(what: str, verification: Callable[[], object]) -> list[str]:
+    """The message of an exception of a verification. Empty if there was none."""
     try:
-        look()
+        verification()
     except SeamMovedError as error:
         return [str(error)]
-    except Exception as error:  # upstream's module may raise anything while it is imported
+    except Exception as error:  # importing an upstream module may raise anything
         return [f"{what}: {error!r}"]
     return []
 
@@ -181,42 +171,43 @@ def import_wrappers(patch: Patch) -> ModuleType:
     """The module with the functions that the patch's seams name.
 
     Raises:
-        SeamMovedError: A module of upstream's is gone, or a name in it, that the patch imports and has no seam in.
+        SeamMovedError: The module imports an upstream module or name that does not exist and is not a seam.
     """
-    LEDGER.entry(patch)  # the module looks up its runtime while it is imported
+    LEDGER.entry(patch)  # the module needs the entry while it is imported
     try:
         return importlib.import_module(patch.wrappers)
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in UPSTREAM:
             raise
-        raise SeamMovedError(f"{error.name}: what the patch imports from it cannot be had ({error})") from error
+        raise SeamMovedError(f"{error.name}: what the patch imports from it is missing ({error})") from error
 
 
-# ---- A configuration takes effect ----
+# ---- A configuration ----
 
 
 def apply(
     resolved: Resolved, process: Process, patches: Sequence[Patch] = PATCHES, *, moved: Sequence[str] = ()
 ) -> None:
-    """Install the patches that are on and are not installed yet, and log what came of it.
+    """Install the enabled patches that are not installed yet, and log the result.
 
-    An installed patch stays as it is; where ``resolved`` says otherwise, a warning says so.
+    An installed patch does not change. If ``resolved`` differs from it, a warning is logged.
 
     Args:
-        resolved: What was asked for.
-        process: The kind of process this is.
+        resolved: The configuration.
+        process: The kind of this process.
         patches: The declarations.
-        moved: What ``start_problems`` found. Then nothing is installed, and all that was asked for is unsupported.
+        moved: The result of ``start_problems``. If it is not empty, nothing is installed, and every enabled patch is
+            unsupported.
 
     Raises:
-        RefusedError: A patch that was asked for is unsupported or failed, and ``on_unsupported`` is ``fail``. What this
-            call has installed is taken off again, as it is after any other exception.
+        RefusedError: An enabled patch is unsupported or failed, and ``on_unsupported`` is ``fail``. The patches that
+            this call has installed are uninstalled, as after any other exception.
     """
     with _lock:
         before = set(_installed)
         try:
             if moved:
-                warn_once(f"nothing is on here, a seam of the start-up moved: {'; '.join(moved)}")
+                warn_once(f"no patch is installed, because a seam of the start-up has changed: {'; '.join(moved)}")
             for patch in patches:
                 _apply_one(resolved, patch, process, moved)
             if resolved.on_unsupported == "fail":
@@ -231,7 +222,7 @@ def apply(
 
 
 def _outcome(patches: Sequence[Patch]) -> Iterator[str]:
-    """A line with what is applied, and one with what does not apply; each trouble has had its own."""
+    """A line for the applied patches, and one for those without a use here. Problems were logged separately."""
     for title, states in (("applied", {State.APPLIED}), ("not applied here", {State.NOT_APPLICABLE, State.SUPERSEDED})):
         by_words: dict[str, list[str]] = {}
         for entry in (LEDGER.entry(patch) for patch in patches):
@@ -248,14 +239,18 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
     if is_installed(patch.name):
         _warn_of_difference(patch, entry.options, options)
         return
-    entry.options, entry.origin = options or patch.options(), resolved.origins.get(patch.name, "")
+    entry.options = options or patch.options()
     if options is None:
         LEDGER.set(patch, State.OFF, resolved.off.get(patch.name, "not asked for"))
     elif moved:
-        LEDGER.set(patch, State.UNSUPPORTED, f"a seam of the start-up moved: {'; '.join(moved)}", level=logging.DEBUG)
+        LEDGER.set(
+            patch, State.UNSUPPORTED, f"a seam of the start-up has changed: {'; '.join(moved)}", level=logging.DEBUG
+        )
     elif process not in patch.processes:
         where = " or ".join(sorted(each.value for each in patch.processes))
-        LEDGER.set(patch, State.NOT_APPLICABLE, f"its slots are used in the {where} process; this is a {process.value}")
+        LEDGER.set(
+            patch, State.NOT_APPLICABLE, f"it is used in a {where} process, and this is a {process.value} process"
+        )
     elif (lacking := _lacking(patch, resolved.on_unlisted)) is not None:
         required = LEDGER.named(lacking)
         LEDGER.set(patch, required.state, f"requires {lacking}, which is {required.state.value}: {required.reason}")
@@ -265,13 +260,13 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
 
 def _warn_of_difference(patch: Patch, here: Options | None, asked: Options | None) -> None:
     if asked is None:
-        warn_once(f"{patch.name} stays on: an installed patch stays until the process ends")
+        warn_once(f"{patch.name} stays on, because an installed patch stays until the process ends")
     elif asked != here:
-        warn_once(f"{patch.name} keeps its values {here!r} until the process ends; asked for now: {asked!r}")
+        warn_once(f"{patch.name} keeps its values {here!r} until the process ends; requested now: {asked!r}")
 
 
 def _lacking(patch: Patch, on_unlisted: str | None) -> str | None:
-    """A patch that this one requires and that does not serve; None too where this one has nothing to do."""
+    """A required patch that does not serve. None if there is none, or if this patch is not installed here anyway."""
     if not isinstance(row_here(patch), (Fit, NoneType)) or release_problem(patch, on_unlisted):
         return None
     return next((name for name in patch.requires if not LEDGER.named(name).state.satisfies_requirement), None)
@@ -292,7 +287,7 @@ def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patc
 
 
 def _problems_in_stages(resolved: Resolved, patch: Patch, process: Process) -> list[str]:
-    """A stage can no longer refuse the server's start: what would be found there is looked for here."""
+    """The problems that a stage would find. They are found here, because a stage cannot refuse the start."""
     is_all_here = process in patch.processes and not any(fit.of_stages for fit in patch.fits)
     if process is Process.STAGE or Process.STAGE not in patch.processes or is_all_here:
         return []
@@ -303,17 +298,17 @@ def _problems_in_stages(resolved: Resolved, patch: Patch, process: Process) -> l
 
 
 def is_installed(name: str) -> bool:
-    """Whether the patch was installed in this process and not taken off."""
+    """Whether the patch is installed in this process."""
     return name in _installed
 
 
 def install(patch: Patch, process: Process | None = None, on_unlisted: str | None = None) -> State:
-    """Install one patch and return its state; never raises for a reason of the patch or of upstream.
+    """Install one patch and return its state. Errors of the patch and of upstream's modules become states.
 
     Args:
         patch: Its declaration.
-        process: The kind of process whose slots are written; all slots for None.
-        on_unlisted: Which releases beside those of its rows may be served (``Patch.candidates``).
+        process: The kind of process whose seams are used. None means all seams.
+        on_unlisted: Which unlisted releases may be served (``Patch.candidates``).
     """
     with _lock:
         if is_installed(patch.name):
@@ -321,7 +316,7 @@ def install(patch: Patch, process: Process | None = None, on_unlisted: str | Non
         try:
             found, wrappers = _verified(patch, process, on_unlisted)
         except SeamMovedError as error:
-            moved = "" if row_here(patch) is None else "a seam moved: "
+            moved = "" if row_here(patch) is None else "a seam has changed: "
             return LEDGER.set(patch, State.UNSUPPORTED, f"{moved}{error}")
         except Exception as error:
             logger.exception("omni-fastpath: verifying %s failed", patch.name)
@@ -333,72 +328,69 @@ def install(patch: Patch, process: Process | None = None, on_unlisted: str | Non
 
 
 def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State:
-    installation = _Installation()
+    entry, row = LEDGER.entry(patch), found.row
+    written: list[_Written] = []
     try:
-        installation.taken_off = _named(wrappers, patch.taken_off)
-        figures = _named(wrappers, patch.figures)
+        entry.taken_off = getattr(wrappers, "taken_off", None)
         for slot in found.slots:
             match slot.seam:
                 case Wrap(wrapper=name):
-                    _write(installation.written, slot, _around(slot, _named(wrappers, name), patch))
+                    _write(written, slot, _around(slot, getattr(wrappers, name), patch))
                 case Add(function=name):
-                    _write(installation.written, slot, _named(wrappers, name))
+                    _write(written, slot, getattr(wrappers, name))
     except Exception as error:
         logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
-        _put_back(installation)
+        _put_back(entry, written)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
-    _installed[patch.name] = installation
-    entry, row = LEDGER.entry(patch), found.row
+    _installed[patch.name] = written
     left_out = row.without_api_server if isinstance(row, Fit) and len(found.slots) < len(row.seams) else ""
-    entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), figures
-    entry.taken_off = installation.taken_off
+    entry.remarks, entry.figures = "; ".join(filter(None, (found.words, left_out))), getattr(wrappers, "figures", None)
     return LEDGER.set(patch, State.APPLIED, "")
 
 
-def _named(wrappers: ModuleType, name: str | None) -> Any:
-    """The function that the declaration names in the wrappers module; None where it names none."""
-    return None if name is None else getattr(wrappers, name)
-
-
 def uninstall(patch: Patch) -> None:
-    """Take one patch off: every slot gets back the raw object that it had, last written first.
+    """Uninstall one patch: restore the raw object of every slot, the last written first.
 
-    Refused, with a line in the log, where another package wrote one of its slots after us: then all slots stay.
+    If another package has written one of the slots since, nothing is restored, and an error is logged.
     """
     with _lock:
-        installation = _installed.get(patch.name)
-        if installation is None:
+        written = _installed.get(patch.name)
+        if written is None:
             return
-        for slot, _, ours in installation.written:
-            if not slot.holds(ours):
+        for slot, _, ours in written:
+            if slot.raw() is not ours:
                 path, found = slot.seam.path, slot.raw()
-                logger.error("omni-fastpath: %s stays: %s was written after us, found %r", patch.name, path, found)
+                logger.error(
+                    "omni-fastpath: %s stays, because another package has written %s since, found %r",
+                    patch.name,
+                    path,
+                    found,
+                )
                 return
         del _installed[patch.name]
-        _put_back(installation)
-        entry = LEDGER.entry(patch)
-        entry.figures, entry.taken_off, entry.same_as = None, None, ""
-        LEDGER.set(patch, State.OFF, "taken off")
+        _put_back(LEDGER.entry(patch), written)
+        LEDGER.set(patch, State.OFF, "uninstalled")
 
 
-def _put_back(installation: _Installation) -> None:
-    for slot, raw, _ in reversed(installation.written):
+def _put_back(entry: Entry, written: Sequence[_Written]) -> None:
+    for slot, raw, _ in reversed(written):
         slot.write(raw)
-    if installation.taken_off is not None:
-        installation.taken_off()
+    if entry.taken_off is not None:
+        entry.taken_off()
+    entry.figures, entry.taken_off, entry.same_as = None, None, ""
 
 
-def _write(written: list[tuple[Slot, Any, Any]], slot: Slot, ours: Any) -> None:
+def _write(written: list[_Written], slot: Slot, ours: Any) -> None:
     raw = slot.raw()
     slot.write(ours)
-    if not slot.holds(ours):
+    if slot.raw() is not ours:
         slot.write(raw)
         raise RuntimeError(f"{slot.seam.path} does not hold what was just written into it")
     written.append((slot, raw, ours))
 
 
 def _around(slot: Slot, wrapper: Callable[..., Any], patch: Patch) -> Any:
-    """A wrapt wrapper around a raw slot, marked as the patch's; an exception of ours ends nothing in it."""
+    """A wrapt wrapper around a raw object, marked with the patch's name, and guarded against the patch's errors."""
     from wrapt import FunctionWrapper  # noqa: PLC0415 - imported on install only
 
     ours = FunctionWrapper(slot.raw(), LEDGER.entry(patch).guarded(wrapper, f"the wrapper of {slot.seam.qualname}"))

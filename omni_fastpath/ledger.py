@@ -1,7 +1,7 @@
-"""The states of the patches in this process, with reasons, options in force and engagement counters.
+"""The state, options and counters of each patch in this process, and the guard against errors of patches.
 
-Counters are plain integers. The one thread that does the work writes them and any thread reads them, so that a reader
-may see a value that is an instant old.
+Counters are plain integers. Only the thread that does the work writes them. Other threads read them without a lock, so
+a value may be slightly out of date.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 from omni_fastpath.declare import Patch, State
 
 logger = logging.getLogger("vllm.omni_fastpath")
-"""A child of vLLM's logger, so that our lines stand among the server's in its format."""
+"""A child of vLLM's logger, so that its lines have the format of the server's log."""
 
 _warned: set[str] = set()
 
 
 def warn_once(message: str) -> None:
-    """Log a warning that this process has not logged yet: a server reads its deploy YAML four times."""
+    """Log a warning once per process. It would be repeated otherwise, because a server reads its deploy YAML often."""
     if message not in _warned:
         _warned.add(message)
         logger.warning("omni-fastpath: %s", message)
@@ -33,25 +33,23 @@ def warn_once(message: str) -> None:
 
 @dataclass
 class Entry:
-    """One patch in this process, which its wrappers see too: its values, its counters, its state.
+    """The state, options and counters of one patch in this process. Its wrappers use it too.
 
     Attributes:
         patch: Its declaration.
-        state: Its state here.
-        cause: Why it has this state.
-        origin: What switched it on or off; empty for a patch that nothing mentions.
-        options: The values in force, an instance of the declaration's model.
-        counters: Its engagement counters by name; written by the thread that does the work.
-        remarks: What its declaration says about this release.
-        same_as: The listed release that the installed one is the same code as; empty where that is listed itself.
-        figures: Gives what its metrics show now, while it is installed; None for a patch without any.
-        taken_off: Called when it has failed, as it is when it is taken off: releases what others wait for.
+        state: Its state.
+        cause: The reason of the state.
+        options: Its values, an instance of the declaration's model.
+        counters: Its counters by name.
+        remarks: What the declaration says about this release.
+        same_as: The listed release with the same code as the installed one. Empty if the installed one is listed.
+        figures: Returns the samples of its metrics, while it is installed. None if it has no metrics.
+        taken_off: Releases everything that others wait for. It is called when the patch fails or is uninstalled.
     """
 
     patch: Patch
     state: State = State.OFF
     cause: str = "not asked for"
-    origin: str = ""
     options: Any = field(init=False)
     counters: dict[str, int] = field(init=False)
     remarks: str = ""
@@ -65,18 +63,19 @@ class Entry:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an error of ours was reported: then upstream works alone."""
+        """Whether the patch has failed, so that upstream's own code runs."""
         return self.state is State.FAILED
 
     def report(self, state: State, reason: str) -> None:
-        """Set the patch's state for this process; for its wrappers. A patch that has failed stays failed."""
+        """Set the patch's state, from its wrappers. A failed patch stays failed."""
         if not self.has_failed:
             LEDGER.set(self.patch, state, reason, level=None if state.is_trouble else logging.INFO)
 
     def fail(self, what: str, error: Exception) -> None:
-        """Step aside: log the first error of the patch, set its state to ``failed``, and release. Never raises.
+        """Make the patch step aside: log its first error, set its state to ``failed``, and release waiting code.
 
-        Its wrappers leave everything to upstream from then on. Other code of the patch looks at ``has_failed``.
+        From then on its wrappers only call upstream's functions. Other code of the patch checks ``has_failed``. This
+        method never raises.
 
         Args:
             what: What failed, as the subject of a sentence.
@@ -84,7 +83,7 @@ class Entry:
         """
         if not self.has_failed:
             logger.error("omni-fastpath: %s: %s failed", self.patch.name, what, exc_info=error)
-            self.report(State.FAILED, f"{what} failed: {error!r}; upstream works alone from here on")
+            self.report(State.FAILED, f"{what} failed: {error!r}; from now on only upstream's code runs")
             try:
                 if self.taken_off is not None:
                     self.taken_off()
@@ -92,19 +91,20 @@ class Entry:
                 logger.exception("omni-fastpath: %s: releasing failed", self.patch.name)
 
     def guard(self, what: str) -> Guard:
-        """A context for code of the patch alone; see ``Guard``."""
+        """A ``Guard`` for code of the patch."""
         return Guard(self, what)
 
     def guarded(self, wrapper: Wrapper, what: str) -> Wrapper:
-        """The wrapper as it is written into a slot: upstream's function gives its result whatever fails in the wrapper.
+        """A wrapper whose own errors do not reach upstream.
 
-        Any exception that did not come out of upstream's function makes the patch step aside. Then the result, or the
-        exception, is that of the last call of the function. Where there was none, it is called now with what was given.
-        A wrapper with an effect that must not happen besides upstream's has it in its last line.
+        An exception that upstream's function did not raise makes the patch step aside. The caller then gets the result
+        or the exception of the last call of that function. If it was not called yet, it is called now with the original
+        arguments. Therefore, if an effect of a wrapper must not be combined with upstream's own, it must be in the
+        wrapper's last line.
 
         Args:
-            wrapper: Takes upstream's function as a ``Call``.
-            what: The wrapper, as the subject of a sentence.
+            wrapper: The wrapper. It gets upstream's function as a ``Call``.
+            what: The wrapper's name, as the subject of a sentence.
         """
 
         def guarded(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -138,11 +138,11 @@ class Entry:
 
     @property
     def reason(self) -> str:
-        """The cause and the remarks; what it did is in its counters."""
+        """The cause and the remarks."""
         return "; ".join(filter(None, (self.cause, self.remarks)))
 
-    def shown_figures(self) -> Mapping[str, Any]:
-        """What its metrics show now; nothing once the patch has failed, of an error of theirs too."""
+    def read_figures(self) -> Mapping[str, Any]:
+        """The samples of its metrics. Empty if the patch has failed. An error while they are read is such a failure."""
         figures = self.figures  # another thread may set it to None meanwhile
         try:
             return {} if figures is None or self.has_failed else figures()
@@ -152,14 +152,14 @@ class Entry:
 
 
 class Guard:
-    """A context in which only code of a patch runs: an exception makes the patch step aside and ends the context.
+    """A context manager for code of a patch. An exception leaves the context and makes the patch step aside.
 
-    Upstream is called outside of it, so that what upstream raises passes untouched. Where the two cannot be separated
-    that way, ``raised_by_us`` tells them apart. A guard has no state of its own: one object serves all threads.
+    Call upstream outside of it, so that upstream's exceptions are not caught. If that is not possible,
+    ``raised_by_us`` distinguishes the two. A guard has no state, so all threads can share one object.
 
     Args:
         entry: The patch.
-        what: What is done inside, as the subject of a sentence: "looking at a raw output".
+        what: What is done inside, as the subject of a sentence: "counting a raw output".
     """
 
     __slots__ = ("_entry", "_what")
@@ -171,21 +171,21 @@ class Guard:
         return
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if not isinstance(error, Exception):  # nothing, or a cancellation, which is nobody's error
+        if not isinstance(error, Exception):  # there is none, or it is a cancellation, which is not an error
             return False
         self._entry.fail(self._what, error)
         return True
 
 
 Wrapper = Callable[[Any, Any, Any, Any], Any]
-"""Of wrapt: takes upstream's function, what it is bound to, and its arguments."""
+"""A wrapper for wrapt. Its parameters are upstream's function, its instance, and its arguments."""
 
 
 class Call:
-    """Upstream's function as a wrapper of ours sees it. It remembers what came of it.
+    """Upstream's function as it is passed to a wrapper. It remembers the outcome of the last call.
 
     Args:
-        function: Upstream's own, or what is in the slot.
+        function: The function.
 
     Attributes:
         was_made: Whether it was called.
@@ -200,7 +200,7 @@ class Call:
         self._error: BaseException | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream's function is called."""
+        """Call upstream's function."""
         self.was_made, self._error = True, None
         try:
             self._result = self.function(*args, **kwargs)
@@ -210,19 +210,19 @@ class Call:
         return self._result
 
     def meant(self, error: Exception) -> Exception:
-        """The error, which the wrapper raises on purpose: it is for upstream's caller, and nothing has failed."""
+        """Mark an error that the wrapper raises on purpose, for upstream's caller. It is not a failure of the patch."""
         self._error = error
         return error
 
     def raised(self, error: BaseException) -> bool:
-        """Whether the last call raised this error, which is forgotten: its traceback refers to us."""
+        """Whether the last call raised this error. It is then dropped, because its traceback refers to this object."""
         is_it = error is self._error
         if is_it:
             self._error = None
         return is_it
 
     def outcome(self) -> Any:
-        """What the last call returned, or raised."""
+        """Return the result of the last call, or raise its exception."""
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -233,12 +233,12 @@ class Call:
 
 
 class AwaitedCall(Call):
-    """The same of a coroutine function."""
+    """A ``Call`` of a coroutine function."""
 
     __slots__ = ()
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As upstream's function is called and awaited."""
+        """Call and await upstream's function."""
         self.was_made, self._error = True, None
         try:
             self._result = await self.function(*args, **kwargs)
@@ -250,13 +250,13 @@ class AwaitedCall(Call):
 
 _OURS = __name__.partition(".")[0]
 _LIBRARIES = sys.stdlib_module_names | {"janus", "msgspec", "pluggy", "prometheus_client", "uvloop", "wrapt"}
-"""Modules whose exceptions are those of their callers."""
+"""Libraries. Their exceptions are attributed to their callers."""
 
 
 def raised_by_us(error: BaseException) -> bool:
     """Whether an exception was raised by code of this package, or by a library that this package called.
 
-    The innermost frame decides that is no library's. Upstream's own code, and any code that is not known, is not ours.
+    The innermost frame that is not in a library decides.
     """
     names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     roots = [root for root in (name.partition(".")[0] for name in names) if root not in _LIBRARIES]
@@ -267,7 +267,7 @@ Listener = Callable[[str, State, str], None]
 
 
 class Ledger:
-    """The entries of this process, and the listeners to their changes (state file, hooks)."""
+    """The entries of this process, and the listeners for changes of their states (state file, hooks)."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -275,15 +275,15 @@ class Ledger:
         self._listeners: list[Listener] = []
 
     def entry(self, patch: Patch) -> Entry:
-        """The entry of a patch, made on first use."""
+        """The entry of a patch. It is created on first use."""
         with self._lock:
             return self._entries.setdefault(patch.name, Entry(patch))
 
     def named(self, name: str) -> Entry:
-        """The entry of a patch that has one.
+        """The existing entry of a patch.
 
         Raises:
-            KeyError: No such patch in this process.
+            KeyError: There is none.
         """
         return self._entries[name]
 
@@ -292,17 +292,18 @@ class Ledger:
             return iter(list(self._entries.values()))
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener(name, state, reason)`` after every change; an exception that it raises is logged."""
+        """Call ``listener(name, state, reason)`` after every change of a state. Its exceptions are logged."""
         self._listeners.append(listener)
 
     def set(self, patch: Patch, state: State, cause: str, *, level: int | None = None) -> State:
-        """Set a patch's state, and return it; a real change is logged in one line.
+        """Set a patch's state, and return it. A change is logged.
 
         Args:
             patch: Its declaration.
-            state: The state from now on.
-            cause: Why, in words.
-            level: Of the line; None for a warning of trouble, and for a debug line of what ``install.apply`` sums up.
+            state: The new state.
+            cause: The reason, in words.
+            level: The level of the log line. None means a warning for ``unsupported`` and ``failed``, and debug for
+                other states, because ``install.apply`` logs a summary of those.
         """
         entry = self.entry(patch)
         with self._lock:
@@ -322,9 +323,9 @@ class Ledger:
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """Every patch as plain data, for the state file and the metrics."""
-        # Figures are read without the lock, since a listener to their failure may wait for a lock of its own; and
-        # first, since reading them may move counters.
-        figures = {entry.patch.name: entry.shown_figures() for entry in self}
+        # Figures are read without the lock, because a listener to their failure may wait for another lock. They are
+        # read first, because that may change counters.
+        figures = {entry.patch.name: entry.read_figures() for entry in self}
         with self._lock:
             return {
                 name: {
@@ -332,7 +333,6 @@ class Ledger:
                     "reason": entry.cause,
                     "remarks": entry.remarks,
                     "same_as": entry.same_as,
-                    "origin": entry.origin,
                     "options": entry.options.model_dump(),
                     "counters": dict(entry.counters),
                     **({"figures": figures[name]} if figures.get(name) else {}),
@@ -342,9 +342,9 @@ class Ledger:
 
 
 LEDGER = Ledger()
-"""This process's ledger."""
+"""The ledger of this process."""
 
 
 def runtime(name: str) -> Entry:
-    """The entry of a declared patch, for its wrappers."""
+    """The entry of a patch, for its wrappers."""
     return LEDGER.named(name)

@@ -1,9 +1,9 @@
-"""``/metrics``: every patch in every process of a server, in one scrape of any of its API processes.
+"""``/metrics``: all patches in all processes of a server, in one scrape of any of its API processes.
 
-The thread that keeps this process's state file fresh (``omni_fastpath.statefile``) also collects what a scrape shows:
-this process from its ledger, the others of its tree from their state files. A scrape returns what was collected last
-and reads no file. ``process`` is upstream's name of a process (the server's own is ``server``); ``stage`` and
-``replica`` are empty where a process serves no stage.
+The thread that updates this process's state file (``omni_fastpath.statefile``) also collects the metrics: those of this
+process from its ledger, and those of the other processes of the server from their state files. A scrape returns the
+last collection and reads no file. The label ``process`` is upstream's name of a process, or ``server``. ``stage`` and
+``replica`` are empty if a process belongs to no stage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omni_fastpath.ledger import LEDGER, Ledger, warn_once
 from omni_fastpath.seams import MARK, is_ours
 
 API_WORKER = re.compile(r"ApiServer_\d+$")
-"""vLLM's name of the processes of ``--api-server-count``; their parent runs the stages and serves no request."""
+"""vLLM's names of the processes of ``--api-server-count``. Their parent starts the stages and serves no request."""
 
 _MAIN = "MainProcess"
 _OF_PROCESS = ("process", "stage", "replica")
@@ -35,11 +35,11 @@ _Where = tuple[str, str, str]
 
 
 class Collector:
-    """What a scrape of this process shows, which ``refresh`` collects.
+    """The metrics of this server, for prometheus_client.
 
     Args:
-        ledger: This process's.
-        process: The kind of process this is.
+        ledger: The ledger of this process.
+        process: The kind of this process.
     """
 
     def __init__(self, ledger: Ledger, process: Process) -> None:
@@ -49,15 +49,15 @@ class Collector:
         self._collected: list[Any] = []
 
     def collect(self) -> list[Any]:
-        """The metric families, as they were collected last."""
+        """The metric families of the last ``refresh``."""
         return self._collected
 
     def refresh(self) -> None:
-        """Collect the tree; this process alone where the state files cannot be read, and nothing after an error."""
+        """Collect all processes. If the state files cannot be read, only this process. After an error, nothing."""
         try:
             self._collected = self._tree()
         except Exception as error:
-            warn_once(f"/metrics goes without the patches: {error}")
+            warn_once(f"/metrics lacks the patches: {error}")
             self._collected = []
 
     def _tree(self) -> list[Any]:
@@ -72,15 +72,15 @@ class Collector:
         return [*_families(processes, declared), *(family for family in more if family.samples)]
 
     def describe(self) -> list[Any]:
-        """Nothing to check for duplicates at registration."""
+        """An empty list, so that the registry does not compare names when this is registered."""
         return []
 
 
 def export(process: Process) -> None:
-    """Add the patches' states and counters to this process's ``/metrics``.
+    """Add the patches' metrics to this process's ``/metrics``.
 
-    With several API processes Prometheus runs in its multiprocess mode, in which upstream makes a registry for each
-    scrape, with a ``MultiProcessCollector`` in it and nothing else: there ours follow what that one collects.
+    With several API processes, prometheus_client runs in its multiprocess mode. There upstream creates a registry for
+    each scrape that contains only a ``MultiProcessCollector``, so the metrics are added to that collector's.
     """
     collector = Collector(LEDGER, process)
     collector.refresh()
@@ -111,7 +111,7 @@ def _where(role: str, process_name: str, stage: int | None, replica: int | None)
 
 
 def _root() -> int:
-    """The process whose tree is this server: this one, or the parent that several API processes share."""
+    """The root process of this server: this one, or the parent of several API processes."""
     parent = multiprocessing.parent_process()
     is_worker = parent is not None and API_WORKER.match(multiprocessing.current_process().name)
     return parent.pid if parent is not None and is_worker and parent.pid else os.getpid()
@@ -119,19 +119,19 @@ def _root() -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _above(pid: int, _started: int) -> tuple[int, ...]:
-    """The processes above one, as they were when it was first seen: what made it may end before it does."""
+    """The ancestors of a process when it was first seen. They are kept, because an ancestor may end earlier."""
     return tuple(process_role.ancestors(pid))
 
 
 def _elsewhere() -> Iterator[tuple[_Where, dict[str, Any]]]:
-    """The state files of the tree's other processes."""
+    """The state files of the server's other processes."""
     root = _root()
     snapshots = {snapshot["pid"]: snapshot for snapshot in statefile.read_live()}
     for pid, snapshot in snapshots.items():
         above = _above(pid, snapshot["started"])
         if pid == os.getpid() or root not in (pid, *above):
             continue
-        # A stage's worker has its stage from the engine process above it.
+        # A stage's worker gets its stage from the engine process, its ancestor.
         line = [snapshot, *(snapshots[each] for each in above if each in snapshots)]
         stage, replica = next(((s["stage"], s["replica"]) for s in line if s["stage"] is not None), (None, None))
         yield _where(snapshot["role"], snapshot["process_name"], stage, replica), snapshot
@@ -142,9 +142,9 @@ _Labels = tuple[str, ...]
 
 
 def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]:
-    """States, counters and greatest values. Of processes with the same labels counts are added.
+    """States, counters and maxima. Counts with the same labels are added.
 
-    A process has every patch's state, and the counters of those that are for processes of its kind.
+    Every process exports the state of every patch, but only the counters of patches for its kind of process.
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
@@ -174,7 +174,7 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
 
 
 def _thread_family(processes: _Processes) -> Any:
-    """Processor time of each API process's two threads, as the kernel has it."""
+    """The processor time of the two threads of each API process, from the kernel."""
     from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
 
     found: dict[_Labels, float] = {}
@@ -189,7 +189,7 @@ def _thread_family(processes: _Processes) -> Any:
 
 
 def _figure_families(processes: _Processes, declared: Mapping[str, Patch]) -> Iterator[Any]:
-    """The families of the patches' metrics; samples with the same labels are added."""
+    """The families of the patches' metrics. Samples with the same labels are added."""
     for name, patch in declared.items():
         for metric in patch.metrics:
             found: dict[_Labels, list[Mapping[str, Any]]] = {}
@@ -214,7 +214,7 @@ def _figure_family(metric: Metric, found: Mapping[_Labels, list[Mapping[str, Any
     ends = [floatToGoString(each) for each in (*metric.bounds, float("inf"))]  # type: ignore[no-untyped-call]
     histogram = HistogramMetricFamily(metric.name, metric.meaning, labels=names)
     for labels, samples in found.items():
-        alike = [sample for sample in samples if len(sample["counts"]) == len(ends)]  # else another version's buckets
+        alike = [sample for sample in samples if len(sample["counts"]) == len(ends)]  # else another version's
         if alike:
             counts = [sum(bucket) for bucket in zip(*(sample["counts"] for sample in alike), strict=True)]
             buckets = list(zip(ends, itertools.accumulate(counts), strict=True))

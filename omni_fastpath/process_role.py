@@ -1,7 +1,7 @@
-"""What kind of process this is, by its name and its command line, and the names of our variables, by which it is off.
+"""The kind of this process, from its name and its command line, and the names of the environment variables.
 
-The standard library alone: here is decided whether anything else of ours is imported. ``config`` is the page about all
-variables.
+This module imports only the standard library, because it decides whether any other module of the package is imported.
+``config`` describes the variables.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ ON_UNSUPPORTED = f"{NAMESPACE}_ON_UNSUPPORTED"
 ON_UNLISTED = f"{NAMESPACE}_ON_UNLISTED"
 
 HANDOFF = "_OMNI_FASTPATH_HANDOFF"
-"""The variable that carries a parent's configuration to its stages (``startup``); outside the ``OMNI_FASTPATH``
-namespace, in which it would be an unknown name."""
+"""The variable that carries a parent's configuration to its stages (``startup``). Its name does not
+begin with ``OMNI_FASTPATH``, because unknown names that do are refused."""
 
 TRUE_WORDS = ("1", "true", "on", "yes")
 FALSE_WORDS = ("0", "false", "off", "no")
 BOOLEAN_WORDS = f"{' '.join(TRUE_WORDS)} or {' '.join(FALSE_WORDS)}"
 
 _PROC = Path("/proc")
-"""Read as it stands: psutil's times of creation move with the machine's clock."""
+"""Read directly, because psutil's creation times change when the machine's clock is set."""
 
 _ENGINE = re.compile(r"StageEngineCoreProc_stage\d|EngineCore(_DP\d+)?$")
 _WORKER = re.compile(r"StageDiffusionProc$|VllmWorker-\d+$|DiffusionWorker-\d+$")
 
 
 def spawned_as() -> Literal["stage", "worker"] | None:
-    """What this process was spawned for, by the names that vLLM and vLLM-Omni give; None for any other process.
+    """The kind of a process that vLLM or vLLM-Omni spawned, from its name. None for any other process.
 
-    A ``stage`` runs a stage's scheduler. A ``worker`` of a stage, or a diffusion stage, has no scheduler.
+    A ``stage`` runs a stage's scheduler. A ``worker`` is a stage's worker or a diffusion stage and has no scheduler.
     """
     if multiprocessing.parent_process() is None:
         return None
@@ -47,14 +47,14 @@ def spawned_as() -> Literal["stage", "worker"] | None:
 
 
 def is_serve(arguments: Sequence[str]) -> bool:
-    """Whether these arguments, without the program, are those of ``vllm serve --omni``, with a front end or without."""
+    """Whether these arguments, without the program, are those of ``vllm serve --omni``, headless or not."""
     return arguments[:1] == ["serve"] and "--omni" in arguments
 
 
 def value(arguments: Sequence[str], option: str) -> str | None:
-    """The value of an option, as ``--option VALUE`` or ``--option=VALUE``; the last one counts.
+    """The value of an option, from ``--option VALUE`` or ``--option=VALUE``. The last one counts.
 
-    As vLLM reads it: ``_`` in an option is ``-``.
+    As in vLLM, ``_`` in an option's name means ``-``.
     """
     found = None
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
@@ -65,13 +65,13 @@ def value(arguments: Sequence[str], option: str) -> str | None:
 
 
 def port(arguments: Sequence[str]) -> int | None:
-    """The port that a server's arguments name; None where they do not."""
+    """The port in a server's arguments. None if there is none."""
     text = value(arguments, "--port") or ""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= len("65535") else None
 
 
 def boolean(text: str) -> bool | None:
-    """The boolean that a word stands for, whatever its case; None when it is none of the words."""
+    """The boolean that a word means, in any case. None for any other word."""
     word = text.strip().lower()
     if word in TRUE_WORDS:
         return True
@@ -81,26 +81,29 @@ def boolean(text: str) -> bool | None:
 
 
 def master_off(environ: Mapping[str, str]) -> bool:
-    """Whether ``OMNI_FASTPATH`` is one of ``0 false off no``: then nothing else is looked at, not even validated."""
+    """Whether ``OMNI_FASTPATH`` is one of ``0 false off no``. If so, no other setting is read or validated."""
     return boolean(environ.get(MASTER, "")) is False
 
 
-def ours(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables with a name of our namespace. An empty one is not set: compose files and Helm charts make them."""
+def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose names begin with ``OMNI_FASTPATH``.
+
+    A variable with an empty value counts as unset, because compose files and Helm charts create such variables.
+    """
     return {name: text for name, text in environ.items() if name.startswith(NAMESPACE) and text.strip()}
 
 
-# ---- Which process: told apart from a later one with the same id, and from one of another process namespace ----
+# ---- Identity of a process: its id, its start time and its process namespace ----
 
 
 def started(pid: int) -> int | None:
-    """When the process with this id began, in clock ticks since boot; None when none runs."""
+    """When the process with this id started, in clock ticks since boot. None if no such process runs."""
     fields = stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
 
 
 def ancestors(pid: int) -> list[int]:
-    """The ids of a process's parent, its parent's parent and so on, as they are now."""
+    """The ids of a process's parent, its parent's parent and so on."""
     found = []
     while (fields := stat(pid)) is not None and (pid := int(fields[1])) > 0:
         found.append(pid)
@@ -108,9 +111,9 @@ def ancestors(pid: int) -> list[int]:
 
 
 def namespace() -> int:
-    """The number of this process's process namespace; 0 where there is none.
+    """The number of this process's process namespace. 0 if the system has none.
 
-    Two containers that share a folder both have a process 1.
+    It distinguishes containers that share a folder, because each of them has a process 1.
     """
     try:
         return (_PROC / "self/ns/pid").stat().st_ino
@@ -119,13 +122,13 @@ def namespace() -> int:
 
 
 def stat(task: int | str) -> list[str] | None:
-    """What the kernel says of a process or a thread (``PID/task/ID``), from its state on (proc_pid_stat(5)).
+    """The fields of a process or thread (``PID/task/ID``) in ``/proc``, from its state on (proc_pid_stat(5)).
 
-    None when it shows none.
+    None if it does not exist.
     """
     try:
-        with open(f"{_PROC}/{task}/stat", errors="replace") as file:  # noqa: PTH123 - of every process, often
+        with open(f"{_PROC}/{task}/stat", errors="replace") as file:  # noqa: PTH123 - faster, and called for every process
             text = file.read()
     except OSError:
         return None
-    return text.rpartition(")")[2].split()  # the program's name before it may hold anything
+    return text.rpartition(")")[2].split()  # the program's name, which precedes it, may contain anything

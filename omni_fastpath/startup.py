@@ -1,17 +1,22 @@
-"""How the package comes into a process, and how what was asked for takes effect there.
+"""How the package enters a process, and how the configuration takes effect there.
 
-``register`` is the entry point of both plugin groups. Most processes that load plugins have no use for us, so that only
-the standard library and wrapt are imported until a deploy YAML is read or an engine starts. It raises nothing but the
-refusal of a server: anything else would stop every vLLM process on the machine.
+``register`` is the entry point of both plugin groups. Most processes that load plugins do not need this package, so
+only the standard library and wrapt are imported until a deploy YAML is read or an engine starts. ``register`` raises
+nothing but the refusal of a server, because any other exception would stop every vLLM process on the machine.
 
-A configuration is resolved when a deploy YAML is read, so that a bad one refuses the server at once, and takes effect
-before an engine spawns its stages, whether it has a deploy YAML or not. Three things can go wrong. What the user set is
-bad: refused, always. A patch cannot serve: ``on_unsupported`` decides. An error of ours, up to a dependency that cannot
-be imported: ``on_unsupported`` decides too, and the patches are ``failed``. Where nothing is asked for, nothing is
-refused.
+The configuration is resolved when a deploy YAML is read, so that a bad one refuses the server immediately. It takes
+effect before an engine spawns its stages, with or without a deploy YAML. Three things can go wrong:
 
-The three slots of the start-up are seams too (``install.starts``). Where one is gone, what it would have done is
-answered as soon as that shows: at registration, when upstream's module is imported, or at the next reading of a YAML.
+- The user's settings are invalid. The start is always refused.
+- A patch cannot serve. ``on_unsupported`` decides.
+- This package has an internal error, for example a dependency cannot be imported. ``on_unsupported`` decides, and the
+  patches are ``failed``.
+
+If no patch is enabled, no start is refused.
+
+The three functions that the start-up wraps are seams too (``install.start_seams``). If one is missing, the
+configuration is handled as soon as that is known: at registration, when upstream's module is imported, or when the next
+YAML is read.
 """
 
 from __future__ import annotations
@@ -33,32 +38,31 @@ from omni_fastpath.process_role import HANDOFF
 
 if TYPE_CHECKING:
     from omni_fastpath.config import Resolved
-    from omni_fastpath.hooks import HookManager
     from omni_fastpath.statefile import Publisher
 
 logger = logging.getLogger("vllm.omni_fastpath")
 
 READER = ("vllm_omni.config.stage_config", "resolve_deploy_yaml")
-"""Every reading of a deploy YAML calls it: ``load_deploy_config`` looks it up in its module when it is called."""
+"""Every reader of a deploy YAML calls it: ``load_deploy_config`` gets it from its module at each call."""
 
 PLANS = ("vllm_omni.engine.stage_runtime", "StageRuntime._build_logical_stage_init_plans")
-"""What an engine calls before it spawns its stages, right after it has read its deploy YAML once more, with exceptions
-swallowed. A library user's ``Omni`` loads plugins only shortly before, and an engine may have no deploy YAML."""
+"""An engine calls it before it spawns its stages. Before that call the engine reads its deploy YAML once more and
+ignores exceptions. A library user's ``Omni`` loads plugins only shortly before it, and may have no deploy YAML."""
 
 HEADLESS = ("vllm_omni.engine.stage_engine_startup", "get_headless_replica_devices")
-"""The same for a headless server, which has no stage runtime."""
+"""A headless server, which has no stage runtime, calls it before it spawns its stages."""
 
 
 class RefusedError(RuntimeError):
-    """``on_unsupported: fail`` and what was asked for cannot take effect; the message says what and why."""
+    """A requested patch cannot serve under ``on_unsupported: fail``. The message names the patch and the reason."""
 
 
 _registration = threading.Lock()
-"""Taken by the first registration, and never released."""
+"""Acquired by the first registration, and never released."""
 
 
 def register() -> None:
-    """Prepare this process; may be called many times, does its work once, and raises nothing but a refusal."""
+    """Prepare this process. Only the first call has an effect. It raises nothing but a refusal."""
     if not _registration.acquire(blocking=False):
         return
     try:
@@ -66,7 +70,7 @@ def register() -> None:
         if role is None:
             _register_server()
         elif process_role.master_off(os.environ):
-            STARTUP.show("off", f"{process_role.MASTER}=0", role)
+            STARTUP.set_states("off", f"{process_role.MASTER}=0", role)
         elif HANDOFF in os.environ:
             STARTUP.take_over(role)
     except Exception as error:
@@ -76,13 +80,13 @@ def register() -> None:
 
 
 def _register_server() -> None:
-    """A server, or any other process in which vLLM loads plugins."""
-    # What an ancestor handed to its stages is not for a server that was started below it, nor for its engines.
+    """Prepare a server, or any other process in which vLLM loads plugins and that is no stage."""
+    # A server that was started by a stage of another server must not use that server's configuration.
     os.environ.pop(HANDOFF, None)
     serves = process_role.is_serve(sys.argv[1:])
     if process_role.master_off(os.environ):
         if serves:
-            STARTUP.show("off", f"{process_role.MASTER}=0", "server")
+            STARTUP.set_states("off", f"{process_role.MASTER}=0", "server")
         return
     if early := _already_starting():
         logger.error(
@@ -97,21 +101,21 @@ def _register_server() -> None:
 
 
 def _already_starting() -> str:
-    """The other threads that are past what is wrapped here: vLLM marks its plugins as loaded before it loads them."""
+    """The names of other threads that start an engine now. vLLM marks its plugins as loaded before it loads them."""
     frames = sys._current_frames()  # noqa: SLF001 - documented
     others = (each for each in threading.enumerate() if each is not threading.current_thread())
     return ", ".join(each.name for each in others if _is_in(PLANS[0], frames.get(each.ident or 0)))
 
 
 def _is_in(module: str, frame: FrameType | None) -> bool:
-    """Whether a frame, or one below it, runs code of a module."""
+    """Whether a frame or one of its callers runs code of a module."""
     while frame is not None and frame.f_globals.get("__name__") != module:
         frame = frame.f_back
     return frame is not None
 
 
 def _is_there(module: str) -> bool:
-    """Whether upstream has a module, without an import of it."""
+    """Whether a module is installed. Neither it nor its packages are imported."""
     top, *names = module.split(".")
     spec = importlib.util.find_spec(top)
     for name in names:
@@ -121,7 +125,7 @@ def _is_there(module: str) -> bool:
 
 
 class Startup:
-    """What this process has read, and what took effect."""
+    """The deploy YAMLs that this process has read, and the configuration that took effect."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -130,19 +134,19 @@ class Startup:
         self._gone = False
         self._handed: Resolved | None = None
         self._publisher: Publisher | None = None
-        self._hooks: HookManager | None = None
+        self._has_hooks = False
 
     # ---- A server ----
 
     def on_read(self, given: Sequence[object], deploy: Any) -> None:
-        """Refuse a server whose configuration is bad as soon as its deploy YAML is read.
+        """Refuse a server with an invalid configuration as soon as its deploy YAML is read.
 
         Args:
-            given: What the reader was given, first the file.
-            deploy: What upstream made of it.
+            given: The arguments of upstream's reader. The first is the file.
+            deploy: Its result.
 
         Raises:
-            ConfigError: The block or a variable is wrong.
+            ConfigError: The block or a variable is invalid.
         """
         try:
             source = str(given[0])
@@ -158,7 +162,7 @@ class Startup:
             self.before_stages(source, _role())
 
     def is_gone(self, slot: tuple[str, str], why: object) -> None:
-        """One of the three slots cannot be written: what was asked for so far is answered now, later requests later."""
+        """Handle the configuration without one of the three functions, which is missing or cannot be wrapped."""
         logger.warning("omni-fastpath: %s cannot be wrapped: %s", ":".join(slot), why)
         is_plain = sys.argv[1:2] == ["serve"] and not process_role.is_serve(sys.argv[1:])  # of vLLM alone
         if slot in (READER, HEADLESS if _role() == "headless" else PLANS) and not is_plain:
@@ -166,16 +170,16 @@ class Startup:
             self.before_stages(self._last or process_role.value(sys.argv[1:], "--deploy-config"), _role())
 
     def before_stages(self, source: str | None, role: str) -> None:
-        """Let what was asked for take effect before an engine spawns its stages, or refuse the engine.
+        """Install the enabled patches before an engine spawns its stages, or refuse the engine.
 
         Args:
-            source: The engine's deploy YAML; None where it has none, and for a headless server, which reads one.
+            source: The engine's deploy YAML. None if it has none, and for a headless server, whose last one is used.
             role: ``server`` or ``headless``.
 
         Raises:
-            ConfigError: The block or a variable is wrong.
-            RefusedError: A patch that was asked for cannot serve, or an error of ours keeps all from serving, and
-                ``on_unsupported`` is ``fail``.
+            ConfigError: The block or a variable is invalid.
+            RefusedError: ``on_unsupported`` is ``fail``, and a requested patch cannot serve or this package has an
+                internal error.
         """
         source, resolved = self._last if role == "headless" else source, None
         with self._lock:
@@ -194,14 +198,14 @@ class Startup:
         blocks: list[config.Block] = []
         if source is not None:
             try:
-                # Not read where the reader's slot is gone, or was written too late.
+                # There is no entry if upstream's reader could not be wrapped, or was wrapped too late.
                 blocks = config.blocks_of(source, self._read.get(source))
             except config.UnreadableError as error:
-                raise RuntimeError(str(error)) from error  # upstream has read it: the trouble is ours
+                raise RuntimeError(str(error)) from error  # upstream has read it, so this is an internal error
         return config.resolve(blocks, os.environ, PATCHES)
 
     def _take_effect(self, resolved: Resolved, role: str) -> None:
-        """Install what is on here, and hand it to the stages that will be spawned."""
+        """Install the enabled patches, and pass the configuration to the stages that will be spawned."""
         from omni_fastpath import install  # noqa: PLC0415 - a server starts
         from omni_fastpath.declare import Process  # noqa: PLC0415
         from omni_fastpath.ledger import warn_once  # noqa: PLC0415
@@ -209,7 +213,7 @@ class Startup:
         for line in resolved.unknown:
             warn_once(line)
         if not resolved.asked and self._publisher is None:
-            return  # nothing was asked for, now or before: stay invisible
+            return  # nothing is enabled, now or before, so nothing is published
         self._load_hooks()
         handed = resolved.below(self._handed)
         text = json.dumps({"parent": os.getpid(), "resolved": handed.to_json()})
@@ -224,19 +228,21 @@ class Startup:
             self._handed, os.environ[HANDOFF] = handed, text
 
     def _answer(self, error: Exception, resolved: Resolved | None, source: str | None, role: str) -> None:
-        """Answer an error of ours, by the plain words of variable and block where the configuration is not known.
+        """Handle an internal error: log it, show it as the state of the patches, and refuse under ``fail``.
+
+        If the configuration could not be resolved, ``on_unsupported`` is read from the variable or the block directly.
 
         Raises:
             RefusedError: ``on_unsupported`` is ``fail``.
         """
-        variables = process_role.ours(os.environ)
+        variables = process_role.own_variables(os.environ)
         block = self._read[source].get("fastpath") if source in self._read else None
         if not (variables or block):
-            logger.warning("omni-fastpath: an error of ours, and nothing was asked for: %r", error)
+            logger.warning("omni-fastpath: an internal error, but nothing is enabled: %r", error)
             return
         logger.error("omni-fastpath: the configuration cannot take effect: %r", error, exc_info=error)
         try:
-            self.show("failed", f"an error of omni-fastpath: {error!r}", role, resolved)
+            self.set_states("failed", f"an internal error of omni-fastpath: {error!r}", role, resolved)
         except Exception:
             logger.debug("omni-fastpath: the states of the patches cannot be shown", exc_info=True)
         word = variables.get(process_role.ON_UNSUPPORTED)
@@ -246,13 +252,13 @@ class Startup:
             word = str(block.get("on_unsupported"))
         if word is not None and word.strip().lower() == "fail":
             raise RefusedError(
-                f"omni-fastpath: fastpath.on_unsupported is 'fail' and an error of ours is in the way: {error!r}"
+                f"omni-fastpath: fastpath.on_unsupported is 'fail' and an internal error occurred: {error!r}"
             ) from error
 
     # ---- A process of a stage ----
 
     def take_over(self, role: str) -> None:
-        """Install what an ancestor resolved. A stage can no longer refuse the start: it runs as stock instead."""
+        """Install what an ancestor resolved. A stage cannot refuse the start, so after an error it runs as stock."""
         resolved = None
         try:
             resolved = _inherited()
@@ -264,15 +270,15 @@ class Startup:
             self._load_hooks()
             install.apply(resolved, Process(role))
         except Exception as error:
-            logger.exception("omni-fastpath: what the parent handed over cannot take effect; this stage runs as stock")
+            logger.exception("omni-fastpath: the parent's configuration cannot take effect; this stage runs as stock")
             if resolved is None or not _is_refusal(error):
-                self.show("failed", f"what the parent handed over cannot take effect: {error!r}", role, resolved)
+                self.set_states("failed", f"the parent's configuration cannot take effect: {error!r}", role, resolved)
         self._publish(role, None if resolved is None else resolved.source)
 
     # ---- What is visible ----
 
-    def show(self, state: str, reason: str, role: str, resolved: Resolved | None = None) -> None:
-        """Give this state to the patches that were asked for and are not installed; to all if that is not known."""
+    def set_states(self, state: str, reason: str, role: str, resolved: Resolved | None = None) -> None:
+        """Set the state of the enabled patches that are not installed, or of all patches if ``resolved`` is unknown."""
         from omni_fastpath import install  # noqa: PLC0415 - something was asked for, or switched off
         from omni_fastpath.declare import State  # noqa: PLC0415
         from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
@@ -284,21 +290,21 @@ class Startup:
         self._publish(role, None if resolved is None else resolved.source)
 
     def _load_hooks(self) -> None:
-        """Let hook plugins hear of every change of a patch's state, the first included."""
-        if self._hooks is not None:
+        """Load the hook plugins, before the first patch has a state, so that they see every change."""
+        if self._has_hooks:
             return
+        self._has_hooks = True
         try:
             from omni_fastpath.hooks import HOOKS  # noqa: PLC0415 - pluggy, and the patches work without it
             from omni_fastpath.ledger import LEDGER  # noqa: PLC0415
 
             HOOKS.load()
             LEDGER.listen(HOOKS.on_patch_state)
-            self._hooks = HOOKS
         except Exception:
             logger.exception("omni-fastpath: hook plugins cannot be loaded; the patches work without them")
 
     def _publish(self, role: str, source: str | None) -> None:
-        """Start state file and metrics, once; a later call notes the source of the configuration."""
+        """Start the state file and the metrics. A later call only updates the source of the configuration."""
         try:
             if self._publisher is not None:
                 self._publisher.update(source or "environment")
@@ -307,8 +313,7 @@ class Startup:
             from omni_fastpath.declare import Process  # noqa: PLC0415
             from omni_fastpath.statefile import Publisher  # noqa: PLC0415
 
-            hooks = None if self._hooks is None else self._hooks.told
-            self._publisher = Publisher(Process(role), source or "environment", hooks=hooks)
+            self._publisher = Publisher(Process(role), source or "environment")
             self._publisher.start()
             if role == "server" and not process_role.master_off(os.environ):
                 metrics.export(Process.SERVER)
@@ -317,7 +322,7 @@ class Startup:
 
 
 def _inherited() -> Resolved | None:
-    """What an ancestor of this process handed over; None where the variable is from another process."""
+    """The configuration from an ancestor of this process. None if the variable is from another process."""
     from omni_fastpath.config import Resolved  # noqa: PLC0415
     from omni_fastpath.patches import PATCHES  # noqa: PLC0415
 
@@ -329,16 +334,16 @@ def _inherited() -> Resolved | None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the error is of the user's or of a patch's making, and not ours."""
+    """Whether the error refuses a start. All other errors are internal ones."""
     try:
         from omni_fastpath.config import ConfigError  # noqa: PLC0415
-    except Exception:  # a dependency of ours is broken, so that it was not raised
+    except Exception:  # a dependency cannot be imported, so this class cannot have been raised
         return False
     return isinstance(error, (ConfigError, RefusedError))
 
 
 def _refuse(error: Exception) -> NoReturn:
-    """End ``vllm serve`` with the refusal, told once and alone; whoever embeds an engine gets it as an exception."""
+    """End ``vllm serve`` with the message alone. A program that embeds an engine gets the exception."""
     if process_role.is_serve(sys.argv[1:]) and threading.current_thread() is threading.main_thread():
         raise SystemExit(f"omni-fastpath: refused: {error}") from None
     logger.error("omni-fastpath: refused: %s", error)
@@ -350,16 +355,16 @@ def _role() -> str:
 
 
 def wrap_starts(startup: Startup) -> None:
-    """Wrap the three functions, each when its module has been imported; at once where it is imported already.
+    """Wrap the three functions, each as soon as its module is imported.
 
-    These are the only slots that are written where nothing is asked for.
+    If nothing is enabled, no other function is wrapped.
     """
     from wrapt import register_post_import_hook  # noqa: PLC0415 - not in a process of a stage
 
     nesting = threading.local()
 
     def wrapped_reader(wrapped: Callable[..., Any], _instance: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(nesting, "reading", False):  # upstream recurses into base_config; the chain is ours to walk
+        if getattr(nesting, "reading", False):  # upstream recurses into base_config, and config.py reads that chain
             return wrapped(*args, **kwargs)
         nesting.reading = True
         try:
@@ -383,7 +388,7 @@ def wrap_starts(startup: Startup) -> None:
 
 
 def _wrap(startup: Startup, slot: tuple[str, str], wrapper: Callable[..., Any], module: Any) -> None:
-    """Write one slot while upstream imports the module, which nothing but a refusal may end."""
+    """Wrap one function while upstream imports its module. Only a refusal may stop that import."""
     try:
         from wrapt import wrap_function_wrapper  # noqa: PLC0415 - as above
 
@@ -393,4 +398,4 @@ def _wrap(startup: Startup, slot: tuple[str, str], wrapper: Callable[..., Any], 
 
 
 STARTUP = Startup()
-"""This process's."""
+"""The start-up of this process."""

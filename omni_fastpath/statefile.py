@@ -1,8 +1,8 @@
-"""One small JSON file per process, in which ``omni-fastpath status`` and the metrics find the states of its patches.
+"""One JSON file per process with the states of its patches, for ``omni-fastpath status`` and the metrics.
 
-The files lie in a folder of this user alone, ``PID-NAMESPACE.json`` each: containers may share the folder, and a file
-of another process namespace is neither shown nor deleted. Nothing here disturbs serving: what goes wrong while a file
-is written is logged once, and the server goes on.
+The files ``PID-NAMESPACE.json`` are in a folder that only this user can write. Containers may share the folder, so
+files of other process namespaces are neither shown nor deleted. An error while a file is written is logged once, and
+the server continues.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAME = re.compile(r"([0-9]{1,9})-([0-9]+)\.(json|tmp)")
 
 
 REFRESH_S = 2.0
-"""How stale a counter in the state file may be, and how soon a lost file is back, seconds."""
+"""Seconds after which a changed counter is written, and a lost file is written again."""
 
 _STAGE_PROCESS = re.compile(r"_stage(\d+)_replica(\d+)")
 
@@ -46,9 +46,9 @@ class UnsafeFolderError(PermissionError):
 
 
 class PatchRecord(BaseModel):
-    """One patch in a state file, as the ledger has it, its cause as ``reason``.
+    """One patch in a state file. ``reason`` is the ledger's ``cause``.
 
-    The first of ``counters`` says how often it took effect. ``figures`` has the samples of each of its metrics
+    The first of ``counters`` is the number of times that it took effect. ``figures`` has the samples of its metrics
     (``omni_fastpath.figures``).
     """
 
@@ -58,7 +58,6 @@ class PatchRecord(BaseModel):
     reason: str = ""
     remarks: str = ""
     same_as: str = ""
-    origin: str = ""
     options: dict[str, Any] = {}
     counters: dict[str, int] = {}
     figures: dict[str, list[dict[str, Any]]] = {}
@@ -67,9 +66,8 @@ class PatchRecord(BaseModel):
 class Snapshot(BaseModel):
     """A state file.
 
-    ``started`` is in clock ticks since boot, ``updated`` in seconds since 1970. ``port`` is that of ``vllm serve``,
-    where its command line says it. ``hooks`` is what ``HookManager.told`` says, ``threads`` of a server's process what
-    ``omni_fastpath.threads.own`` says.
+    ``started`` is in clock ticks since boot, ``updated`` in seconds since 1970. ``port`` is from the command line of
+    ``vllm serve``, if it is there. ``threads`` is the result of ``omni_fastpath.threads.own`` in a server process.
     """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
@@ -88,23 +86,17 @@ class Snapshot(BaseModel):
     source: str | None
     patches: dict[str, PatchRecord]
     port: int | None = None
-    hooks: dict[str, Any] | None = None
     threads: dict[str, int] = {}
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the process that wrote it still runs."""
-        return process_role.started(self.pid) == self.started
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of the state files; it need not be there.
+    """The folder of the state files. It may not exist.
 
-    In ``$XDG_RUNTIME_DIR``, else in ``/run/user/UID``, where that is this user's alone; else in the folder for
-    temporary files: a pod often has neither of the first two.
+    It is in ``$XDG_RUNTIME_DIR``, else in ``/run/user/UID``, if only this user can write there, else in the folder for
+    temporary files, because a pod often has neither of the first two.
 
     Args:
-        environ: The environment of another process; None for this process's own.
+        environ: The environment of another process. None means this process's.
     """
     variables = os.environ if environ is None else environ
     asked, system = Path(variables.get("XDG_RUNTIME_DIR", "").strip()), Path(f"/run/user/{os.geteuid()}")
@@ -117,16 +109,16 @@ def folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def path() -> Path:
-    """Where this process's file belongs now."""
+    """The path of this process's file."""
     return folder() / f"{os.getpid()}-{process_role.namespace()}.json"
 
 
 def write(snapshot: Mapping[str, Any]) -> Path:
-    """Write this process's file in place of its last one; ``schema``, ``pid``, ``started`` and ``updated`` are added.
+    """Replace this process's file. ``schema``, ``pid``, ``started`` and ``updated`` are added.
 
     Raises:
         UnsafeFolderError: The folder cannot be trusted.
-        OSError: It cannot be made or written.
+        OSError: It cannot be created or written.
     """
     file = path()
     for each in (file.parent.parent, file.parent):
@@ -142,15 +134,16 @@ def write(snapshot: Mapping[str, Any]) -> Path:
 
 
 def read_live(at: Path | None = None) -> list[dict[str, Any]]:
-    """The files of this namespace's processes that run, by process id; files of dead processes are deleted.
+    """The files of the running processes of this namespace, by process id. Files of dead processes are deleted.
 
-    What cannot be read as a snapshot is skipped: another version may have written it. So is what another user owns.
+    Files that are not valid snapshots are skipped, because another version may have written them. So are files of other
+    users.
 
     Args:
-        at: Another folder than this process's own.
+        at: The folder. None means this process's.
 
     Raises:
-        UnsafeFolderError: The folder cannot be trusted, so that neither can its files.
+        UnsafeFolderError: The folder, and therefore its files, cannot be trusted.
     """
     found, own = folder() if at is None else at, process_role.namespace()
     if not os.path.lexists(found):
@@ -164,7 +157,7 @@ def read_live(at: Path | None = None) -> list[dict[str, Any]]:
         pid, parsed[file] = int(match[1]), _parsed(file)
         snapshot, began = parsed[file][1], process_role.started(pid)
         if began is None or (snapshot is not None and snapshot["started"] != began):
-            with contextlib.suppress(OSError):  # where it may not be deleted, it is at least not shown
+            with contextlib.suppress(OSError):  # if it cannot be deleted, it is at least not shown
                 file.unlink()
         elif snapshot is not None and snapshot["pid"] == pid:
             live.append(snapshot)
@@ -175,7 +168,7 @@ def read_live(at: Path | None = None) -> list[dict[str, Any]]:
 
 _Parsed = tuple[tuple[int, ...], dict[str, Any] | None]
 _PARSED: dict[Path, _Parsed] = {}
-"""What the last reading found, each file with what tells it from the next one of that name: it is parsed once."""
+"""The files of the last reading, each with a key that changes when it is replaced, so that each is parsed once."""
 
 
 def _parsed(file: Path) -> _Parsed:
@@ -192,7 +185,7 @@ def _parsed(file: Path) -> _Parsed:
 
 
 def _is_private(base: Path) -> bool:
-    """Whether a folder is there, is no link, belongs to this user, and nobody else can write into it."""
+    """Whether a folder exists, is not a link, belongs to this user, and no other user can write into it."""
     try:
         found = base.lstat()
     except OSError:
@@ -204,7 +197,7 @@ def _is_private(base: Path) -> bool:
 def _check(runtime: Path) -> None:
     if not _is_private(runtime):
         raise UnsafeFolderError(
-            f"{runtime} is no folder of user {os.geteuid()} alone; remove it or set XDG_RUNTIME_DIR"
+            f"{runtime} is not a folder that only user {os.geteuid()} can write; remove it or set XDG_RUNTIME_DIR"
         )
 
 
@@ -212,10 +205,10 @@ def _check(runtime: Path) -> None:
 
 
 def stage_and_replica() -> tuple[int | None, int | None]:
-    """Which stage and which of its replicas this process was spawned for; None for each that it does not know.
+    """The stage and the replica for which this process was spawned. None if they are unknown.
 
-    Upstream names an engine process after them (``StageEngineCoreProcManager``), and hands them to a diffusion process
-    as arguments (``StageDiffusionProcManager``), which the process object keeps. Workers know neither.
+    The name of an engine process contains them (``StageEngineCoreProcManager``). A diffusion process gets them as
+    arguments (``StageDiffusionProcManager``), which the process object keeps. Workers know neither.
     """
     process = multiprocessing.current_process()
     match = _STAGE_PROCESS.search(process.name)
@@ -227,29 +220,26 @@ def stage_and_replica() -> tuple[int | None, int | None]:
 
 
 BESIDE: list[Callable[[], None]] = []
-"""What else the thread that keeps the file fresh does each time: none of it raises."""
+"""Further functions that the refreshing thread calls each time. None of them raises."""
 
 
 class Publisher:
     """Writes this process's state file.
 
-    After every change of a state; and where a patch is applied or the server's processes are collected for
-    ``/metrics``, every ``REFRESH_S`` when counters moved or the file is gone: a cleaner of temporary files or a user's
-    logout takes it, and a look from outside must find this process. No counter moves elsewhere, and no thread runs.
+    It writes after every change of a state. If a patch is applied, and in a server in which a patch is enabled, a
+    thread also checks every ``REFRESH_S`` seconds whether counters have changed or the file is gone, because a cleaner
+    of temporary files or a user's logout may delete it. In other processes no counter changes and no thread runs.
 
     Args:
-        process: The kind of process this is.
-        source: Where the configuration came from, for display.
-        hooks: Tells the hook plugins (``HookManager.told``); None where none were looked for.
+        process: The kind of this process.
+        source: The source of the configuration, for display.
     """
 
-    def __init__(
-        self, process: Process, source: str | None, *, hooks: Callable[[], Mapping[str, Any]] | None = None
-    ) -> None:
+    def __init__(self, process: Process, source: str | None) -> None:
         serves = process is Process.SERVER and process_role.is_serve(sys.argv[1:])
         stage, replica = stage_and_replica()
         vllm, vllm_omni = vllm_release(), vllm_omni_release()
-        # Looked up once: these do not change while a process lives, and the file is written every few seconds.
+        # These do not change while the process runs.
         self._fixed = {
             "role": process.value,
             "process_name": multiprocessing.current_process().name,
@@ -261,7 +251,6 @@ class Publisher:
             "vllm_omni": vllm_omni.version if vllm_omni is not None else None,
         }
         self._source = source
-        self._hooks = hooks
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._last: dict[str, Any] = {}
@@ -270,27 +259,26 @@ class Publisher:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Write the file now and keep it true; remove it at exit."""
+        """Write the file now, keep it up to date, and remove it at exit."""
         LEDGER.listen(lambda *_: self.write())
         atexit.register(self._remove)
         self.write()
 
     def update(self, source: str | None) -> None:
-        """The configuration was read again, perhaps from elsewhere."""
+        """Set the source of a configuration that was read later."""
         self._source = source
         self.write()
 
     def write(self) -> None:
-        """Write the file if anything changed since it was written, or it is not where it belongs.
+        """Write the file if anything has changed since the last time, or if the file is missing.
 
-        What another thread's call has overtaken is put right by the next refresh.
+        If two threads write at the same time, the older values may be written last. The next refresh corrects that.
         """
         if os.getpid() != self._pid:
-            return  # a forked child has inherited the parent's file, and perhaps a lock that is never released
+            return  # a forked child must not write its parent's file, and may have inherited a locked lock
         try:
-            # Not under the lock: a patch whose figures fail reports that, and a report comes here again.
-            hooks = None if self._hooks is None else self._hooks()
-            now = {"source": self._source, "patches": LEDGER.snapshot(), "hooks": hooks}
+            # Without the lock, because a patch whose figures fail reports a state, which calls this method again.
+            now = {"source": self._source, "patches": LEDGER.snapshot()}
             if self._fixed["role"] == Process.SERVER.value:
                 now["threads"] = threads.own()
             with self._lock:
@@ -301,7 +289,7 @@ class Publisher:
 
     def _write(self, now: dict[str, Any]) -> None:
         wanted, before = path(), self._path
-        # The folder may have changed too: /run/user/UID comes and goes with a user's sessions.
+        # The folder may have changed too, because /run/user/UID exists only during a user's sessions.
         if now == self._last and wanted == before and wanted.exists():
             return
         self._path, self._last = write({**self._fixed, **now}), now
@@ -309,7 +297,7 @@ class Publisher:
             before.unlink(missing_ok=True)
 
     def _keep_fresh(self) -> None:
-        """Start the refreshing thread where a counter can move, and in a server in which anything is asked for."""
+        """Start the refreshing thread if a counter can change, or if a patch is enabled in a server."""
         is_server = self._fixed["role"] == Process.SERVER.value
         moving = (entry.state is State.APPLIED or (is_server and entry.state is not State.OFF) for entry in LEDGER)
         with self._lock:
@@ -325,8 +313,8 @@ class Publisher:
                 each()
 
     def _remove(self) -> None:
-        if os.getpid() != self._pid or self._path is None:  # a forked child inherits the handler, not the file
+        if os.getpid() != self._pid or self._path is None:  # a forked child inherits the handler but not the file
             return
-        self._ended.set()  # else the thread may find the file gone and write it once more
+        self._ended.set()  # otherwise the thread may find the file gone and write it again
         with contextlib.suppress(OSError):
             self._path.unlink()

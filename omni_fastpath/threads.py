@@ -1,7 +1,7 @@
-"""The front end's and the orchestrator's thread of an API process, and what they have used of processors.
+"""The front-end thread and the orchestrator thread of an API process, and their processor time.
 
-The kernel counts that by itself: nothing runs here between two looks. The two share Python's lock, so that both
-together have about one core.
+The kernel counts processor time, so nothing runs here between two readings. The two threads share Python's interpreter
+lock, so together they can use about one core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FRONT_END, ORCHESTRATOR = "front_end", "orchestrator"
 
 
 def own() -> dict[str, int]:
-    """The ids that the kernel has for this process's two; of the orchestrator's from when it runs.
+    """The kernel's ids of these threads in this process. The orchestrator's is missing until that thread runs.
 
     ``orchestrator`` is upstream's name for the thread, in every release.
     """
@@ -26,9 +26,9 @@ def own() -> dict[str, int]:
 
 
 def used(pid: int, known: Mapping[str, int]) -> dict[str, float]:
-    """Seconds on a processor of these threads of a process, by name; without those that have ended.
+    """Processor time of these threads of a process in seconds, by name. Threads that have ended are left out.
 
-    Only these are looked at: an API process may have hundreds.
+    Other threads are not read, because an API process may have hundreds.
     """
     stats = {name: process_role.stat(f"{pid}/task/{thread}") for name, thread in known.items()}
     ticks_a_second = os.sysconf("SC_CLK_TCK")

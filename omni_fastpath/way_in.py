@@ -1,7 +1,7 @@
-"""Requests on their way in, for whoever drains outputs: there are none while no patch keeps count of them."""
+"""Incoming requests that no stage has yet. It is empty unless a patch keeps it."""
 
 from __future__ import annotations
 
-SUBMITTED: set[str] = set()
-"""Ids of requests that were handed to the orchestrator and are not with a stage yet, written on both threads: each
-change is one step of the interpreter."""
+PENDING: set[str] = set()
+"""The ids of requests that were handed to the orchestrator and have not reached a stage. Both threads change it, and
+each change is atomic."""

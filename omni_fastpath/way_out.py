@@ -1,14 +1,14 @@
-"""Messages on their way out that a patch keeps: none while no patch keeps any."""
+"""Messages for the front end that a patch has taken out of the orchestrator's queue."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 KEPT: list[Callable[[], int]] = []
-"""Each says how many messages a patch has taken out of the orchestrator's queue and not handed to their requests yet;
-called on any thread."""
+"""Functions that count the messages which a patch has taken and not yet handed to their requests. They are called on
+any thread."""
 
 
 def kept() -> int:
-    """How many of this process's messages are kept so."""
+    """The number of such messages in this process."""
     return sum(each() for each in KEPT)

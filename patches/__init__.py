@@ -16,13 +16,13 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small o
    takes ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values and its
    counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream.
    The machinery sees to that in a wrapper (``Entry.guarded``). Whatever else upstream calls, such as a callback or a
-   method of a subclass, does it by ``Entry.guard`` or ``Entry.fail``. What others wait for is released by the function
-   that ``taken_off`` names.
+   method of a subclass, does it by ``Entry.guard`` or ``Entry.fail``. What others wait for is released by
+   ``taken_off()``, if the module has that function.
 3. This file: the import, and its place in ``PATCHES``, after what it requires.
 4. ``tests/patches/test_NAME.py``: everybody gets the same with the patch and without it. A scenario in
    ``test_errors_of_ours.py``: the same with an exception of ours at any line.
-5. ``README.md``: a row in the table of patches. ``omni-fastpath explain --markdown`` and ``--matrix`` print what goes
-   into ``docs/configuration.md`` and ``docs/operations.md``. ``CHANGELOG.md``: a line.
+5. ``README.md``: a row in the table of patches. ``scripts/pages.py`` writes the tables of
+   ``docs/configuration.md`` and ``docs/operations.md``. ``CHANGELOG.md``: a line.
 
 Of a new patch ``tests/test_declarations.py`` asks for the headings, for defaults and limits of its values, and that
 each counter that it names is there. ``tests/test_lifecycle.py`` installs it on the real upstream and takes it off

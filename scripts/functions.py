@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from omni_fastpath.declare import Function
-from omni_fastpath.install import row_here, starts
+from omni_fastpath.install import row_here, start_seams
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from omni_fastpath.seams import FUNCTIONS, UPSTREAM, find, fingerprint, function_in, shape
@@ -32,7 +32,7 @@ def main() -> None:
     if here is None:
         raise SystemExit("vllm-omni is not installed")
     rows = (row_here(patch) for patch in PATCHES)
-    seams = [*starts(None), *(seam for row in rows if row is not None for seam in row.seams)]
+    seams = [*start_seams(None), *(seam for row in rows if row is not None for seam in row.seams)]
     libraries = FUNCTIONS / "libraries.json"
     found: dict[str, list[str]] = {}
     others: dict[str, list[str]] = json.loads(libraries.read_text(encoding="utf-8")) if libraries.exists() else {}

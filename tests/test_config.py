@@ -20,7 +20,7 @@ from tests.fakes.upstream import patch
 
 
 class PumpOptions(Options):
-    """Values of every kind that a declaration has, and a rule that needs the number of stages."""
+    """Values of every kind that a declaration has."""
 
     items: int = Field(default=16, ge=1, le=64, description="items that one pass takes")
     floor: float = Field(default=0.1, gt=0, lt=0.5)
@@ -28,10 +28,6 @@ class PumpOptions(Options):
     order: Literal["near_first", "far_first"] = "near_first"
     tasks: int | None = Field(default=8, ge=1)
     size: ByteSize | None = Field(default=ByteSize(1024), ge=2)
-
-    def broken_rule(self, stages: int) -> tuple[str, str] | None:
-        """As that of ``budgeted_drain``."""
-        return ("floor", f"at most {1 / stages}") if self.floor * stages > 1 else None
 
 
 PIPE = patch("pipe")
@@ -279,7 +275,7 @@ def test_an_empty_variable_is_not_set(empty: str) -> None:
     environ = {f"OMNI_FASTPATH{name}": empty for name in names}
     assert resolve([], environ, MADE_UP) == resolve([], {}, MADE_UP)
     assert outcome(True, environ=environ) == DEFAULT_SET
-    assert config.said(environ, MADE_UP) == []
+    assert config.set_variables(environ, MADE_UP) == []
 
 
 @pytest.mark.parametrize(
@@ -337,23 +333,6 @@ def test_an_unknown_variable_refuses_beside_what_is_on(name: str, nearest: str) 
         )
     assert refused({"pipe": True}, environ=environ) == line
     assert refused(environ={**environ, "OMNI_FASTPATH": "1"}) == line
-
-
-# The rule that needs the number of stages
-
-
-def test_a_broken_rule_names_the_place_of_its_value() -> None:
-    """Stages are counted over the whole chain, once each; the file or the variable with the value is named."""
-    blocks = [
-        Block(Path("base.yaml"), {"valve": {"floor": 0.4}}, frozenset({0, 1})),
-        Block(Path("top.yaml"), ABSENT, frozenset({1, 2})),
-    ]
-    with pytest.raises(ConfigError, match=r"^fastpath\.valve\.floor in base\.yaml: found 0\.4; allowed: at most 0\.3"):
-        resolve(blocks, {}, MADE_UP)
-    with pytest.raises(ConfigError, match=r"^OMNI_FASTPATH_VALVE__FLOOR .*: found 0\.45; allowed: at most 0\.3"):
-        resolve(blocks, {"OMNI_FASTPATH_VALVE__FLOOR": "0.45"}, MADE_UP)
-    assert resolve(blocks[:1], {}, MADE_UP).asked
-    assert not resolve(blocks, {"OMNI_FASTPATH_VALVE": "0"}, MADE_UP).asked
 
 
 # The shipped declarations

@@ -161,7 +161,7 @@ FILES: Mapping[str, str] = {
 }
 ARGUMENTS = [
     *("overlay", "explain", "status", "dashboard", "ab", "compare", "--", "--list", "--set", "-o", "--force", "--all"),
-    *("--deploy-config", "--json", "--markdown", "--out", "--out=", "--starts", "--a", "--b", "--primary", "loop.yaml"),
+    *("--deploy-config", "--json", "--full", "--out", "--out=", "--starts", "--a", "--b", "--primary", "loop.yaml"),
     *(
         "budgeted_drain",
         "budgeted_drain.max_items=3",

@@ -87,12 +87,17 @@ def test_wrong_plugin_is_refused_whole(implementation: Any, error: type[Exceptio
     assert (called, len(recorder.of("pass"))) == ([], 1)
 
 
+def used(manager: HookManager) -> list[str]:
+    """The names of the plugins that are called."""
+    return [name for name, plugin in manager._pluggy.list_name_plugin() if plugin is not None]
+
+
 def test_what_has_no_hook_is_refused() -> None:
     """Its functions are not marked, most likely; it would be in use and never called."""
     manager = HookManager()
     with pytest.raises(ValueError, match="no function that is marked @hookimpl"):
         manager.register(Plugin())
-    assert manager.told()["used"] == []
+    assert used(manager) == []
 
 
 def entry_point(name: str, load: Callable[[], Any]) -> Any:
@@ -129,12 +134,10 @@ def test_entry_points_are_loaded_once_and_broken_ones_left_out(
     manager.load()
     manager.load()
     manager.on_patch_state("drum", State.OFF, "no")
-    told = manager.told()
-    assert (told["used"], told["switched_off"]) == (["good"], {})
-    assert told["unusable"]["broken"] == "ModuleNotFoundError: no such plugin"
-    assert told["unusable"].keys() == {"broken", "ends", "wrong"}
+    assert (used(manager), manager._switched_off) == (["good"], {})
     assert (asked, recorder.of("state")) == ([ENTRY_POINT_GROUP], [("drum", "off", "no")])
-    assert sum(record.levelno == logging.ERROR for record in caplog.records) == 3
+    reported = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert [line.split()[4] for line in reported] == ["broken", "ends", "wrong"]
 
 
 # ---- What a plugin raises ----
@@ -164,8 +167,7 @@ def test_a_plugin_that_raises_is_switched_off_and_others_go_on(
     assert [record.getMessage() for record in caplog.records] == [
         f"omni-fastpath: hook {name} of plugin broken raised; the plugin is switched off"
     ]
-    told = manager.told()
-    assert (told["used"], told["switched_off"]) == (["good"], {"broken": f"{name} raised {error.__name__}: "})
+    assert (used(manager), manager._switched_off) == (["good"], {"broken": f"{name} raised {error.__name__}: "})
 
 
 def test_ctrl_c_in_a_plugin_passes() -> None:
@@ -198,7 +200,7 @@ def test_a_hook_that_must_be_awaited_is_switched_off(hook: Any) -> None:
     manager = HookManager()
     manager.register(plugin(is_routable=hook), "waits")
     assert manager.policy(never)(VIEW) is False
-    assert "a hook is called, and neither awaited nor iterated" in manager.told()["switched_off"]["waits"]
+    assert "a hook is called, and neither awaited nor iterated" in manager._switched_off["waits"]
     assert manager.policy(never) is never
 
 

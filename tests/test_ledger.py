@@ -73,7 +73,7 @@ def test_snapshot_is_plain_and_detached() -> None:
     """A snapshot is data that later changes do not reach."""
     book = Ledger()
     entry = book.entry(DRUM)
-    entry.options, entry.origin, entry.remarks = _Values(size=5), "a test", "preview"
+    entry.options, entry.remarks = _Values(size=5), "preview"
     book.set(DRUM, State.APPLIED, "yes")
     entry.counters["beats"] += 2
     taken = book.snapshot()
@@ -85,7 +85,6 @@ def test_snapshot_is_plain_and_detached() -> None:
             "reason": "yes",
             "remarks": "preview",
             "same_as": "",
-            "origin": "a test",
             "options": {"size": 5},
             "counters": {"beats": 2, "rests": 0},
         }
@@ -155,7 +154,7 @@ def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixtur
     entry.report(State.APPLIED, "as if nothing had been")
     assert (entry.state, entry.cause) == (
         State.FAILED,
-        "beating failed: KeyError('stick'); upstream works alone from here on",
+        "beating failed: KeyError('stick'); from now on only upstream's code runs",
     )
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [
         "omni-fastpath: drum: beating failed"

@@ -162,7 +162,7 @@ def assert_unsupported(affected: set[str], told: str, own: dict[Key, Any]) -> No
         entry = LEDGER.entry(patch)
         if affected & {patch.name, *patch.requires}:
             assert entry.state is State.UNSUPPORTED, entry
-            assert f"a seam moved: {told}" in entry.reason, entry.reason
+            assert f"a seam has changed: {told}" in entry.reason, entry.reason
         else:
             assert entry.state is state_here(patch), entry
     assert_holds(own, *(entry.patch.name for entry in LEDGER if entry.state is State.APPLIED))

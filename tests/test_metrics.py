@@ -315,7 +315,7 @@ def test_a_ledger_that_fails_costs_only_our_own_samples(
     monkeypatch.setattr(ledger, "snapshot", lambda: 1 / 0)
     collector.refresh()
     assert collector.collect() == []
-    assert "/metrics goes without the patches" in caplog.text
+    assert "/metrics lacks the patches" in caplog.text
 
 
 # How it joins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import runpy
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,10 @@ from omni_fastpath import config
 from omni_fastpath.config import Block
 from omni_fastpath.declare import State
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.tools import tables
 
 ROOT = Path(__file__).parents[1]
 README, CONFIGURATION, OPERATIONS = ROOT / "README.md", ROOT / "docs/configuration.md", ROOT / "docs/operations.md"
-SOURCES = ("omni_fastpath", "patches", "hooks", "tests", "benchmarks")
+SOURCES = ("omni_fastpath", "patches", "hooks", "tests", "benchmarks", "scripts")
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").glob("*.md"),
@@ -32,13 +31,11 @@ def _rows(page: Path) -> dict[str, str]:
     return {found[1]: found[0] for found in re.finditer(r"^\| `([a-z_]+)` \|.*$", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize(
-    ("page", "mark", "made"), [(CONFIGURATION, "keys", tables.keys), (OPERATIONS, "matrix", tables.matrix)]
-)
-def test_a_table_is_what_its_command_prints(page: Path, mark: str, made: Callable[..., str]) -> None:
-    """``omni-fastpath explain --markdown`` and ``--matrix``, each between its marks."""
-    (found,) = re.findall(rf"<!-- {mark} -->\n(.*?)\n<!-- /{mark} -->", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert found == made(PATCHES)
+@pytest.mark.parametrize(("page", "table"), [(CONFIGURATION, "keys"), (OPERATIONS, "matrix")])
+def test_a_table_is_what_the_script_writes(page: Path, table: str) -> None:
+    """``scripts/pages.py`` would not change a page."""
+    (found,) = re.findall(rf"<!-- {table} -->\n(.*?)\n<!-- /{table} -->", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert found == runpy.run_path(str(ROOT / "scripts/pages.py"))[table](PATCHES)
 
 
 def test_the_readme_has_a_row_of_each_patch() -> None:
@@ -61,7 +58,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     """Variables are known, or, as Kubernetes' names, nobody's; blocks are not refused; links and files exist."""
     text = page.read_text(encoding="utf-8")
     named = {name.rstrip("_") for name in re.findall(r"\bOMNI_FASTPATH\w*", text)}
-    assert {name for name in named - {*config.variables(PATCHES)} if config.said({name: ""}, PATCHES)} == set()
+    assert {name for name in named - {*config.variables(PATCHES)} if config.set_variables({name: ""}, PATCHES)} == set()
     blocks = [text] if page.suffix == ".yaml" else re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     for read in (document for block in blocks for document in yaml.safe_load_all(block)):
         for file in (read, *map(yaml.safe_load, read["data"].values() if read.get("kind") == "ConfigMap" else ())):

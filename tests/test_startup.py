@@ -156,7 +156,7 @@ def _gone(slot: tuple[str, str]) -> None:
 
 
 def _moved(slot: tuple[str, str]) -> str:
-    return f"a seam of the start-up moved: {':'.join(slot)}: "
+    return f"a seam of the start-up has changed: {':'.join(slot)}: "
 
 
 @pytest.mark.upstream
@@ -191,7 +191,7 @@ def test_a_slot_that_is_gone_refuses_what_was_asked_for(tmp_path: Path, slot: tu
     with pytest.raises(RefusedError, match=f"budgeted_drain is unsupported: {_moved(slot)}"):
         start(refused)
     start(yaml(tmp_path, **ALL_ON))
-    assert sum("nothing is on here" in each and ":".join(slot) in each for each in messages) == 1
+    assert sum("no patch is installed" in each and ":".join(slot) in each for each in messages) == 1
     assert asked() == dict.fromkeys(ON, "unsupported")
     [shown] = state_files()
     assert shown["patches"]["budgeted_drain"]["reason"].startswith(_moved(slot))
@@ -417,7 +417,7 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
     if where in BROKEN:
         assert {name: states()[name] for name in ON} == dict.fromkeys(ON, "failed")
         [shown] = state_files()
-        assert "an error of omni-fastpath: RuntimeError(" in shown["patches"]["budgeted_drain"]["reason"]
+        assert "an internal error of omni-fastpath: RuntimeError(" in shown["patches"]["budgeted_drain"]["reason"]
     yaml(tmp_path, "base.yaml", fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
     file = yaml(tmp_path, base_config="base.yaml")
     read(file)
@@ -553,7 +553,7 @@ def test_a_handoff_of_no_ancestor_is_ignored(tmp_path: Path) -> None:
     os.environ[HANDOFF] = json.dumps({**handed, "resolved": '{"enabled": {"flute": {}}}'})
     seen, [shown], _ = spawned()
     assert set(seen.values()) == {"failed"}
-    assert "what the parent handed over cannot take effect" in shown["patches"]["budgeted_drain"]["reason"]
+    assert "the parent's configuration cannot take effect" in shown["patches"]["budgeted_drain"]["reason"]
 
 
 @pytest.mark.upstream

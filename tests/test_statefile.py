@@ -24,7 +24,6 @@ SNAPSHOT = snapshot(
         "drum": {
             **record(),
             "same_as": "0.30.0",
-            "origin": "OMNI_FASTPATH_DRUM=1",
             "options": {"count": 3},
             "figures": {"omni_fastpath_ring_seconds": [{"labels": {"stage": "2"}, "counts": [1, 0], "sum": 0.5}]},
         }

@@ -76,19 +76,14 @@ def test_nothing_is_written_when_nothing_changed(monkeypatch: pytest.MonkeyPatch
     assert found == [("one.yaml", 0), ("one.yaml", 1), ("two.yaml", 1)]
 
 
-def test_file_says_port_and_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port of ``vllm serve`` alone; a plugin that is switched off later is news."""
-    switched_off: dict[str, str] = {}
+def test_file_says_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port of ``vllm serve --omni``, and of no other command."""
     monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model", "--omni", "--port", "8091"])
-    publisher = Publisher(Process.SERVER, None, hooks=lambda: {"used": [], "switched_off": dict(switched_off)})
-    publisher.start()
+    Publisher(Process.SERVER, None).start()
     assert on_disk()["port"] == 8091
-    switched_off["logbook"] = "no"
-    publisher.write()
-    assert on_disk()["hooks"] == {"used": [], "switched_off": {"logbook": "no"}}
     monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model", "--port", "8091"])
     Publisher(Process.SERVER, None).start()
-    assert (on_disk()["port"], on_disk()["hooks"]) == (None, None)
+    assert on_disk()["port"] is None
 
 
 def test_disk_that_fails_is_told_once_and_disturbs_nobody(

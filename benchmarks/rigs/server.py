@@ -21,6 +21,7 @@ from typing import Self
 import psutil
 
 from benchmarks.rigs import overlays
+from omni_fastpath import process_role
 from omni_fastpath.statefile import Snapshot
 from omni_fastpath.tools.ab.interrupts import Interrupts
 from omni_fastpath.tools.ab.serving import MeasureError, Serving, free_port
@@ -199,7 +200,7 @@ class Server:
         roles, found = self.processes(), {}
         for path in sorted((self.runtime_folder / "omni-fastpath").glob("*.json")):
             snapshot = Snapshot.model_validate_json(path.read_bytes())
-            if snapshot.pid in roles and snapshot.is_live:
+            if snapshot.pid in roles and snapshot.started == process_role.started(snapshot.pid):
                 name = roles[snapshot.pid]
                 found[name if name not in found else f"{name}:{snapshot.pid}"] = snapshot
         return found

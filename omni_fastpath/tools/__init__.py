@@ -1,4 +1,4 @@
-"""What people run beside a server: the command line, what it shows, and the comparison of two settings.
+"""The command line, its output, and the comparison of two settings.
 
-No serving process imports anything of it.
+No process of a server imports it.
 """

@@ -1,6 +1,6 @@
-"""``omni-fastpath``: what is on, what it does, an overlay YAML to switch it on, and a dashboard.
+"""Show which patches are on and what they do, write an overlay YAML or a dashboard, and compare two settings.
 
-Nothing here imports vllm or vllm-omni, except ``status --verify`` and ``seams``: they look at functions.
+Only ``status --verify`` and ``seams`` import vllm and vllm-omni.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0: fine. 1: an installation or a live process that does not do what was asked for (``doctor``: any finding
-        above ``info``; ``status --check``: also a server that is off, and none). 2: a usage error, or a start with
-        this shell's variables would be refused. ``ab`` has others besides (``ab/command.py``).
+        0: no problem. 1: there is an error (``doctor``: any finding above ``info``; ``status --check``: also a server
+        without a patch, or no server). 2: a usage error, or a start with this shell's variables would be refused.
+        ``ab`` has further codes (``ab/command.py``).
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        _write_as(stream, errors="backslashreplace")  # what this shell's locale does not have
+        _write_as(stream, errors="backslashreplace")  # characters that the locale does not have
     try:
         if words[:1] == [_AB]:
             return _ab(words[1:])
         arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
-    except (ConfigError, OSError, UnicodeError) as error:  # the last: a file name that is no UTF-8
+    except (ConfigError, OSError, UnicodeError) as error:  # UnicodeError: a file name that is not UTF-8
         print(f"omni-fastpath: {error}", file=sys.stderr)  # noqa: T201
         return REFUSED
     return code
@@ -65,39 +65,40 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"omni-fastpath {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    status = commands.add_parser("status", help="this installation and the live processes", allow_abbrev=False)
-    status.add_argument("--all", action="store_true", help="also this installation, and each process by itself")
+    status = commands.add_parser("status", help="this installation and the running servers", allow_abbrev=False)
+    status.add_argument("--all", action="store_true", help="also each process by itself")
     status.add_argument("--json", action="store_true", help="everything as one JSON document")
-    status.add_argument("--verify", action="store_true", help="compare every seam with what is installed")
-    status.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also show what this YAML comes to here")
-    status.add_argument("--check", action="store_true", help="exit code 1 unless servers run and all are on as asked")
+    status.add_argument("--verify", action="store_true", help="compare every seam with the installed code")
+    status.add_argument(
+        "--deploy-config", metavar="NAME_OR_PATH", help="also show the result of this YAML and this shell's variables"
+    )
+    status.add_argument("--check", action="store_true", help="exit code 1 unless a server runs and all are on")
     status.set_defaults(run=_status)
 
     examine = commands.add_parser(
         "doctor",
-        help="what is wrong with this installation and its live servers, and what to do about it",
-        description="Exit code: 0 where nothing weighs more than info, 1 after a warning or an error, 2 for a wrong "
-        "command line, and where this shell's variables or the deploy YAML would be refused.",
+        help="problems of this installation and its running servers, and what to do about them",
+        description="Exit code: 0 if there is no finding above info, 1 after a warning or an error, 2 for a wrong "
+        "command line, or if this shell's variables or the deploy YAML would be refused.",
         allow_abbrev=False,
     )
     examine.add_argument("--json", action="store_true", help="the report as one JSON document")
-    examine.add_argument("--deploy-config", metavar="NAME_OR_PATH", help="also judge what this YAML comes to here")
+    examine.add_argument(
+        "--deploy-config", metavar="NAME_OR_PATH", help="also check this YAML with this shell's variables"
+    )
     examine.set_defaults(run=_doctor)
 
-    explain = commands.add_parser("explain", help="what a patch does, or all in a line each", allow_abbrev=False)
+    explain = commands.add_parser("explain", help="what a patch does, or one line per patch", allow_abbrev=False)
     explain.add_argument("patch", nargs="?", metavar="PATCH")
-    pages = explain.add_mutually_exclusive_group()
-    pages.add_argument("--matrix", action="store_true", help="what it is on each release, as Markdown")
-    pages.add_argument("--markdown", action="store_true", help="its keys and variables, as Markdown")
-    pages.add_argument("--full", action="store_true", help="also what it relies on, its seams and its releases")
+    explain.add_argument("--full", action="store_true", help="also what it relies on, its seams and its releases")
     explain.set_defaults(run=_explain)
 
-    seams = commands.add_parser("seams", help="each seam as the installed release has it, as JSON", allow_abbrev=False)
+    seams = commands.add_parser("seams", help="each seam in the installed release, as JSON", allow_abbrev=False)
     seams.add_argument("patch", nargs="?", metavar="PATCH")
     seams.set_defaults(run=_seams)
 
     write = commands.add_parser("overlay", help="write a deploy YAML with a fastpath block", allow_abbrev=False)
-    write.add_argument("base", nargs="?", metavar="NAME_OR_PATH", help="deploy YAML: a bundled one's name, or a file")
+    write.add_argument("base", nargs="?", metavar="NAME_OR_PATH", help="a file, or the name of a bundled deploy YAML")
     write.add_argument("--list", action="store_true", help="the bundled names")
     write.add_argument("-o", "--output", metavar="OUT", help="file to write; without it, or with -, standard output")
     write.add_argument("--set", action="append", default=[], metavar="PATCH.KEY=VALUE", help="also PATCH=true or false")
@@ -114,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     boards.add_argument("--force", action="store_true", help="overwrite files there that differ")
     boards.set_defaults(run=_dashboard)
 
-    # For the help alone: argparse would swallow one of its `--`.
-    commands.add_parser(_AB, help="two settings of a server, measured in turn, and their answers", add_help=False)
+    # Only for the help, because argparse would remove one of the bare `--`.
+    commands.add_parser(_AB, help="compare two settings of a server", add_help=False)
     return parser
 
 
@@ -124,13 +125,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ab(words: Sequence[str]) -> int:
     if importlib.util.find_spec("aiohttp") is None:
-        raise ConfigError("ab needs aiohttp, which vLLM-Omni brings; without it: pip install aiohttp")
-    from omni_fastpath.tools.ab.command import main as run  # noqa: PLC0415 - what compares is dear to import
+        raise ConfigError("ab needs aiohttp, a dependency of vLLM-Omni; run pip install aiohttp")
+    from omni_fastpath.tools.ab.command import main as run  # noqa: PLC0415 - slow to import
 
     return run(words)
 
 
-# What is printed
+# Output
 
 
 def _print(text: str) -> None:
@@ -156,14 +157,16 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    with tables.console(sys.stderr).status("Looking at the installation and its live servers, ten seconds at most ..."):
+    with tables.console(sys.stderr).status(
+        "Checking the installation and its running servers, for at most ten seconds ..."
+    ):
         report = status_report(os.environ, PATCHES, deploy_config=arguments.deploy_config, deep=True)
     _show({**report, "issue": tables.issue(report)}, tables.show_doctor, as_json=arguments.json)
     return _code(report, "error", "warning")
 
 
 def _code(report: Mapping[str, Any], *trouble: Severity) -> int:
-    """What the command ends with where findings of these severities are trouble."""
+    """The exit code, if findings of these severities are problems."""
     if any(finding["id"] == REFUSED_START for finding in report["findings"]):
         return REFUSED
     return TROUBLE if any(finding["severity"] in trouble for finding in report["findings"]) else FINE
@@ -174,11 +177,7 @@ def _code(report: Mapping[str, Any], *trouble: Severity) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     named = _named("explain", arguments.patch)
-    if arguments.matrix:
-        _print(tables.matrix(named))
-    elif arguments.markdown:
-        _print(tables.keys(named))
-    elif arguments.patch is None:
+    if arguments.patch is None:
         _show(named, tables.show_patches, as_json=False)
     else:
         _show(named[0], functools.partial(tables.show_patch, full=arguments.full), as_json=False)
@@ -186,7 +185,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _named(command: str, name: str | None) -> Sequence[Patch]:
-    """The patch of that name, or all."""
+    """The patch of that name, or all patches."""
     declared = {patch.name: patch for patch in PATCHES}
     if name is None:
         return PATCHES
@@ -202,7 +201,7 @@ def _seams(arguments: argparse.Namespace) -> int:
     named, found = _named("seams", arguments.patch), vllm_omni_release()
     if found is None:
         raise ConfigError("vllm-omni is not installed")
-    # vllm logs to standard output while it is imported; that does not belong to what is printed here.
+    # vllm logs to standard output while it is imported, but standard output is for the JSON.
     with contextlib.redirect_stdout(sys.stderr):
         found_seams = [upgrade.compare(patch, found.version) for patch in named]
     _print(json.dumps(found_seams, indent=2))
@@ -216,7 +215,7 @@ def _overlay(arguments: argparse.Namespace) -> int:
     if arguments.list:
         names = overlay.bundled()
         if not names:
-            raise ConfigError("vllm-omni, whose deploy YAMLs this would list, is not installed")
+            raise ConfigError("vllm-omni, which contains the deploy YAMLs, is not installed")
         _print("\n".join(names))
         return FINE
     if arguments.base is None:
@@ -225,12 +224,12 @@ def _overlay(arguments: argparse.Namespace) -> int:
     base = overlay.find(arguments.base)
     text = overlay.build(base, arguments.set, PATCHES, output=output)
     if output is None:
-        _write_as(sys.stdout, encoding="utf-8")  # as a server reads it, whatever the locale
+        _write_as(sys.stdout, encoding="utf-8")  # the encoding of a YAML, whatever the locale
         _print(text.rstrip())
         return FINE
     if output.exists() and not arguments.force:
-        raise ConfigError(f"{output} is there already; --force overwrites it")
-    output.write_bytes(text.encode())  # which is refused before the file is opened
+        raise ConfigError(f"{output} exists; --force overwrites it")
+    output.write_bytes(text.encode())  # an invalid character is refused before the file is opened
     print(f"wrote {output}, over {base.name}; serve with --deploy-config {output}", file=sys.stderr)  # noqa: T201
     return FINE
 
@@ -243,10 +242,10 @@ def _dashboard(arguments: argparse.Namespace) -> int:
     files = {arguments.folder / file.name: file.read_bytes() for file in here}
     others = [str(path) for path, content in files.items() if path.exists() and path.read_bytes() != content]
     if others and not arguments.force:
-        raise ConfigError(f"{', '.join(others)}: there already, with other content; --force overwrites")
+        raise ConfigError(f"{', '.join(others)}: exists with other content; --force overwrites it")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         path.write_bytes(content)
         _print(str(path))
-    print("compose.yaml says in its first lines how to look at them", file=sys.stderr)  # noqa: T201
+    print("The first lines of compose.yaml say how to view them", file=sys.stderr)  # noqa: T201
     return FINE

@@ -1,4 +1,4 @@
-"""How vLLM finds us: the entry point in its groups of plugins, unless an allow-list leaves it out."""
+"""The entry point by which vLLM finds this package, and the allow-list that may exclude it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from importlib.metadata import entry_points
 ENTRY_POINT = "omni_fastpath"
 GROUPS = ("vllm.general_plugins", "vllm_omni.general_plugins")
 ALLOW_LIST = "VLLM_PLUGINS"
-"""The variable with the names of the plugins that vLLM loads; where it is not set, all are."""
+"""The variable with the names of the plugins that vLLM loads. If it is not set, vLLM loads all."""
 
 
 def visible_groups() -> list[str]:
-    """The groups in which the entry point is visible in this environment."""
+    """The groups that have the entry point in this environment."""
     return [group for group in GROUPS if tuple(entry_points(group=group, name=ENTRY_POINT))]
 
 
 def is_left_out(allowed: str | None) -> bool:
-    """Whether vLLM does not load us under this value of ``VLLM_PLUGINS``; None where it is not set.
+    """Whether this value of ``VLLM_PLUGINS`` excludes this plugin. None means unset.
 
-    As ``vllm/envs.py`` reads it: split at commas, names compared as they stand.
+    It is parsed as in ``vllm/envs.py``: split at commas, without stripping.
     """
     return allowed is not None and ENTRY_POINT not in allowed.split(",")

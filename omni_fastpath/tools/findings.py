@@ -1,7 +1,7 @@
-"""What is wrong with an installation and its live servers: findings, each by a rule with a stable id.
+"""Problems of an installation and its running servers: findings, each from a rule with a stable id.
 
-A rule sees ``Facts`` and nothing else, and knows no particular patch. Its id and its threshold are promises: people
-write them into scripts. What is healthy gives nothing above ``info``.
+A rule uses only ``Facts`` and knows no particular patch. Its id and its threshold do not change, because people use
+them in scripts. A healthy installation has no finding above ``info``.
 """
 
 from __future__ import annotations
@@ -18,45 +18,43 @@ from omni_fastpath.tools import entrypoint, servers
 from omni_fastpath.tools.servers import Server
 
 Severity = Literal["error", "warning", "info"]
-"""``error``: something that was asked for does not happen. ``warning``: it happens, and something beside it is wrong.
-``info``: to know, and nothing to do at once."""
+"""``error``: something that was requested does not work. ``warning``: something else is wrong. ``info``: no immediate
+action is needed."""
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 HERE = "installation"
 START = "start-up"
-"""In the report of ``--verify``: the slots by which a configuration takes effect, which are no patch's."""
-PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
-"""Whose versions a state file has."""
-IDLE_REQUESTS = 20
-"""What upstream's counter must have reached before an idle patch is called idle."""
+"""The name of the start-up's seams, which belong to no patch, in the report of ``--verify``."""
+FEWEST_ANSWERS = 20
+"""Answers from which on the average underrun is judged."""
 FULL, ALONE = 0.85, 0.2
-"""Of a core: an API process's two threads wait for each other long before they have all of it. While a server starts,
-one of them works alone, and the other takes less than the second."""
+"""Shares of a core. Above ``FULL`` together, the two threads of an API process delay each other. While a server starts,
+only one of them is busy, and the other uses less than ``ALONE``."""
 UNDERRUN_S, UNDERRUN = 0.1, "vllm_omni:audio_underrun_s"
-"""From where on upstream itself calls an answer interrupted, and its histogram of each answer's longest silence."""
+"""The underrun above which upstream calls an answer interrupted, and upstream's histogram of underruns."""
 API_PROCESS_S, ENGINES_S = 0.05, 0.3
-"""From where on a listener gains something when the API process, or the engines, take less of a first output, unless
-the other takes ten times as much."""
+"""The times above which a shorter time in the API process or in the engines is a gain for listeners, unless the other
+one takes ten times as long."""
 FEWEST = 50
-"""First outputs of which 99 of 100 can be told."""
+"""First outputs that are needed for a 99th percentile."""
 SHARED_MEMORY = 0.8
 HELD_BY_NOBODY = ("--max-num-queued-tokens",)
-"""Options that vLLM-Omni takes, and nothing of ours makes true."""
+"""Options that vLLM-Omni accepts and that neither it nor a patch implements."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the rules see.
+    """The input of the rules.
 
     Attributes:
         patches: The declarations.
-        environ: This shell's variables.
-        report: What ``status`` shows (``omni_fastpath.tools.status``), without findings.
-        asked: The patches whose release matters here.
-        servers: The live ones of this user.
-        misspelt: Top-level keys of deploy YAMLs that are nearly ours, each after whose YAML it is.
-        unramped: Servers, as findings name them, whose audio chunks could grow and do not (``overlay.lacks_ramp``).
-        refused: Why a server that is started here and now would refuse; empty where it would not.
+        environ: The variables of this shell.
+        report: The report of ``status`` (``omni_fastpath.tools.status``), without findings.
+        asked: The patches that must be supported on the installed release.
+        servers: The running servers of this user.
+        misspelt: Misspellings of ``fastpath`` in deploy YAMLs, as pairs of subject and key.
+        unramped: The subjects of servers whose audio chunks could grow but do not (``overlay.lacks_ramp``).
+        refused: Why a server that is started here now would refuse to start. Empty if it would start.
     """
 
     patches: Sequence[Patch]
@@ -71,16 +69,16 @@ class Facts:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be, or that is to be known.
+    """A problem, or a piece of information.
 
     Attributes:
-        severity: How much it weighs.
-        subject: What it is about: ``installation`` or ``server PID``.
-        what: The finding in a sentence.
+        severity: Its severity.
+        subject: ``installation`` or ``server PID``.
+        what: The finding in one sentence.
         do: What to do about it.
         evidence: What was seen, by name.
-        id: The rule's, which never changes its meaning; ``judge`` sets it.
-        threshold: From what on it is a finding; ``judge`` sets it.
+        id: The id of the rule, set by ``judge``.
+        threshold: The threshold of the rule, set by ``judge``.
     """
 
     severity: Severity
@@ -92,25 +90,25 @@ class Finding:
     threshold: str = ""
 
 
-_Look = Callable[[Facts], Iterator[Finding]]
-RULES: dict[str, tuple[str, _Look]] = {}
-"""Each rule's id, with its threshold and the function that yields what it finds."""
+_Rule = Callable[[Facts], Iterator[Finding]]
+RULES: dict[str, tuple[str, _Rule]] = {}
+"""The threshold and the function of each rule, by its id."""
 
 
-def _rule(name: str, *, threshold: str) -> Callable[[_Look], _Look]:
-    def register(look: _Look) -> _Look:
-        RULES[name] = (threshold, look)
-        return look
+def _rule(name: str, *, threshold: str) -> Callable[[_Rule], _Rule]:
+    def register(rule: _Rule) -> _Rule:
+        RULES[name] = (threshold, rule)
+        return rule
 
     return register
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """All findings, the heaviest first, else in the order of the rules."""
+    """All findings, the most severe first, then in the order of the rules."""
     found = [
         dataclasses.replace(each, id=name, threshold=threshold)
-        for name, (threshold, look) in RULES.items()
-        for each in look(facts)
+        for name, (threshold, rule) in RULES.items()
+        for each in rule(facts)
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
@@ -122,27 +120,27 @@ REFUSED = "start-refused"
 
 @_rule(REFUSED, threshold="a server that is started with these variables, or this deploy YAML, would refuse")
 def start_refused(facts: Facts) -> Iterator[Finding]:
-    """What a server would say to what this shell asks for."""
+    """The message with which a server would refuse this shell's variables or the given deploy YAML."""
     if facts.refused:
-        yield Finding("error", HERE, facts.refused, "Correct what it names; servers that run are not concerned.")
+        yield Finding("error", HERE, facts.refused, "Correct it. Running servers are not affected.")
 
 
 @_rule("upstream-missing", threshold="vllm-omni is not installed in this environment")
 def upstream_missing(facts: Facts) -> Iterator[Finding]:
-    """There is nothing here to patch: another environment runs the server."""
+    """The server probably runs in another environment."""
     if facts.report["installation"]["vllm_omni"] is None:
         what = "vllm-omni is not installed in this environment"
-        do = "Install omni-fastpath into the environment that your server runs in, and ask there."
+        do = "Install omni-fastpath into the environment of your server, and run this command there."
         yield Finding("error" if facts.asked else "info", HERE, what, do)
 
 
-@_rule("patch-unsupported", threshold="the installed release is none of the patch's, nor the same code as one")
+@_rule("patch-unsupported", threshold="the installed release is not tested, and has not the same code as a tested one")
 def patch_unsupported(facts: Facts) -> Iterator[Finding]:
-    """A patch whose behaviour on the installed release nobody has read: stock runs."""
+    """The patch was not tested on the installed release, so upstream's own code runs."""
     do = (
-        "`omni-fastpath status --verify` says what still fits. Install one of the tested releases, or a newer "
-        f"omni-fastpath, or set {ON_UNLISTED}=same_code, which applies a patch where every function is as in a tested "
-        "release; until then upstream's own code runs."
+        "`omni-fastpath status --verify` shows what has changed. Install one of the tested releases or a newer "
+        f"omni-fastpath, or set {ON_UNLISTED}=same_code, which applies a patch if every function is as in a tested "
+        "release. Until then upstream's own code runs."
     )
     for name, patch in facts.report["installation"]["patches"].items():
         differs = (facts.report["verify"] or {}).get(name) if patch.get("may_be") else None
@@ -153,16 +151,10 @@ def patch_unsupported(facts: Facts) -> Iterator[Finding]:
             yield Finding(severity, HERE, f"{name}: {problem}", do, evidence)
 
 
-@_rule("release-unlisted", threshold="a patch may be or is served as on a release that the installed one is not")
+@_rule("release-unlisted", threshold="a patch is applied as on a release that the installed one is not")
 def release_unlisted(facts: Facts) -> Iterator[Finding]:
-    """The same code under another name: a vendor's build, a post-release, or any release where that was asked for."""
-    do = "Nothing, if you meant to run this release. `omni-fastpath status --verify` compares every function."
-    installed = facts.report["installation"]
-    may_be = [name for name, patch in installed["patches"].items() if patch.get("may_be")]
-    if may_be and installed["vllm_omni"] is not None:
-        release = installed["vllm_omni"]["version"]
-        what = f"{release} is not a tested release: a patch is applied where every function is as in one"
-        yield Finding("info", HERE, what, do, {"patch": may_be})
+    """The installed release has the same code as a tested one: a build, a post-release, or another one on request."""
+    do = "Nothing, if you run this release on purpose. `omni-fastpath status --verify` compares every function."
     for server in facts.servers:
         same = {
             (name, record["same_as"])
@@ -172,16 +164,16 @@ def release_unlisted(facts: Facts) -> Iterator[Finding]:
         }
         for known in sorted({known for _, known in same}):
             names = sorted(name for name, each in same if each == known)
-            what = f"served as on {known}, with every function as there: {', '.join(names)}"
+            what = f"applied because every function is as in {known}: {', '.join(names)}"
             yield Finding("info", server.subject, what, do, {"patch": names})
 
 
-@_rule("seam-moved", threshold="a function is not as the patch's row for this release says (looked at with --verify)")
+@_rule("seam-moved", threshold="a function differs from this release's (checked with --verify)")
 def seam_moved(facts: Facts) -> Iterator[Finding]:
-    """The release is known, and what is installed differs from it: a vendor's change, or a mixed installation."""
+    """The release is listed, but the installed code differs from it: a vendor's change, or a mixed installation."""
     do = (
-        "vllm and vllm-omni must be as released. Install them again; if they are a vendor's build, or another "
-        "plugin wraps the function, switch the patch off."
+        "Install vllm and vllm-omni again. If they are a vendor's build, or another plugin wraps the function, switch "
+        "the patch off."
     )
     for name, moved in (facts.report["verify"] or {}).items():
         declared = facts.report["installation"]["patches"].get(name, {})
@@ -191,76 +183,58 @@ def seam_moved(facts: Facts) -> Iterator[Finding]:
 
 @_rule("entry-point-missing", threshold="no entry point `omni_fastpath` in vLLM's plugin groups")
 def entry_point_missing(facts: Facts) -> Iterator[Finding]:
-    """The package can be imported and is not installed, so that vLLM never loads it."""
+    """The package can be imported but is not installed, so vLLM never loads it."""
     if not facts.report["installation"]["entry_points"]:
-        what = "no entry point of omni-fastpath is visible in this environment: vllm never loads it"
-        do = "Install omni-fastpath (its wheel, or `pip install .` in a clone) where the server runs."
+        what = "this environment has no entry point of omni-fastpath, so vllm never loads it"
+        do = "Install omni-fastpath (its wheel, or `pip install .` in a clone) in the server's environment."
         yield Finding("error", HERE, what, do, {"groups": list(entrypoint.GROUPS)})
 
 
 @_rule("plugins-leave-us-out", threshold=f"{entrypoint.ALLOW_LIST} is set and has no `{entrypoint.ENTRY_POINT}`")
 def plugins_leave_us_out(facts: Facts) -> Iterator[Finding]:
-    """An allow-list without our name: every server under it runs as upstream made it, which may be what is wanted."""
-    do = f"Unset {entrypoint.ALLOW_LIST}, or add {entrypoint.ENTRY_POINT} to it, unless stock is what you want there."
+    """An allow-list without this plugin. Servers with it run as stock, which may be intended."""
+    do = f"Unset {entrypoint.ALLOW_LIST}, or add {entrypoint.ENTRY_POINT} to it, unless stock is intended."
     for subject, environ in _shell_and_servers(facts):
         allowed = environ.get(entrypoint.ALLOW_LIST)
         if entrypoint.is_left_out(allowed):
-            is_asked = subject == HERE or bool(config.said(environ, facts.patches))
+            is_asked = subject == HERE or bool(config.set_variables(environ, facts.patches))
             severity: Severity = "error" if is_asked and not master_off(environ) else "info"
-            where = "vllm never loads omni-fastpath" if subject == HERE else "it was started so, and runs as stock"
+            where = "vllm never loads omni-fastpath" if subject == HERE else "the server runs as stock"
             what = f"{entrypoint.ALLOW_LIST} is an allow-list without {entrypoint.ENTRY_POINT}: {where}"
             yield Finding(severity, subject, what, do, {entrypoint.ALLOW_LIST: allowed})
 
 
-@_rule("variable-unknown", threshold=f"a name in or beside the namespace {NAMESPACE} that means nothing")
+@_rule("variable-unknown", threshold=f"an unknown {NAMESPACE}... variable, or a misspelling of that name")
 def variable_unknown(facts: Facts) -> Iterator[Finding]:
-    """A variable that looks like one of ours and is none: misspelt, or of another version."""
+    """A variable that is misspelt, or that another version has."""
     known = config.variables(facts.patches)
     for subject, environ in _shell_and_servers(facts):
         if master_off(environ):
-            continue  # nothing is looked at
-        ours = set(config.said(environ, facts.patches)).difference(known)
+            continue  # no other variable is read
+        ours = set(config.set_variables(environ, facts.patches)).difference(known)
         for name in sorted(each for each in environ if each in ours or config.is_beside(each)):
             meant = config.nearest(name, known) or MASTER
             consequence = "refuses to start with it" if name.startswith(NAMESPACE) else "ignores it"
-            hint = f"did you mean {meant!r}? A server with something on {consequence}"
-            what = f"the variable {name} means nothing; {hint}"
+            what = f"unknown variable {name}; did you mean {meant!r}? A server with a patch on {consequence}"
             evidence = {"variable": name, "nearest": meant}
             yield Finding("warning", subject, what, f"Rename it to {meant}, or unset it.", evidence)
 
 
-@_rule("key-misspelt", threshold=f"a top-level key of a deploy YAML that is nearly `{config.KEY}`")
+@_rule("key-misspelt", threshold=f"a misspelling of `{config.KEY}` as a top-level key of a deploy YAML")
 def key_misspelt(facts: Facts) -> Iterator[Finding]:
-    """A block that nobody reads: vLLM-Omni ignores it, and so do we."""
+    """A block that both vLLM-Omni and this package ignore."""
     for subject, key in facts.misspelt:
         what = f"the top-level key {key!r} of the deploy YAML is ignored; did you mean {config.KEY!r}?"
         yield Finding("warning", subject, what, f"Rename it to {config.KEY}, or remove it.", {"key": key})
 
 
-@_rule("hook-plugin-off", threshold="one hook plugin that cannot be loaded, registered or called, or that raised")
-def hook_plugin_off(facts: Facts) -> Iterator[Finding]:
-    """A plugin of ours that is not called, as a server said."""
-    do = "Correct or uninstall the package that brings it; a server's log has the traceback of an exception. Restart."
-    told = ((server.subject, each.get("hooks") or {}) for server in facts.servers for each in server.snapshots)
-    plugins = (
-        (subject, name, f"the hook plugin {name} {what}: {why}")
-        for subject, hooks in told
-        for key, what in (("unusable", "cannot run"), ("switched_off", "was switched off"))
-        for name, why in hooks.get(key, {}).items()
-    )
-    for subject, name, what in dict.fromkeys(plugins):
-        yield Finding("warning", subject, what, do, {"plugin": name})
+# ---- Running servers ----
 
 
-# ---- Live servers ----
-
-
-@_rule(
-    "patch-not-serving", threshold=f"one process in which a patch is {State.UNSUPPORTED.value} or {State.FAILED.value}"
-)
+@_rule("patch-not-serving", threshold=f"a patch is {State.UNSUPPORTED.value} or {State.FAILED.value} in a process")
 def patch_not_serving(facts: Facts) -> Iterator[Finding]:
-    """A patch that was asked for in a live server and does not serve there."""
-    do = "The reason says why; the server's log has the traceback of an exception. Upstream's own code runs."
+    """A patch that was requested in a running server does not work there."""
+    do = "See the reason. If it is an exception, the server's log has its traceback. Upstream's own code runs."
     for server in facts.servers:
         seen: dict[tuple[str, str, str], list[str]] = {}
         for snapshot in server.snapshots:
@@ -273,54 +247,9 @@ def patch_not_serving(facts: Facts) -> Iterator[Finding]:
             yield Finding("error", server.subject, what, do, {"patch": name, "state": state, "processes": where})
 
 
-@_rule("versions-mixed", threshold="two versions of omni-fastpath, vllm-omni or vllm in one server's tree")
-def versions_mixed(facts: Facts) -> Iterator[Finding]:
-    """Processes of one server that do not run the same packages: one was exchanged under it."""
-    do = "Restart the server: a package was exchanged while it ran, or its stages have another environment."
-    for server in facts.servers:
-        for package in PACKAGES:
-            found = sorted({str(each[package]) for each in server.snapshots})
-            if len(found) > 1:
-                what = f"its processes run different versions of {package.replace('_', '-')}: {', '.join(found)}"
-                yield Finding("error", server.subject, what, do, {"package": package, "versions": found})
-
-
-@_rule("yaml-changed", threshold="a server's deploy YAML was written after the server began")
-def yaml_changed(facts: Facts) -> Iterator[Finding]:
-    """What the file says now is not what the server read, and is what the next start reads."""
-    for server in facts.servers:
-        if server.edited_yaml is not None:
-            what = "its deploy YAML was written after it started"
-            do = "`omni-fastpath status --deploy-config FILE` says what the file comes to now. Restart for it to count."
-            yield Finding("warning", server.subject, what, do, {"file": server.edited_yaml})
-
-
-@_rule(
-    "patch-idle",
-    threshold=f"the patch's first counter is 0 in the server's tree, and upstream's {IDLE_REQUESTS} or more",
-)
-def patch_idle(facts: Facts) -> Iterator[Finding]:
-    """A patch that is applied and never takes effect, though upstream does what it should take effect on."""
-    for server in facts.servers:
-        for patch in facts.patches:
-            records = [each["patches"][patch.name] for each in server.snapshots if patch.name in each["patches"]]
-            first = patch.counters[0]
-            reached = server.metrics.get(first.moves_with, 0.0)
-            is_applied = any(record["state"] == State.APPLIED.value for record in records)
-            is_idle = not any(each["counters"].get(first.name) for each in records)
-            if is_applied and is_idle and reached >= IDLE_REQUESTS:
-                what = f"{patch.name} is applied and idle: {first.name} is 0 in all of its processes"
-                do = (
-                    "The server is not used in the way that the patch is for (`omni-fastpath explain "
-                    f"{patch.name}`), or something goes past it. Please report it."
-                )
-                evidence = {"patch": patch.name, first.name: 0, first.moves_with: reached}
-                yield Finding("warning", server.subject, what, do, evidence)
-
-
-@_rule("option-not-held", threshold="a server was started with an option that vLLM-Omni takes and nothing makes true")
+@_rule("option-not-held", threshold="a server was started with an option that vLLM-Omni accepts but does not implement")
 def option_not_held(facts: Facts) -> Iterator[Finding]:
-    """A limit that somebody set and that does not limit: upstream takes it, and the patch for it does not serve."""
+    """A limit without effect: vLLM-Omni accepts the option but ignores it, and no patch implements it here."""
     options = dict.fromkeys(HELD_BY_NOBODY, "")
     options |= {patch.upstream_option: patch.name for patch in facts.patches if patch.upstream_option}
     for server in facts.servers:
@@ -328,67 +257,57 @@ def option_not_held(facts: Facts) -> Iterator[Finding]:
             states = {State(each["patches"][name]["state"]) for each in server.snapshots if name in each["patches"]}
             is_held = any(state.satisfies_requirement for state in states)
             if process_role.value(server.command, option) is not None and not is_held:
-                what = f"it was started with {option}, which vLLM-Omni takes and does not hold"
-                do = f"Switch {name} on, or see why it does not serve." if name else "Start the server without it."
+                what = f"it was started with {option}, which vLLM-Omni accepts but ignores"
+                do = f"Switch {name} on, or see why it is not applied." if name else "Start the server without it."
                 severity: Severity = "error" if server.is_on else "info"
                 yield Finding(severity, server.subject, what, do, {"option": option, "patch": name or None})
 
 
-@_rule("metrics-without-us", threshold="a server in which something is on answers /metrics without a series of ours")
-def metrics_without_us(facts: Facts) -> Iterator[Finding]:
-    """A scrape shows upstream's series and none of ours."""
-    do = "Look into its log for `cannot be published` and `goes without the patches`. The patches work without."
-    for server in facts.servers:
-        is_shown = any(name.startswith("omni_fastpath_") for name in server.metrics)
-        if server.metrics and server.is_on and not is_shown:
-            what = "its /metrics has no series of omni-fastpath"
-            yield Finding("warning", server.subject, what, do, {"series": len(server.metrics)})
-
-
 @_rule(
-    "api-process-full", threshold=f"front end and orchestrator take more than {FULL} of a core, each more than {ALONE}"
+    "api-process-full", threshold=f"front end and orchestrator use more than {FULL} of a core, each more than {ALONE}"
 )
 def api_process_full(facts: Facts) -> Iterator[Finding]:
-    """Its two threads have about one core together: outputs wait, whatever the GPUs could do."""
+    """The API process limits the server, because its two threads can use about one core together."""
     for server in facts.servers:
         shares = {name: round(share, 2) for name, share in server.busy.items()}
         if sum(shares.values()) > FULL and min(shares.values()) > ALONE:
-            told = ", ".join(f"{name.replace('_', ' ')} {share:.2f}" for name, share in shares.items())
-            what = f"its API process is full: {told}; its two threads share Python's lock, and so about one core"
-            do = f"Take work off it: {'; '.join(_relief(server, facts))}."
+            used = ", ".join(f"{name.replace('_', ' ')} {share:.2f}" for name, share in shares.items())
+            what = f"its API process is full ({used}), because these two threads can use about one core together"
+            do = f"Reduce its work: {'; '.join(_relief(server, facts))}."
             yield Finding("warning", server.subject, what, do, shares)
 
 
 def _relief(server: Server, facts: Facts) -> Iterator[str]:
-    """What takes work off a full API process, the most first."""
+    """Ways to reduce the work of a full API process, the most effective first."""
     given = {word.partition("=")[0].replace("_", "-") for word in server.command if word.startswith("--")}
     more = "a higher `--api-server-count`" if "--api-server-count" in given else "`--api-server-count 2`"
-    yield f"{more} (vLLM-Omni from 0.30 on, which refuses to start where its other options do not allow it)"
+    yield f"{more} (from vLLM-Omni 0.30 on, which refuses to start if its other options do not allow it)"
     states = [each["patches"] for each in server.snapshots if each["role"] == Process.SERVER.value]
     on = {name for each in states for name, record in each.items() if record["state"] != State.OFF.value}
     patches = (each for each in facts.patches if each.default_on and Process.SERVER in each.processes)
     off = [each.name for each in patches if each.name not in on]
     if off:
-        yield f"switch on what is off here: {', '.join(off)}" if on else f"{MASTER}=1: nothing of ours is on here"
+        yield f"switch on the patches that are off: {', '.join(off)}" if on else f"{MASTER}=1, because no patch is on"
     if "--disable-log-stats" not in given:
-        yield "`--disable-log-stats`, which ends vLLM-Omni's own metrics too"
+        yield "`--disable-log-stats`, which also removes vLLM-Omni's own metrics"
 
 
 @_rule(
     "audio-runs-dry",
-    threshold=f"{UNDERRUN} above {UNDERRUN_S} on average of {IDLE_REQUESTS} answers or more, of Qwen3-TTS or Breeze "
-    "without a ramp of chunk sizes",
+    threshold=f"the average {UNDERRUN} of {FEWEST_ANSWERS} or more answers is above {UNDERRUN_S}, for Qwen3-TTS or "
+    "Breeze without increasing chunk sizes",
 )
 def audio_runs_dry(facts: Facts) -> Iterator[Finding]:
-    """Listeners hear silence within answers, and upstream has a remedy that is off."""
+    """Listeners hear silence within answers, and an option of vLLM-Omni against that is off."""
     do = (
-        "Put `codec_chunk_ramp` into the `extra` of the connector between its stages, in the deploy YAML: sizes that "
-        "grow up to codec_chunk_frames, such as [4, 4, 8, 16, 25]. Qwen3-TTS also takes `codec_chunk_adaptive: true`."
+        "In the deploy YAML, add `codec_chunk_ramp` to the `extra` of the connector between its stages, with sizes up "
+        "to codec_chunk_frames that increase, such as [4, 4, 8, 16, 25]. Qwen3-TTS also has `codec_chunk_adaptive: "
+        "true`."
     )
     for server in facts.servers:
         silent_s, answers = (server.metrics.get(f"{UNDERRUN}_{part}", 0.0) for part in ("sum", "count"))
-        if server.subject in facts.unramped and answers >= IDLE_REQUESTS and silent_s > UNDERRUN_S * answers:
-            what = f"the longest silence within an answer was {silent_s / answers:.2f} s, on average"
+        if server.subject in facts.unramped and answers >= FEWEST_ANSWERS and silent_s > UNDERRUN_S * answers:
+            what = f"the longest silence within an answer was {silent_s / answers:.2f} s on average"
             yield Finding("warning", server.subject, what, do, {"answers": answers})
 
 
@@ -399,17 +318,15 @@ _PARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 )
 
 
-@_rule("first-output", threshold="one streamed answer, in a server that measures them")
+@_rule("first-output", threshold="one streamed answer, in a server with queue_metrics")
 def first_output(facts: Facts) -> Iterator[Finding]:
-    """Where the time of first audio and first text goes, and what would make it less."""
+    """Which part of the time to first audio and first text is whose, and what would reduce it."""
     for server in facts.servers:
         for output in ("audio", "text"):
             whole = servers.histogram(server.figures(f"{_FIRST}_seconds", output=output), FEWEST)
             if 0 < whole.count < FEWEST:
-                what = (
-                    f"where the time of first {output} goes cannot be told before {FEWEST} answers: {whole.count} yet"
-                )
-                yield Finding("info", server.subject, what, "Ask again later.", {"answers": whole.count})
+                what = f"first {output}: {whole.count} answers so far, {FEWEST} are needed for percentiles"
+                yield Finding("info", server.subject, what, "Run this again later.", {"answers": whole.count})
             elif whole.count:
                 seconds = {}
                 for part, name, labels in _PARTS:
@@ -417,35 +334,35 @@ def first_output(facts: Facts) -> Iterator[Finding]:
                     seconds[part] = round(servers.histogram(samples, FEWEST).quantile(0.99), 2)
                 when = "last 5 minutes" if whole.is_recent else "since it started"
                 what = (
-                    f"first {output}, {when}: within {whole.quantile(0.99):.2f} s for 99 of 100, the engines' part "
-                    f"within {seconds['engines']:.2f}, the API process's within {seconds['api_process']:.2f}"
+                    f"first {output}, {when}: p99 {whole.quantile(0.99):.2f} s; p99 of the part in the engines "
+                    f"{seconds['engines']:.2f} s, in the API process {seconds['api_process']:.2f} s"
                 )
                 do = " ".join(_sooner(server, facts, **seconds))
                 yield Finding("info", server.subject, what, do, {"answers": whole.count, **seconds})
 
 
 def _sooner(server: Server, facts: Facts, engines: float, api_process: float) -> Iterator[str]:
-    """What would make a first output come sooner, if anything; of parts that are a tenth of the other, nothing."""
+    """Ways to get a first output earlier. A part that is less than a tenth of the other is not considered."""
     is_api_process = api_process > max(API_PROCESS_S, engines / 10)
     if is_api_process:
         relief = "; ".join(_relief(server, facts))
-        yield f"The API process takes more than {API_PROCESS_S} s. Less of it: {relief}."
+        yield f"The API process takes more than {API_PROCESS_S} s. To reduce that: {relief}."
     if engines > max(ENGINES_S, api_process / 10):
         yield (
-            f"The engines take more than {ENGINES_S} s. More GPU, or more replicas, if requests wait there "
-            "(`vllm_omni:num_requests_waiting`). If none waits, the model takes so long, and whether a faster GPU "
-            "helps cannot be told from here. Neither this package nor another API server changes that part."
+            f"The engines take more than {ENGINES_S} s. If requests wait there (`vllm_omni:num_requests_waiting`), add "
+            "GPUs or replicas. If none waits, the model itself takes that long, and a faster GPU may help. Neither "
+            "this package nor another API server changes that part."
         )
     elif not is_api_process:
-        yield "Nothing: neither this package, nor another API server, nor more GPU makes it sooner for a listener."
+        yield "Nothing. Neither this package nor another API server nor more GPUs would make a noticeable difference."
 
 
 @_rule("requests-without-output", threshold="one request without an output of any stage for 30 seconds")
 def requests_without_output(facts: Facts) -> Iterator[Finding]:
-    """Requests that a stage does not answer; a session that waits for its client is none."""
+    """Requests that a stage does not answer. Sessions that wait for their client are not counted."""
     do = (
-        "Look at that replica's process and log. It may be stopped or hang, or wait for a chunk that the stage before "
-        "does not send. In a server that is full, requests wait so for their turn."
+        "Check that replica's process and log. It may be stopped or hanging, or waiting for a chunk that the previous "
+        "stage does not send. In an overloaded server, requests also wait that long."
     )
     for server in facts.servers:
         for sample in server.figures("omni_fastpath_requests_without_output"):
@@ -454,14 +371,14 @@ def requests_without_output(facts: Facts) -> Iterator[Finding]:
                 [longest, *_] = server.figures("omni_fastpath_longest_without_output_seconds", **where)
                 what = (
                     f"{sample['value']} requests wait for stage {where['stage']} replica {where['replica']} and had no "
-                    f"output for 30 s, the longest for {longest['value']:.0f} s"
+                    f"output for 30 s, the longest one for {longest['value']:.0f} s"
                 )
                 yield Finding("warning", server.subject, what, do, {**where, "requests": sample["value"]})
 
 
-@_rule("shared-memory", threshold=f"more than {SHARED_MEMORY} of shared memory used, or one chunk that nobody fetches")
+@_rule("shared-memory", threshold=f"more than {SHARED_MEMORY} of shared memory is used, or one chunk is never fetched")
 def shared_memory(facts: Facts) -> Iterator[Finding]:
-    """Room that stages need for their chunks; without it they fail."""
+    """Stages need shared memory for their chunks. Without it they fail."""
     for server in facts.servers:
         fill, orphans = (
             max((each["value"] for each in server.figures(f"omni_fastpath_shared_memory_{name}")), default=0)
@@ -469,18 +386,16 @@ def shared_memory(facts: Facts) -> Iterator[Finding]:
         )
         if fill > SHARED_MEMORY:
             own = sum(each["value"] for each in server.figures("omni_fastpath_shared_memory_chunk_bytes"))
-            what = (
-                f"shared memory is {fill:.0%} full, {own / 2**20:.0f} MiB of it with chunks of this server's requests"
-            )
+            what = f"shared memory is {fill:.0%} full; {own / 2**20:.0f} MiB are chunks of this server's requests"
             do = "Give the container a larger /dev/shm (`--shm-size`, or an emptyDir of medium Memory)."
             yield Finding("warning", server.subject, what, do, {"used_ratio": round(fill, 3), "chunk_bytes": own})
         if orphans:
-            what = f"shared memory has {orphans} chunks of unknown requests that nobody has fetched for ten minutes"
-            do = "Earlier servers or requests left them. Remove them from /dev/shm if no other server uses that."
+            what = f"shared memory has {orphans} chunks of unknown requests that were not fetched for ten minutes"
+            do = "They are from earlier servers or requests. Delete them from /dev/shm if no other server uses it."
             yield Finding("warning", server.subject, what, do, {"orphans": orphans})
 
 
-# ---- What several rules need ----
+# ---- Used by several rules ----
 
 
 def _shell_and_servers(facts: Facts) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -1,4 +1,4 @@
-"""An overlay YAML that puts a ``fastpath`` block on top of a deploy YAML, bundled with vLLM-Omni or not."""
+"""An overlay YAML that adds a ``fastpath`` block to a deploy YAML, which may be one of vLLM-Omni's."""
 
 from __future__ import annotations
 
@@ -7,62 +7,54 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from omni_fastpath import config
-from omni_fastpath.config import KEY, Block, ConfigError, read_blocks, refusal, resolve, shown
+from omni_fastpath.config import KEY, Block, ConfigError, read_blocks, refusal, resolve, short_repr
 from omni_fastpath.declare import Patch
 from omni_fastpath.process_role import MASTER
 
 
 def bundled() -> dict[str, Path]:
-    """The deploy YAMLs in the installed vLLM-Omni by name, found without importing it; empty without one."""
+    """The deploy YAMLs of the installed vLLM-Omni by name. It is not imported. Empty if it is not installed."""
     spec = importlib.util.find_spec("vllm_omni")
     found = [Path(place) / "deploy" for place in (spec.submodule_search_locations or [])] if spec else []
     return {path.stem: path for folder in found for path in sorted(folder.glob("*.yaml"))}
 
 
 def find(name_or_path: str) -> Path:
-    """The deploy YAML that a file's path, a bundled one's name or a model means; a file comes first.
+    """The deploy YAML for a path, the name of a bundled one, or a model. An existing file takes precedence.
 
     Raises:
-        ConfigError: None is there; the message has the bundled names that a model's name is most like.
+        ConfigError: There is no such file; the message has the bundled names with the nearest spelling.
     """
     path = Path(name_or_path)
     if path.is_file():
         return path.resolve()
     known, name = bundled(), name_or_path.removesuffix(".yaml")
     for described in _descriptions(name_or_path):
-        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # it is no JSON object
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # it is not a JSON object
             name = str(json.loads(described.read_bytes()).get("model_type", name))
     if name in known:
         return known[name].resolve()
-    near = [*config.close(name, known), *_of_model(name, known)]
-    hint = f"nearest: {', '.join(dict.fromkeys(near)) or 'none'}; `omni-fastpath overlay --list` names them all"
+    hint = f"nearest: {', '.join(config.close(name, known)) or 'none'}; `omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of an installed vllm-omni; {hint}")
 
 
 def _descriptions(model: str) -> Iterator[Path]:
-    """The ``config.json`` of a model's folder, and of what was downloaded from Hugging Face under its name."""
+    """The ``config.json`` in a model's folder, and in the local Hugging Face cache of the model's name."""
     yield from Path(model).glob("config.json")
     home = os.environ.get("HF_HOME") or Path(os.environ.get("HOME", ""), ".cache", "huggingface")
     hub = os.environ.get("HF_HUB_CACHE") or Path(home, "hub")
     yield from Path(hub, f"models--{model.replace('/', '--')}", "snapshots").glob("*/config.json")
 
 
-def _of_model(model: str, known: Iterable[str]) -> list[str]:
-    """The bundled names that have the longest beginning in common with a model's name, the shortest first."""
-    letters = {name: re.sub("[^a-z0-9]", "", name.lower().rpartition("/")[2]) for name in (model, *known)}
-    like = {name: len(os.path.commonprefix([letters[model], letters[name]])) for name in known}  # noqa: RUF071
-    return sorted((name for name, count in like.items() if count == max(3, *like.values())), key=len)
-
-
 def misspelt(path: Path) -> list[str]:
-    """The top-level keys of a deploy YAML and its bases that are nearly ours; none where it cannot be read."""
+    """The misspellings of ``fastpath`` in a deploy YAML and its bases. Empty if it cannot be read."""
     try:
         return [key for block in read_blocks(path) for key in block.misspelt]
     except ConfigError:
@@ -70,22 +62,22 @@ def misspelt(path: Path) -> list[str]:
 
 
 _RAMPED = ("qwen3tts", "breezetts")
-"""Models whose audio chunks upstream can let grow, by how their names and those of their deploy YAMLs have it."""
+"""Models with an option for increasing chunk sizes, as their names or those of their deploy YAMLs contain it."""
 _RAMPS = ("codec_chunk_ramp", "codec_chunk_adaptive")
 
 
 def lacks_ramp(path: Path, model: str | None) -> bool:
-    """Whether a server of one of these models sends chunks of the full size from the second one on.
+    """Whether a server of one of these models sends audio chunks of the full size from the second one on.
 
     Args:
-        path: Its deploy YAML; where it or a base of it cannot be read nothing is known, and the answer is no.
-        model: What its command calls the model.
+        path: Its deploy YAML. If it or a base cannot be read, the answer is no.
+        model: The model in its command line.
     """
     try:
         files = config.read_chain(path)
         connectors = [each for data in files.values() for each in (data.get("connectors") or {}).values()]
         extra = {key: value for each in connectors for key, value in (each.get("extra") or {}).items()}
-    except (ConfigError, AttributeError):  # it was edited since into what no server reads
+    except (ConfigError, AttributeError):  # it was edited and is no longer a valid deploy YAML
         return False
     names = [re.sub("[^a-z0-9]", "", name.lower()) for name in (model or "", *(file.name for file in files))]
     is_streamed = all(data.get("async_chunk") is not False for data in files.values())
@@ -94,10 +86,10 @@ def lacks_ramp(path: Path, model: str | None) -> bool:
 
 
 def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Patch]) -> Any:
-    """The ``fastpath`` value of the overlay: ``true``, or the mapping that the ``--set`` options ask for.
+    """The ``fastpath`` value of the overlay: ``true``, or a mapping from the ``--set`` options.
 
-    Over a base that switches something on, the mapping holds what is set and the rest is inherited; over any other it
-    starts from the default set. A value is read as YAML; of two for one place the last counts.
+    If the base enables a patch, the mapping contains only the options, and the rest is inherited. Otherwise it starts
+    from the default set. A value is YAML. Of two values for one key the last counts.
 
     Raises:
         ConfigError: An option has another form than ``patch.key=value``, ``patch=true`` or ``on_unsupported=fail``.
@@ -112,11 +104,11 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
         name, dot, key = target.strip().partition(".")
         try:
             value = yaml.safe_load(text)
-        except Exception:  # of a wrong date or number yaml's reader raises what it happens to
+        except Exception:  # yaml raises various exceptions for wrong dates and numbers
             value = None
         if value is None and text.strip() != "null":
             place, takes = f"--set {assignment}", "patch.key=value, patch=true, patch=false"
-            wrong.append(str(refusal(place, found=shown(assignment), allowed=takes)))
+            wrong.append(str(refusal(place, found=short_repr(assignment), allowed=takes)))
         held = block.get(name)
         block[name] = {**(held if isinstance(held, dict) else {}), key: value} if dot else value
     if wrong:
@@ -125,33 +117,33 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
 
 
 def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: Path | None = None) -> str:
-    """The text of the overlay, validated as the server would.
+    """The text of the overlay, validated like in a server.
 
     Args:
-        base: The deploy YAML below it.
+        base: Its base.
         sets: The ``--set`` options.
         patches: The declarations.
-        output: Where it will lie, for messages.
+        output: The file to be written, for messages.
 
     Raises:
-        ConfigError: The base cannot be read, the overlay would overwrite a file that it stands on, or the server would
-            refuse the result.
+        ConfigError: The base cannot be read, the overlay would overwrite one of its bases, or a server would refuse the
+            result.
     """
     blocks = read_blocks(base)
     if output is not None and output.resolve() in {block.path.resolve() for block in blocks}:
-        raise refusal("--output", found=shown(str(output)), allowed="a file that is not below the overlay itself")
+        raise refusal("--output", found=short_repr(str(output)), allowed="a file that is not a base of the overlay")
     value = block_value(blocks, sets, patches)
     where = output or Path("the overlay")
     resolve([*blocks, Block(where, value)], {}, patches)
     try:
-        named = Path(os.fsencode(base.resolve()).decode())  # whatever this shell's locale makes of it
+        named = Path(os.fsencode(base.resolve()).decode())  # independent of the locale
     except UnicodeDecodeError:
-        raise refusal(repr(str(base)), found="a file name that is no UTF-8", allowed="one that YAML can hold") from None
+        raise refusal(
+            repr(str(base)), found="a file name that is not UTF-8", allowed="one that YAML can contain"
+        ) from None
     document = {"base_config": str(named), KEY: value}
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
     head = f"# `omni-fastpath overlay`, over {named.name}; start the server with --deploy-config and this file.\n"
     if base in bundled().values():
-        head += (
-            f"# Where vllm-omni lies elsewhere write it again, or use {MASTER}=1 and --deploy-config {named.name}.\n"
-        )
+        head += f"# If vllm-omni moves, write this file again, or use {MASTER}=1 and --deploy-config {named.name}.\n"
     return head + body

@@ -1,7 +1,7 @@
-"""The live servers of this user: what each was started with, what its state files and its ``/metrics`` say.
+"""The running servers of this user, with their command lines, variables, state files and ``/metrics``.
 
-A server without a state file has nothing of ours to say: nothing was asked for there, or its ``VLLM_PLUGINS`` leaves
-us out; its command line shows that it is there. Environments and command lines are judged here and never shown.
+A server has no state file if no patch is enabled there or its ``VLLM_PLUGINS`` excludes this plugin. Such a server is
+found by its command line. Environments and command lines are used here but never shown.
 """
 
 from __future__ import annotations
@@ -23,44 +23,42 @@ from omni_fastpath.declare import State
 from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
 
 SCRAPE_S, SCRAPES_S = 2.0, 4.0
-"""How long a server's ``/metrics`` may take, and those of all servers, seconds: somebody waits for the answer."""
+"""Timeouts in seconds for the ``/metrics`` of one server and of all servers."""
 
-LOOK_S = 2.0
-"""How long threads are watched, seconds: for a share of a core to a hundredth."""
+WATCH_S = 2.0
+"""Seconds for which threads are watched. That is enough for shares of a core with two digits."""
 
 _NO_YAML = "environment"
-"""What a state file names as its source where no deploy YAML was read."""
+"""The source in a state file if no deploy YAML was read."""
 _PROGRAMS = ("vllm", "vllm-omni")
 _MODULES = ("/cli/main.py", ".entrypoints.cli.main")
-"""Of vLLM's command line and vLLM-Omni's, as a file and as ``python -m`` names them."""
+"""The command lines of vLLM and vLLM-Omni, as files and as ``python -m`` names them."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A live server: ``vllm serve --omni``, or the topmost process with a state file.
+    """A running server: ``vllm serve --omni``, or the topmost process with a state file.
 
     Attributes:
         pid: Its first process.
-        command: Its arguments, the program first; empty where they cannot be read.
-        environ: What it was started with; None where it cannot be read.
-        snapshots: The state files of its tree.
-        edited_yaml: Its deploy YAML, where that was written after the server began.
-        metrics: Each series of its ``/metrics`` with the sum of its samples; empty where nothing answered.
-        busy: Shares of a core that ``front_end`` and ``orchestrator`` of its busiest API process took; empty where
-            nobody watched, or no state file names these threads.
+        command: Its command line, the program first. Empty if it cannot be read.
+        environ: Its variables. None if they cannot be read.
+        snapshots: The state files of its processes.
+        metrics: The sum of the samples of each series in its ``/metrics``. Empty if there was no answer.
+        busy: The shares of a core that ``front_end`` and ``orchestrator`` of its busiest API process used. Empty if
+            they were not watched, or no state file names these threads.
     """
 
     pid: int
     command: tuple[str, ...] = ()
     environ: Mapping[str, str] | None = None
     snapshots: tuple[Mapping[str, Any], ...] = ()
-    edited_yaml: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     busy: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def subject(self) -> str:
-        """How a finding names it."""
+        """The subject of its findings."""
         return f"server {self.pid}"
 
     @property
@@ -70,14 +68,14 @@ class Server:
 
     @property
     def deploy_config(self) -> Path | None:
-        """The deploy YAML that it read, or that its command names, seen from here."""
+        """The deploy YAML that it has read, or that its command line names, as a path in this process."""
         read = [each["source"] for each in self.snapshots if each["pid"] == self.pid and each["source"] != _NO_YAML]
         named = next(iter(read), None) or process_role.value(self.command, "--deploy-config")
         return None if named is None else Path(f"/proc/{self.pid}/cwd", named)
 
     @property
     def model(self) -> str | None:
-        """The model's name or path, as its arguments have it."""
+        """The model's name or path in its arguments."""
         first = next(iter(self._arguments), "-")
         return shown_model(process_role.value(self._arguments, "--model") if first.startswith("-") else first)
 
@@ -86,24 +84,24 @@ class Server:
         return self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
 
     def figures(self, metric: str, **labels: str) -> list[Mapping[str, Any]]:
-        """The samples of a metric of ours with these labels, in the state files of its processes."""
+        """The samples of a patch's metric with these labels, from the state files of its processes."""
         records = (record for each in self.snapshots for record in each["patches"].values())
         found = [sample for record in records for sample in record.get("figures", {}).get(metric, ())]
         return [sample for sample in found if labels.items() <= sample["labels"].items()]
 
-    def shown(self) -> dict[str, Any]:
-        """What ``status`` shows of it: ``pid``, and ``model`` and ``port`` as its arguments name them."""
+    def summary(self) -> dict[str, Any]:
+        """Its ``pid``, and ``model`` and ``port`` from its arguments, for ``status``."""
         return {"pid": self.pid, "model": self.model, "port": process_role.port(self._arguments)}
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """What histograms of several processes have together.
+    """The sum of the histograms of several processes.
 
     Attributes:
-        bounds: Upper ends of the buckets but the last.
-        counts: Of each bucket.
-        is_recent: Whether the counts are of the last minutes alone.
+        bounds: Upper bounds of the buckets but the last.
+        counts: The number of values in each bucket.
+        is_recent: Whether only the last minutes are counted.
     """
 
     bounds: Sequence[float] = ()
@@ -112,11 +110,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Of all buckets."""
+        """The number of all values."""
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """What so many do not exceed, as ``histogram_quantile`` of Prometheus has it."""
+        """A quantile, as Prometheus' ``histogram_quantile`` computes it."""
         rank, below = share * self.count, 0.0
         for lower, upper, count in zip((0.0, *self.bounds), self.bounds, self.counts, strict=False):
             if below + count >= rank:
@@ -126,7 +124,7 @@ class Histogram:
 
 
 def histogram(samples: Sequence[Mapping[str, Any]], fewest: int) -> Histogram:
-    """Of samples of ``figures.Recent``: of the last minutes, or of all the time where these have fewer values."""
+    """The histogram of samples of ``figures.Recent``: of the last minutes if they have enough values, else of all."""
     if not samples:
         return Histogram()
     counts = [sum(bucket) for bucket in zip(*(each["counts"] for each in samples), strict=True)]
@@ -137,15 +135,15 @@ def histogram(samples: Sequence[Mapping[str, Any]], fewest: int) -> Histogram:
 
 
 def shown_model(model: str | None) -> str | None:
-    """A model's name or path; None for what is no such word, as an address that may hold a password."""
+    """A model's name or path. None for an address, which may contain a password."""
     return model if model is not None and not {":", "@", "="} & {*model} else None
 
 
 def live_servers(*, scrape: bool = False) -> list[Server]:
-    """The live servers of this user, by process id.
+    """The running servers of this user, by process id.
 
     Args:
-        scrape: Ask each server whose port its state file names for its ``/metrics``.
+        scrape: Request the ``/metrics`` of each server with a port in its state file.
     """
     started = by_command_line()
     snapshots = _snapshots([None, *(_facts(pid).get("environ") for pid in started)])
@@ -159,9 +157,8 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
             Server(
                 pid=root,
                 command=command,
-                environ=facts.get("environ") or None,  # a process that names itself writes over it
+                environ=facts.get("environ") or None,  # a process that sets its own title overwrites it
                 snapshots=own,
-                edited_yaml=_edited_yaml(root, facts.get("create_time"), own),
                 metrics=_metrics(command, own, until - time.monotonic()) if scrape else {},
             )
         )
@@ -169,20 +166,20 @@ def live_servers(*, scrape: bool = False) -> list[Server]:
 
 
 Used = tuple[float, Mapping[int, Mapping[str, float]]]
-"""A time, and the seconds that each API process's two threads had been on a processor by then."""
+"""A time, and the processor time of the two threads of each API process until then."""
 
 
 def used(live: Sequence[Server]) -> Used:
-    """What the threads that the state files of these servers name have used until now."""
+    """The processor time until now of the threads that these servers' state files name."""
     snapshots = (each for server in live for each in server.snapshots)
     return time.monotonic(), {each["pid"]: threads.used(each["pid"], each.get("threads") or {}) for each in snapshots}
 
 
 def watched(live: Sequence[Server], since: Used) -> list[Server]:
-    """The servers, each with what its threads took of a core since then; waits until that was ``LOOK_S`` ago."""
+    """The servers with the shares of a core that their threads used since then. Waits for ``WATCH_S`` in all."""
     began, before = since
     if live:
-        time.sleep(max(0.0, began + LOOK_S - time.monotonic()))
+        time.sleep(max(0.0, began + WATCH_S - time.monotonic()))
     ended, after = used(live)
 
     def busy(server: Server) -> dict[str, float]:
@@ -198,16 +195,17 @@ def watched(live: Sequence[Server], since: Used) -> list[Server]:
 
 
 def by_command_line() -> list[int]:
-    """The processes of this user that look like ``vllm serve ... --omni``, and forks of them."""
+    """The ids of this user's processes whose command line is ``vllm serve ... --omni``, forks included."""
     processes = [each.info | {"pid": each.pid} for each in psutil.process_iter(["cmdline", "uids"])]
     mine = (each for each in processes if each["uids"] is not None and each["uids"].real == os.getuid())
     return [each["pid"] for each in mine if _is_server(each["cmdline"] or [])]
 
 
 def _is_server(command: Sequence[str]) -> bool:
-    """A Python that runs vLLM's command line, not what starts one elsewhere or later (``docker run``, ``tmux new``).
+    """Whether Python runs vLLM's command line here.
 
-    Nor ``vllm bench serve --omni``, which is a client, nor ``omni-fastpath ab ... -- vllm serve``.
+    It does not in ``docker run``, ``tmux new`` or ``omni-fastpath ab ... -- vllm serve``, and ``vllm bench serve
+    --omni`` is a client.
     """
     if "serve" not in command or "--omni" not in command:
         return False
@@ -219,39 +217,24 @@ def _is_server(command: Sequence[str]) -> bool:
 
 
 def _snapshots(environs: Iterable[Mapping[str, str] | None]) -> dict[int, Mapping[str, Any]]:
-    """The state files of live processes by pid, in the runtime folders of this shell (None) and of these servers."""
+    """The state files of running processes by pid, in the folders of this shell (None) and of these servers."""
     found: dict[int, Mapping[str, Any]] = {}
     for environ in environs:
-        with contextlib.suppress(OSError):  # a folder that is not this user's alone is not believed
+        with contextlib.suppress(OSError):  # a folder that other users can write is ignored
             found |= {each["pid"]: each for each in statefile.read_live(statefile.folder(environ))}
     return found
 
 
 def _facts(pid: int) -> dict[str, Any]:
-    """Command line, environment and start of a process; None for what may not be read, empty where it has ended."""
+    """Command line and environment of a process. A value is None if it cannot be read. Empty if it has ended."""
     try:
-        return psutil.Process(pid).as_dict(["cmdline", "environ", "create_time"])
+        return psutil.Process(pid).as_dict(["cmdline", "environ"])
     except (psutil.Error, OSError):
         return {}
 
 
-_UNSURE_S = 2.0
-"""When a process began is known to about a second; a server reads its YAML later than this after it began."""
-
-
-def _edited_yaml(pid: int, began: float | None, snapshots: Sequence[Mapping[str, Any]]) -> str | None:
-    source = next((each["source"] for each in snapshots if each["pid"] == pid), None)
-    if source is None or began is None:
-        return None
-    try:
-        written = Path(f"/proc/{pid}/cwd", source).stat().st_mtime
-        return source if written > began + _UNSURE_S else None
-    except OSError:  # no YAML was read, or it is where this user may not look
-        return None
-
-
 def _metrics(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]], left_s: float) -> dict[str, float]:
-    """Of the port that a state file names: another program may have the one of the command line."""
+    """The metrics at the port in a state file. Another program may use the port on the command line."""
     port = next((each["port"] for each in snapshots if each.get("port")), None)
     host = (process_role.value(command, "--host") or "localhost").strip("[]")
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
@@ -259,7 +242,7 @@ def _metrics(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]], lef
 
 
 def scrape(url: str, timeout_s: float = SCRAPE_S) -> dict[str, float]:
-    """Ask for the metrics there, past any proxy: each series with the sum of its samples; empty without an answer."""
+    """The sum of the samples of each series at this address, without a proxy. Empty if there is no answer."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only when asked for
 
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -270,6 +253,6 @@ def scrape(url: str, timeout_s: float = SCRAPE_S) -> dict[str, float]:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    except Exception:  # nothing listens, it is another protocol (HTTPException), or no metrics
+    except Exception:  # no answer, another protocol (HTTPException), or no metrics
         return {}
     return totals

@@ -1,6 +1,6 @@
-"""``omni-fastpath status`` as data: this installation, the live processes, and what is wrong with them.
+"""``omni-fastpath status`` as data: this installation, the running processes, and findings about them.
 
-Nothing here imports vllm or vllm-omni, except ``verify``, which compares the declarations with them.
+Only ``verify`` imports vllm and vllm-omni, to compare the declarations with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from omni_fastpath.tools import entrypoint, overlay, servers, upgrade
 from omni_fastpath.tools.findings import HERE, START, Facts, judge
 
 SCHEMA = 6
-"""Of the report; a key is only ever added under the same number."""
+"""The version of the report. Adding a key does not change it."""
 
 
 def status_report(
@@ -32,13 +32,13 @@ def status_report(
     verify: bool = False,
     deep: bool = False,
 ) -> dict[str, Any]:
-    """Everything that ``status`` shows, as plain data with stable keys. Arguments as of ``look``."""
-    facts = look(environ, patches, deploy_config=deploy_config, verify=verify, deep=deep)
+    """Everything that ``status`` shows, as plain data with stable keys. The arguments are those of ``collect``."""
+    facts = collect(environ, patches, deploy_config=deploy_config, verify=verify, deep=deep)
     return {**facts.report, "findings": [dataclasses.asdict(finding) for finding in judge(facts)]}
 
 
 def is_on(report: Mapping[str, Any]) -> bool:
-    """Whether servers run here, and at least one patch serves in each."""
+    """Whether a server is running, and at least one patch serves in each server."""
     servers = {each["server"]: False for each in report["processes"]}
     for each in report["processes"]:
         states = (State(record["state"]) for record in each["patches"].values())
@@ -46,23 +46,23 @@ def is_on(report: Mapping[str, Any]) -> bool:
     return bool(servers) and all(servers.values()) and not report["servers_without_state"]
 
 
-def look(
+def collect(
     environ: Mapping[str, str], patches: Sequence[Patch], *, deploy_config: str | None, verify: bool, deep: bool
 ) -> Facts:
-    """Everything that is judged.
+    """The input of the rules.
 
     Args:
-        environ: This shell's variables.
+        environ: The variables of this shell.
         patches: The declarations.
-        deploy_config: A deploy YAML's name or path, to be resolved with these variables.
-        verify: Compare every seam with what is installed.
-        deep: Ask live servers for their ``/metrics``, and watch their threads.
+        deploy_config: The name or path of a deploy YAML that is resolved with these variables.
+        verify: Compare every seam with the installed code.
+        deep: Request the ``/metrics`` of running servers, and watch their threads.
     """
     file, resolved, refused = None, None, ""
     try:
         file = overlay.find(deploy_config) if deploy_config else None
         resolved = config.resolve([], environ, patches) if file is None else resolve_file(file, environ, patches)
-    except ConfigError as error:  # a server started here and now would say so too; those that run are shown
+    except ConfigError as error:  # a new server would refuse with the same message, but running ones are shown
         refused = str(error)
     on_unlisted = resolved.on_unlisted if resolved is not None else None
     live = servers.live_servers(scrape=deep)
@@ -72,7 +72,7 @@ def look(
         "schema": SCHEMA,
         "installation": _installation(environ, patches, on_unlisted),
         "processes": [{**each, "server": server.pid} for server in live for each in server.snapshots],
-        "servers_without_state": [server.shown() for server in live if not server.snapshots],
+        "servers_without_state": [server.summary() for server in live if not server.snapshots],
         "variables": {each.pid: _ours(each.environ, patches) for each in live if each.environ is not None},
         "resolved": json.loads(resolved.to_json()) if file and resolved else None,
         "verify": moved,
@@ -89,7 +89,7 @@ def look(
 
 
 def _asked_by(found: Resolved | None, patches: Sequence[Patch]) -> set[str]:
-    """The patches whose release matters: the default set, for a YAML not seen here, and what the environment says."""
+    """The patches that must be supported: the default set, as the YAML is unknown, and those of the environment."""
     said = found.origins if found is not None else {}
     missing = (each.name for each in patches if each.default_on and not said.get(each.name))
     return {*(found.enabled if found is not None else ()), *missing}
@@ -112,9 +112,9 @@ def _installation(environ: Mapping[str, str], patches: Sequence[Patch], on_unlis
 
 
 def _ours(environ: Mapping[str, str], patches: Sequence[Patch]) -> dict[str, str | None]:
-    """The variables of ours; without the value of a name that is nobody's: OMNI_FASTPATH_HF_TOKEN may be a secret."""
+    """The package's variables. Values of unknown names are hidden, because OMNI_FASTPATH_HF_TOKEN may be a secret."""
     known = config.variables(patches)
-    return {name: environ[name] if name in known else None for name in config.said(environ, patches)}
+    return {name: environ[name] if name in known else None for name in config.set_variables(environ, patches)}
 
 
 def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
@@ -133,18 +133,19 @@ def _declared(patch: Patch, on_unlisted: str | None) -> dict[str, Any]:
 
 
 def _verify(patches: Sequence[Patch], on_unlisted: str | None) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """What does not fit, of the start-up and by patch; and of what fits on an unlisted release, as on which it does.
+    """The differences of the start-up and of each patch, and the listed release whose code each matching patch has.
 
-    Where a patch does not fit there, it is compared with the nearest release that it knows.
+    A patch that does not match on an unlisted release is compared with the nearest listed release.
     """
     found = vllm_omni_release()
-    # vllm logs to standard output while it is imported; that belongs to our table or JSON.
+    # vllm logs to standard output while it is imported, but standard output is for the table or the JSON.
     with contextlib.redirect_stdout(sys.stderr):
         problems, same_as = {START: install.start_problems(None, patches)}, {}
         for patch in patches:
             problems[patch.name] = install.verify_patch(patch, on_unlisted)
             if found is not None and install.row_here(patch) is None and problems[patch.name]:
-                problems[patch.name] = [install.unlisted(patch), *upgrade.told(upgrade.compare(patch, found.version))]
+                compared = upgrade.compare(patch, found.version)
+                problems[patch.name] = [install.unlisted(patch), *upgrade.summary(compared)]
             elif not problems[patch.name]:
                 same_as[patch.name] = install.find_row(patch, None, on_unlisted).same_as
     return problems, same_as

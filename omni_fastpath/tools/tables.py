@@ -1,4 +1,4 @@
-"""What the commands show: tables, findings in full, and a block to paste into an issue."""
+"""The output of the commands: tables, findings in full, and a block for a bug report."""
 
 from __future__ import annotations
 
@@ -11,64 +11,65 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from packaging.version import Version
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
 from omni_fastpath import config, install
-from omni_fastpath.declare import Fit, Patch, Process, Reads, Row, State
+from omni_fastpath.declare import Fit, Patch, Process, Reads, State
 from omni_fastpath.metrics import API_WORKER
-from omni_fastpath.process_role import MASTER, ON_UNLISTED, ON_UNSUPPORTED
 from omni_fastpath.statefile import REFRESH_S
-from omni_fastpath.tools.findings import HERE, PACKAGES, SEVERITIES
+from omni_fastpath.tools.findings import HERE, SEVERITIES
 
 _PIPED_WIDTH = 100
-"""Columns of a table in a pipe, a file or a job's log."""
+"""The width of a table in a pipe, a file or a log."""
 
 FOR_OPERATORS = ("What", "Why", "Scope", "Remove when")
-"""The headings of a patch's page that ``explain`` shows unless it is to show all."""
+"""The headings of a patch's docstring that ``explain`` shows without ``--full``."""
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
-"""Of findings, by severity."""
+"""The style of findings by severity."""
 
 
-_FOR_AN_ISSUE = ("patch", "state", "package", "versions", "seams", "variable", "nearest")
-"""Evidence that goes into an issue: names and words of ours. No path, reason of an exception or value does."""
+_PACKAGES = ("omni_fastpath", "vllm_omni", "vllm")
+"""The packages whose versions a state file has."""
+
+_FOR_AN_ISSUE = ("patch", "state", "seams", "variable", "nearest")
+"""The evidence that is in the block for a bug report. It has no path, no exception's message and no value."""
 
 
 class _Console(Console):
     def print(self, *objects: Any, **how: Any) -> None:
-        """Rich's; a sentence that nobody's terminal wraps stays one line, so that ``grep`` finds it."""
+        """Print like rich, but without wrapping sentences in a pipe, so that ``grep`` finds them."""
         how.setdefault("soft_wrap", not self.is_terminal and all(isinstance(each, str) for each in objects))
         super().print(*objects, **how)
 
     def on_broken_pipe(self) -> None:
-        """Leave it to ``reader_may_leave``: rich would exit with 1, which means trouble here."""
+        """Raise, for ``reader_may_leave``. Rich would exit with 1, which here means that there is a problem."""
         raise BrokenPipeError
 
 
 def console(stream: TextIO) -> Console:
-    """A console on standard output or standard error; without markup: reasons and names hold square brackets."""
+    """A console for a stream. It has no markup, because reasons and names may contain square brackets."""
     width = None if stream.isatty() else _PIPED_WIDTH
     return _Console(file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False)
 
 
 @contextlib.contextmanager
 def reader_may_leave(stream: TextIO) -> Iterator[None]:
-    """Print; a reader that has seen enough (``| head``, ``| grep -q``) changes neither the exit code nor anything."""
+    """Ignore that the reader of a pipe closes it early (``| head``, ``| grep -q``)."""
     try:
         yield
         stream.flush()
     except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - else Python tries what is left at exit
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - else Python writes the rest at exit
             os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        name = column in {"patch", "pid", "role", "state"}  # a name that is broken over two lines cannot be copied
+        name = column in {"patch", "pid", "role", "state"}  # names are not wrapped, so that they can be copied
         table.add_column(column, overflow="fold", no_wrap=name, header_style="underline")
     return table
 
@@ -79,46 +80,44 @@ def _print(table: Table, to: Console) -> None:
 
 
 def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
-    """For each server the answer, what is not as it should be, and a row for each patch; then what else was asked for.
+    """Show a summary, the findings and the patches of each server, then what the options add.
 
     Args:
-        report: What ``status_report`` found.
-        to: Where it is shown.
-        every: Whether the installation and each process are shown by themselves too.
+        report: The result of ``status_report``.
+        to: The console.
+        every: Whether each process is also shown separately.
     """
     for server, processes in itertools.groupby(report["processes"], key=lambda process: process["server"]):
         _show_server(server, list(processes), report, to)
     for server in report["servers_without_state"]:
         what = f"{server['model'] or 'model not named'}, port {server['port'] or 'not named'}"
         to.print(
-            f"server {server['pid']} ({what}): OFF, or still starting: it has no state file. If it answers: nothing "
-            "was asked for there, its VLLM_PLUGINS leaves us out, or it runs where its files are not seen from here.\n"
+            f"server {server['pid']} ({what}): OFF, or still starting, because it has no state file. If it answers "
+            "requests, no patch is enabled, its VLLM_PLUGINS excludes the plugin, or its files are not visible here.\n"
         )
         _show_findings(f"server {server['pid']}", report, to)
     if not (report["processes"] or report["servers_without_state"]):
-        to.print("No live server of this user.")
+        to.print("No running server of this user.")
     to.print(_versions(report["installation"]))
     _show_findings(HERE, report, to)
     if report["verify"] is not None:
         _show_verify(report, to)
     if report["resolved"] is not None:
         _show_resolved(report["resolved"], to)
-    if every:
-        _show_installation(report["installation"], to)
-        for each in report["processes"]:
-            to.print(f"process {each['pid']}: {each['role']}, {each['process_name']}", style="bold")
-            _show_patches([each], report, to)
+    for each in report["processes"] if every else ():
+        to.print(f"process {each['pid']}: {each['role']}, {each['process_name']}", style="bold")
+        _show_patches([each], report, to)
     more = "" if every else "More: `omni-fastpath status --all`. "
-    to.print(f"{more}What to do about what is wrong: `omni-fastpath doctor`.")
+    to.print(f"{more}How to solve problems: `omni-fastpath doctor`.")
 
 
 _GRAVEST = (State.FAILED, State.UNSUPPORTED, State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE, State.OFF)
-"""Of what a patch is in several processes, the one that is told of the server."""
+"""The order in which the state of a patch in several processes is chosen as the server's."""
 
 
 def _show_server(server: int, processes: Sequence[Mapping[str, Any]], report: Mapping[str, Any], to: Console) -> None:
     workers = [each for each in processes if API_WORKER.match(each["process_name"])]
-    # The parent of several API servers starts the stages and serves nobody.
+    # The parent of several API servers only starts the stages.
     serving = [each for each in processes if not workers or each["role"] != Process.SERVER or each in workers]
     declared, found = report["installation"]["patches"], _by_patch(serving)
     defaults = [state for name, (state, _) in found.items() if name in declared and declared[name]["default_on"]]
@@ -142,7 +141,7 @@ _Found = dict[str, tuple[State, list[Mapping[str, Any]]]]
 
 
 def _by_patch(processes: Sequence[Mapping[str, Any]]) -> _Found:
-    """Each patch's gravest state in these processes, and what those say of it that have it."""
+    """The most important state of each patch in these processes, and the records with that state."""
     found: _Found = {}
     for name in dict.fromkeys(name for process in processes for name in process["patches"]):
         records = [process["patches"][name] for process in processes if name in process["patches"]]
@@ -163,7 +162,7 @@ def _show_patches(processes: Sequence[Mapping[str, Any]], report: Mapping[str, A
 
 
 def _took_effect(records: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
-    """A patch's first counter, and what it comes to in these processes; another version's patch may have none."""
+    """A patch's first counter and its sum over these processes. In another version a patch may have no counter."""
     first = next(iter(records[0]["counters"]), "")
     return first, sum(record["counters"].get(first, 0) for record in records)
 
@@ -174,22 +173,11 @@ def _show_findings(subject: str, report: Mapping[str, Any], to: Console) -> None
             to.print(f"{finding['severity']} {finding['id']}: {finding['what']}", style=STYLES[finding["severity"]])
 
 
-def _show_installation(installation: Mapping[str, Any], to: Console) -> None:
-    table = _table("This installation", "what", "found")
-    table.add_row("entry points", ", ".join(installation["entry_points"]) or "none visible")
-    plugins = installation["vllm_plugins"]
-    table.add_row("VLLM_PLUGINS", "not set: every plugin loads" if plugins is None else repr(plugins))
-    for name, text in installation["environment"].items():
-        table.add_row(name, "(not a variable of ours)" if text is None else repr(text))
-    table.add_row("state files", installation["state_folder"])
-    _print(table, to)
-
-
 def _show_verify(report: Mapping[str, Any], to: Console) -> None:
     table = _table("Seams against the installed vllm and vllm-omni", "patch", "verdict")
     for name, problems in report["verify"].items():
         state = report["installation"]["patches"].get(name, {}).get("release_state", State.APPLIED)
-        fits = "as declared" if state == State.APPLIED else f"{state}: it has none here"
+        fits = "as declared" if state == State.APPLIED else f"{state}: no seams on this release"
         same_as = report["same_as"].get(name)
         for line in problems or [f"every function is as in {same_as}" if same_as else fits]:
             table.add_row(name, line)
@@ -213,23 +201,23 @@ def _listed(values_: Mapping[str, Any]) -> str:
 
 
 def show_doctor(report: Mapping[str, Any], to: Console) -> None:
-    """Every finding in full, then the block for an issue, which the report has as ``issue``."""
+    """Show every finding in full, then the block for a bug report, which is ``issue`` in the report."""
     for finding in report["findings"]:
         severity = finding["severity"]
         to.print(f"{severity} {finding['id']}: {finding['subject']}", style=STYLES[severity])
         to.print(f"  {finding['what']}")
         for name, value in finding["evidence"].items():
             to.print(f"  {name}: {_written(value)}")
-        to.print(f"  found from: {finding['threshold']}\n  do: {finding['do']}\n")
+        to.print(f"  threshold: {finding['threshold']}\n  do: {finding['do']}\n")
     counts = Counter(finding["severity"] for finding in report["findings"])
-    told = ", ".join(f"{counts[each]} {each}" for each in SEVERITIES if counts[each])
+    total = ", ".join(f"{counts[each]} {each}" for each in SEVERITIES if counts[each])
     servers = {process["server"] for process in report["processes"]}
-    to.print(f"live servers that report: {len(servers)}; {told or 'nothing found'}", style="bold")
-    to.print(f"\nFor an issue:\n\n```\n{report['issue']}\n```")
+    to.print(f"servers with state files: {len(servers)}; {total or 'no findings'}", style="bold")
+    to.print(f"\nFor a bug report:\n\n```\n{report['issue']}\n```")
 
 
 def issue(report: Mapping[str, Any]) -> str:
-    """Versions, variables of ours, states and findings; nothing that could name a user, a host or a secret."""
+    """Versions, the package's variables, states and findings, without names of users and hosts, and without secrets."""
     return "\n".join(_issue(report))
 
 
@@ -242,7 +230,7 @@ def _issue(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"server {server}: {_variables(of_server)}"
     for server, grouped in itertools.groupby(report["processes"], key=lambda process: process["server"]):
         processes = list(grouped)
-        running = {", ".join(f"{each} {process[each]}" for each in PACKAGES) for process in processes}
+        running = {", ".join(f"{each} {process[each]}" for each in _PACKAGES) for process in processes}
         word = "process" if len(processes) == 1 else "processes"
         yield f"server {server}: {len(processes)} {word}; {'; '.join(sorted(running))}"
         states: dict[str, Counter[str]] = {}
@@ -276,7 +264,7 @@ def _written(value: Any) -> str:
 
 
 def show_patches(patches: Sequence[Patch], to: Console) -> None:
-    """A line for each patch."""
+    """Show one line per patch."""
     table = _table("Patches", "patch", "default", "summary")
     for patch in patches:
         table.add_row(patch.name, "on" if patch.default_on else "opt-in", patch.summary)
@@ -284,86 +272,48 @@ def show_patches(patches: Sequence[Patch], to: Console) -> None:
 
 
 def show_patch(patch: Patch, to: Console, *, full: bool) -> None:
-    """What an operator needs of a declaration, or all of it."""
-    page = patch.docs or "Python drops this text under -OO."
+    """Show the parts of a declaration that operators need, or all of it."""
+    page = patch.docs or "Python removes this text under -OO."
     summary, *parts = re.split(r"^(\S.*):$", page.strip(), flags=re.MULTILINE)
     to.print(f"{patch.name}: {summary.strip()}\n", style="bold")
     for heading, text in zip(parts[::2], parts[1::2], strict=True):
         if full or heading in FOR_OPERATORS:
             to.print(f"{heading}:")
             to.print(Padding(" ".join(text.split()), (0, 0, 0, 4)))
-    to.print(f"\n{'in' if patch.default_on else 'opt-in: not in'} the default set, `fastpath: true`")
+    to.print(f"\n{'in' if patch.default_on else 'opt-in, not in'} the default set (`fastpath: true`)")
     to.print(f"requires {', '.join(patch.requires) or 'nothing'}; switch: fastpath.{patch.name}, {patch.env}\n")
-    options = _table(f"Values, each also a variable, {patch.env}__KEY", "key", "default", "allowed", "meaning")
-    for *value, _ in _values(patch):
+    options = _table(f"Values, also as variables {patch.env}__KEY", "key", "default", "allowed", "meaning")
+    for *value, _ in values(patch):
         options.add_row(*value)
-    counters = _table("Counters (the first says how often it took effect) and metrics", "name", "meaning")
+    counters = _table("Counters, the most important one first, and metrics", "name", "meaning")
     for counter in patch.counters:
         counters.add_row(counter.name, f"{counter.meaning} (a maximum)" if counter.is_maximum else counter.meaning)
     for metric in patch.metrics:
         counters.add_row(metric.name, metric.meaning)
+    for table in (options, counters, *(_reliances(patch) if full else ())):
+        if table.row_count:
+            _print(table, to)
+    if not full:
+        to.print(f"More: `omni-fastpath explain {patch.name} --full`")
+
+
+def _reliances(patch: Patch) -> tuple[Table, Table]:
+    """The seams of a patch on this release, or on the newest one, and its releases."""
     row = install.row_here(patch)
     fit = row if isinstance(row, Fit) else patch.fits[-1]
     seams = _table(f"Seams on {', '.join(fit.releases)}", "use", "slot")
-    for seam in fit.seams if full else ():
+    for seam in fit.seams:
         names = f" {', '.join(seam.names)}" if isinstance(seam, Reads) else ""
         seams.add_row(seam.use, f"{seam.path}{names}")
-    for table in (options, counters, seams):
-        if table.row_count:
-            _print(table, to)
-    to.print(matrix([patch]) if full else f"More: `omni-fastpath explain {patch.name} --full`")
+    releases = _table("Releases", "releases", "state", "note")
+    for each in patch.rows:
+        releases.add_row(", ".join(each.releases), each.state.value, each.remarks)
+    return seams, releases
 
 
-def _values(patch: Patch) -> Iterator[tuple[str, str, str, str, str]]:
-    """Of each value of a patch: key, default, what is allowed, meaning and variable."""
+def values(patch: Patch) -> Iterator[tuple[str, str, str, str, str]]:
+    """Key, default, allowed values, meaning and variable of each value of a patch."""
     defaults = patch.options().model_dump(mode="json")
     for key, found in patch.options.model_fields.items():
         allowed, variable = config.allowed(patch.options, key), config.value_variable(patch, key)
         yield key, json.dumps(defaults[key]), allowed, found.description or "-", variable
-
-
-def keys(patches: Sequence[Patch]) -> str:
-    """Every key of the block and every variable, as Markdown."""
-    every = "which patches are on; `true` is the default set"
-    refuse = "`fail`: refuse to start when a patch that is on cannot serve"
-    same = "`same_code`: serve a release that is not tested as a tested one, where every function is the same"
-    lines = [
-        "| key | default | allowed | what it does | variable |",
-        "| --- | --- | --- | --- | --- |",
-        f"| `{config.KEY}` | absent: off | true, false or a mapping | {every} | `{MASTER}` |",
-        f"| `on_unsupported` | `warn` | `warn` or `fail` | {refuse} | `{ON_UNSUPPORTED}` |",
-        f"| `on_unlisted` | by the release | `same_code` or `unsupported` | {same} | `{ON_UNLISTED}` |",
-    ]
-    for patch in patches:
-        default = "in the default set" if patch.default_on else "opt-in"
-        allowed = "true, false or a mapping" if patch.options.model_fields else "true or false"
-        lines.append(f"| `{patch.name}` | {default} | {allowed} | {patch.summary} | `{patch.env}` |")
-        for key, default, *told, variable in _values(patch):
-            lines.append(" | ".join([f"| `{patch.name}.{key}` | `{default}`", *told, f"`{variable}` |"]))
-    return "\n".join(lines)
-
-
-def matrix(patches: Sequence[Patch]) -> str:
-    """What each patch is on each release that any of them knows, as Markdown; what is to be said stands below."""
-    previews = {release: row.preview for patch in patches for row in patch.rows for release in row.releases}
-    releases = sorted(previews, key=Version)
-    words: list[str] = []
-    lines = [
-        " | ".join(["| patch", *(f"{each} (preview)" if previews[each] else each for each in releases)]) + " |",
-        " | ".join(["| ---", *("---" for _ in releases)]) + " |",
-    ]
-    for patch in patches:
-        cells = [_cell(patch.row_on(release), words) for release in releases]
-        lines.append(" | ".join([f"| `{patch.name}`", *cells]) + " |")
-    notes = [f"{number}. {each}" for number, each in enumerate(words, 1)]
-    return "\n".join([*lines, *(["", *notes] if notes else [])])
-
-
-def _cell(row: Row | None, words: list[str]) -> str:
-    """A state, with the number of what is to be said; that joins ``words`` when it is new."""
-    if row is None:
-        return State.UNSUPPORTED.value
-    if row.note and row.note not in words:
-        words.append(row.note)
-    mark = f"<sup>{words.index(row.note) + 1}</sup>" if row.note else ""
-    return f"{row.state.value}{mark}".replace("_", " ")

@@ -1,12 +1,13 @@
-"""How the installed release differs from what the patches were made for: ``seams``, and a look before an upgrade.
+"""The differences between the installed release and the listed ones, for ``seams`` and for ``status --verify``.
 
-Everything here imports upstream's modules, and installs nothing.
+The functions import upstream's modules but install nothing.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 from omni_fastpath.declare import AnySeam, Fit, Function, Patch, Reads, Seam
@@ -14,53 +15,53 @@ from omni_fastpath.seams import SeamMovedError, differences, find, fingerprint, 
 
 
 def nearest(patch: Patch, release: str) -> tuple[str, Fit]:
-    """The nearest release on which the patch is installed (``Patch.nearest_first``), and its row there."""
+    """The nearest release with a ``Fit`` (``Patch.nearest_first``), and that row."""
     return next((each, row) for each, row in patch.nearest_first(release) if isinstance(row, Fit))
 
 
 def compare(patch: Patch, release: str) -> dict[str, Any]:
-    """Each seam of the patch as it is installed, beside the nearest release that the patch knows.
+    """Compare each seam of the patch with the nearest listed release.
 
     Returns:
-        ``patch``; ``beside``: that release; ``seams``: ``look`` at each, body and all where the release is not listed.
+        ``patch``. ``beside``: that release. ``seams``: the result of ``describe`` for each seam. If the installed
+        release is not listed, all bodies are compared.
     """
     beside, row = nearest(patch, release)
     exact = patch.row_on(release) is None
-    return {"patch": patch.name, "beside": beside, "seams": [look(seam, beside, exact=exact) for seam in row.seams]}
+    return {"patch": patch.name, "beside": beside, "seams": [describe(seam, beside, exact=exact) for seam in row.seams]}
 
 
-def told(compared: Mapping[str, Any]) -> list[str]:
-    """A comparison in lines: how many seams are as they were, then each that is missing or changed."""
+def summary(compared: Mapping[str, Any]) -> list[str]:
+    """The lines of a comparison: how many seams are unchanged, then each one that is missing or changed."""
     seams = compared["seams"]
     fitting = sum(not seam["changes"] for seam in seams)
     changed = [f"{seam['seam']}: {'; '.join(seam['changes'])}" for seam in seams if seam["changes"]]
     return [f"{fitting} of {len(seams)} seams are as on {compared['beside']}", *changed]
 
 
-def look(seam: AnySeam, release: str, *, exact: bool) -> dict[str, Any]:
-    """What is where a seam is declared.
+def describe(seam: AnySeam, release: str, *, exact: bool) -> dict[str, Any]:
+    """The installed object of a seam, and its differences from a release.
 
     Returns:
-        ``seam`` and ``use``: as declared. ``place``: file and line. ``shape`` and ``fingerprint``: of a function, as
-        found; None where there is none. ``changes``: each difference from the release in words; empty where it fits.
+        ``seam`` and ``use``: from the declaration. ``place``: file and line. ``shape`` and ``fingerprint``: of the
+        installed function, or None if it is not one. ``changes``: the differences in words.
     """
     found: dict[str, Any] = {"seam": seam.path, "use": seam.use, "place": None, "shape": None, "fingerprint": None}
     try:
         slot = find(seam)
         if not isinstance(seam, Function):
             found |= {"place": _place(seam, slot.raw() if isinstance(seam, Reads) else slot.owner)}
-        elif slot.present:
-            function = function_in(slot.raw())
+        elif isinstance(function := function_in(slot.raw()), FunctionType):
             found |= {"place": _place(seam, function), "shape": shape(slot.raw()), "fingerprint": fingerprint(function)}
         return {**found, "changes": list(differences(seam, slot, release, exact=exact))}
     except SeamMovedError as error:
         return {**found, "changes": [str(error).removeprefix(f"{seam.path}: ")]}
-    except Exception as error:  # whatever importing upstream's module raises
-        return {**found, "changes": [f"looking at it failed: {error!r}"]}
+    except Exception as error:  # importing an upstream module may raise anything
+        return {**found, "changes": [f"it cannot be verified: {error!r}"]}
 
 
 def _place(seam: Seam, it: Any) -> str:
-    """File and line, the file from its package on."""
+    """File and line. The path begins at the package."""
     file, top = inspect.getsourcefile(it) or "", seam.module.partition(".")[0]
     _, package, rest = file.rpartition(f"/{top}")
     return f"{package[1:]}{rest or file}:{inspect.getsourcelines(it)[1]}"

@@ -86,7 +86,6 @@ PATCH = Patch(
     summary="upstream's --max-num-queued-reqs is held: a 503 at once when the server is full",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    taken_off="taken_off",
     upstream_option="--max-num-queued-reqs",
     counters=(
         Counter("admitted", "requests that got the places that they asked for"),

@@ -59,9 +59,6 @@ from omni_fastpath.declare import Counter, Options, Patch, Process
 
 from .seams import ROWS
 
-FLOORS_TOGETHER = 0.5
-"""Share of processing time that the floors of all stages may promise together."""
-
 
 class DrainOptions(Options):
     """Values of ``budgeted_drain``."""
@@ -94,12 +91,6 @@ class DrainOptions(Options):
         "together; null: min(0.1, 0.5 / number of stages)",
     )
 
-    def broken_rule(self, stages: int) -> tuple[str, str] | None:
-        """With more than half of the time promised to floors there is no order left."""
-        if self.floor is None or self.floor * stages <= FLOORS_TOGETHER:
-            return None
-        return "floor", f"at most {FLOORS_TOGETHER / stages:.3g}: {stages} stages share {FLOORS_TOGETHER}"
-
 
 PATCH = Patch(
     name="budgeted_drain",
@@ -109,7 +100,7 @@ PATCH = Patch(
     options=DrainOptions,
     requires=("nonblocking_dequeue",),
     counters=(
-        Counter("items", "raw outputs processed", moves_with="vllm:request_success_total", headline="outputs handled"),
+        Counter("items", "raw outputs processed", headline="outputs handled"),
         Counter("passes", "passes over a replica that took at least one raw output"),
         Counter("ended_empty", "passes that ended because the queue was empty"),
         Counter("ended_routable", "passes that ended at a routable output with more queued"),

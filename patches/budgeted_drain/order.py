@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 from omni_fastpath.hooks.specs import BacklogView
 from omni_fastpath.ledger import logger
 
-from . import FLOORS_TOGETHER
 from .replicas import Stage
 
 FLOOR = 0.1
 """Floor of a stage where none is set, with up to five stages; more stages share a half."""
+
+FLOORS_TOGETHER = 0.5
+"""Greatest sum of the floors of all stages, as a share of processing time. With more, there is no order left."""
 
 WINDOW_NS = 250e6
 """Longest that a stage with a backlog is not due, a quarter of a second of processing: it gets at least a raw output in
@@ -49,11 +51,7 @@ class Decision(NamedTuple):
 
 
 def floor_of(floor: float | None, stages: int) -> float:
-    """The floor in force: the one that is set, by default ``min(0.1, 0.5 / stages)``.
-
-    A pipeline whose stages the deploy YAML does not name may have more of them than the set one allows; then, what they
-    can get.
-    """
+    """The floor in force: the one that is set, by default 0.1, and at most an equal part of ``FLOORS_TOGETHER``."""
     greatest = FLOORS_TOGETHER / max(stages, 1)
     if floor is not None and floor > greatest:
         logger.warning(

@@ -61,9 +61,8 @@ PATCH = Patch(
     summary="the front end hands out messages by deadline: first text and first audio at once",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    taken_off="taken_off",
     counters=(
-        Counter("messages", "messages handed out", moves_with="vllm:request_success_total"),
+        Counter("messages", "messages handed out"),
         Counter("overtaken", "messages that were handed out after one that had arrived later"),
         Counter("most_queued", "most messages queued at the front end", is_maximum=True),
     ),

@@ -52,9 +52,8 @@ PATCH = Patch(
     summary="the front end's drain of the orchestrator's queue wakes on arrival",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    taken_off="taken_off",
     counters=(
-        Counter("woken", "waits that ended because a message arrived", moves_with="vllm:request_success_total"),
+        Counter("woken", "waits that ended because a message arrived"),
         Counter("turns", "turns given to the event loop because messages were waiting all the time"),
         Counter("liveness_checks", "waits that ended without a message and looked whether the orchestrator lives"),
     ),

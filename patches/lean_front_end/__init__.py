@@ -91,7 +91,6 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     options=FrontEndOptions,
-    taken_off="taken_off",
     counters=(
         Counter("files", "WAV and PCM files made without libsndfile"),
         Counter("events", "events of tokens written without pydantic"),

@@ -53,7 +53,7 @@ PATCH = Patch(
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
-        Counter("raw_outputs", "raw outputs that it processed", moves_with="vllm:request_success_total"),
+        Counter("raw_outputs", "raw outputs that it processed"),
         Counter("not_built", "outputs in the middle of a request that nothing receives, which were not built"),
         Counter("copied", "completions whose token ids so far were read, so that they were copied"),
         Counter("messages", "messages taken from the stages' sockets"),

@@ -56,9 +56,8 @@ PATCH = Patch(
     summary="a request on its way in goes before the outputs of others on their way out",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
-    taken_off="taken_off",
     counters=(
-        Counter("submitted", "requests handed to the orchestrator", moves_with="vllm:request_success_total"),
+        Counter("submitted", "requests handed to the orchestrator"),
         Counter("requests", "requests for generation that were on their way, refused ones too"),
         Counter("waits", "times that outputs waited for requests on their way in"),
         Counter("waited_us", "time that outputs waited, microseconds"),

@@ -53,7 +53,7 @@ class Journey:
         """It counts no more, here and for the orchestrator."""
         with _ending:
             _on_their_way.discard(self)
-            way_in.SUBMITTED.discard(self.submitted)
+            way_in.PENDING.discard(self.submitted)
 
 
 _on_their_way: set[Journey] = set()
@@ -94,7 +94,7 @@ async def wrapped_add_request_async(
     if journey is None or journey not in _on_their_way:  # it counts no more, or this is not its first submission
         return await wrapped(*args, **kwargs)
     journey.submitted = args[0] if args else kwargs["request_id"]
-    way_in.SUBMITTED.add(journey.submitted)
+    way_in.PENDING.add(journey.submitted)
     try:
         await wrapped(*args, **kwargs)
     except BaseException:
@@ -111,7 +111,7 @@ async def wrapped_handle_add_request(
     try:
         await wrapped(*args, **kwargs)
     finally:
-        way_in.SUBMITTED.discard((args[0] if args else kwargs["msg"]).request_id)
+        way_in.PENDING.discard((args[0] if args else kwargs["msg"]).request_id)
 
 
 async def wrapped_drain(wrapped: Callable[..., Awaitable[Any]], _instance: Any, args: Any, kwargs: Any) -> Any:
@@ -123,4 +123,4 @@ async def wrapped_drain(wrapped: Callable[..., Awaitable[Any]], _instance: Any, 
 def taken_off() -> None:
     """No request is on its way any more, so that no output waits."""
     _on_their_way.clear()
-    way_in.SUBMITTED.clear()
+    way_in.PENDING.clear()

@@ -124,7 +124,6 @@ PATCH = Patch(
     docs=__doc__,
     options=SaveQueueOptions,
     default_on=False,
-    taken_off="taken_off",
     counters=(
         Counter("tasks", "save tasks that went through the queue"),
         Counter("slow_sends", "sends that took 20 ms or more"),

@@ -58,8 +58,8 @@ def is_ours(value: Any) -> bool:
 
 def ours() -> set[Key]:
     """Every slot of a patch, and the reader's, that holds something of ours."""
-    from omni_fastpath.install import seams_here
     from omni_fastpath.patches import PATCHES
+    from tests.fakes.upstream import seams_here
 
     seams = [seam for patch in PATCHES for seam in seams_here(patch)]
     return {key for key in ({READER} | {(seam.module, seam.qualname) for seam in seams}) if is_ours(raw(key))}

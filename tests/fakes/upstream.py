@@ -20,6 +20,13 @@ from omni_fastpath.releases import Release
 
 TESTED = "0.30.0"
 
+
+def seams_here(patch: Patch) -> tuple[AnySeam, ...]:
+    """The patch's seams on the installed vLLM-Omni; none where it is not installed."""
+    row = install.row_here(patch)
+    return row.seams if isinstance(row, Fit) else ()
+
+
 MODULE = "made_up_upstream"
 SOURCE = '''
 def listen(port, *, backlog=5):

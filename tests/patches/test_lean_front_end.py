@@ -44,8 +44,8 @@ def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
 
 def needs_tables() -> None:
     """Skip where upstream itself logs one line a request."""
-    from omni_fastpath.install import seams_here
     from omni_fastpath.patches.lean_front_end import PATCH
+    from tests.fakes.upstream import seams_here
 
     if not any("_format_table" in seam.path for seam in seams_here(PATCH)):
         pytest.skip("upstream itself logs one line a request on this release")

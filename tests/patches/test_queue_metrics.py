@@ -296,8 +296,8 @@ def test_a_stages_save_queue_is_shown() -> None:
     """In a stage nothing of the server is wrapped; of a step's batch (0.32) each task counts."""
     from vllm_omni.distributed.omni_connectors.transfer_adapter.base import OmniTransferAdapterBase
 
-    from omni_fastpath.install import seams_here
     from omni_fastpath.seams import find, is_ours
+    from tests.fakes.upstream import seams_here
 
     class Adapter(OmniTransferAdapterBase):  # type: ignore[misc]
         def save_loop(self) -> None:

@@ -24,7 +24,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
         monkeypatch.setattr(wrappers, "_LONGEST_WAY_S", 60)
         yield entry
-        assert not way_in.SUBMITTED
+        assert not way_in.PENDING
 
 
 def on_the_way() -> int:
@@ -67,7 +67,7 @@ async def _submit(refused: bool = False, *, looks: bool = True) -> None:
             pass
 
         def add_request(self, *_args: Any, **_kwargs: Any) -> None:
-            assert not looks or "one" in way_in.SUBMITTED
+            assert not looks or "one" in way_in.PENDING
             if refused:
                 raise ValueError
 
@@ -88,7 +88,7 @@ async def test_a_request_counts_until_it_is_submitted(on: Any) -> None:
         await _submit()
         seen.append(on_the_way())
         yield b"Hello."
-        seen.append(len(way_in.SUBMITTED))
+        seen.append(len(way_in.PENDING))
 
     async def answer() -> Any:
         return StreamingResponse(chunks())
@@ -199,7 +199,7 @@ async def test_a_submitted_request_counts_until_the_orchestrator_has_handled_it(
         await _submit()
         with pytest.raises(AttributeError):
             await pipeline.orchestrator._handle_add_request(SimpleNamespace(request_id="one"))
-        assert not way_in.SUBMITTED
+        assert not way_in.PENDING
 
     pipeline = Pipeline()
     await _ask(answer)

@@ -24,7 +24,7 @@ from typing import Any
 from typing_extensions import Self
 
 from omni_fastpath.declare import Patch
-from omni_fastpath.install import seams_here
+from tests.fakes.upstream import seams_here
 
 UPSTREAM = frozenset({"vllm", "vllm_omni"})
 """Whose functions are seams. What other libraries promise in public needs no declaration."""

@@ -119,7 +119,7 @@ async def test_merged_or_reordered_audio_counts(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "error"), [(0, "the event stream ended without [DONE]"), (1, None), (2, "something came after [DONE]")]
+    ("ends", "error"), [(0, "the event stream ended without [DONE]"), (1, None), (2, "there was an event after [DONE]")]
 )
 async def test_an_answer_ends_once_and_last(serve: Serve, ends: int, error: str | None) -> None:
     """A stream that stops without its end mark did not succeed, nor did one that has another."""

@@ -13,10 +13,9 @@ from omni_fastpath.tools.servers import Server
 from tests.fakes.upstream import patch
 
 ROOT = Path(__file__).resolve().parents[2]
-UPSTREAMS = "vllm:request_success_total"
 
 
-DRUM = patch("drum", upstream_option="--most-beats", counters=(Counter("beats", "beats", moves_with=UPSTREAMS),))
+DRUM = patch("drum", upstream_option="--most-beats", counters=(Counter("beats", "beats"),))
 FLUTE = patch("flute", counters=(Counter("notes", "notes"),), default_on=False)
 PATCHES: tuple[Patch, ...] = (DRUM, FLUTE)
 
@@ -38,7 +37,6 @@ def snapshot(pid: int, role: str = "server", **said: Any) -> dict[str, Any]:
         "vllm_omni": "0.30.0",
         "source": "environment",
         "port": 8091,
-        "hooks": {"used": ["logbook"], "unusable": {}, "switched_off": {}},
         "patches": {"drum": record(), "flute": record("off", count=0)},
         **said,
     }
@@ -69,7 +67,7 @@ SERVER = Server(
     command=("python", "vllm", "serve", "model", "--omni", "--port", "8091"),
     environ={"OMNI_FASTPATH": "1", "PATH": "/bin"},
     snapshots=(snapshot(10), snapshot(12, "stage", source=None)),
-    metrics={UPSTREAMS: 100.0, "omni_fastpath_patch_state": 4.0},
+    metrics={"vllm:request_success_total": 100.0},
 )
 HEALTHY = Facts(
     patches=PATCHES,

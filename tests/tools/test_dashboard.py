@@ -100,7 +100,7 @@ def test_the_command_writes_them_and_overwrites_no_others(tmp_path: Path, capsys
     (folder / DASHBOARD.name).unlink()
     capsys.readouterr()
     assert cli.main(command) == cli.REFUSED
-    assert f"{folder / ALERTS.name}: there already, with other content" in capsys.readouterr().err
+    assert f"{folder / ALERTS.name}: exists with other content" in capsys.readouterr().err
     assert (folder / ALERTS.name).read_text() == "mine"
     assert not (folder / DASHBOARD.name).exists()
     assert cli.main([*command, "--force"]) == cli.FINE

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,12 +35,9 @@ sys.stdin.read()
 
 
 def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> None:
-    """Its XDG_RUNTIME_DIR is not the shell's; its YAML is relative to where it runs, and told when written later."""
+    """Its XDG_RUNTIME_DIR is not the shell's; its YAML is relative to where it runs."""
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
-    yaml = tmp_path / "deploy.yaml"
-    yaml.write_text("fastpath: true")
-    os.utime(yaml, (0, 0))
     environ = {"XDG_RUNTIME_DIR": str(folder), "OMNI_FASTPATH_FLUTE": "1", "PYTHONPATH": str(ROOT)}
     told = json.dumps(snapshot(0, source="deploy.yaml"))
     command = (sys.executable, "-c", _SERVER, told, "vllm", "serve", "model", "--omni")
@@ -52,11 +48,8 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> N
         assert [(each["pid"], each["port"]) for each in server.snapshots] == [(process.pid, 8091)]
         assert server.environ is not None
         assert server.environ["OMNI_FASTPATH_FLUTE"] == "1"
-        assert (server.edited_yaml, server.metrics) == (None, {})
+        assert server.metrics == {}
         assert server.deploy_config == Path(f"/proc/{process.pid}/cwd/deploy.yaml")
-        later = time.time() + 60
-        os.utime(yaml, (later, later))
-        assert seen(process.pid).edited_yaml == "deploy.yaml"
     assert process.pid not in {each.pid for each in live_servers()}
 
 
@@ -134,7 +127,7 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
 ) -> None:
     """Of a server without a state file; what else stands there, a key or a token, is in no output of ``status``."""
     server = Server(7007, ("python3", "vllm", *arguments), {"HF_TOKEN": "SECRET"})
-    assert server.shown() == {"pid": 7007, "model": model, "port": port}
+    assert server.summary() == {"pid": 7007, "model": model, "port": port}
     monkeypatch.setattr(servers, "live_servers", lambda **_: [server])
     cli.main(["status"])
     out = capsys.readouterr().out

@@ -37,7 +37,7 @@ def test_what_still_fits_is_told(upstream: Upstream) -> None:
     assert [seam["use"] for seam in found["seams"]] == ["pin", "wrap", "add", "read"]
     pinned = found["seams"][0]
     assert [pinned["shape"], pinned["fingerprint"]] == upstream.functions["0.30.0"][PINNED.path]
-    assert upgrade.told(found) == ["4 of 4 seams are as on 0.30.0"]
+    assert upgrade.summary(found) == ["4 of 4 seams are as on 0.30.0"]
 
 
 def test_what_is_missing_or_changed_is_told(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,9 +45,9 @@ def test_what_is_missing_or_changed_is_told(upstream: Upstream, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "made_up_breaks", SimpleNamespace(f=1))
     upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
     expected: dict[AnySeam, str] = {
-        RUN: "its body moved: fingerprint ",
-        Call("made_up_breaks", "f"): "looking at it failed: TypeError(",
-        Reads(MODULE, "Loop", ("gone",)): "nothing in the class says that it has gone",
+        RUN: "its body has changed: fingerprint ",
+        Call("made_up_breaks", "f"): "it cannot be verified: TypeError(",
+        Reads(MODULE, "Loop", ("gone",)): "the class does not declare gone",
     }
     found = upgrade.compare(patch("moved", *expected), "0.31.0")["seams"]
     for seam, words in zip(found, expected.values(), strict=True):

@@ -1,14 +1,14 @@
-"""``omni-fastpath ab``: two settings of a server, started in turn, measured alike, and what can be said of them.
+"""``omni-fastpath ab``: compare two settings of a server.
 
-For any model, deploy YAML and machine: both commands are the user's own. The benchmarks and the demo stand on it too.
+It works with any model, deploy YAML and machine, because both commands are the user's. The benchmarks and the demo use
+these modules too.
 
-``command`` is the command line and ``commands`` checks what it was given. ``serving`` starts and stops a server
-(``interrupts`` are the signals that end a series),
-``states`` proves that it is its arm, ``measures`` reads what the user's benchmark client wrote, ``requests`` are what
-the answers are compared by. ``series`` does all of it start after start, ``files`` keeps each start, ``redaction``
-hides what may be a secret, ``report`` says what was found, on the terminal, as JSON and as Markdown.
+``command`` parses the command line, and ``commands`` checks its parts and creates the fixed requests. ``series`` runs
+one start after another: ``serving`` starts and stops a server, ``interrupts`` handles signals, ``states`` checks that
+the server runs its setting, ``capture`` records answers, ``measures`` reads the result of the benchmark client,
+``files`` stores each start, ``redaction`` hides possible secrets, and ``phases`` shows the progress.
 
-``arm`` is an arm of a benchmark and the proof that it is on, ``capture`` the client that records answers, ``answers``
-says whether two arms answered alike, ``rows`` are rows of measures that ``verdict`` judges and ``table`` shows,
-``phases`` is the progress. ``capture`` needs aiohttp, which comes with vLLM-Omni; the extra ``ab`` names it.
+``answers`` compares the answers of two arms, ``verdict`` tests measures, ``rows`` is a table of them, and ``report``
+writes the result to the terminal, as JSON and as Markdown. ``capture`` needs aiohttp, which vLLM-Omni requires. The
+extra ``ab`` installs it.
 """

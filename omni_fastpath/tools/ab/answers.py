@@ -1,8 +1,8 @@
-"""Whether two arms answered the same requests alike: byte by byte where that can be asked, else by what must hold.
+"""Compare the answers of two arms to the same requests, by bytes if possible.
 
-On a GPU the batch itself changes bits, so that two starts of one arm may answer differently. There nothing can be said
-of bytes. What must still hold: the same requests fail, with the same errors; each answer ends once, and nothing comes
-after its end; lengths differ between the arms by no more than they do between starts of one arm.
+On a GPU the composition of a batch changes low-order bits, so two starts of one arm may answer differently. Then bytes
+cannot be compared. The following must still be true: the same requests fail with the same errors, each answer ends
+once and nothing follows its end, and lengths differ between the arms no more than between starts of one arm.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from omni_fastpath.tools.ab.capture import answers_differ
 
 Answer = Mapping[str, Any]
 Answers = Sequence[Answer]
-"""What the requests of a start were answered, as `Capture.answer` says it, in the order of the requests."""
+"""The results of `Capture.answer` for a start, in the order of the requests."""
 
 _MUST_HOLD = ("status", "error", "error_code", "finished")
 _LONGEST_LINE = 300
 
 
 def compare(starts: Sequence[tuple[str, Answers]]) -> dict[str, Any]:
-    """Whether every start answered as the first one did, request by request: text, tokens, audio, usage, end.
+    """Compare every start's answers with the first start's: text, tokens, audio, usage, end.
 
     Args:
-        starts: Arm and answers of each, in the order of running.
+        starts: The arm and the answers of each start, in the order in which they ran.
     """
     (arm, first), *others = starts
     found = [
@@ -44,25 +44,25 @@ def compare(starts: Sequence[tuple[str, Answers]]) -> dict[str, Any]:
 
 
 def parity_line(parity: Mapping[str, Any]) -> str:
-    """What the comparison of the answers says, in a sentence."""
+    """The result of ``compare`` in a sentence."""
     if parity["differences"]:
         return (
-            f"THE ARMS DID NOT ANSWER ALIKE: {len(parity['differences'])} differences in {parity['comparisons']} "
+            f"THE ANSWERS DIFFER: {len(parity['differences'])} differences in {parity['comparisons']} "
             f"comparisons; the first: {parity['differences'][0]}"
         )
     return (
         f"Answers: {parity['requests']} requests in each of {parity['starts']} starts, {parity['comparisons']} "
         f"comparisons with the first start: byte-identical text and audio ({parity['audio_bytes'] / 1e6:.1f} MB of "
-        f"audio a start); {parity['failed']} failed."
+        f"audio per start); {parity['failed']} failed."
     )
 
 
 def judge(starts: Sequence[tuple[str, Answers]], arms: tuple[str, str]) -> dict[str, Any]:
-    """What can be said of the answers of two arms on any device, as plain data.
+    """Compare the answers of two arms, on any device.
 
     Args:
-        starts: Arm and answers of each, in the order of running.
-        arms: The first is what the second is judged against.
+        starts: The arm and the answers of each start, in the order in which they ran.
+        arms: The baseline and the other arm.
 
     Returns:
         ``compare``'s keys, and ``how`` (``bytes``, ``lengths`` or ``nothing``) and ``why`` that.
@@ -70,14 +70,14 @@ def judge(starts: Sequence[tuple[str, Answers]], arms: tuple[str, str]) -> dict[
     sent = [(arm, answers) for arm, answers in starts if answers]
     a, b = ([answers for arm, answers in sent if arm == name] for name in arms)
     if not a or not b:
-        why = "not both arms were asked; there are fixed requests for chat and speech"
+        why = "there are fixed requests only for chat and speech, and both arms need them"
         return {"differences": [], "how": "nothing", "why": why}
     found = compare(sent)
     if not found["differences"] and not any(_says_anything(answer) for _, each in sent for answer in each):
         return {**found, "how": "nothing", "why": "no answer has text, audio or images"}
     if len(a) > 1 and not any(answers_differ(answers, a[0]) for answers in a[1:]):
-        return {**found, "how": "bytes", "why": f"the {len(a)} starts of {arms[0]} were identical to each other"}
-    why = f"{arms[0]} has no two starts that are identical, on a device whose bits may depend on the batch"
+        return {**found, "how": "bytes", "why": f"the {len(a)} starts of {arms[0]} answered identically"}
+    why = f"the starts of {arms[0]} did not answer identically, as on devices where batching changes bits"
     return {**found, "differences": _loose_differences(a, b, arms), "how": "lengths", "why": why}
 
 
@@ -86,21 +86,21 @@ def _says_anything(answer: Answer) -> bool:
 
 
 def judged_line(judged: Mapping[str, Any]) -> str:
-    """What ``judge`` found, in a sentence."""
+    """The result of ``judge`` in a sentence."""
     if judged["how"] == "nothing":
         return f"Answers: not compared, {judged['why']}."
     if judged["how"] == "bytes" or judged["differences"]:
         by = "bytes" if judged["how"] == "bytes" else "errors, ends and lengths"
         return f"{parity_line(judged)} Compared by {by}: {judged['why']}."
     return (
-        f"Answers: {judged['requests']} requests in each of {judged['starts']} starts: the same errors, each end once "
-        f"and last, lengths as between starts of one arm; {judged['failed']} failed. Not compared by bytes: "
+        f"Answers: {judged['requests']} requests in each of {judged['starts']} starts have the same errors and ends, "
+        f"and lengths as between starts of one arm; {judged['failed']} failed. Not compared by bytes: "
         f"{judged['why']}."
     )
 
 
 def _loose_differences(a: Sequence[Answers], b: Sequence[Answers], arms: tuple[str, str]) -> list[str]:
-    """Where *b* differs from what must hold even where bits do not; of a single start of *a* lengths say nothing."""
+    """The differences that batching cannot explain. With a single start of *a*, lengths are not compared."""
     pairs = list(enumerate(zip(zip(*a, strict=False), zip(*b, strict=False), strict=False)))
     found = []
     for index, (mine, others) in pairs:
@@ -125,6 +125,6 @@ def _values(key: str, answers: Iterable[Answer]) -> set[str]:
 
 
 def _lengths(key: str, answers: Iterable[Answer]) -> tuple[int, int]:
-    """The least and the most, 1 where there is nothing."""
+    """The minimum and the maximum, at least 1."""
     lengths = [max(1, len(answer["text"]) if key == "text" else int(answer[key])) for answer in answers]
     return min(lengths), max(lengths)

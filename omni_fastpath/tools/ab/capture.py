@@ -1,11 +1,10 @@
-"""A client that records everything a server answers, in a form in which two servers can be compared.
+"""A client that records the answers of a server so that two servers can be compared.
 
-A `Capture` keeps text and audio as they arrived, with their times, and nothing that differs from run to run by nature
-(request ids, creation times, metrics). Text and audio of one request come from different stages, so the order in which
-they interleave, how many text tokens share an event, the running usage that an audio event repeats, and which of the
-two carries the finish reason (the one that ends last) depend on timing even in one and the same server.
-`Capture.answer` is therefore what must be equal: the text and token ids joined, the audio chunk by chunk, images, the
-final usage, and how the request ended.
+A `Capture` contains text and audio with their times of arrival, and nothing that differs in every run (request ids,
+creation times, metrics). Text and audio of a request come from different stages. Therefore, even on one server, timing
+determines their order, how many text tokens share an event, the usage in an audio event, and whether text or audio has
+the finish reason (the one that ends last). `Capture.answer` contains only what must be equal: the joined text and token
+ids, the audio chunks, the images, the final usage, and how the request ended.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ import aiohttp
 REQUEST_TIMEOUT_S = 300.0
 _WAV_HEADER_BYTES = 44
 _LONGEST_LINE_BYTES = 1 << 24
-"""Of an event with its audio or image."""
+"""The maximum size of an event with audio or an image."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to send: a path such as ``/v1/chat/completions`` and a JSON body."""
+    """A request: a path such as ``/v1/chat/completions`` and a JSON body."""
 
     path: str
     body: Mapping[str, Any]
     abort_after: int | None = None
-    """Close the connection after this many events; None: read to the end."""
+    """Close the connection after this many events. None means to read to the end."""
 
 
 def chat_request(
@@ -47,7 +46,7 @@ def chat_request(
     abort_after: int | None = None,
     **body: Any,
 ) -> Request:
-    """A chat completion, in the form that ``vllm bench serve --omni --backend openai-chat-omni`` sends."""
+    """A chat completion like those of ``vllm bench serve --omni --backend openai-chat-omni``."""
     message = {"role": "user", "content": prompt}
     data: dict[str, Any] = {"messages": [message], "modalities": list(modalities), "temperature": 0.0}
     if stream:
@@ -56,7 +55,7 @@ def chat_request(
 
 
 def with_audio(request: Request, audio: str, form: str) -> Request:
-    """The chat request of one message, with a file of audio in base64 before its text."""
+    """A chat request with one message, with an audio file (base64) added before its text."""
     [message] = request.body["messages"]
     sound = {"type": "input_audio", "input_audio": {"data": audio, "format": form}}
     content = [sound, {"type": "text", "text": message["content"]}]
@@ -64,7 +63,7 @@ def with_audio(request: Request, audio: str, form: str) -> Request:
 
 
 def wav_file(samples: bytes, rate: int) -> str:
-    """A WAV file in base64 of one channel of 16-bit samples, *rate* a second."""
+    """A WAV file (base64) with one channel of 16-bit samples at *rate* Hz."""
     file = io.BytesIO()
     with wave.open(file, "wb") as made:
         made.setnchannels(1)
@@ -75,49 +74,49 @@ def wav_file(samples: bytes, rate: int) -> str:
 
 
 def speech_request(text: str, *, voice: str = "vivian", **body: Any) -> Request:
-    """A speech request that is answered with raw PCM as it comes, as upstream's benchmark asks for it."""
+    """A speech request with streamed raw PCM as its answer, like those of upstream's benchmark."""
     data = {"input": text, "voice": voice, "stream": True, "stream_format": "audio", "response_format": "pcm"}
     return Request("/v1/audio/speech", {**data, **body})
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A piece of text, or of audio, as it came."""
+    """A received piece of text or audio."""
 
     at_s: float
     """Arrival, seconds after the request was sent."""
     text: str = ""
     audio: bytes = b""
-    """As sent: for chat a WAV file of its own, for speech raw PCM or whatever format was asked for."""
+    """For chat a WAV file, for speech raw PCM or the requested format."""
     metadata: Any = None
-    """What the server says of its audio."""
+    """The server's metadata of the audio."""
 
 
 @dataclasses.dataclass
 class Capture:
-    """Everything one request brought back."""
+    """The answer to one request."""
 
     request: Request
     started_at_s: float
     """When it was sent, `time.monotonic` seconds."""
     status: int | None = None
-    """HTTP status; None when there was no answer."""
+    """HTTP status. None if there was no answer."""
     pieces: list[Piece] = dataclasses.field(default_factory=list)
     is_byte_stream: bool = False
-    """The audio came as one stream of bytes, which the transport cuts anywhere."""
+    """The audio is one stream of bytes, whose pieces have no meaning."""
     token_ids: list[int] = dataclasses.field(default_factory=list)
     images: list[Any] = dataclasses.field(default_factory=list)
     finish_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     """Finish reason by modality."""
     usage: Mapping[str, Any] | None = None
-    """The last usage record that speaks for the whole request."""
+    """The last usage record of the whole request."""
     error: str | None = None
-    """Transport error, HTTP error body, error event, or what was wrong with the end of the stream."""
+    """A transport error, an HTTP error body, an error event, or an error at the end of the stream."""
     error_code: int | str | None = None
     aborted: bool = False
-    """The client closed the connection, as the request asked."""
+    """The client closed the connection because of ``abort_after``."""
     e2e_s: float = 0.0
-    """From sending to the end of the answer, seconds."""
+    """Seconds from sending to the end of the answer."""
 
     @property
     def text(self) -> str:
@@ -126,7 +125,7 @@ class Capture:
 
     @property
     def audio_pieces(self) -> list[Piece]:
-        """Those with audio in them."""
+        """The pieces with audio."""
         return [piece for piece in self.pieces if piece.audio]
 
     @property
@@ -137,11 +136,11 @@ class Capture:
 
     @property
     def succeeded(self) -> bool:
-        """Whether the request was answered to its end without an error."""
+        """Whether the answer is complete and has no error."""
         return self.status == 200 and self.error is None and not self.aborted
 
     def fail(self, error: Any) -> None:
-        """Note an error as upstream words it, a mapping with message and code or a text; the first one counts."""
+        """Record an error, a mapping with message and code or a text. Only the first one is recorded."""
         if self.error is not None:
             return
         if isinstance(error, Mapping):
@@ -150,7 +149,7 @@ class Capture:
         self.error = str(error)
 
     def add(self, data: Mapping[str, Any], at_s: float) -> None:
-        """Note a chunk of a streamed chat, or a whole chat answer."""
+        """Record a chunk of a streamed chat answer, or a complete chat answer."""
         if data.get("error") is not None:
             self.fail(data["error"])
         choices = data.get("choices") or ()
@@ -160,7 +159,7 @@ class Capture:
             self.usage = data["usage"]
 
     def _add_choice(self, choice: Mapping[str, Any], modality: str | None, at_s: float) -> None:
-        """A streamed chunk names its modality, and has audio where text would be; a whole answer's message has both."""
+        """Record a choice. A streamed one has a modality, with audio as its content. A complete message has both."""
         part: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
         content, audio = part.get("content"), part.get("audio")
         if modality == "audio":
@@ -177,7 +176,7 @@ class Capture:
             self.finish_reasons[modality or ("text" if audio is None else "audio")] = choice["finish_reason"]
 
     def answer(self) -> dict[str, Any]:
-        """What two servers must agree on, as plain JSON data; nothing in it depends on time."""
+        """What must be equal for two servers, as JSON data. Nothing in it depends on timing."""
         audio = self.audio
         chunks = [] if self.is_byte_stream else self.audio_pieces
         asked = self.request.body.get("modalities") or ()
@@ -210,10 +209,10 @@ def _samples(audio: bytes) -> bytes:
 
 
 def session(base_url: str, *, headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
-    """For ``send`` to one server; made inside an event loop, an async context manager."""
+    """An HTTP session for ``send``, an async context manager. Create it inside an event loop."""
     return aiohttp.ClientSession(
         base_url,
-        # One connection per request, as a benchmark's clients have: no waiting for a pool.
+        # One connection per request, so that no request waits for a pool.
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
         headers=headers,
@@ -222,7 +221,7 @@ def session(base_url: str, *, headers: Mapping[str, str] | None = None) -> aioht
 
 
 async def send(to: aiohttp.ClientSession, request: Request) -> Capture:
-    """Send one request and record it to its end, its abort or its error."""
+    """Send one request and record the answer until it ends, fails or is aborted."""
     capture = Capture(request, time.monotonic())
     try:
         async with to.post(request.path, json=dict(request.body)) as response:
@@ -235,7 +234,7 @@ async def send(to: aiohttp.ClientSession, request: Request) -> Capture:
 
 
 async def _record(capture: Capture, response: aiohttp.ClientResponse) -> None:
-    """Read an answer: an error, server-sent events, a whole JSON answer, or a byte stream of audio."""
+    """Read an answer: an error, server-sent events, JSON, or a byte stream of audio."""
     kind = response.headers.get("Content-Type", "").partition(";")[0]
     if response.status != 200:
         data = await response.json() if kind == "application/json" else await response.text()
@@ -256,7 +255,7 @@ async def _record_events(capture: Capture, content: aiohttp.StreamReader) -> Non
         if not line.startswith(b"data:"):
             continue
         if has_ended:
-            capture.fail("something came after [DONE]")
+            capture.fail("there was an event after [DONE]")
         data = line[5:].strip()
         has_ended = data == b"[DONE]"
         if not has_ended:
@@ -269,7 +268,7 @@ async def _record_events(capture: Capture, content: aiohttp.StreamReader) -> Non
 
 
 def ask(base_url: str, requests: Sequence[Request], headers: Mapping[str, str]) -> list[Capture]:
-    """Send requests one after another, each when the one before is answered."""
+    """Send requests one after another."""
 
     async def run() -> list[Capture]:
         async with session(base_url, headers=headers) as to:
@@ -279,7 +278,7 @@ def ask(base_url: str, requests: Sequence[Request], headers: Mapping[str, str]) 
 
 
 def answers_differ(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where two runs of the same requests disagree, one line each, by what `Capture.answer` said of each request."""
+    """The differences between two runs of the same requests, one line each, from their `Capture.answer`."""
     found = [] if len(ours) == len(theirs) else [f"{len(ours)} captures against {len(theirs)}"]
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         unequal = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]

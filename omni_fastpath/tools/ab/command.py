@@ -1,4 +1,4 @@
-r"""Two settings of a server, started in turn, measured alike, and what can be said of the difference.
+r"""Compare two settings of a server: start it in each setting in turn, measure it, and judge the differences.
 
   omni-fastpath ab --starts 6 --a stock=OMNI_FASTPATH=0 --b fastpath=OMNI_FASTPATH=1 \
     -- vllm serve MODEL --omni --port {port} \
@@ -8,25 +8,25 @@ r"""Two settings of a server, started in turn, measured alike, and what can be s
          --percentile-metrics ttft,tpot,itl,e2el,audio_ttfp,audio_rtf,audio_underrun \
          --save-result --result-filename {result}
 
-RATE is what the server gets in a busy hour; without it the client sends all at once, which measures saturation.
---a and --b give an arm a variable, NAME=VALUE; a word before it (stock=NAME=VALUE) is the arm's name.
+RATE is the request rate of a busy hour. Without it the client sends all requests at once, which measures saturation.
+--a and --b set a variable of a setting, NAME=VALUE. A word before it (stock=NAME=VALUE) names the setting.
 
-Both commands are your own and run without a shell. Each server is proved to be its arm by the state files of its own
-processes, loaded by your client, and sent fixed requests whose answers are compared: byte by byte where
-the starts of A are identical to each other, elsewhere by errors, ends and lengths.
+Both commands are run without a shell. The state files of a server's processes show that it runs its setting. Then your
+client sends its load, and the server gets fixed requests whose answers are compared: byte by byte if the starts of A
+are identical to each other, otherwise by errors, ends and lengths.
 
-A verdict is an exact rank test over starts. One measure is named beforehand (--primary), nine others share the
-correction for their number; everything else is shown without a verdict.
+A verdict is an exact rank test over starts. One measure is chosen in advance (--primary). Nine others share a
+correction for their number. All other measures have no verdict.
 
-`omni-fastpath ab compare` judges the starts in files, starts/*.json of one series or of several, in the same way. The
-arm of the first file is what the other is judged against.
+`omni-fastpath ab compare` judges starts from files in the same way: starts/*.json of one or several series. The setting
+of the first file is the baseline.
 
 Placeholders: {port} in both commands, {result} in the client's (a path for its JSON).
 
-Exit codes: 0 measured, no measure is worse and the answers are alike; 1 a measure is worse or only the first arm has
-it, more requests failed, or the answers differ; 2 usage; 3 the measurement failed; 4 too few starts to decide anything,
-and nothing of 1; 130 interrupted. After 3 and 130 nothing is left running, and the report has what was measured until
-then, marked as incomplete.
+Exit codes: 0 no measure is worse and the answers agree; 1 a measure is worse or exists only for A, more requests
+failed, or the answers differ; 2 wrong command line; 3 the measurement failed; 4 too few starts for a verdict, and
+nothing that means 1; 130 interrupted. After 3 and 130 no process is left, and the report has what was measured, marked
+as incomplete.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ USAGE = """omni-fastpath ab [options] -- SERVE COMMAND -- BENCH COMMAND
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``omni-fastpath ab`` with what follows these words.
+    """Run ``omni-fastpath ab`` with these arguments.
 
     Returns:
-        The exit code, as this module says.
+        The exit code.
 
     Raises:
         ConfigError: A usage error.
@@ -79,18 +79,22 @@ def _parser(*, is_compare: bool) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    first = f"'{measures.called(measures.JUDGED[0])}'"
-    parser.add_argument("--primary", metavar="MEASURE", help=f"the one that is named beforehand (default: {first})")
-    folder = "for ab.md, ab.json, each start, results and logs (default: omni-fastpath-ab-DATE)"
+    first = f"'{measures.title(measures.JUDGED[0])}'"
+    parser.add_argument("--primary", metavar="MEASURE", help=f"the measure chosen in advance (default: {first})")
+    folder = "for reports, starts, results and logs (default: omni-fastpath-ab-DATE)"
     default = time.strftime("omni-fastpath-ab-%Y%m%d-%H%M%S")
     parser.add_argument("--out", default=default, metavar="FOLDER", help=folder)
     if is_compare:
         parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
         return parser
     setting = "[ARM=]NAME=VALUE"
-    parser.add_argument("--a", action="append", default=[], metavar=setting, help="a variable of arm A's servers")
-    parser.add_argument("--b", action="append", default=[], metavar=setting, help="of arm B's; both repeat")
-    parser.add_argument("--starts", type=int, default=STARTS, metavar="N", help=f"of each arm, even (default {STARTS})")
+    parser.add_argument(
+        "--a", action="append", default=[], metavar=setting, help="a variable of A's servers, may be repeated"
+    )
+    parser.add_argument("--b", action="append", default=[], metavar=setting, help="a variable of B's")
+    parser.add_argument(
+        "--starts", type=int, default=STARTS, metavar="N", help=f"starts per setting, an even number (default {STARTS})"
+    )
     return parser
 
 
@@ -100,12 +104,12 @@ def _plan(options: argparse.Namespace, serve: Sequence[str], bench: Sequence[str
     commands.check("bench command", bench, [commands.PORT, commands.RESULT])
     arms = series.Arm(*commands.arm("A", "--a", options.a)), series.Arm(*commands.arm("B", "--b", options.b))
     if arms[0].name == arms[1].name:
-        raise refusal("--b", found=f"an arm {arms[1].name}", allowed="another name than the other arm has")
+        raise refusal("--b", found=f"the name {arms[1].name}", allowed="another name than the other setting's")
     for arm in arms:
-        # Refused here, and not by a server in the midst of a series.
+        # Refuse it here, before a server of the series does.
         states.expected(series.environment(arm), serve)
     if not 2 <= options.starts <= 1000 or options.starts % 2:
-        allowed = "an even number from 2 to 1000: starts come as A B B A"
+        allowed = "an even number from 2 to 1000, because the order is A B B A"
         raise refusal("--starts", found=str(options.starts), allowed=allowed)
     return series.Plan(
         arms=arms,
@@ -129,14 +133,14 @@ def _output_folder(name: str) -> Path:
 def _measure(plan: series.Plan) -> int:
     progress = console(sys.stderr)
     for arm in plan.arms:
-        progress.print(f"{arm.name}: {' '.join(map('='.join, series.shown_variables(arm).items())) or 'as it is'}")
+        progress.print(f"{arm.name}: {' '.join(map('='.join, series.shown_variables(arm).items())) or 'no variables'}")
     order = " ".join(arm.name for arm in plan.order)
     count, load_s = len(plan.order), commands.load_s(plan.bench)
     load = f"{count * load_s / 60:.0f} minutes of load" if load_s else f"{count} loads"
     for warning in commands.warnings(plan.bench):
         progress.print(warning, style="yellow")
     progress.print(f"{count} starts, one after another: {order}; to {plan.out}")
-    progress.print(f"It takes {load}, and {count} starts and stops of your server, on idle accelerators.")
+    progress.print(f"It takes {load} and {count} starts and stops of your server. The accelerators must be idle.")
     interrupts = Interrupts()
     with interrupts.caught():
         found, ended = series.run(plan, Phases(progress, len(plan.order) * series.PHASES_A_START), interrupts)
@@ -149,7 +153,7 @@ def _measure(plan: series.Plan) -> int:
 
 def _last_words(ended: Exception | Interrupted) -> str:
     if isinstance(ended, Interrupted):
-        return "Interrupted: nothing is left running; the report has what was measured until then."
+        return "Interrupted. No process is left, and the report has what was measured until then."
     said = str(ended) if isinstance(ended, series.EXPECTED) else "".join(traceback.format_exception(ended))
     return f"omni-fastpath ab: the measurement failed: {said}"
 

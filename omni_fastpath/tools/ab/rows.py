@@ -1,6 +1,6 @@
-"""A table of two arms over starts: measures, rows, spreads, and the verdict where one was named for it.
+"""A table of measures over the starts of two arms, with the verdicts.
 
-Nothing here knows of servers: a start is whatever a measure can read, and says which arm it was of.
+This module knows nothing about servers. A start is any object that has an arm and that the measures can read.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from omni_fastpath.tools.ab import verdict
 from omni_fastpath.tools.ab.verdict import Measure, Verdict
 
 ARMS = ("stock", "fastpath")
-"""Unless told otherwise; the second is judged against the first."""
+"""The default baseline and the default other arm."""
 
 
 class AStart(Protocol):
-    """What one start of a server gave."""
+    """The measurements of one start of a server."""
 
     @property
     def arm(self) -> str:
-        """Its arm's name, one of the table's arms."""
+        """The name of its arm."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Row:
     """One measure over all starts.
 
     Attributes:
-        measure: What it is.
-        values: A value per start, by arm, in the order of the starts; two arms, the one that is judged last.
-        verdict: Of the second arm against the first; None where none was named beforehand, or a start has no value.
+        measure: The measure.
+        values: A value per start, for the baseline and then for the other arm.
+        verdict: The verdict. None if the measure was not chosen for one, or a start has no value.
     """
 
     measure: Measure
@@ -47,15 +47,12 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """The second arm over the first, as a verdict has it; None over a zero, or where a start has no value.
-
-        Not of the means: one cold start would say of them what neither the medians beside it nor the verdict say.
-        """
+        """The ratio of the other arm to the baseline, as in a verdict. None for a zero baseline or a missing value."""
         return verdict.ratio(*self.values.values())
 
 
 def rows(measures: Sequence[Measure], starts: Sequence[AStart], arms: tuple[str, str] = ARMS) -> list[Row]:
-    """The table of the starts, with its verdicts: the second arm against the first."""
+    """The table of the starts, with verdicts for the second arm."""
     values = {
         each.title: {arm: [each.read(start) for start in starts if start.arm == arm] for arm in arms}
         for each in measures
@@ -67,14 +64,14 @@ def rows(measures: Sequence[Measure], starts: Sequence[AStart], arms: tuple[str,
 
 
 def shown(value: float | None, digits: int) -> str:
-    """A number as the table shows it."""
+    """A number in the table."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 def by_arm(row: Row) -> list[str]:
-    """Each arm's median in one cell, with the least and most of its starts, then the ratio and the verdict.
+    """The cells of a row: for each arm the median, minimum and maximum of its starts, then the ratio and the verdict.
 
-    Where only some starts have a value the cell says how many.
+    If only some starts have a value, the cell has their number.
     """
     arms = [_spread(values, row.measure.digits) for values in row.values.values()]
     title = f"{row.measure.name}, {row.measure.unit}" if row.measure.unit else row.measure.name
@@ -91,23 +88,23 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def named(table: Sequence[Row], word: str) -> list[str]:
-    """The measures whose verdict is this word."""
+    """The measures with this verdict."""
     return [row.measure.title for row in table if row.verdict is not None and row.verdict.word == word]
 
 
 def summary(table: Sequence[Row]) -> list[str]:
-    """What the table says, in sentences: the verdicts, and what they rest on."""
+    """Sentences about the verdicts and how they were made."""
     words = [row.verdict.word for row in table if row.verdict is not None]
     if not words:
-        return ["There is no verdict: the primary measure has no value in some start, or an arm has no start."]
+        return ["There is no verdict, because the primary measure has no value in a start, or an arm has no start."]
     [primary] = [row for row in table if row.measure.primary]
     first, second = primary.values
-    said = ["too few starts to decide anything: the table describes these starts and no others"]
+    said = ["too few starts for a verdict, so the table only describes these starts"]
     if set(words) != {"too few starts"}:
         said = [f"{word} in {_counted(named(table, word))}" for word in ("better", "worse")]
         said += [f"{word} in {words.count(word)}" for word in sorted({*words} - {"better", "worse"})]
     return [
-        f"{second} against {first}, of {len(words)} measures named beforehand: {', '.join(said)}.",
+        f"{second} compared with {first} in {len(words)} measures chosen in advance: {', '.join(said)}.",
         verdict.legend(primary.measure, len(words) - 1, min(map(len, primary.values.values()))),
     ]
 
@@ -130,9 +127,9 @@ def as_data(table: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def print_table(console: Console, columns: Sequence[str], found: Sequence[Row]) -> None:
-    """The rows on a terminal, in their groups, coloured by their verdicts; columns are as ``by_arm`` gives them.
+    """Print the rows in groups, coloured by verdict. The columns are those of ``by_arm``.
 
-    Names are users' own: a square bracket in them is no markup.
+    Square brackets in names are not markup.
     """
     table = Table(box=None if not console.is_terminal else Table().box, padding=(0, 1))
     for place, name in enumerate(columns):

@@ -1,11 +1,11 @@
-"""Start after start: a server of each arm in turn: proved, loaded, asked the fixed requests, proved again, stopped."""
+"""The series of starts. Each server is checked, loaded, sent the fixed requests, checked again, and stopped."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,17 @@ from omni_fastpath.tools.ab.serving import LOG_FOLLOWS, Child, MeasureError, Ser
 PHASES_A_START = 5
 
 EXPECTED = (MeasureError, ConfigError, OSError)
-"""What ends a series and says itself what it was; anything else is a mistake of this program."""
+"""Exceptions with a complete message. Any other exception is a defect of this program."""
 
 _MATTER = (NAMESPACE, "VLLM_OMNI_", "VLLM_PLUGINS")
-"""How the variables begin that a report names where an arm has them of this shell."""
+"""The prefixes of this shell's variables that are shown in a report."""
 _KEY = "OPENAI_API_KEY"
-"""Where upstream's client finds what a server that asks for a key wants to hear."""
+"""The variable with the API key of upstream's client."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A name, and the variables that its servers have besides this shell's."""
+    """A setting: its name, and the variables of its servers besides this shell's."""
 
     name: str
     environment: Mapping[str, str]
@@ -40,16 +40,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """The plan of a series.
 
     Attributes:
-        arms: The second is judged against the first.
-        starts: Of each arm, an even number.
-        serve: The server's command, with its placeholders.
-        bench: The client's.
+        arms: The baseline and the other arm.
+        starts: The number of starts per arm, an even number.
+        serve: The server's command, with placeholders.
+        bench: The client's command.
         requests: The fixed requests.
-        out: Folder of starts, results and logs.
-        primary: Key of the primary measure; None: the first that is known.
+        out: The folder for starts, results and logs.
+        primary: The key of the primary measure. None means the first known one.
     """
 
     arms: tuple[Arm, Arm]
@@ -62,34 +62,34 @@ class Plan:
 
     @property
     def order(self) -> list[Arm]:
-        """The arm of each start, A B B A, so that what drifts on the machine hits both alike."""
+        """The arm of each start, as A B B A, so that a drift of the machine affects both arms equally."""
         a, b = self.arms
         return [a, b, b, a] * (self.starts // 2)
 
 
 def environment(arm: Arm) -> dict[str, str]:
-    """What a server of this arm has in its environment: this shell's, and the arm's own on top."""
+    """The environment of the arm's servers: this shell's variables, overridden by the arm's."""
     return {**os.environ, **arm.environment}
 
 
 def shown_variables(arm: Arm) -> dict[str, str]:
-    """What a report says of that: the arm's own variables, and of this shell's those that matter to vLLM-Omni or us."""
+    """The variables in a report: the arm's, and those of this shell that vLLM-Omni or this package may read."""
     of_shell = {name: value for name, value in os.environ.items() if name.startswith(_MATTER)}
     return redaction.variables({**of_shell, **arm.environment})
 
 
 def run(plan: Plan, phases: Phases, interrupts: Interrupts) -> tuple[Series, Exception | Interrupted | None]:
-    """Measure every start, as far as it goes.
+    """Measure all starts.
 
     Returns:
-        What was measured, and what ended it before its end; None where nothing did.
+        The series, and the exception that ended it early, or None.
     """
     found: list[Start] = []
     ended: Exception | Interrupted | None = None
     try:
         for place, arm in enumerate(plan.order, 1):
             _start(plan, arm, place, phases, interrupts, found)
-    except (Exception, Interrupted) as error:  # whatever it was, what was measured until then is worth its report
+    except (Exception, Interrupted) as error:  # the starts that were measured are reported
         ended = error
     a, b = (arm.name for arm in plan.arms)
     return Series((a, b), found, len(plan.order), ended=_words(ended, len(found)), primary=plan.primary), ended
@@ -105,7 +105,7 @@ def _words(ended: Exception | Interrupted | None, measured: int) -> str:
 
 
 def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interrupts, measured: list[Start]) -> None:
-    """One start, from the server's start to its stop; it is kept once it is measured, before the server is stopped."""
+    """Measure one start. It is added to ``measured`` and written before the server is stopped."""
     title, named = f"{place}/{2 * plan.starts} {arm.name}", f"{place:02}-{arm.name}"
     environ, port = environment(arm), serving.free_port()
     result = plan.out / "results" / f"{named}.json"
@@ -121,7 +121,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
     client = Child(
         what="benchmark client",
         command=bench,
-        # Without what is for servers, so that it is the same in both arms.
+        # Without the variables for servers, so that the client is the same in both arms.
         environment={name: value for name, value in os.environ.items() if not name.startswith(NAMESPACE)},
         log=plan.out / "logs" / f"{named}-bench.log",
         interrupts=interrupts,
@@ -130,11 +130,11 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
     try:
         with phases.phase(f"{title}: starting the server"):
             server.start()
-        with phases.phase(f"{title}: proof of the arm"):
+        with phases.phase(f"{title}: checking the setting"):
             states.prove(server, arm.name, wanted)
-        with phases.phase(f"{title}: benchmark client") as tell:
-            found = _result(client, server, result, tell)
-        with phases.phase(f"{title}: {len(plan.requests)} fixed requests, proof of the arm"):
+        with phases.phase(f"{title}: benchmark client"):
+            found = _result(client, server, result)
+        with phases.phase(f"{title}: {len(plan.requests)} fixed requests, checking the setting"):
             with interrupts.at_once():
                 answers = _ask(server.url, plan.requests, commands.headers(bench))
             time.sleep(states.SETTLE_S if wanted.enabled else 0.0)
@@ -156,28 +156,27 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
         )
         start.write(plan.out / "starts" / f"{named}.json")
         measured.append(start)
-        measures.check_primary(plan.primary, [start])  # now, and not after hours
+        measures.check_primary(plan.primary, [start])  # in the first start, and not after hours
     finally:
         with phases.phase(f"{title}: stopping"):
             server.stop()
 
 
-def _result(client: Child, server: Child, result: Path, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Run the benchmark client to its end, beside a server that must live, and read the JSON that it wrote.
+def _result(client: Child, server: Child, result: Path) -> dict[str, Any]:
+    """Run the benchmark client, and read its JSON.
 
     Args:
-        client: To be started.
-        server: It is running.
-        result: Where the client writes.
-        tell: Is told again and again what the client said last.
+        client: The client.
+        server: The running server.
+        result: The path of the client's JSON.
 
     Raises:
-        MeasureError: It failed or wrote nothing that can be compared, or the server ended meanwhile.
+        MeasureError: The client failed or wrote no measures, or the server ended.
     """
     result.parent.mkdir(parents=True, exist_ok=True)
     try:
         client.start()
-        status = client.wait(server, tell)
+        status = client.wait(server)
     finally:
         client.stop()
     if status:
@@ -193,7 +192,7 @@ def _result(client: Child, server: Child, result: Path, tell: Callable[[str], No
 
 
 def _ask(url: str, sent: Sequence[Request], headers: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What the fixed requests were answered, one after another; with the headers that the client sends."""
+    """The answers to the fixed requests, which have the headers of the client."""
     key = None if "authorization" in map(str.lower, headers) else os.environ.get(_KEY)
     own = {"Authorization": f"Bearer {key}"} if key else {}
     return [capture.answer() for capture in ask(url, sent, {**own, **headers})]

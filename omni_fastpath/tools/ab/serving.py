@@ -1,7 +1,7 @@
-"""Start a server of the user's, know when that very one is ready, and leave nothing of it behind.
+"""Start the user's server, wait until it is ready, and stop all of its processes.
 
-It gets a process group of its own. It counts as ready when health is answered while its first process lives; its port
-was free a moment before. Stopping asks its first process, waits for the whole tree, and kills what is left.
+It gets its own process group. It is ready when ``/health`` is answered on its port, which was free before, while its
+first process runs. To stop it, its first process is terminated. Processes that are left after a while are killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,20 +26,20 @@ from omni_fastpath.tools.ab.interrupts import Interrupts
 READY_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 60.0
 LOG_FOLLOWS = "; the end of "
-"""Stands between what went wrong and the end of the log."""
+"""The words between an error and the end of the log."""
 _LOG_TAIL_LINES = 40
-_LOOK_EVERY_S = 0.25
+_POLL_S = 0.25
 _KILL_TIMEOUT_S = 10.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""No proxy of this shell's: the server is beside us."""
+"""Requests without a proxy, because the server is on this machine."""
 
 
 class MeasureError(RuntimeError):
-    """A measurement could not be made; the message says why, with the end of the log that knows more."""
+    """A measurement failed. The message has the reason and the end of a log."""
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on at this moment."""
+    """A TCP port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -54,32 +54,24 @@ def tail(log: Path) -> str:
     return f"{LOG_FOLLOWS}{log}:\n" + "\n".join(lines)
 
 
-def last_line(log: Path) -> str:
-    """What a program said last; a progress bar is one line, written over and over. Empty where it said nothing."""
-    with contextlib.suppress(OSError), log.open("rb") as opened:
-        opened.seek(max(0, log.stat().st_size - 4096))
-        return _plain("".join(opened.read().decode(errors="replace").strip().splitlines()[-1:])).strip()
-    return ""
-
-
 def _plain(line: str) -> str:
-    """Without what a terminal would obey."""
+    """The line without control sequences."""
     return re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", line)
 
 
 @dataclass(kw_only=True, eq=False)
 class Child:
-    """A process of ours with all that it starts.
+    """A process with all of its descendants.
 
     Attributes:
-        what: How a message names it.
-        command: Its words; no shell sees them.
+        what: Its name in messages.
+        command: Its command, which is run without a shell.
         environment: All of its variables.
-        log: Where its output goes.
+        log: The file for its output.
         interrupts: The signals that end waiting.
-        stop_timeout_s: How long it may take to end before it is killed, seconds.
-        folder: Where it runs; None: where we do.
-        killed: The processes that had to be killed when it was stopped.
+        stop_timeout_s: Seconds after which it is killed if it does not end.
+        folder: Its working directory. None means this process's.
+        killed: The processes that were killed when it was stopped.
     """
 
     what: str = "server"
@@ -94,7 +86,7 @@ class Child:
     _seen: dict[int, psutil.Process] = field(default_factory=dict, init=False)
 
     def start(self) -> None:
-        """Start it; ``stop`` must follow, whatever happens.
+        """Start it. ``stop`` must be called afterwards, also after an exception.
 
         Raises:
             MeasureError: It cannot be started.
@@ -116,14 +108,14 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Its exit status. None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def tree(self) -> dict[int, psutil.Process]:
-        """Its live processes by process id, with those that left its group or lost their parent, once seen."""
+        """Its running processes by id. Once seen, a process stays in it after its parent has ended."""
         roots = list(self._seen.values())
-        if self._process is not None and self.returncode is None:  # else its id may be another's
-            # Of this one alone: each look goes through all of the machine's processes.
+        if self._process is not None and self.returncode is None:  # else another process may have its id
+            # Only of this one, because each call reads all processes of the machine.
             roots = [self._seen.setdefault(self._process.pid, psutil.Process(self._process.pid))]
         for process in roots:
             with contextlib.suppress(psutil.Error):
@@ -131,8 +123,8 @@ class Child:
         self._seen = {pid: process for pid, process in self._seen.items() if _lives(process)}
         return dict(self._seen)
 
-    def wait(self, other: Child, tell: Callable[[str], None]) -> int:
-        """Wait for its end, as long as another one lives, and tell what it says; its exit status.
+    def wait(self, other: Child) -> int:
+        """Wait for its end while another process must run, and return its exit status.
 
         Raises:
             MeasureError: The other one ended.
@@ -140,21 +132,20 @@ class Child:
         while (status := self.returncode) is None:
             other.check()
             self.interrupts.check()
-            tell(last_line(self.log))
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         return status
 
     def check(self) -> None:
-        """Whether it still runs.
+        """Check that it is running.
 
         Raises:
-            MeasureError: It ended; with the end of its log.
+            MeasureError: It has ended. The message has the end of its log.
         """
         if self.returncode is not None:
             raise MeasureError(f"the {self.what} ended with status {self.returncode}{tail(self.log)}")
 
     def stop(self) -> None:
-        """Ask the first process to end, wait for the whole tree, and kill what is left; at once after a signal."""
+        """Terminate the first process, wait for all, and kill the rest after a while or after a signal."""
         if self._process is None:
             return
         left, signals = self.tree(), self.interrupts.count
@@ -169,7 +160,7 @@ class Child:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # its group: what was started after the last look
+            os.killpg(self._process.pid, signal.SIGKILL)  # processes of its group that were started since
         psutil.wait_procs(list(left.values()), timeout=_KILL_TIMEOUT_S)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_KILL_TIMEOUT_S)
@@ -177,12 +168,12 @@ class Child:
 
 @dataclass(kw_only=True, eq=False)
 class Serving(Child):
-    """A server on a port of its own.
+    """A server on its own port.
 
     Attributes:
-        port: Where it is asked.
-        ready_timeout_s: How long it may take to be ready, seconds.
-        start_s: From start to ready, seconds.
+        port: Its port.
+        ready_timeout_s: Seconds within which it must be ready.
+        start_s: Seconds until it was ready.
     """
 
     port: int
@@ -195,7 +186,7 @@ class Serving(Child):
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it and wait until it is ready; ``stop`` must follow, whatever happens.
+        """Start it and wait until it is ready. ``stop`` must be called afterwards, also after an exception.
 
         Raises:
             MeasureError: It cannot be started, ended, or was not ready in time.
@@ -209,7 +200,7 @@ class Serving(Child):
                 unanswered = f"{self.url}/health was not answered in {self.ready_timeout_s:g} s"
                 raise MeasureError(f"the server was not ready: {unanswered}{tail(self.log)}")
             self.tree()  # remembers children while their parents live
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         self.check()
         self.start_s = time.monotonic() - begun
 

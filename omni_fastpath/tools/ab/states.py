@@ -1,4 +1,4 @@
-"""What an arm asks of omni-fastpath, and the proof from the state files of its server's processes that it was that."""
+"""The patches that an arm enables, and the check that its server's state files agree."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from omni_fastpath.tools.ab.serving import Child, MeasureError
 from omni_fastpath.tools.overlay import find
 
 SETTLE_S = 2.5
-"""After which a state file has the last counters: ``omni_fastpath.statefile.REFRESH_S``, and a little."""
+"""Seconds after which a state file has the last counters, a little more than ``statefile.REFRESH_S``."""
 
-_SERVES = (State.APPLIED, State.SUPERSEDED)
-_FINE = (*_SERVES, State.NOT_APPLICABLE)
+_FINE = (State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE)
 _PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the state files of an arm's server must say.
+    """The expected contents of the state files of an arm's server.
 
     Attributes:
-        enabled: The patches that are on.
-        named: Those of them that a variable of their own switches on: each must serve somewhere.
-        asked: Whether a server of this arm leaves state files at all.
+        enabled: The enabled patches.
+        named: The patches that are enabled by their own variables. Each must serve in a process.
+        asked: Whether a server of this arm writes state files.
     """
 
     enabled: frozenset[str]
@@ -41,10 +40,10 @@ class Expected:
 
 
 def expected(environ: Mapping[str, str], serve: Sequence[str]) -> Expected:
-    """What follows from the environment of an arm's server and from the deploy YAML that its command names.
+    """The expectation from the environment of an arm's server and the deploy YAML in its command.
 
     Raises:
-        ConfigError: That server would refuse to start, or would not load us and leave no proof.
+        ConfigError: The server would refuse to start, or would not load the plugin.
     """
     deploy = value(serve, "--deploy-config")
     found = resolve_file(None if deploy is None else find(deploy), environ, PATCHES)
@@ -62,10 +61,10 @@ def expected(environ: Mapping[str, str], serve: Sequence[str]) -> Expected:
 
 
 def prove(server: Child, arm: str, wanted: Expected) -> list[Snapshot]:
-    """The state files of a server's processes, which say that it is its arm.
+    """The state files of a server's processes, after checking that they are as expected.
 
     Raises:
-        MeasureError: They do not, some seconds after it was ready either.
+        MeasureError: They are still different some seconds after the server was ready.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while True:
@@ -75,13 +74,13 @@ def prove(server: Child, arm: str, wanted: Expected) -> list[Snapshot]:
         if not problems:
             return found
         if time.monotonic() > deadline:
-            raise MeasureError(f"this server is not what {arm} says:\n  " + "\n  ".join(problems))
+            raise MeasureError(f"the server does not run the setting {arm}:\n  " + "\n  ".join(problems))
         server.interrupts.check()
         time.sleep(0.5)
 
 
 def check(found: Sequence[Snapshot], wanted: Expected) -> list[str]:
-    """In what the state files are not as they must be, a line each."""
+    """The differences from the expectation, one line each."""
     if wanted.asked and not any(snapshot.role is Process.SERVER for snapshot in found):
         return [f"no state file of a server process in {statefile.folder()}"]
     problems = []
@@ -92,22 +91,22 @@ def check(found: Sequence[Snapshot], wanted: Expected) -> list[str]:
             if record.state not in (_FINE if is_wanted else (State.OFF,)):
                 place = f"{snapshot.process_name} ({snapshot.pid}): {name} is {record.state.value}"
                 reason = f" ({record.reason})" if record.reason else ""
-                problems.append(f"{place}{reason}, wanted {'applied' if is_wanted else 'off'}")
-            elif record.state in _SERVES:
+                problems.append(f"{place}{reason}, expected {'applied' if is_wanted else 'off'}")
+            elif record.state.satisfies_requirement:
                 served.add(name)
     if problems:
         return problems
     if wanted.enabled and not served:
-        return [f"none of {', '.join(sorted(wanted.enabled))} serves in any of its processes"]
+        return [f"none of {', '.join(sorted(wanted.enabled))} serves in any process"]
     return [
-        f"{name} serves in none of its processes: "
+        f"{name} serves in no process: "
         + "; ".join(dict.fromkeys(each.patches[name].reason for each in found if name in each.patches))
         for name in sorted(wanted.named - served)
     ]
 
 
 def as_data(found: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """What a report shows of them: each process with state, reason and counters of each patch."""
+    """The data for a report: each process with the state, reason and counters of each patch."""
     shown = dict.fromkeys(("process_name", "role", "stage", "replica", "source"), True)
     patches = {"__all__": {"state", "reason", "counters"}}
     return [snapshot.model_dump(mode="json", include={**shown, "patches": patches}) for snapshot in found]

@@ -1,12 +1,12 @@
-"""Whether two arms differ: an exact rank test over *starts*, and the interval of ratios that belongs to it.
+"""Whether two arms differ: an exact rank test over *starts*, and its interval of ratios.
 
-A start (a server, a process) is the unit: requests of one start share its luck, so that thousands of them are still one
-sample. Tested with Mann and Whitney's U, exactly and two-sided; the interval holds every ratio B / A that the same test
-would not reject (Hodges and Lehmann, Annals of Mathematical Statistics 34, 1963), so that verdict and interval agree.
+A start (of a server or process) is one sample, however many requests it has, because its requests share the same
+conditions. The test is Mann and Whitney's U, exact and two-sided. The interval contains every ratio B / A that this
+test does not reject (Hodges and Lehmann, Annals of Mathematical Statistics 34, 1963), so verdict and interval agree.
 
-One measure is named primary beforehand and has ``PRIMARY_ALPHA`` for itself; the others share ``OTHERS_ALPHA`` by
-Holm's procedure (Scandinavian Journal of Statistics 6, 1979). Both together: one false verdict in at most 5 % of
-comparisons of an arm with itself.
+One measure is chosen as primary in advance and is tested at ``PRIMARY_ALPHA``. The others share ``OTHERS_ALPHA`` by
+Holm's procedure (Scandinavian Journal of Statistics 6, 1979). Together, at most 5 % of comparisons of an arm with
+itself have a false verdict.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 PRIMARY_ALPHA = 0.03
-"""Four starts an arm can reach p = 0.029, for one measure and no more."""
+"""Four starts per arm can reach p = 0.029, which is enough for one measure."""
 
 OTHERS_ALPHA = 0.02
 
 STARTS = 6
-"""Starts an arm unless told otherwise: p = 0.0022 can be reached, so that nine other measures have a chance."""
+"""The default number of starts per arm. It can reach p = 0.0022, which is enough for nine other measures."""
 
 Better = Literal["higher", "lower"]
 Word = Literal["better", "worse", "no difference shown", "too few starts"]
@@ -34,17 +34,17 @@ Word = Literal["better", "worse", "no difference shown", "too few starts"]
 
 @dataclass(frozen=True)
 class Measure:
-    """What is compared: a row of a table.
+    """A measure: a row of a table.
 
     Attributes:
-        group: The rows that it stands among; empty for none.
-        name: Within the group.
-        unit: Of its values; empty for a count.
-        better: Which way is better.
-        read: Its value of a start.
-        digits: Behind the point, in the table.
-        judged: It gets a verdict. Nine besides the primary one: of more, six starts an arm could not tell all.
-        primary: It was named beforehand; one of a table.
+        group: Its group of rows. Empty if there is none.
+        name: Its name within the group.
+        unit: The unit of its values. Empty for a count.
+        better: Which direction is better.
+        read: Returns its value for a start.
+        digits: Decimal places in the table.
+        judged: Whether it has a verdict.
+        primary: Whether it is the primary measure. A table has one.
     """
 
     group: str
@@ -58,21 +58,21 @@ class Measure:
 
     @property
     def title(self) -> str:
-        """The name by itself."""
+        """The name with its group."""
         return f"{self.name} ({self.group})" if self.group else self.name
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What can be said of one measure.
+    """The verdict on one measure.
 
     Attributes:
-        word: ``better`` or ``worse`` (B against A), ``no difference shown`` (the interval says how large a one may have
-            been missed), or ``too few starts``, with which none could have been found.
-        ratio: As ``ratio`` says it.
-        interval: The ratios that the test does not reject; None with too few starts, or where a value is zero.
-        p: Two-sided and exact.
-        threshold: What ``p`` had to be at most.
+        word: ``better`` or ``worse`` (B compared with A), ``no difference shown`` (the interval shows which differences
+            are possible), or ``too few starts``, which could not show any difference.
+        ratio: The result of ``ratio``.
+        interval: The ratios that the test does not reject. None with too few starts, or if a value is zero.
+        p: The p-value, two-sided and exact.
+        threshold: The significance level.
     """
 
     word: Word
@@ -82,7 +82,7 @@ class Verdict:
     threshold: float
 
     def __str__(self) -> str:
-        """As tables show it: the word, and what it rests on."""
+        """The text in a table: the word, interval, p-value and level."""
         if self.word == "too few starts":
             return self.word
         ratios = "{:.2f} to {:.2f}, ".format(*self.interval) if self.interval is not None else ""
@@ -92,14 +92,14 @@ class Verdict:
 def verdicts(
     measures: Sequence[Measure], a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]
 ) -> dict[str, Verdict]:
-    """The verdict of every measure by its title, B against A.
+    """The verdict on every measure by its title, B compared with A.
 
-    A measure of which a start has no value gets none; where that is the first one, none does.
+    A measure without a value in a start has no verdict. If that is the first one, no measure has a verdict.
 
     Args:
-        measures: Of different titles; the first is the primary one.
-        a: Measure's title to a value for each start of A, NaN where it has none.
-        b: The same of B.
+        measures: The measures, with different titles. The first is the primary one.
+        a: For each title the values of A's starts, NaN if there is none.
+        b: The same for B.
     """
     known = [each for each in measures if _is_whole(a[each.title]) and _is_whole(b[each.title])]
     if not measures or measures[0] not in known:
@@ -118,13 +118,13 @@ def _is_whole(values: Sequence[float]) -> bool:
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
-    """Mann and Whitney's two-sided p, exact: of all ways to deal the ranks out, equal values sharing theirs.
+    """Mann and Whitney's exact two-sided p, over all assignments of ranks. Equal values share a rank.
 
-    Scipy's goes through the permutations of ties one by one, never to end for twenty starts an arm, and takes no arm of
-    one.
+    Scipy enumerates permutations if there are ties, which takes too long for twenty starts per arm, and does not accept
+    an arm with one start.
     """
     both, ranks = sorted((*a, *b)), Counter((*a, *b))
-    twice = {value: 2 * both.index(value) + count + 1 for value, count in ranks.items()}  # the middle one of equal ones
+    twice = {value: 2 * both.index(value) + count + 1 for value, count in ranks.items()}  # the mean of equal ones
     ways: list[Counter[int]] = [Counter([0]), *(Counter() for _ in a)]  # of each size: how often which sum
     for value in both:
         for smaller, larger in zip(ways[-2::-1], ways[:0:-1], strict=True):
@@ -136,12 +136,12 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def least_p(a: int, b: int) -> float:
-    """The least p that so many starts of A and of B can reach: all of one arm above all of the other."""
+    """The smallest p for these numbers of starts, if all values of one arm are above all of the other's."""
     return min(1.0, 2 / math.comb(a + b, a))
 
 
 def starts_for(others: int) -> int:
-    """The least starts an arm with which the primary measure, and each of so many others, can differ."""
+    """The smallest number of starts per arm that can show a difference in the primary measure and in each other one."""
     starts = 1
     while least_p(starts, starts) > (OTHERS_ALPHA / others if others else PRIMARY_ALPHA):
         starts += 1
@@ -149,26 +149,26 @@ def starts_for(others: int) -> int:
 
 
 def legend(primary: Measure, others: int, starts: int) -> str:
-    """What a table of verdicts must say beneath it.
+    """The legend of a table with verdicts.
 
     Args:
-        primary: The measure that was named beforehand.
-        others: How many other measures have a verdict.
-        starts: How many starts each arm had.
+        primary: The primary measure.
+        others: The number of other measures with a verdict.
+        starts: The number of starts per arm.
     """
     said = (
-        f"Verdict: exact Mann-Whitney over starts; {primary.title} was named beforehand (p at most {PRIMARY_ALPHA:g}), "
-        f"the {others} others share {OTHERS_ALPHA:g} by Holm. The ratio is the median of those of all pairs of starts, "
-        "in brackets those that the test does not reject."
+        f"Verdict: exact Mann-Whitney test over starts. {primary.title} was chosen in advance (level "
+        f"{PRIMARY_ALPHA:g}), and the {others} others share {OTHERS_ALPHA:g} by Holm. The ratio is the median over all "
+        "pairs of starts. In brackets are the ratios that the test does not reject."
     )
     enough = starts_for(0), starts_for(others)
     if starts >= enough[1]:
         return said
-    return f"{said} With {starts} starts an arm: {enough[0]} would do for {primary.title}, {enough[1]} for all."
+    return f"{said} Each arm has {starts} starts. {primary.title} needs {enough[0]}, all measures need {enough[1]}."
 
 
 def _holm(p: Mapping[str, float]) -> dict[str, float]:
-    """What each p must be at most: Holm's steps, all those after the first that fails standing at its step."""
+    """The level of each p by Holm's procedure. Those after the first that fails keep its level."""
     thresholds: dict[str, float] = {}
     step, failed = OTHERS_ALPHA, False
     for place, title in enumerate(sorted(p, key=lambda each: p[each])):
@@ -180,7 +180,7 @@ def _holm(p: Mapping[str, float]) -> dict[str, float]:
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Median of all B / A, which lies within the interval; None where a start has no value, or one of A is zero."""
+    """The median of all B / A, which is within the interval. None if a value is missing, or one of A is zero."""
     if 0 in a or not (_is_whole(a) and _is_whole(b)):
         return None
     return statistics.median(each / base for each in b for base in a)
@@ -197,9 +197,9 @@ def _verdict(measure: Measure, a: Sequence[float], b: Sequence[float], p: float,
 
 
 def interval(a: Sequence[float], b: Sequence[float], threshold: float) -> tuple[float, float] | None:
-    """All ratios r for which the test does not tell ``b`` from ``a`` times r; values are positive or zero.
+    """The ratios r for which the test does not distinguish ``b`` from ``a`` times r. Values are positive or zero.
 
-    They end at two of the ratios of pairs, with as many of these beyond each end as U may have.
+    Its ends are ratios of pairs. The number of such ratios beyond each end is the greatest significant U.
     """
     if min(*a, *b) <= 0 or least_p(len(a), len(b)) > threshold:
         return None
@@ -210,10 +210,10 @@ def interval(a: Sequence[float], b: Sequence[float], threshold: float) -> tuple[
 
 @functools.cache
 def _greatest_u(a: int, b: int, threshold: float) -> int:
-    """The greatest U of so many starts at which two samples without ties differ at ``threshold``."""
+    """The greatest U at which samples of these sizes without ties differ at ``threshold``."""
 
     def with_u(u: int) -> list[int]:
-        """Ranks of A that are U = u above the lowest: the highest of them are raised, by ``b`` each at most."""
+        """Ranks of A with U = u: from the lowest ranks, the highest ones are raised by at most ``b`` each."""
         return [rank + min(b, max(0, u - b * (a - 1 - rank))) for rank in range(a)]
 
     def differs(u: int) -> bool:

@@ -1,27 +1,23 @@
-"""What a run repeats of a program's log."""
+"""What a run prints about its phases."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from omni_fastpath.tools.ab import serving
+from omni_fastpath.tools.ab import phases
 
 
-@pytest.mark.parametrize(
-    ("said", "last"),
-    [
-        ("", ""),
-        ("one\ntwo\n", "two"),
-        ("start\n 10%|# |\r 20%|## |\r", "20%|## |"),
-        ("x" * 5000 + "\nend", "end"),
-        ("\x1b[1;32m10%\x1b[0m done\x1b[K\x07\x1b]0;mine", "10% done]0;mine"),
-    ],
-)
-def test_what_a_program_said_last(tmp_path: Path, said: str, last: str) -> None:
-    """A progress bar counts as a line; of a log that is not there it is nothing; a terminal obeys none of it."""
-    log = tmp_path / "log"
-    assert serving.last_line(log) == ""
-    log.write_bytes(said.encode())
-    assert serving.last_line(log) == last
+def test_a_phase_is_printed_with_its_duration_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line when it begins and one when it ends."""
+    now = 0.0
+    monkeypatch.setattr(phases, "time", SimpleNamespace(monotonic=lambda: now))
+    out = io.StringIO()
+    with phases.Phases(Console(file=out, width=40, _environ={}), 2).phase("the client"):
+        now = 65.0
+    first, last = out.getvalue().splitlines()
+    assert first.endswith("... the client")
+    assert last.endswith("done the client: 65.0 s; about 1.1 min left")

@@ -40,7 +40,7 @@ def test_markdown_has_what_was_named_and_folds_the_rest() -> None:
     assert said.startswith("### B against A\n")
     assert "| first text (TTFT), median, ms | 105 (100 to 111)" in said.replace(".5", "").replace(".0", "")
     assert "worse (" in said
-    assert "Verdict: exact Mann-Whitney over starts; first text (TTFT), median was named beforehand" in said
+    assert "Verdict: exact Mann-Whitney test over starts. first text (TTFT), median was chosen in advance" in said
     assert "1 further measures, without a verdict" in said
     assert "- A: X=a\\|b" in said
     assert "X=&lt;b>" in said
@@ -89,7 +89,7 @@ def test_the_last_word_is_one_sentence() -> None:
     }
     for factor, said in expected.items():
         found = report.notes(report.judge(_series(factor=factor)))[0]
-        assert found == f"B against A, of 2 measures named beforehand: {said}"
+        assert found == f"B compared with A in 2 measures chosen in advance: {said}"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def _alarms(series: Series, bench: list[str]) -> list[str]:
 def test_a_p99_that_is_one_request_is_an_alarm(words: str, alarmed: bool) -> None:
     """Of fewer than 100 requests the 99th percentile is the slowest; the client's default is 1,000."""
     alarms = _alarms(_series(1), ["vllm", "bench", "serve", "--request-rate", "4", *words.split()])
-    assert ("Of 40 requests p99 is the slowest one: take at least 100 (--num-prompts)." in alarms) is alarmed
+    assert ("With 40 requests p99 is the slowest one. Send at least 100 (--num-prompts)." in alarms) is alarmed
 
 
 def test_a_series_that_was_cut_short_says_so(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     assert primary["verdict"]["word"] == "too few starts"
     states = {arm: {p["state"] for p in said[0]["patches"].values()} for arm, said in found["states"].items()}
     assert states == {"stock": {"off"}, "fastpath": {"off", "applied"}}
-    assert found["answers"]["why"] == "the 2 starts of stock were identical to each other"
+    assert found["answers"]["why"] == "the 2 starts of stock answered identically"
     assert found["answers"]["comparisons"] == 27
     assert {path.name for path in Path("out").iterdir()} == {"ab.json", "ab.md", "starts", "results", "logs"}
     assert sorted(path.stem for path in Path("out/starts").iterdir()) == [
@@ -123,7 +123,13 @@ def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
     ("server", "client", "options", "told", "order"),
     [
         ("dies", "", [], ["ended with status 1", "no memory left on this device"], []),
-        ("lies", "", OFF_ON, ["not what B says:", "budgeted_drain is failed (a seam moved), wanted applied"], ["A"]),
+        (
+            "lies",
+            "",
+            OFF_ON,
+            ["does not run the setting B:", "budgeted_drain is failed (a seam moved), expected applied"],
+            ["A"],
+        ),
         ("", "fails", [], ["no such dataset"], []),
         ("", "mute", [], ["wrote no result that can be read"], []),
         ("falls", "hangs", [], ["the server ended with status 5"], []),

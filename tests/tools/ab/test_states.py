@@ -79,13 +79,13 @@ def test_one_patch_that_does_not_serve_is_enough(state: State) -> None:
     first = min(DEFAULT)
     stage = snapshot({**dict.fromkeys(DEFAULT, State.NOT_APPLICABLE), first: state}, Process.STAGE, "it moved")
     problems = states.check([snapshot(dict.fromkeys(DEFAULT, State.APPLIED)), stage], ON)
-    assert problems == [f"stage (7): {first} is {state.value} (it moved), wanted applied"]
+    assert problems == [f"stage (7): {first} is {state.value} (it moved), expected applied"]
 
 
 def test_stock_with_anything_on_is_not_stock() -> None:
     """Whatever switched it on."""
     first = min(DEFAULT)
-    assert states.check([snapshot({first: State.APPLIED})], STOCK) == [f"server (7): {first} is applied, wanted off"]
+    assert states.check([snapshot({first: State.APPLIED})], STOCK) == [f"server (7): {first} is applied, expected off"]
 
 
 def test_a_set_of_which_nothing_serves_is_no_arm() -> None:
@@ -100,7 +100,7 @@ def test_a_patch_that_was_named_must_serve_somewhere() -> None:
     found = snapshot({first: State.NOT_APPLICABLE, **dict.fromkeys(others, State.APPLIED)}, reason="no such stage")
     assert states.check([found], ON) == []
     named = Expected(DEFAULT, frozenset({first}), asked=True)
-    assert states.check([found], named) == [f"{first} serves in none of its processes: no such stage"]
+    assert states.check([found], named) == [f"{first} serves in no process: no such stage"]
 
 
 def test_without_a_state_file_of_a_server_nothing_is_proved() -> None:

@@ -36,7 +36,7 @@ def test_a_verdict_is_shown_with_what_it_rests_on() -> None:
     assert str(found) == f"worse ({ends}, p 0.002 of 0.030)"
     assert str(verdicts([TTFP], {TTFP.name: low[:3]}, {TTFP.name: high[:3]})[TTFP.name]) == "too few starts"
     said = verdict.legend(TTFP, 9, 2)
-    assert said.endswith("With 2 starts an arm: 4 would do for TTFP p50, 6 for all.")
+    assert said.endswith("Each arm has 2 starts. TTFP p50 needs 4, all measures need 6.")
     assert "would do" not in verdict.legend(TTFP, 9, 6)
 
 
