@@ -144,24 +144,18 @@ async def wrapped_try_get_output_async(
     Raises:
         RuntimeError: Upstream's, when the orchestrator died.
     """
-    # An embedder's engine or a test's may have another queue.
-    if _runtime.has_failed or not isinstance(instance.output_queue, janus.Queue):
+    if not isinstance(instance.output_queue, janus.Queue):  # an embedder's engine or a test's may have another queue
         return await wrapped()
-    on_put = waiter = None
-    with _guard:
-        on_put = WakeOnPut.of(instance.output_queue)
-        await on_put.turns.before_a_message()
+    on_put = WakeOnPut.of(instance.output_queue)
+    await on_put.turns.before_a_message()
     message = await wrapped()
-    if message is not None or on_put is None:
-        return message
-    with _guard:
+    if message is None:
         waiter = on_put.arm()
-    message = await wrapped()  # a message may have come just before the arming
-    if message is not None or waiter is None:
-        return message
-    with _guard:
-        await on_put.arrival(waiter)
-    return await wrapped()
+        message = await wrapped()  # a message may have arrived just before the arming
+        if message is None:
+            await on_put.arrival(waiter)
+            message = await wrapped()
+    return message
 
 
 async def wrapped_get_output_blocking_async(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -175,7 +169,7 @@ async def wrapped_get_output_blocking_async(wrapped: Any, instance: Any, args: A
     """
     timeout = args[0] if args else kwargs.get("timeout", 1.0)
     waits_here = timeout >= _LIVENESS_INTERVAL_S and isinstance(instance.output_queue, janus.Queue)
-    if _runtime.has_failed or not waits_here:
+    if not waits_here:
         return await wrapped(*args, **kwargs)
     try:
         return await instance.try_get_output_async()
