@@ -21,7 +21,6 @@ End = Callable[[], None] | None
 
 _FIRSTS = {"audio": "_audio_frames_by_request", "text": "_non_empty_first_output_timestamps_by_request"}
 """Upstream's records in a pool: a request is in one from its first audio, or text, until the stage ends it."""
-_LOOPBACK = ("tcp://127.", "tcp://localhost", "tcp://[::1]")
 
 
 @dataclass(slots=True)
@@ -164,4 +163,4 @@ def is_on_this_host(client: Any) -> bool:
         address: str = socket.LAST_ENDPOINT.decode()
     except Exception:  # it is closed
         return False
-    return not address.startswith("tcp://") or address.startswith(_LOOPBACK)
+    return not address.startswith("tcp://")

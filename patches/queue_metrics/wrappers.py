@@ -53,8 +53,7 @@ def _after(look: Callable[..., None]) -> Callable[..., Any]:
 
     def wrapper(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
-        with _guard:
-            look(instance, *args, **kwargs)
+        look(instance, *args, **kwargs)
         return result
 
     return wrapper
@@ -64,13 +63,10 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
     """A wrapper of a coroutine function that calls this, upstream's, and then what this gave."""
 
     async def wrapper(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any) -> Any:
-        end = None
-        with _guard:
-            end = begin(instance, *args, **kwargs)
+        end = begin(instance, *args, **kwargs)
         result = await wrapped(*args, **kwargs)
         if end is not None:
-            with _guard:
-                end()
+            end()
         return result
 
     return wrapper
@@ -81,21 +77,17 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
 
 async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
     """Upstream's application; a POST request is followed from here on."""
-    journey = None
-    with _guard:
-        scope, receive, send = args
-        if scope["type"] == "http" and scope["method"] == "POST" and not _runtime.has_failed:
-            journey = Journey(monotonic() - unread_s(receive))
-            args = scope, receive, _observed_send(send, journey)
-            _journey.set(journey)
+    scope, receive, send = args
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return await wrapped(*args, **kwargs)
+    journey = Journey(monotonic() - unread_s(receive))
+    _journey.set(journey)
     try:
-        await wrapped(*args, **kwargs)
+        await wrapped(scope, receive, _observed_send(send, journey))
     finally:
-        with _guard:
-            if journey is not None:
-                journey.was_written()
-                _journeys.pop(journey.request_id, None)
-                journey.request_id = "ended"
+        journey.was_written()
+        _journeys.pop(journey.request_id, None)
+        journey.request_id = "ended"
 
 
 def _observed_send(send: Callable[[Any], Awaitable[None]], journey: Journey) -> Callable[[Any], Awaitable[None]]:
@@ -160,7 +152,7 @@ def _put(queue: Any, message: Any) -> bool:
 @_around
 def wrapped_output_handler(orchestrator: Any) -> None:
     """Upstream's, on the orchestrator's event loop, before either of its loops begins: it is observed from here on."""
-    if orchestrator not in _observed and not _runtime.has_failed:
+    if orchestrator not in _observed:
         if not _accounts:
             gc.callbacks.append(Pauses())
             for output in OUTPUTS:
@@ -206,13 +198,9 @@ def wrapped_adapter_made(adapter: Any, *_: Any, **__: Any) -> None:
 def figures() -> dict[str, list[Sample]]:
     """What ``/metrics`` shows now; called by a scrape and for the state file, on a thread of its own."""
     found: dict[str, list[Sample]] = {}
-    with _guard:
-        gauges = ((name, gauge(labels, value)) for name, value, labels in _gauges())
-        for name, sample in itertools.chain(gauges, SEEN.samples()):
-            found.setdefault(PREFIX + name, []).append(sample)
-    if _runtime.has_failed:
-        _end()
-        return {}
+    gauges = ((name, gauge(labels, value)) for name, value, labels in _gauges())
+    for name, sample in itertools.chain(gauges, SEEN.samples()):
+        found.setdefault(PREFIX + name, []).append(sample)
     return found
 
 
@@ -250,15 +238,9 @@ def tasks_in(queue: Any) -> int:
 # ---- The end ----
 
 
-def _end() -> None:
-    for known in (_observed, _journeys, LOOPS):
+def taken_off() -> None:
+    """Nothing is observed any more, and what was seen is forgotten."""
+    for known in (_observed, _journeys, LOOPS, _accounts, _queues, _adapters, SEEN):
         known.clear()
     for pauses in [each for each in gc.callbacks if isinstance(each, Pauses)]:
         gc.callbacks.remove(pauses)
-
-
-def taken_off() -> None:
-    """Nothing is observed any more, and what was seen is forgotten."""
-    _end()
-    for known in (_accounts, _queues, _adapters, SEEN):
-        known.clear()

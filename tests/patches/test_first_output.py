@@ -17,6 +17,7 @@ pytest.importorskip("vllm_omni")
 
 from omni_fastpath import way_out
 from omni_fastpath.declare import State
+from omni_fastpath.install import is_installed
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
 from tests.patches.drive import only, stages
@@ -30,6 +31,19 @@ LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
 STREAMED: list[tuple[bytes, bytes]] = [(b"content-type", b"text/event-stream")]
 WHOLE = [*STREAMED, (b"content-length", b"9")]
+
+
+async def _nothing(*_: Any) -> None:
+    """Stands for a function of upstream."""
+
+
+def guarded(name: str) -> Any:
+    """A wrapper as it is installed; what it wraps itself where the patch is off."""
+    from omni_fastpath.patches.queue_metrics import wrappers
+
+    if not is_installed("queue_metrics"):
+        return lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs)
+    return LEDGER.named("queue_metrics").guarded(getattr(wrappers, name), name)
 
 
 def answered(
@@ -46,7 +60,6 @@ def answered(
     from vllm_omni.entrypoints.client_request_state import ClientRequestState
 
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, front_end, text
-    from omni_fastpath.patches.queue_metrics import wrappers
 
     pipeline, taken = Pipeline(stages(1), event_driven=event_driven), []
     pipeline.add_request("one")
@@ -63,7 +76,7 @@ def answered(
         async def submit() -> None:
             [pool, *_] = pipeline.pools
             request = SimpleNamespace(request_id="one")
-            await wrappers.wrapped_submit_initial(lambda *_: asyncio.sleep(0), pool, ("one", None, request), {})
+            await guarded("wrapped_submit_initial")(_nothing, pool, ("one", None, request), {})
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(submit(), pipeline._loop))  # type: ignore[arg-type]
         pipeline.put(THINKER, batch(text("one", 5)))
@@ -79,7 +92,7 @@ def answered(
         await asyncio.sleep(0)
 
     async def application() -> None:
-        await wrappers.wrapped_app(serve, None, (scope, None, send), {})
+        await guarded("wrapped_app")(serve, None, (scope, None, send), {})
 
     with pipeline:
         asyncio.run(application())
