@@ -127,7 +127,7 @@ PATCH = Patch(
     taken_off="taken_off",
     counters=(
         Counter("tasks", "save tasks that went through the queue"),
-        Counter("slow_sends", "sends that took 20 ms or more"),
+        Counter("slow_sends", "sends that took 100 ms or more"),
         Counter("holds", "holds that began: a stream left out of steps until what is on its way has drained"),
         Counter("held_steps", "steps that held streams were left out of"),
         Counter("expired_holds", "holds that max_hold_s ended, each for one step"),

@@ -13,12 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-SLOW_S = 0.02
-"""A send that lasts longer is slow. Shorter ones differ by which thread got the interpreter's lock, not by stream."""
-
-CLEARLY_SLOW_S = 0.1
-"""A send that lasts so long is charged the first time. Of a shorter one the lesser of two puts in a row is charged: a
-pause of the whole process (a garbage collection) hits whichever stream is being sent."""
+SLOW_S = 0.1
+"""A send that takes this long is slow. The duration of shorter ones depends on which thread got the interpreter lock, and
+on pauses of the whole process such as garbage collections, and not on the stream."""
 
 MOST_CHARGED_S = 1.0
 """A send that hung once must not keep its stream back for long where the others always have something waiting."""
@@ -34,7 +31,6 @@ class Stream:
         nbytes: Of their payloads, as far as they were weighed.
         virtual_s: Virtual time at which its next send begins, at the earliest.
         cost_s: What its last put was charged, and its next is expected to take.
-        last_put_s: What its last put took.
         has_receiver: Whether the next stage takes its chunks; None until its first task is sent.
     """
 
@@ -44,7 +40,6 @@ class Stream:
     nbytes: int = 0
     virtual_s: float = 0.0
     cost_s: float = 0.0
-    last_put_s: float = 0.0
     has_receiver: bool | None = None
 
 
@@ -168,11 +163,10 @@ class FairQueue:
 
     def _charge(self, stream: Stream, seconds: float, *, has_put: bool) -> None:
         """Let virtual time pass: for this stream alone if its send was slow, else for all that wait."""
-        if has_put or seconds >= SLOW_S:
-            before_s, stream.last_put_s = stream.last_put_s, seconds
-            charged_s = min(seconds if seconds >= CLEARLY_SLOW_S else min(seconds, before_s), MOST_CHARGED_S)
-            stream.cost_s = charged_s if charged_s >= SLOW_S else 0.0
-            if stream.cost_s:
-                stream.virtual_s += stream.cost_s
-                return
+        if seconds >= SLOW_S:
+            stream.cost_s = min(seconds, MOST_CHARGED_S)
+            stream.virtual_s += stream.cost_s
+            return
+        if has_put:
+            stream.cost_s = 0.0
         self._virtual_s += seconds / (1 + len(self._ready) + len(self._behind))

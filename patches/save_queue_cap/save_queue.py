@@ -29,12 +29,8 @@ _counters = _runtime.counters
 PAYLOAD = "multimodal_output"
 """The key of a save task with its payload; a clean-up task has none."""
 
-LOOK_S = 1.0
-"""Between two looks at what was fetched and which streams have ended."""
-NEAR_LOOK_S = 0.1
-"""The same over half of ``max_bytes``. Upstream's idle save thread wakes as often."""
-OVER_LOOK_S = 0.02
-"""The same over ``max_bytes``: what was fetched meanwhile counts against the streams that are fetched."""
+LOOK_S = 0.1
+"""Between two checks of what was fetched and which streams have ended. Upstream's idle save thread wakes as often."""
 
 
 def stream_of(task: Mapping[str, Any]) -> str:
@@ -72,17 +68,9 @@ class SaveQueue:
         adapter: Upstream's; nothing is queued yet.
         unfetched: Chunks in shared memory; None where they are not counted.
         copies_all: Whether payloads are the runner's own memory.
-        max_bytes: The nearer it is, the more often shared memory is looked at; None: there is no limit.
     """
 
-    def __init__(
-        self,
-        adapter: Any,
-        *,
-        unfetched: Unfetched | None,
-        copies_all: bool,
-        max_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, adapter: Any, *, unfetched: Unfetched | None, copies_all: bool) -> None:
         self._inbox: deque[dict[str, Any]] = deque()
         self.append: Callable[[dict[str, Any]], None] = self._inbox.append  # no call of ours: it runs once a task
         self.is_aside = False
@@ -90,7 +78,6 @@ class SaveQueue:
         self._save_thread = adapter.save_thread.ident
         self._unfetched = unfetched
         self._copies_all = copies_all
-        self._max_bytes = max_bytes or float("inf")
         self._lock = threading.Lock()
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
@@ -142,13 +129,10 @@ class SaveQueue:
     def _own(self, queued: QueuedTask) -> None:
         """Weigh a task, and copy what it must not share; what the save thread has taken is upstream's to read."""
         task = queued.task
-        try:
-            self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
-            if queued.is_waiting and queued.nbytes:
-                task[PAYLOAD] = own(task[PAYLOAD], all_tensors=self._copies_all)
-                _counters["owned_payloads"] += 1
-        except NotImplementedError:  # a kind of tensor that cannot be looked at: it is sent all the same
-            return
+        self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
+        if queued.is_waiting and queued.nbytes:
+            task[PAYLOAD] = own(task[PAYLOAD], all_tensors=self._copies_all)
+            _counters["owned_payloads"] += 1
 
     def _sort_in(self) -> None:
         """Put what has come into its streams' deques; under the lock."""
@@ -221,8 +205,7 @@ class SaveQueue:
                 _counters["slow_sends"] += seconds >= SLOW_S
                 self._fair.sent(seconds, has_put=has_put)
         if now >= self._next_look_s:
-            nbytes, most = self.nbytes, self._max_bytes
-            self._next_look_s = now + (OVER_LOOK_S if nbytes > most else NEAR_LOOK_S if 2 * nbytes > most else LOOK_S)
+            self._next_look_s = now + LOOK_S
             is_live = self._adapter._sender_tokens.__contains__
             if self._unfetched is not None:
                 self._unfetched.look(now)

@@ -59,7 +59,6 @@ def _set_up(scheduler: Any) -> None:
         adapter,
         unfetched=Unfetched() if uncounted is None else None,
         copies_all=scheduler.vllm_config.device_config.device_type == "cpu",
-        max_bytes=options.max_bytes,
     )
     _queues.add(queue)
     words = ["this stage's save queue is ours"]
