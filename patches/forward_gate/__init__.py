@@ -95,10 +95,7 @@ PATCH = Patch(
     summary="payloads that go to the next stage are not sent to the orchestrator as well",
     processes=frozenset({Process.STAGE}),
     docs=__doc__,
-    counters=(
-        Counter("multimodal_outputs", "outputs whose multimodal_output was gated"),
-        Counter("multimodal_bytes", "bytes of tensors taken out of multimodal_output"),
-    ),
+    counters=(Counter("multimodal_outputs", "outputs whose multimodal_output was gated"),),
     rows=(
         Fit(releases=("0.28.0",), seams=(*SEAMS, RECEIVES)),
         Fit(releases=("0.30.0",), seams=(*SEAMS, *FROM_0_30)),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from vllm_omni.distributed.omni_connectors.utils.config import get_stage_connector_role, stage_sends_async_output
 from vllm_omni.utils.mm_outputs import partition_flat_payload
 
@@ -146,14 +145,3 @@ def _gate_output(output: Any) -> None:
         return
     output.multimodal_output = visible or None
     _counters["multimodal_outputs"] += 1
-    _counters["multimodal_bytes"] += sum(_nbytes_of(value) for key, value in payload.items() if key not in visible)
-
-
-def _nbytes_of(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return int(value.nbytes)
-    if isinstance(value, dict):
-        return sum(_nbytes_of(each) for each in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(_nbytes_of(each) for each in value)
-    return 0
