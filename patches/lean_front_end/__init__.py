@@ -62,7 +62,6 @@ class FrontEndOptions(Options):
     )
 
 
-FILES = Wrap("soundfile", "write", wrapper="wrapped_write")
 TABLES: tuple[AnySeam, ...] = (
     Pin(STATS, "OrchestratorAggregator.build_and_log_summary"),
     Replace(STATS, "_format_table", wrapper="wrapped_format_table"),
@@ -72,18 +71,26 @@ TABLES: tuple[AnySeam, ...] = (
 """Upstream's tables, and the body that logs them."""
 
 
-def _events(deltas: str) -> tuple[AnySeam, ...]:
-    """Upstream's generator of a streamed answer, how it writes a delta, and the one call that is given a choice."""
+def _fit(release: str, deltas: str, *tables: AnySeam, note: str = "") -> Fit:
+    """What a release needs, by the module of its delta model."""
     stream = "OmniOpenAIServingChat.chat_completion_stream_generator"
-    return (
-        Replace(CHAT, stream, wrapper="wrapped_chat_completion_stream_generator"),
-        # Text that has another form for some tokens would be seen only if it were the first.
-        Pin(deltas, "DeltaMessage._serialize"),
-        Pin(CALLS, "maybe_filter_parallel_tool_calls"),
+    return Fit(
+        releases=(release,),
+        preview="rc" in release,
+        note=note,
+        seams=(
+            Wrap("soundfile", "write", wrapper="wrapped_write"),
+            *tables,
+            Replace(CHAT, stream, wrapper="wrapped_chat_completion_stream_generator"),
+            # Text that has another form for some tokens would be seen only if it were the first.
+            Pin(deltas, "DeltaMessage._serialize"),
+            # The one call that is given a choice.
+            Pin(CALLS, "maybe_filter_parallel_tool_calls"),
+        ),
+        of_api_server=(CHAT, deltas, CALLS),
+        without_api_server="upstream's API server is not imported in this process: streamed answers are upstream's",
     )
 
-
-WITHOUT_API_SERVER = "upstream's API server is not imported in this process: streamed answers are upstream's"
 
 PATCH = Patch(
     name="lean_front_end",
@@ -100,25 +107,8 @@ PATCH = Patch(
         Counter("left_out", "tables that summary: line left out"),
     ),
     rows=(
-        Fit(
-            releases=("0.28.0",),
-            seams=(FILES, *TABLES, *_events(DELTAS_0_28)),
-            of_api_server=(CHAT, DELTAS_0_28, CALLS),
-            without_api_server=WITHOUT_API_SERVER,
-        ),
-        Fit(
-            releases=("0.30.0",),
-            seams=(FILES, *TABLES, *_events(DELTAS)),
-            of_api_server=(CHAT, DELTAS, CALLS),
-            without_api_server=WITHOUT_API_SERVER,
-        ),
-        Fit(
-            releases=("0.32.0rc1",),
-            preview=True,
-            seams=(FILES, *_events(DELTAS)),
-            of_api_server=(CHAT, DELTAS, CALLS),
-            without_api_server=WITHOUT_API_SERVER,
-            note="summary changes nothing: upstream itself logs one line a request",
-        ),
+        _fit("0.28.0", DELTAS_0_28, *TABLES),
+        _fit("0.30.0", DELTAS, *TABLES),
+        _fit("0.32.0rc1", DELTAS, note="summary changes nothing: upstream itself logs one line a request"),
     ),
 )

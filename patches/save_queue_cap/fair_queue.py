@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SLOW_S = 0.1
-"""A send that takes this long is slow. How long shorter ones take depends on which thread got the interpreter lock and on
-pauses of the whole process such as garbage collections, and not on the stream."""
+"""A send that takes this long is slow. How long a shorter one takes depends on which thread got the interpreter lock
+and on pauses of the whole process such as garbage collections, and not on the stream."""
 
 MOST_CHARGED_S = 1.0
 """A send that hung once must not keep its stream back for long where the others always have something waiting."""

@@ -28,7 +28,7 @@ Arrival = Callable[[Stream], None]
 """Makes what a stage has sent be there in the next one."""
 
 KeptBack = Callable[[], None]
-"""Counts an output that leaves without its payload of so many bytes."""
+"""Counts an output that leaves without its payload."""
 
 Arrays = dict[str, tuple[str, npt.NDArray[Any]]]
 """Tensors by name, each with torch's name of its type."""
