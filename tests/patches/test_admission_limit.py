@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.admission_limit import REALTIME, SOCKETS
 from omni_fastpath.patches.admission_limit.places import Places, Ticket
 from tests.patches.drive import only
 
@@ -382,24 +381,6 @@ def test_whatever_a_client_sends_is_answered_as_stock_answers(served: Served) ->
             assert wrappers._places._reserved == 0
 
         sends()
-
-
-async def test_a_realtime_connection_is_told_and_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When its utterance would begin; upstream's loop ends as after a client's leaving."""
-    if importlib.util.find_spec(REALTIME) is None:
-        pytest.skip("this release has another one")
-    sockets, realtime = importlib.import_module(SOCKETS), importlib.import_module(REALTIME)
-    monkeypatch.setattr(sockets.logger, "exception", pytest.fail)
-    serving = SimpleNamespace(engine_client=served.engine, _is_model_supported=lambda _name: True)
-
-    async def connect(websocket: Any) -> None:
-        await realtime.RealtimeConnection(websocket, serving).handle_connection()
-
-    await served.start(LIMIT)
-    said = ({"type": "session.update", "model": "any"}, {"type": "input_audio_buffer.commit"})
-    *_, error, closed = await served.talk(connect, *said)
-    assert json.loads(error["text"])["error"] == _busy()["error"]["message"]
-    assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
 
 
 async def test_a_sentence_over_a_web_socket_asks(served: Served) -> None:
