@@ -51,7 +51,7 @@ class Places:
         self.limit, self._unfinished = limit, unfinished
 
     def take(self, ticket: Ticket, wanted: int) -> bool:
-        """Admit a ticket that has no places yet, and reserve *wanted* ones, at least one. False if there are too few."""
+        """Admit a ticket that has no places yet, and reserve *wanted* ones, at least one. False if too few are free."""
         if self.limit is None or ticket.was_admitted:
             return True
         wanted = max(wanted, 1)  # upstream checks n later
