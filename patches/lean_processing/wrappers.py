@@ -16,7 +16,7 @@ from omni_fastpath.ledger import raised_by_us, runtime
 
 from .processor import make_lean
 from .socket_reader import SocketReader, attached
-from .token_ids import DeferredMultimodalCompletion, TextCompletion
+from .token_ids import TextCompletion
 from .unseen import BareOutput, look_at, unseen_of
 
 _runtime = runtime("lean_processing")
@@ -127,5 +127,5 @@ def wrapped_record_output_timestamps(wrapped: Callable[..., Any], instance: Any,
 
 
 _WITHOUT_PAYLOAD = frozenset({BareOutput, TextCompletion})
-_KNOWN = _WITHOUT_PAYLOAD | {MultimodalCompletionOutput, DeferredMultimodalCompletion}
+_KNOWN = _WITHOUT_PAYLOAD | {MultimodalCompletionOutput}
 """Outputs and completions of which it is known where a payload stands."""

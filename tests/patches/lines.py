@@ -20,12 +20,11 @@ ENTRIES = frozenset(
     {
         ".get_output_nowait",
         "LeanState.make_request_output",
-        "LeanState._new_completion_output",
         "LeanProcessor._update_stats_from_output",
         "Records.setdefault",
         "Records.pop",
         "Samples.append",
-        "_TokenIdsSoFar.__get__",
+        "TextCompletion.cumulative_token_ids",
         "SocketReader.recv_multipart",
         "SocketReader._look",
         "SocketReader._from_pyzmq",
