@@ -33,10 +33,6 @@ _runtime = runtime("requests_first")
 _counters = _runtime.counters
 _ending = _runtime.guard("ending a request's way in")
 
-_IN_SCOPE = "omni_fastpath.requests_first"
-"""Marks the scope of a request that counts: an application inside of another is called with the same one."""
-
-
 class Journey:
     """One request's way in.
 
@@ -70,9 +66,8 @@ async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, a
     """Upstream's application; a request for generation is on its way from here on."""
     scope = args[0] if args else kwargs["scope"]
     counts = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(ROUTES)
-    if not counts or _IN_SCOPE in scope:
+    if not counts or _journey.get() in _on_their_way:  # an application inside of another has the request already
         return await wrapped(*args, **kwargs)
-    scope[_IN_SCOPE] = True
     journey = Journey()
     timer = asyncio.get_running_loop().call_later(_LONGEST_WAY_S, journey.end)
     _journey.set(journey)
