@@ -1,7 +1,7 @@
-"""Requests on their way in, for whoever drains outputs: there are none while no patch keeps count of them."""
+"""Requests on their way in, for whatever drains outputs. There are none while no patch records them."""
 
 from __future__ import annotations
 
-SUBMITTED: set[str] = set()
-"""Ids of requests that were handed to the orchestrator and are not with a stage yet, written on both threads: each
-change is one step of the interpreter."""
+NOT_AT_A_STAGE: set[str] = set()
+"""Ids of requests that were handed to the orchestrator and have not reached a stage yet. Both threads write it, because
+each change is one step of the interpreter."""
