@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from time import perf_counter_ns
 
 TICK_S = 0.001
-"""How long the drain sleeps at a time. Rendering and tokenizing run in other threads and need the interpreter lock, and a
-turn of the event loop without a sleep releases it only for an instant."""
+"""How long the drain sleeps at a time. Rendering and tokenizing run in other threads and need the interpreter lock, and
+a turn of the event loop without a sleep releases it only for an instant."""
 
 LONGEST_NS = 5_000_000
 """Longest pause, apart from the rest of its last tick."""

@@ -111,7 +111,7 @@ async def wrapped_handle_add_request(
 
 
 async def wrapped_drain(wrapped: Callable[..., Awaitable[Any]], _instance: Any, args: Any, kwargs: Any) -> Any:
-    """A drain of the orchestrator's outputs, after a pause for requests. Cancelled in the pause, it has taken nothing."""
+    """A drain of the orchestrator's outputs, after a pause for requests. Cancelled in it, it has taken nothing."""
     await _pause.before_output()
     return await wrapped(*args, **kwargs)
 
