@@ -48,24 +48,10 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
     detokenizer: Any
     unseen: Any = None
 
-    def make_request_output(
-        self,
-        new_token_ids: Any,
-        pooling_output: Any,
-        finish_reason: Any,
-        stop_reason: Any,
-        kv_transfer_params: Any = None,
-        ec_transfer_params: Any = None,
-        **more: Any,
-    ) -> Any:
-        """What upstream makes; in the middle of a request of plain tokens, without asking for anything else."""
+    def make_request_output(self, new_token_ids: Any, *others: Any, **more: Any) -> Any:
+        """What upstream makes. In the middle of a request of plain tokens, without asking for anything else."""
         try:
-            is_plain = (
-                finish_reason is pooling_output is kv_transfer_params is ec_transfer_params is None
-                and not more
-                and self._is_plain()
-            )
-            if is_plain:
+            if all(each is None for each in (*others, *more.values())) and self._is_plain():
                 processor, detokenizer = self.logprobs_processor, self.detokenizer
                 offset = getattr(detokenizer, _OFFSET, None)
                 text = detokenizer.get_next_output_text(False, True)
@@ -77,8 +63,7 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
         except Exception as error:
             _runtime.fail("making an output", error)
             _give_text_again(self.detokenizer, locals().get("offset"))
-        given = (new_token_ids, pooling_output, finish_reason, stop_reason, kv_transfer_params, ec_transfer_params)
-        return super().make_request_output(*given, **more)
+        return super().make_request_output(new_token_ids, *others, **more)
 
     def _is_plain(self) -> bool:
         """Whether a completion with DELTA has a text and token ids, and nothing else is to be attached or taken out."""
