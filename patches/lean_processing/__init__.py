@@ -56,7 +56,6 @@ PATCH = Patch(
         Counter("raw_outputs", "raw outputs that it processed", moves_with="vllm:request_success_total"),
         Counter("not_built", "outputs in the middle of a request that nothing receives, which were not built"),
         Counter("messages", "messages taken from the stages' sockets"),
-        Counter("at_once", "of these, messages that stood there when the reader asked, so that it did not wait"),
     ),
     rows=ROWS,
 )
