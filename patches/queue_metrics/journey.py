@@ -74,9 +74,9 @@ class First:
         self.ahead.append(ahead)
         self.message = message
 
-    def arrived(self, sent_s: float) -> None:
+    def arrived(self) -> None:
         """It was given to the transport."""
-        self.times.append(sent_s)
+        self.times.append(monotonic())
         self.message = None
         legs = [end_s - begin_s for begin_s, end_s in pairwise(self.times)]
         values = [sum(legs), sum(legs) - legs[LEGS.index("engines")], *legs, *self.ahead]
@@ -94,8 +94,7 @@ class Journey:
             more requests, which are not followed.
         submitted_s: When a stage had the request; None too where the request is not followed any more.
         firsts: Its first outputs so far.
-        taken: Those of them that the request's handler took, and has perhaps not written.
-        sent_s: When the handler last wrote something of these.
+        taken: Those of them that the request's handler has taken and not written.
         arrived: How many were written.
     """
 
@@ -104,7 +103,6 @@ class Journey:
     submitted_s: float | None = None
     firsts: list[First] = field(default_factory=list)
     taken: list[First] = field(default_factory=list)
-    sent_s: float | None = None
     arrived: int = 0
 
     # On the orchestrator's thread.
@@ -132,8 +130,7 @@ class Journey:
         return self.arrived == len(OUTPUTS)
 
     def was_taken(self, message: Any) -> bool:
-        """The request's handler took a message, and so has written what it makes of the one before; as above."""
-        self.was_written()
+        """The request's handler took a message; as above."""
         self.taken += self._in(message, _HANDED_OVER)
         return self.arrived == len(OUTPUTS)
 
@@ -143,15 +140,10 @@ class Journey:
             self.submitted_s = None
             self.firsts, self.taken = [], []
         elif self.taken and message.get("body"):
-            self.sent_s = monotonic()
-
-    def was_written(self) -> None:
-        """What the handler took before was written, if it has sent anything since then."""
-        if self.sent_s is not None:
             for first in self.taken:
-                first.arrived(self.sent_s)
+                first.arrived()
             self.arrived += len(self.taken)
-            self.taken, self.sent_s = [], None
+            self.taken = []
 
     def _in(self, message: Any, known: int) -> list[First]:
         return [first for first in self.firsts if first.message is message and len(first.times) == known]

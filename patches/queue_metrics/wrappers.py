@@ -85,7 +85,6 @@ async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, a
     try:
         await wrapped(scope, receive, _observed_send(send, journey))
     finally:
-        journey.was_written()
         _journeys.pop(journey.request_id, None)
         journey.request_id = "ended"
 
