@@ -108,8 +108,8 @@ class Stage(SmallStage):
 
     def look(self) -> None:
         """Wait until the save thread has looked at what was fetched."""
-        self.queue._next_look_s = 0.0
-        until(lambda: self.queue._next_look_s, "a look")
+        self.queue._next_check_s = 0.0
+        until(lambda: self.queue._next_check_s, "a look")
 
     def fetch(self, request: Request, count: int | None = None) -> list[int]:
         """A stream's next chunks, so many or all that are there; the values that they say."""

@@ -168,7 +168,7 @@ class Stage:
             loads = [Load(each, each, self.steps[each], self.nbytes[each], self.tasks[each]) for each in self.nbytes]
             held = self.holds.choose(loads, total, tasks, self.now)
         else:
-            self.holds.none()
+            self.holds.end_all()
         for name in self.nbytes:
             if name not in held:
                 self.steps[name] += 1
@@ -303,10 +303,10 @@ def test_chunks_count_from_the_put_to_the_fetch() -> None:
     segments.put("a", 0, 1, 2)
     segments.put("b", 7, nbytes=5)
     segments.fetch("a", 0, 1)
-    segments.unfetched.look(1.0)
+    segments.unfetched.check(1.0)
     assert (segments.unfetched.of("a"), segments.unfetched.of("b"), segments.unfetched.nbytes) == (100, 5, 105)
     segments.fetch("a", 2)
-    segments.unfetched.look(2.0)
+    segments.unfetched.check(2.0)
     assert (segments.unfetched.of("a"), len(segments.unfetched)) == (0, 1)
 
 
@@ -315,7 +315,7 @@ def test_many_fetched_chunks_take_few_looks() -> None:
     segments = Segments()
     segments.put("a", *range(1000))
     segments.fetch("a", *range(700))
-    segments.unfetched.look(1.0)
+    segments.unfetched.check(1.0)
     assert segments.unfetched.of("a") == 300 * 100
     assert segments.looks <= 11
 
@@ -328,10 +328,10 @@ def test_chunks_count_until_nobody_fetches_them_and_no_task_is_sent() -> None:
     for minute in range(3):
         segments.fetch("fetched", minute)
         segments.unfetched.sent("sent", minute * ABANDONED_S)
-        segments.unfetched.look(minute * ABANDONED_S)
-    segments.unfetched.look(2 * ABANDONED_S + 1.0)
+        segments.unfetched.check(minute * ABANDONED_S)
+    segments.unfetched.check(2 * ABANDONED_S + 1.0)
     assert [segments.unfetched.of(stream) for stream in ("fetched", "sent", "gone")] == [200, 500, 0]
-    segments.unfetched.look(3 * ABANDONED_S + 1.0)
+    segments.unfetched.check(3 * ABANDONED_S + 1.0)
     assert (segments.unfetched.nbytes, len(segments.unfetched)) == (0, 0)
 
 
