@@ -82,7 +82,7 @@ class SaveQueue:
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
         self._next_check_s = 0.0
-        # Of the task that is being sent: when it was taken, its stream's next chunk number, and the connector's figures then.
+        # Of the task that is being sent: when it was taken, its stream's next chunk, and the connector's figures then.
         self._since_s = 0.0
         self._number = 0
         self._put_before = (0, 0)
