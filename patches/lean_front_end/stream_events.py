@@ -16,8 +16,8 @@ from omni_fastpath.ledger import runtime
 _runtime = runtime("lean_front_end")
 
 MOST_FORMS = 1024
-"""Forms that are kept, 0.8 kB each, including those of ended requests. A request has one for each of its choices, and an
-API process has fewer streams at once."""
+"""Forms that are kept, 0.8 kB each, including those of ended requests. A request has one for each of its choices. More
+than an API process has streams at once."""
 
 LONGEST_ID = 256
 """Characters of a request's id, which a client may choose. A form outlives its request and would keep a longer one."""
