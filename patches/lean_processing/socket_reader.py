@@ -1,7 +1,7 @@
-"""How a client's reader gets its next message: at once when one stands in the socket, else as soon as one does.
+"""How a client's reader gets its next message: at once if one is in the socket, otherwise as soon as one arrives.
 
-vLLM's reader awaits ``recv_multipart`` of its socket for each message. ``zmq.asyncio`` makes a future, a callback and
-several looks at the socket's state of each call; the socket gets a ``recv_multipart`` that makes less.
+vLLM's reader awaits ``recv_multipart`` of its socket for each message. For each call ``zmq.asyncio`` makes a future, a
+callback and several checks of the socket's state. The socket gets a ``recv_multipart`` that does less.
 """
 
 from __future__ import annotations
@@ -110,17 +110,17 @@ class SocketReader:
 
 
 def attached(client: Any) -> SocketReader | None:
-    """What takes a client's messages from now on; None for a client whose socket is left to pyzmq.
+    """The reader that takes a client's messages from now on, or None if its socket is left to pyzmq.
 
     Args:
-        client: vLLM's, whose reader has not started.
+        client: vLLM's client, whose reader has not started.
     """
     socket = client.resources.output_socket
     if isinstance(client, DPAsyncMPClient) or hasattr(type(client), "process_engine_outputs"):
-        _runtime.report(State.APPLIED, "all but a socket: its client has data parallelism, and pyzmq reads it")
+        _runtime.report(State.APPLIED, "all but a socket, which pyzmq reads because its client has data parallelism")
         return None
     if type(socket) is not zmq.asyncio.Socket or "recv_multipart" in vars(socket):
-        _runtime.report(State.APPLIED, "all but a socket: it is not vLLM's own, and is left alone")
+        _runtime.report(State.APPLIED, "all but a socket, which is not vLLM's own")
         return None
     reader = SocketReader(socket)
     vars(socket)["recv_multipart"] = reader.recv_multipart

@@ -1,8 +1,8 @@
 """Completions that copy a request's token ids when ``cumulative_token_ids`` is read, and not when they are made.
 
 Upstream copies all ids of a request into each of its completions, and most copies are never read. The list of a
-detokenizer in ``READ`` only grows at its end, so the list and two positions in it say what the copy would be, at any
-later time and on any thread. An alias of the list would not do: it grows while a completion is on its way.
+detokenizer in ``READ`` only grows at its end, so that the list and two positions in it determine the copy at any later
+time and on any thread. An alias of the list would not do, because the list grows before the completion is read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _runtime = runtime("lean_processing")
 
 _SOURCE = "_omni_fastpath_token_ids"
 _OFFSET = "_last_output_text_offset"
-"""Up to where a detokenizer has given its text; one without a tokenizer gives none."""
+"""The position up to which a detokenizer has returned its text. One without a tokenizer has none."""
 
 READ = frozenset({IncrementalDetokenizer, FastIncrementalDetokenizer, SlowIncrementalDetokenizer})
-"""The detokenizers whose code was read; any other gets upstream's copies."""
+"""The detokenizers whose code was read. With any other one, completions have upstream's copies."""
 
 
 class TextCompletion(CompletionOutput):  # type: ignore[misc]
@@ -42,14 +42,14 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
     """Upstream's state of a request, whose class is changed to this one at its first entry.
 
     Attributes:
-        unseen: What ``unseen.py`` knows of the request; None before it was looked at.
+        unseen: What ``unseen.py`` knows of the request, or None if that is not known yet.
     """
 
     detokenizer: Any
     unseen: Any = None
 
     def make_request_output(self, new_token_ids: Any, *others: Any, **more: Any) -> Any:
-        """What upstream makes. In the middle of a request of plain tokens, without asking for anything else."""
+        """What upstream makes. In the middle of a request of plain tokens it is made here."""
         try:
             if all(each is None for each in (*others, *more.values())) and self._is_plain():
                 processor, detokenizer = self.logprobs_processor, self.detokenizer
@@ -66,7 +66,7 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
         return super().make_request_output(new_token_ids, *others, **more)
 
     def _is_plain(self) -> bool:
-        """Whether a completion with DELTA has a text and token ids, and nothing else is to be attached or taken out."""
+        """Whether a completion with DELTA has only a text and token ids."""
         held = self.mm_accumulated
         return (
             self.output_kind is RequestOutputKind.DELTA
@@ -82,13 +82,13 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
 
 
 def _give_text_again(detokenizer: Any, offset: int | None) -> None:
-    """Let a detokenizer give the text that it has given since it stood there."""
+    """Let a detokenizer return again the text after this position."""
     if offset is not None:
         setattr(detokenizer, _OFFSET, offset)
 
 
 def _defer(completion: Any, detokenizer: Any) -> None:
-    """Let a completion that was made without ids have those that its request has now."""
+    """Give a completion the token ids that its request has now, without a copy."""
     ids = detokenizer.token_ids
     end = len(ids)
-    completion.__dict__[_SOURCE] = ids, end - detokenizer.num_output_tokens(), end  # the prompt's ids may stand before
+    completion.__dict__[_SOURCE] = ids, end - detokenizer.num_output_tokens(), end  # the prompt's ids may be in front

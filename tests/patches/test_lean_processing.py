@@ -235,7 +235,7 @@ def test_a_request_twice_in_a_raw_output_is_upstreams(monkeypatch: pytest.Monkey
 # ---- Stepping aside ----
 
 
-@pytest.mark.parametrize("what", ["wrappers.look_at", "wrappers.unseen_of", "token_ids._defer", "processor._is_step"])
+@pytest.mark.parametrize("what", ["wrappers.attach", "wrappers.unseen_of", "token_ids._defer", "processor._is_step"])
 @pytest.mark.parametrize("kind", ["DELTA", "mixed"])
 def test_an_error_of_ours_steps_aside(what: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception of ours, also in the middle of a request, is told once; upstream does the rest, as it would have."""
