@@ -18,10 +18,10 @@ Why not a hook:
     stages from which nothing receives is no substitute, because it changes which audio terminal counts as one and drops
     the time stamps whose differences reach clients.
 Scope:
-    Orchestrator thread, both loops. Token ids: requests with DELTA and one choice, without log probabilities or payload.
-    Not built: entries in the middle of a request (DELTA or CUMULATIVE, no text, no session, no CFG companion, stream
-    interval 1) at a stage without final output whose next stage receives chunks, after its first output with content.
-    An entry with a payload is built, and so are all that follow it. ``forward_gate`` keeps payloads away. A subclass of
+    Orchestrator thread, both loops. Token ids: DELTA and one choice, without log probabilities or payload. Not built:
+    entries in the middle of a request (DELTA or CUMULATIVE, no text, no session, no CFG companion, stream interval 1)
+    at a stage without final output whose next stage receives chunks, after its first output with content. An entry with
+    a payload is built, and so are all that follow it. ``forward_gate`` keeps payloads away. A subclass of
     ``Orchestrator`` (duplex), and prefill and decode in separate stages, are left to upstream. Hooks see an output that
     was not built without completions. Sockets of clients with data parallelism are left to pyzmq, and the state's
     reason says so.

@@ -158,7 +158,12 @@ def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPat
     [
         *("account.Account.processing", "account.Account.routing", "account.Account._routed", "account.Account.depths"),
         *("account.Account.without_output", "account.Account._replica", "journey.Journey.was_made"),
-        *("journey.Journey.was_submitted", "journey.Journey.is_made", "journey.First.was_put", "journey.First.arrived"),
+        *(
+            "journey.Journey.was_submitted",
+            "journey.Journey.first_in",
+            "journey.First.was_put",
+            "journey.First.arrived",
+        ),
         *("journey.Journey.was_handed_over", "journey.Journey.was_taken", "journey.Journey.was_sent"),
         *("journey.Journey.__init__", "wrappers.measure_lag", "wrappers._override"),
         *(
@@ -168,7 +173,7 @@ def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPat
             "wrappers.unread_s",
             "wrappers._observed_send",
         ),
-        *("wrappers.way_out.kept", "shared_memory.look", "wrappers.Account", "wrappers.Pauses"),
+        *("wrappers.way_out.kept", "shared_memory.content", "wrappers.Account", "wrappers.Pauses"),
     ],
 )
 def test_an_exception_of_ours_reaches_nobody(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +323,7 @@ def look(*requests: str) -> dict[tuple[str, ...], float]:
     """What is seen of it, by metric and stage."""
     from omni_fastpath.patches.queue_metrics import shared_memory
 
-    return {(name, *labels.values()): value for name, value, labels in shared_memory.look(requests, 2)}
+    return {(name, *labels.values()): value for name, value, labels in shared_memory.content(requests, 2)}
 
 
 def test_chunks_are_counted_by_stage_and_what_nobody_can_fetch_apart(shm: Path) -> None:
