@@ -65,7 +65,7 @@ def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
     yield worker_type not in (None, "ar"), f"has worker type {worker_type}, and only AR stages send chunks"
     yield (
         bool(getattr(model_config, "final_output", False)),
-        "is a final-output stage, whose outputs are sent to the client",
+        "is a final-output stage, which sends to the client",
     )
     yield output_type in ("audio", "image", "video"), f"makes {output_type}, which is sent to the client"
     duplex = getattr(model_config, "session_mode", "turn") != "turn"
@@ -78,7 +78,7 @@ def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
     processor = getattr(adapter, "custom_process_next_stage_input_func", None)
     yield (
         not _makes_chunks(processor),
-        "has no processor that makes chunks, so that the orchestrator passes its payload on",
+        "makes no chunks, so that the orchestrator passes its payload on",
     )
 
 

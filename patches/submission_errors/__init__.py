@@ -7,8 +7,8 @@ What:
     whose parent fails, and for an update of a streaming-input session. The exception is logged with its traceback, and
     counted.
 Why:
-    Upstream itself does this only for an ``OverflowError``. Any other exception ends the orchestrator's thread, and with
-    it every running and every later request of the server. A speech request whose ``input`` has a lone surrogate
+    Upstream itself does this only for an ``OverflowError``. Any other exception ends the orchestrator's thread, and
+    with it every running and every later request of the server. A speech request whose ``input`` has a lone surrogate
     (U+D800) is enough, because msgpack cannot encode it.
 Why not a hook:
     Upstream has none between the queue of requests and a stage, and nothing in front of it knows what can be encoded.
