@@ -113,7 +113,7 @@ def _metric(name: str, meaning: str, *labels: str, bounds: tuple[float, ...] | N
 
 PATCH = Patch(
     name="queue_metrics",
-    summary="where time goes, what is queued and which requests get no output, on /metrics, on stock too",
+    summary="where time goes, what is queued and which requests get no output, on /metrics",
     processes=frozenset({Process.SERVER, Process.STAGE}),
     docs=__doc__,
     default_on=False,
