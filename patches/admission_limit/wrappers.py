@@ -9,7 +9,7 @@ from typing import Any
 from vllm.exceptions import QueueOverflowError
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import Call, runtime, warn_once
+from omni_fastpath.ledger import AwaitedCall, Call, runtime, warn_once
 
 from .places import Places, Ticket
 
@@ -35,9 +35,7 @@ def _admits(wanted: int) -> bool:
 # ---- The limit ----
 
 
-async def wrapped_init_app_state(
-    wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any
-) -> None:
+async def wrapped_init_app_state(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
     """Runs once in each API server, when it has its engine. The limit applies from here on."""
     await wrapped(*args, **kwargs)
     _open(*args, **kwargs)
@@ -61,7 +59,7 @@ def _open(engine_client: Any, state: Any, args: Any) -> None:
 # ---- A connection ----
 
 
-async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
     """The application. At its end the places of the connection are free."""
     scope = args[0] if args else kwargs["scope"]
     is_socket = scope["type"] == "websocket"
@@ -85,9 +83,7 @@ async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any
     await app(scope, receive, answer)
 
 
-async def wrapped_add_request_async(
-    wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any
-) -> None:
+async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
     """Submission to the orchestrator, of a request that upstream has just recorded in ``request_states``."""
     ticket = _ticket.get()
     if ticket is not None:
@@ -108,7 +104,7 @@ def wrapped_check_admission(wrapped: Call, _instance: Any, args: Any, kwargs: An
 def _checked(places: Callable[[Any], int]) -> Callable[..., Awaitable[Any]]:
     """A wrapper of a handler whose first argument is a request that takes *places* places."""
 
-    async def wrapper(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any) -> Any:
+    async def wrapper(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
         if not _admits(places(args[0] if args else next(iter(kwargs.values())))):
             return instance.create_error_response(QueueOverflowError())
         return await wrapped(*args, **kwargs)
@@ -122,7 +118,7 @@ wrapped_speech = _checked(lambda _request: 1)
 wrapped_speech_batch = _checked(lambda request: len(request.items))
 
 
-async def wrapped_sentence(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> Any:
+async def wrapped_sentence(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
     """Preparation of speech. An HTTP request was checked before, and a sentence over a web socket is checked here."""
     if not _admits(1):
         raise wrapped.meant(QueueOverflowError())

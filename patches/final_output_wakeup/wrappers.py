@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 import janus
 
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import AwaitedCall, runtime
 
 _runtime = runtime("final_output_wakeup")
 _counters = _runtime.counters
@@ -96,9 +96,7 @@ def _resolve(waiter: asyncio.Future[bool], arrived: bool) -> None:
         waiter.set_result(arrived)
 
 
-async def wrapped_try_get_output_async(
-    wrapped: Callable[[], Awaitable[Any]], instance: Any, _args: Any, _kwargs: Any
-) -> Any:
+async def wrapped_try_get_output_async(wrapped: AwaitedCall, instance: Any, _args: Any, _kwargs: Any) -> Any:
     """The next message. None only after a while without one, when upstream has checked that the orchestrator lives.
 
     Every message is the result of upstream's function, so neither a cancellation nor an exception can lose one.
@@ -120,7 +118,7 @@ async def wrapped_try_get_output_async(
     return message
 
 
-async def wrapped_get_output_blocking_async(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+async def wrapped_get_output_blocking_async(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
     """Upstream's event-driven drain without its thread. It waits as in poll mode.
 
     Returns:

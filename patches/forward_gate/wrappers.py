@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
@@ -11,7 +11,7 @@ from vllm_omni.distributed.omni_connectors.utils.config import get_stage_connect
 from vllm_omni.utils.mm_outputs import partition_flat_payload
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import Call, runtime
 
 _runtime = runtime("forward_gate")
 _counters = _runtime.counters
@@ -26,7 +26,7 @@ _gating: WeakSet[Any] = WeakSet()
 # ---- Judging a stage, once ----
 
 
-def wrapped_ar_init(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+def wrapped_ar_init(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
     """Make the scheduler, then judge its stage and report the result."""
     wrapped(*args, **kwargs)
     state, reason = verdict(instance)
@@ -35,7 +35,7 @@ def wrapped_ar_init(wrapped: Callable[..., None], instance: Any, args: Any, kwar
     _runtime.report(state, reason)
 
 
-def wrapped_generation_init(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+def wrapped_generation_init(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
     """Make the scheduler, and report that its stage sends nothing to another one."""
     wrapped(*args, **kwargs)
     stage = _stage_name(getattr(instance.vllm_config, "model_config", None))
@@ -99,7 +99,7 @@ def _stage_name(model_config: Any) -> str:
 # ---- Gating a step ----
 
 
-def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def wrapped_update_from_output(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """Let upstream make the step's outputs, then remove what the connector sends.
 
     It is removed afterwards, because what the runner returned decides whether an output is made and when prefill

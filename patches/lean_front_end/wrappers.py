@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from typing import Any
@@ -72,9 +72,7 @@ _stream: list[WithOtherGlobals] = []
 """The current one, if there is one."""
 
 
-def wrapped_chat_completion_stream_generator(
-    wrapped: Call, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> AsyncIterator[str]:
+def wrapped_chat_completion_stream_generator(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """The events of one streamed chat answer, by upstream's generator with other classes for its models."""
     # If it is called through the class, with the instance as an argument, it is wrapt's partial of the function.
     function: Any = wrapped.function
@@ -82,8 +80,7 @@ def wrapped_chat_completion_stream_generator(
     if not _stream or not _stream[0].is_of(upstream):
         _stream[:] = [WithOtherGlobals(upstream, Events(upstream.__globals__).stand_ins)]
     _counters["streams"] += 1
-    found: AsyncIterator[str] = _stream[0].function(instance, *args, **kwargs)
-    return found
+    return _stream[0].function(instance, *args, **kwargs)
 
 
 # ---- Chunks of audio ----
@@ -100,7 +97,7 @@ _proven_formats: set[str] = set()
 """Formats for which a file was compared with soundfile's and was the same."""
 
 
-def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
+def wrapped_write(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> None:
     """``soundfile.write``. One channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written here."""
     written = _file(args, kwargs)
     if written is not None and kwargs["format"] in _proven_formats:

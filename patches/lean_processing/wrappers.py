@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
@@ -12,7 +12,7 @@ from vllm.v1.engine.output_processor import OutputProcessorOutput
 from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
 from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 
-from omni_fastpath.ledger import raised_by_us, runtime
+from omni_fastpath.ledger import Call, raised_by_us, runtime
 
 from .processor import make_lean
 from .socket_reader import SocketReader, attached
@@ -23,7 +23,7 @@ _runtime = runtime("lean_processing")
 _counters = _runtime.counters
 
 
-def wrapped_ensure_output_queue_task(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
+def wrapped_ensure_output_queue_task(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
     """Start a client's socket reader as upstream does, once. Before that, replace ``recv_multipart`` of its socket."""
     is_first = instance.resources.output_queue_task is None
     reader: SocketReader | None = attached(instance) if is_first else None
@@ -37,16 +37,14 @@ def wrapped_ensure_output_queue_task(wrapped: Callable[..., None], instance: Any
         instance.resources.output_queue_task.add_done_callback(reader.leave)
 
 
-def wrapped_process_llm_stage_outputs(
-    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
-) -> Awaitable[Any]:
+def wrapped_process_llm_stage_outputs(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """Process as upstream does, after recording the orchestrator at the stage's processor."""
     if len(args) == 4:
         attach(instance, args[0])
     return wrapped(*args, **kwargs)
 
 
-def wrapped_process_outputs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def wrapped_process_outputs(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """Process the entries of a raw output in order. Those that need no output are counted, the others are upstream's.
 
     Upstream accumulates all payloads of a raw output before it makes the first output. Therefore a raw output with two
@@ -98,7 +96,7 @@ def _joined(made: list[Any]) -> OutputProcessorOutput:
     )
 
 
-def wrapped_record_output_timestamps(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def wrapped_record_output_timestamps(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """Record what upstream records. For an output that is not its request's first this is a time and audio frames."""
     stamp = kwargs.get("output_ts")
     if len(args) != 1 or stamp is None:

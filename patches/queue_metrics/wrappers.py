@@ -20,7 +20,7 @@ import janus
 
 from omni_fastpath import way_out
 from omni_fastpath.figures import Sample, gauge
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import AwaitedCall, Call, runtime
 
 from . import PREFIX, shared_memory
 from .account import Account, End
@@ -51,7 +51,7 @@ connection in the context of the last one."""
 def _after(observe: Callable[..., None]) -> Callable[..., Any]:
     """A wrapper that calls upstream's function, and then this one with the same instance and arguments."""
 
-    def wrapper(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
         observe(instance, *args, **kwargs)
         return result
@@ -62,7 +62,7 @@ def _after(observe: Callable[..., None]) -> Callable[..., Any]:
 def _around(begin: Callable[..., End]) -> Callable[..., Any]:
     """A wrapper of a coroutine function that calls this one, upstream's, and then what this one returned."""
 
-    async def wrapper(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any) -> Any:
+    async def wrapper(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
         end = begin(instance, *args, **kwargs)
         result = await wrapped(*args, **kwargs)
         if end is not None:
@@ -75,7 +75,7 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
 # ---- A request's connection ----
 
 
-async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
     """The application. A POST request is followed from here on."""
     scope, receive, send = args
     if scope["type"] != "http" or scope["method"] != "POST":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
 from omni_fastpath import way_in
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import AwaitedCall, runtime
 
 from .pause import Pause
 
@@ -63,7 +62,7 @@ connection in the context of the last one."""
 _pause = Pause(_on_their_way, _counters)
 
 
-async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
     """The application. A request for generation is on its way from here on."""
     scope = args[0] if args else kwargs["scope"]
     counts = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(ROUTES)
@@ -81,9 +80,7 @@ async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, a
         timer.cancel()
 
 
-async def wrapped_add_request_async(
-    wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any
-) -> None:
+async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
     """Submission to the orchestrator, which ends the front end's part of the way in."""
     _counters["submitted"] += 1
     journey = _journey.get()
@@ -100,9 +97,7 @@ async def wrapped_add_request_async(
         _on_their_way.discard(journey)
 
 
-async def wrapped_handle_add_request(
-    wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any
-) -> None:
+async def wrapped_handle_add_request(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
     """Handling in the orchestrator's thread, which ends the way in."""
     try:
         await wrapped(*args, **kwargs)
@@ -110,7 +105,7 @@ async def wrapped_handle_add_request(
         way_in.NOT_AT_A_STAGE.discard((args[0] if args else kwargs["msg"]).request_id)
 
 
-async def wrapped_drain(wrapped: Callable[..., Awaitable[Any]], _instance: Any, args: Any, kwargs: Any) -> Any:
+async def wrapped_drain(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
     """A drain of the orchestrator's outputs, after a pause for requests. Cancelled in it, it has taken nothing."""
     await _pause.before_output()
     return await wrapped(*args, **kwargs)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import Call, runtime
 
 from .holds import Holds, Load
 from .save_queue import SaveQueue
@@ -36,7 +36,7 @@ class _Stage:
     holds: Holds | None
 
 
-def wrapped_scheduler_made(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def wrapped_scheduler_made(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """Install the queue right after the adapter was made."""
     result = wrapped(*args, **kwargs)
     _set_up(instance)
@@ -80,7 +80,7 @@ def taken_off() -> None:
 # ---- Each step ----
 
 
-def wrapped_schedule(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def wrapped_schedule(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """Let the queue take over the payloads of its tasks, renew the holds, then schedule."""
     stage: _Stage | None = getattr(instance, _ATTRIBUTE, None)
     if stage is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from vllm.v1.engine.exceptions import EngineDeadError
 from zmq.error import ZMQError
 
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import AwaitedCall, logger, runtime
 
 _runtime = runtime("submission_errors")
 _counters = _runtime.counters
@@ -18,7 +17,7 @@ _NOT_OF_THE_REQUEST = (EngineDeadError, MemoryError, OSError, ZMQError)
 """Errors that are not about the request. The next one would get them too."""
 
 
-async def wrapped_submission(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_submission(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> None:
     """A submission. An exception that upstream raises about a request ends that request and nothing else."""
     try:
         await wrapped(*args, **kwargs)
