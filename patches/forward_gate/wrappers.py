@@ -63,10 +63,7 @@ def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
     worker_type = getattr(model_config, "worker_type", None)
     output_type = getattr(model_config, "engine_output_type", None)
     yield worker_type not in (None, "ar"), f"has worker type {worker_type}, and only AR stages send chunks"
-    yield (
-        bool(getattr(model_config, "final_output", False)),
-        "is a final-output stage, which sends to the client",
-    )
+    yield bool(getattr(model_config, "final_output", False)), "is a final-output stage, which sends to the client"
     yield output_type in ("audio", "image", "video"), f"makes {output_type}, which is sent to the client"
     duplex = getattr(model_config, "session_mode", "turn") != "turn"
     yield duplex, "serves duplex sessions, which read its payload in the orchestrator"
@@ -76,10 +73,7 @@ def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
     yield unconnected, "has no connector, so that the orchestrator passes its payload on"
     adapter = getattr(scheduler, "chunk_transfer_adapter", None)
     processor = getattr(adapter, "custom_process_next_stage_input_func", None)
-    yield (
-        not _makes_chunks(processor),
-        "makes no chunks, so that the orchestrator passes its payload on",
-    )
+    yield not _makes_chunks(processor), "makes no chunks, so that the orchestrator passes its payload on"
 
 
 def _makes_chunks(processor: Any) -> bool:
