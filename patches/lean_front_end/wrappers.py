@@ -115,10 +115,7 @@ def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
     """What soundfile would write, or None if it is left to soundfile."""
     if len(args) != _PLAIN_CALL or not kwargs.keys() <= {"format", "subtype"}:
         return None
-    form, subtype = kwargs.get("format"), kwargs.get("subtype")
-    if type(form) is not str or type(subtype) not in (str, type(None)):  # others need not be hashable
-        return None
-    make = _FORMS.get((form, subtype))
+    make = _FORMS.get((kwargs.get("format"), kwargs.get("subtype")))
     file, data, rate = args
     if make is None or type(file) is not BytesIO or file.closed or file.tell() or file.getbuffer().nbytes:
         return None

@@ -62,7 +62,8 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
                 return self._new_request_output(self.external_req_id, [completion], False)
         except Exception as error:
             _runtime.fail("making an output", error)
-            _give_text_again(self.detokenizer, locals().get("offset"))
+            if (offset := locals().get("offset")) is not None:  # let the detokenizer return the text again
+                setattr(self.detokenizer, _OFFSET, offset)
         return super().make_request_output(new_token_ids, *others, **more)
 
     def _is_plain(self) -> bool:
@@ -79,12 +80,6 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
             and not self.logprobs_processor.logprobs
             and not _runtime.has_failed
         )
-
-
-def _give_text_again(detokenizer: Any, offset: int | None) -> None:
-    """Let a detokenizer return again the text after this position."""
-    if offset is not None:
-        setattr(detokenizer, _OFFSET, offset)
 
 
 def _defer(completion: Any, detokenizer: Any) -> None:

@@ -15,7 +15,7 @@ from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 from omni_fastpath.ledger import Call, raised_by_us, runtime
 
 from .processor import make_lean
-from .socket_reader import SocketReader, attached
+from .socket_reader import attached
 from .token_ids import TextCompletion
 from .unseen import BareOutput, attach, unseen_of
 
@@ -25,14 +25,8 @@ _counters = _runtime.counters
 
 def wrapped_ensure_output_queue_task(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
     """Start a client's socket reader as upstream does, once. Before that, replace ``recv_multipart`` of its socket."""
-    is_first = instance.resources.output_queue_task is None
-    reader: SocketReader | None = attached(instance) if is_first else None
-    try:
-        wrapped(*args, **kwargs)
-    except BaseException:  # without an event loop, for example. A later attempt finds the socket as it was
-        if reader is not None:
-            vars(instance.resources.output_socket).pop("recv_multipart", None)
-        raise
+    reader = attached(instance) if instance.resources.output_queue_task is None else None
+    wrapped(*args, **kwargs)
     if reader is not None:
         instance.resources.output_queue_task.add_done_callback(reader.leave)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 _STEEPNESS = 2
 _ALWAYS = 16
-
-NO_LIMIT = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,8 @@ class Holds:
         """Holds so far."""
         self.expired = 0
         """Holds of these that ``max_hold_s`` ended for a step."""
-        self._max_bytes = NO_LIMIT if max_bytes is None else float(max_bytes)
-        self._max_tasks = NO_LIMIT if max_tasks is None else float(max_tasks)
+        self._max_bytes = inf if max_bytes is None else float(max_bytes)
+        self._max_tasks = inf if max_tasks is None else float(max_tasks)
         self._max_hold_s = max_hold_s
         self._holds: dict[str, _Hold] = {}
 
@@ -109,6 +108,4 @@ class Holds:
 
 def _share(limit: float, total: int, streams: int) -> float:
     """How much each of the running streams may have, for a total of all streams."""
-    if limit == NO_LIMIT:
-        return NO_LIMIT
     return max(limit + _STEEPNESS * (limit - total), limit / _ALWAYS / max(1, streams))

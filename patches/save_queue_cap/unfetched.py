@@ -46,9 +46,6 @@ class Unfetched:
         self._exists = exists
         self._streams: dict[str, _Chunks] = {}
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
     def of(self, stream: str) -> int:
         """Size of one stream, as of the last check."""
         chunks = self._streams.get(stream)

@@ -307,7 +307,7 @@ def test_chunks_count_from_the_put_to_the_fetch() -> None:
     assert (segments.unfetched.of("a"), segments.unfetched.of("b"), segments.unfetched.nbytes) == (100, 5, 105)
     segments.fetch("a", 2)
     segments.unfetched.check(2.0)
-    assert (segments.unfetched.of("a"), len(segments.unfetched)) == (0, 1)
+    assert (segments.unfetched.of("a"), len(segments.unfetched._streams)) == (0, 1)
 
 
 def test_many_fetched_chunks_take_few_looks() -> None:
@@ -332,7 +332,7 @@ def test_chunks_count_until_nobody_fetches_them_and_no_task_is_sent() -> None:
     segments.unfetched.check(2 * ABANDONED_S + 1.0)
     assert [segments.unfetched.of(stream) for stream in ("fetched", "sent", "gone")] == [200, 500, 0]
     segments.unfetched.check(3 * ABANDONED_S + 1.0)
-    assert (segments.unfetched.nbytes, len(segments.unfetched)) == (0, 0)
+    assert (segments.unfetched.nbytes, len(segments.unfetched._streams)) == (0, 0)
 
 
 def test_external_id_that_comes_again_starts_anew() -> None:
