@@ -59,7 +59,7 @@ def _open(engine_client: Any, state: Any, args: Any) -> None:
 # ---- A connection ----
 
 
-async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
     """The application. At its end the places of the connection are free."""
     scope = args[0] if args else kwargs["scope"]
     is_socket = scope["type"] == "websocket"
@@ -83,7 +83,7 @@ async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any
     await app(scope, receive, answer)
 
 
-async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
     """Submission to the orchestrator, of a request that upstream has just recorded in ``request_states``."""
     ticket = _ticket.get()
     if ticket is not None:

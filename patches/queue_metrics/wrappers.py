@@ -75,7 +75,7 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
 # ---- A request's connection ----
 
 
-async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
     """The application. A POST request is followed from here on."""
     scope, receive, send = args
     if scope["type"] != "http" or scope["method"] != "POST":

@@ -62,7 +62,7 @@ connection in the context of the last one."""
 _pause = Pause(_on_their_way, _counters)
 
 
-async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
     """The application. A request for generation is on its way from here on."""
     scope = args[0] if args else kwargs["scope"]
     counts = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(ROUTES)
@@ -80,7 +80,7 @@ async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: A
         timer.cancel()
 
 
-async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
+async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
     """Submission to the orchestrator, which ends the front end's part of the way in."""
     _counters["submitted"] += 1
     journey = _journey.get()

@@ -161,9 +161,7 @@ def _obstacles(scheduler: Any) -> Iterator[tuple[bool, str]]:
     yield lora, "LoRA is on, and vLLM counts only the adapters of requests that are in the step"
     drafts = getattr(config, "speculative_config", None) is not None
     yield drafts, "speculative decoding keeps drafts of the last step's requests"
-    own_transfer = getattr(getattr(config, "model_config", None), "omni_kv_config", None)
-    yield (
-        bool(getattr(config, "kv_transfer_config", None) or own_transfer),
-        "KV cache is transferred to other engines, and requests end when that is done",
-    )
+    omni_config = getattr(getattr(config, "model_config", None), "omni_kv_config", None)
+    transfer = bool(getattr(config, "kv_transfer_config", None) or omni_config)
+    yield transfer, "KV cache is transferred to other engines, and requests end when that is done"
     yield config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism uses the same field"

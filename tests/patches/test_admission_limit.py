@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import LEDGER
+from omni_fastpath.ledger import LEDGER, AwaitedCall
 from omni_fastpath.patches.admission_limit.places import Places, Ticket
 from tests.patches.drive import only
 
@@ -178,7 +178,7 @@ class Served:
         self.engine.request_states = dict.fromkeys(map(str, range(under_way)))
         arguments = SimpleNamespace(max_num_queued_reqs=limit, max_num_queued_tokens=tokens)
         given = (self.engine, self.state, arguments)
-        await wrappers.wrapped_init_app_state(lambda *_: asyncio.sleep(0), None, given, {})
+        await wrappers.wrapped_init_app_state(AwaitedCall(lambda *_: asyncio.sleep(0)), None, given, {})
 
     async def answer(self) -> AsyncIterator[str]:
         """As the engine's ``generate`` keeps its books."""
