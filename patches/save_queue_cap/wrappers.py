@@ -118,7 +118,7 @@ def not_applicable(scheduler: Any) -> str | None:
 
     adapter = scheduler.chunk_transfer_adapter
     if not isinstance(scheduler, OmniARScheduler):
-        return "this stage's scheduler sends no chunks; only autoregressive stages do"
+        return "this stage's scheduler sends no chunks, only autoregressive stages do"
     if getattr(scheduler, "use_v2_model_runner", False):
         return "model runner v2 sends its chunks itself and has its own bound (8 steps)"
     if adapter is None:
