@@ -36,7 +36,7 @@ The states of a patch in one process:
 - ``superseded``: upstream itself does here what the patch would do.
 - ``unsupported``: there is no row for the release or for one with the same code, or a seam is not as declared.
   Upstream's own code runs.
-- ``failed``: an exception of the patch. During installation everything was undone. Later, upstream's own code continues.
+- ``failed``: an exception of the patch. During installation everything is undone. Later, upstream's own code continues.
 
 A patch that requires a patch that cannot serve has the same state as that one. Under ``on_unsupported: fail`` the last
 two states abort a server's start.

@@ -36,7 +36,7 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         session: The attribute of a request's state that names its session.
     """
     return (
-        # A client's reader awaits recv_multipart of its socket. The socket is closed and the task cancelled in one step.
+        # A client's reader awaits recv_multipart of its socket, which is closed when the task is cancelled.
         Wrap(
             CORE_CLIENT,
             "AsyncMPClient._ensure_output_queue_task",
