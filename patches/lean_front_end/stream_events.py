@@ -1,13 +1,12 @@
-"""The text of a token's event: what upstream's models would write, filled in around the token and its usage.
+"""The text of a token's event: what upstream's model would write, filled in around the token and its usage.
 
-``Events`` has replacements for four classes that one function of upstream uses. They make upstream's own models, for a
-plain token without validation. The event's text is then a *form* that is filled in. A form is taken from an event of
-upstream with marks in the places of the token and the numbers, and compared with another event before it is used.
+Upstream's generator of a streamed answer gets a subclass of its class of an event. The text of a plain token's event is
+a *form* that is filled in. A form is taken from an event of upstream with marks in the places of the token and the
+numbers, and compared with another event before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -26,86 +25,30 @@ _TEXT = "\ue000text\ue001"
 _NUMBERS = (7_310_482_956_173_849, 7_310_482_956_173_857, 7_310_482_956_173_863)
 """Marks in the places of what differs, in the event from which a form is taken."""
 
-_TOKEN = {"content": ""}
-_CHOICE = {"index": 0, "delta": None, "logprobs": None, "finish_reason": None, "token_ids": None}
-_EVENT = {
-    "id": "",
-    "object": "chat.completion.chunk",
-    "created": 0,
-    "choices": [],
-    "model": "",
-    "modality": "",
-    "metrics": None,
-}
-_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""The arguments from which upstream makes the models of a plain token, in its order and with the types it passes."""
-_OF_TOKEN, _OF_CHOICE, _OF_USAGE = frozenset(_TOKEN), frozenset(_CHOICE), frozenset(_USAGE)
+_OF_TOKEN = frozenset({"content"})
+_OF_CHOICE = frozenset({"index", "delta", "logprobs", "finish_reason", "token_ids"})
+_OF_USAGE = frozenset({"prompt_tokens", "completion_tokens", "total_tokens"})
+"""The arguments from which upstream makes the models of a plain token."""
 
 _AS_UPSTREAM_ASKS = {"exclude_unset": True}
-_new, _set = object.__new__, object.__setattr__
-_PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-"""What a pydantic model consists of."""
-
-
-class Unvalidated:
-    """Replaces a class of upstream, and makes its models from plain values without validating them.
-
-    Args:
-        model: Upstream's class.
-        examples: Arguments of a plain model. Others with the same names, order and types are plain too.
-        made: The class of plain models, a subclass of upstream's. None for upstream's own.
-    """
-
-    def __init__(self, model: Any, *examples: Mapping[str, Any], made: Any = None) -> None:
-        self._model, self._made = model, made or model
-        self._names = tuple(examples[0])
-        self._plain = {tuple(map(type, each.values())) for each in examples}
-        real = self._model(**examples[0])
-        self._values = dict(vars(real))  # in the order in which they are written
-        self._lists = [
-            name for name, value in self._values.items() if isinstance(value, list) and name not in examples[0]
-        ]
-        made_so = self(**examples[0])
-        is_alike = all(getattr(made_so, part) == getattr(real, part) for part in _PARTS)
-        if not is_alike or list(vars(made_so)) != list(vars(real)):  # another pydantic
-            self._plain.clear()
-
-    def __call__(self, *args: Any, **given: Any) -> Any:
-        """Is called as upstream's class is."""
-        try:
-            if not args and tuple(given) == self._names and tuple(map(type, given.values())) in self._plain:
-                made, values = _new(self._made), {**self._values, **given}
-                for name in self._lists:
-                    values[name] = []
-                _set(made, "__dict__", values)
-                _set(made, "__pydantic_fields_set__", set(given))
-                _set(made, "__pydantic_extra__", {})
-                _set(made, "__pydantic_private__", None)
-                return made
-        except Exception as error:
-            _runtime.fail("making a model", error)
-        return self._model(*args, **given)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
 
 class Events:
-    """Replaces upstream's models of an event.
+    """Writes the events of upstream's generator.
 
     Args:
-        names: Upstream's classes by name.
+        model: Upstream's class of an event.
 
     Attributes:
-        stand_ins: The replacements, by their names in upstream's globals.
+        replacement: A subclass, for the class's name in upstream's globals.
     """
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any) -> None:
         self._forms: dict[tuple[Any, ...], tuple[str, ...]] = {}
-        self._event_model = event = names["OmniChatCompletionStreamResponse"]
+        self._model = model
         text_of = self._text
 
-        class Event(event):  # type: ignore[misc, valid-type]
+        class Event(model):  # type: ignore[misc]
             def model_dump_json(self, **how: Any) -> str:
                 try:
                     text = text_of(self) if how == _AS_UPSTREAM_ASKS and not _runtime.has_failed else None
@@ -115,15 +58,7 @@ class Events:
                     _runtime.fail("writing an event", error)
                 return str(super().model_dump_json(**how))
 
-        token = names["DeltaMessage"](**_TOKEN)
-        self.stand_ins = {
-            "DeltaMessage": Unvalidated(names["DeltaMessage"], _TOKEN),
-            "ChatCompletionResponseStreamChoice": Unvalidated(
-                names["ChatCompletionResponseStreamChoice"], {**_CHOICE, "delta": token}
-            ),
-            "OmniChatCompletionStreamResponse": Unvalidated(event, _EVENT, {**_EVENT, "metrics": {}}, made=Event),
-            "UsageInfo": Unvalidated(names["UsageInfo"], _USAGE),
-        }
+        self.replacement = Event
 
     def _text(self, event: Any) -> str | None:
         """The text of an event, or None if it is left to upstream's model."""
@@ -163,7 +98,7 @@ class Events:
         return form
 
     def _upstreams_text(self, event: Any) -> str:
-        return str(self._event_model.model_dump_json(event, **_AS_UPSTREAM_ASKS))
+        return str(self._model.model_dump_json(event, **_AS_UPSTREAM_ASKS))
 
 
 def _is_a_tokens(event: Any) -> bool:

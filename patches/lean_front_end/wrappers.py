@@ -68,6 +68,7 @@ def _table(upstream: Call, title: str, data: Any, *rest: Any, **named: Any) -> s
 
 # ---- The events of a streamed answer ----
 
+_EVENT = "OmniChatCompletionStreamResponse"
 _stream: list[WithOtherGlobals] = []
 """The current one, if there is one."""
 
@@ -78,7 +79,8 @@ def wrapped_chat_completion_stream_generator(wrapped: Call, instance: Any, args:
     function: Any = wrapped.function
     upstream = getattr(function, "__func__", None) or function.__wrapped__
     if not _stream or not _stream[0].is_of(upstream):
-        _stream[:] = [WithOtherGlobals(upstream, Events(upstream.__globals__).stand_ins)]
+        event = Events(upstream.__globals__[_EVENT]).replacement
+        _stream[:] = [WithOtherGlobals(upstream, {_EVENT: event})]
     _counters["streams"] += 1
     return _stream[0].function(instance, *args, **kwargs)
 

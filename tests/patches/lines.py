@@ -28,8 +28,6 @@ ENTRIES = frozenset(
         "SocketReader.recv_multipart",
         "SocketReader._wake",
         "_Arrival.cancel",
-        "Unvalidated.__call__",
-        "Unvalidated.__getattr__",
         "Event.model_dump_json",
         "._to_debug",
         "_serve.answer",
