@@ -1,7 +1,7 @@
-"""Incoming requests that no stage has yet. It is empty unless a patch keeps it."""
+"""Requests on their way in, for whatever drains outputs. There are none while no patch records them."""
 
 from __future__ import annotations
 
-PENDING: set[str] = set()
-"""The ids of requests that were handed to the orchestrator and have not reached a stage. Both threads change it, and
-each change is atomic."""
+NOT_AT_A_STAGE: set[str] = set()
+"""Ids of requests that were handed to the orchestrator and have not reached a stage yet. Both threads write it, because
+each change is one step of the interpreter."""

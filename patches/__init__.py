@@ -1,45 +1,45 @@
-"""The patches, one folder each, in the order in which they are installed; how to add one; what their states mean.
+"""The patches, one folder each, in the order in which they are installed. How to add one, and what the states mean.
 
-The machinery reads ``PATCHES`` and knows no patch by name; no patch imports another.
+The machinery reads ``PATCHES`` and knows no patch by name. No patch imports another.
 
-To add a patch ``NAME``, with ``final_output_wakeup`` as an example of a small one:
+To add a patch ``NAME``, with ``final_output_wakeup`` as a small example:
 
-1. ``patches/NAME/__init__.py``: a docstring of one summary line and the seven headings that every patch has, which is
-   the page that ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. What it is on a release is a
-   row: a ``Fit`` where it is installed, else a ``Row`` (``omni_fastpath.declare``). Every upstream function that it
-   writes or calls is a seam, in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``).
-   Attributes that it reads are ``Reads``; what no class declares is named under Fragility. ``scripts/functions.py``
-   notes what the functions are on each release. Values are an ``Options`` model, figures are
-   ``Counter``s, and what else ``/metrics`` shows ``Metric``s. It is read in every process, so that it imports nothing
-   but the standard library, pydantic and ``omni_fastpath.declare``.
-2. ``patches/NAME/wrappers.py``: the functions that the declaration names, imported on install and only then. A wrapper
-   takes ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values and its
-   counters, and ``report`` for a state that shows later, as a stage's. An exception of ours never reaches upstream.
-   The machinery sees to that in a wrapper (``Entry.guarded``). Whatever else upstream calls, such as a callback or a
-   method of a subclass, does it by ``Entry.guard`` or ``Entry.fail``. What others wait for is released by
-   ``taken_off()``, if the module has that function.
-3. This file: the import, and its place in ``PATCHES``, after what it requires.
-4. ``tests/patches/test_NAME.py``: everybody gets the same with the patch and without it. A scenario in
-   ``test_errors_of_ours.py``: the same with an exception of ours at any line.
+1. ``patches/NAME/__init__.py``: a docstring with one summary line and the seven headings that every patch has, which
+   ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. A row says what it is on a release: a
+   ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function that it
+   replaces or calls is a seam in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``).
+   Attributes that it reads are ``Reads``. Those that no class declares are named under Fragility.
+   ``scripts/functions.py`` records the functions on each release. Values are an ``Options`` model, figures are
+   ``Counter``s, and what else ``/metrics`` shows are ``Metric``s. Every process reads this file, so it imports only the
+   standard library, pydantic and ``omni_fastpath.declare``.
+2. ``patches/NAME/wrappers.py``: the functions that the declaration names. It is imported on install. A wrapper takes
+   ``(wrapped, instance, args, kwargs)``. ``runtime("NAME")`` (``omni_fastpath.ledger``) has its values, its counters,
+   and ``report`` for a state that is known later, such as a stage's. An exception of the patch must never reach
+   upstream. The machinery ensures this for wrappers (``Entry.guarded``). Other functions that upstream calls, such as a
+   callback or a method of a subclass, use ``Entry.guard`` or ``Entry.fail``. ``taken_off()``, if the module
+   has that function, releases whatever others wait for.
+3. This file: the import, and its place in ``PATCHES``, after the patches that it requires.
+4. ``tests/patches/test_NAME.py``: users get the same with the patch and without it. A scenario in
+   ``test_errors_of_ours.py``: the same with an exception at any line of the patch.
 5. ``README.md``: a row in the table of patches. ``scripts/pages.py`` writes the tables of
    ``docs/configuration.md`` and ``docs/operations.md``. ``CHANGELOG.md``: a line.
 
-Of a new patch ``tests/test_declarations.py`` asks for the headings, for defaults and limits of its values, and that
-each counter that it names is there. ``tests/test_lifecycle.py`` installs it on the real upstream and takes it off
-again. ``tests/test_readme.py`` looks for it in the pages.
+``tests/test_declarations.py`` checks the headings of a new patch, the defaults and limits of its values, and that each
+counter exists. ``tests/test_lifecycle.py`` installs it on the real upstream and uninstalls it. ``tests/test_readme.py``
+looks for it in the pages.
 
 The states of a patch in one process:
 
-- ``off``: not asked for here; every slot is upstream's own object.
-- ``applied``: its slots hold ours. Its counters say whether it took effect.
-- ``not_applicable``: it was asked for, and this process, stage or mode has no use for it.
-- ``superseded``: upstream does here what it would do.
-- ``unsupported``: it has no row for the release and for none of the same code, or a seam is not as declared.
+- ``off``: not enabled here. Every slot has upstream's own object.
+- ``applied``: its wrappers are installed. Its counters show whether it took effect.
+- ``not_applicable``: enabled, but this process, stage or mode has no use for it.
+- ``superseded``: upstream itself does here what the patch would do.
+- ``unsupported``: there is no row for the release or for one with the same code, or a seam is not as declared.
   Upstream's own code runs.
-- ``failed``: an error of ours. On install everything was put back; later on the patch stepped aside.
+- ``failed``: an exception of the patch. During installation everything is undone. Later, upstream's own code continues.
 
-What requires a patch that cannot serve has that one's state. Under ``on_unsupported: fail`` the last two refuse a
-server's start.
+A patch that requires a patch that cannot serve has the same state as that one. Under ``on_unsupported: fail`` the last
+two states abort a server's start.
 """
 
 from __future__ import annotations

@@ -1,36 +1,35 @@
-"""Upstream's ``--max-num-queued-reqs`` is held: who comes when the server is full is told so at once, with a 503.
+"""Enforces upstream's ``--max-num-queued-reqs``: when the server is full, a request gets an immediate 503.
 
 What:
-    With ``--max-num-queued-reqs N`` a request is admitted while the engine's unfinished requests, those admitted and on
-    their way to it, and itself are N at most. Else it gets vLLM's ``QueueOverflowError``: status 503, vLLM's words and
-    body, and ``Retry-After: 1`` unless it wants more than N. It is asked before anything is rendered, tokenised or
-    decoded. A place is kept from the question until the engine counts the request. When the answer ends, fails or has
-    lost its client, nothing of it counts any more, also where the engine still has the request: upstream forgets one
-    whose answer was not read to its end only when Python collects the garbage. ``n`` answers, or a batch of n, take n
-    places. What comes over a web socket is asked, and keeps no place on its way.
+    With ``--max-num-queued-reqs N`` a request is admitted if it, the engine's unfinished requests and the admitted
+    requests that have not reached the engine are at most N. Otherwise vLLM's ``QueueOverflowError`` is the answer, with
+    status 503 and vLLM's text and body. The answer has ``Retry-After: 1`` unless the request alone needs more than N.
+    The check precedes rendering, tokenizing and decoding. A place is reserved from the check until the engine counts
+    the request. A request stops counting when its answer ends or fails or its client disconnects, even if the engine
+    still has the request, because upstream forgets a request whose answer was not read to its end only when Python
+    collects the garbage. A request for ``n`` answers, or a batch of n, takes n places. Each request over a web socket
+    is checked, but no place is reserved for it.
 Why:
-    vLLM-Omni takes the flag and prints its promise; ``AsyncOmni.check_admission`` is the empty method of its base
-    class, and chat and speech do not call it. Where more arrives than a server bears, everybody's first audio then
-    grows for as long as the load lasts. vLLM itself counts only after rendering, and lets a burst through (vllm issue
-    #58192).
+    vLLM-Omni accepts the flag and prints what it promises, but ``AsyncOmni.check_admission`` is the empty method of its
+    base class, and chat and speech do not call it. Under a load beyond the server's capacity everybody's first audio
+    then gets later for as long as the load lasts. vLLM itself counts only after rendering, and lets a burst through
+    (vllm issue #58192).
 Why not a hook:
-    The method could be overridden; nothing of ours lies between a request's body and its rendering.
+    The method could be overridden, but a plugin has no place between a request's body and its rendering.
 Scope:
-    Chat and speech, batches too, streamed or not; completions, responses, messages, transcriptions and whatever else
-    asks as vLLM does. ``/v1/realtime``: an error event, and the connection is closed with 1013, when an utterance would
-    begin (0.32: its requests count and are never refused). ``/v1/audio/speech/stream``: an error for the sentence,
-    which may be one in the middle. Web sockets whose answers are chat's are asked as chat is. Images, videos and audio
-    of diffusion models count and are never refused; duplex sessions do not count. Each of several API servers counts
-    for itself: with M of them up to M times N. Nothing counts tokens: of ``--max-num-queued-tokens`` it warns. Without
-    the flag it is ``not_applicable`` and asks nobody.
+    Chat and speech, batches too, streamed or not. Completions, responses, messages, transcriptions and whatever else
+    calls ``check_admission``. On ``/v1/audio/speech/stream`` each sentence is checked, so that the error may be for a
+    sentence in the middle. Web sockets that answer by chat are checked as chat is. ``/v1/realtime``, images, videos and
+    audio of diffusion models count and are never refused. Duplex sessions do not count. Each of several API servers
+    counts its own requests, so M servers admit up to M times N. Tokens are not counted, and a warning says so if
+    ``--max-num-queued-tokens`` is set. Without ``--max-num-queued-reqs`` the patch is ``not_applicable``.
 Fragility:
-    Relies on a request being in the engine's books when it is submitted, without an await between, which the body of
-    ``generate`` is fingerprinted for. Of the application's state ``api_server_count`` is read, which no class declares.
-    A realtime connection's next text is a disconnect once it was closed.
+    Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
+    between, so that body is pinned. No class declares ``api_server_count`` of the application's state, which is read.
 Upstream thread:
     vllm-omni issue #5365 (a limit of concurrency), #2316 (503 beyond it); vllm issue #44933.
 Remove when:
-    ``AsyncOmni`` has a ``check_admission`` of its own, and chat and speech ask it.
+    ``AsyncOmni`` has its own ``check_admission``, and chat and speech call it.
 """
 
 from __future__ import annotations
@@ -39,17 +38,15 @@ from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Proce
 
 ENGINE = "vllm_omni.engine.async_omni_engine"
 SERVING = "vllm_omni.entrypoints.openai"
-API_SERVER, CHAT, BATCH, SPEECH, REALTIME = (
-    f"{SERVING}.{name}"
-    for name in ("api_server", "serving_chat", "batch_serving", "serving_speech", "realtime_connection")
+API_SERVER, CHAT, BATCH, SPEECH = (
+    f"{SERVING}.{name}" for name in ("api_server", "serving_chat", "batch_serving", "serving_speech")
 )
 CHATS = "vllm.entrypoints.openai.chat_completion.protocol"
 ERRORS = "vllm.entrypoints.serve.engine.serving"
-SOCKETS = "vllm.entrypoints.speech_to_text.realtime.connection"
 
 
-def _fit(release: str, *realtime: AnySeam, note: str = "") -> Fit:
-    """What a release needs, with what its realtime connections begin with."""
+def _fit(release: str) -> Fit:
+    """What a release needs."""
     seams: tuple[AnySeam, ...] = (
         Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),
@@ -67,39 +64,32 @@ def _fit(release: str, *realtime: AnySeam, note: str = "") -> Fit:
         Reads(CHATS, "ChatCompletionRequest", ("n",)),
         Reads(CHATS, "BatchChatCompletionRequest", ("messages",)),
         Reads(f"{SERVING}.protocol.audio", "BatchSpeechRequest", ("items",)),
-        *realtime,
     )
     return Fit(
         releases=(release,),
         preview="rc" in release,
-        note=note,
         seams=seams,
         of_api_server=tuple(
             dict.fromkeys(seam.module for seam in seams if seam.module.startswith((SERVING, "vllm.entrypoints")))
         ),
-        without_api_server="there is no API server: nobody is asked",
+        without_api_server="there is no API server, so no request is checked",
     )
 
 
 PATCH = Patch(
     name="admission_limit",
-    summary="upstream's --max-num-queued-reqs is held: a 503 at once when the server is full",
+    summary="enforces upstream's --max-num-queued-reqs: an immediate 503 when the server is full",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     upstream_option="--max-num-queued-reqs",
     counters=(
-        Counter("admitted", "requests that got the places that they asked for"),
-        Counter("refused", "requests that were told that the server is full"),
-        Counter("most_at_once", "most places that were taken, of requests under way and on their way", is_maximum=True),
+        Counter("admitted", "requests that were admitted"),
+        Counter("refused", "requests that got a 503"),
+        Counter("most_at_once", "most places that were taken, by unfinished and by admitted requests", is_maximum=True),
     ),
     rows=(
         Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="vLLM 0.28 has no --max-num-queued-reqs"),
-        _fit(
-            "0.30.0",
-            Wrap(REALTIME, "RealtimeConnection.start_generation", wrapper="wrapped_start_generation"),
-            Call(SOCKETS, "RealtimeConnection.send_error"),
-            Reads(SOCKETS, "RealtimeConnection", ("generation_task", "websocket")),
-        ),
-        _fit("0.32.0rc1", note="/v1/realtime is never refused"),
+        _fit("0.30.0"),
+        _fit("0.32.0rc1"),
     ),
 )

@@ -1,4 +1,4 @@
-"""How many requests there may be at once: those that the engine has, and those on their way to it."""
+"""How many requests there may be at once, those that the engine has and those that are admitted and not there yet."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ class Ticket:
     """The places of one HTTP request, or of one web socket, until the application has ended.
 
     Attributes:
-        is_socket: It asks for each of its requests, and nothing is kept for it: upstream tells nobody when one fails
-            before the engine has it, while the socket lives on. An HTTP request asks once.
-        reserved: Places that are kept for requests that the engine does not have yet.
-        requests: Those that the engine has, or had.
+        is_socket: Each request of a web socket is checked, and no place is reserved, because upstream reports nothing
+            when one fails before the engine has it while the socket stays open. An HTTP request is checked once.
+        reserved: Places for requests that the engine does not have yet.
+        requests: Requests that the engine has, or had.
         was_admitted: Whether it got places.
-        may_come_back: Whether it was refused what could be had at another time.
+        may_come_back: Whether it was refused and may be admitted at another time.
     """
 
     __slots__ = ("is_socket", "may_come_back", "requests", "reserved", "was_admitted")
@@ -27,31 +27,31 @@ class Ticket:
 
 
 class Places:
-    """The places of one engine; used on its front end's event loop alone.
+    """The places of one engine. Used only on its front end's event loop.
 
-    A request that the engine has counts until the engine forgets it, but no longer than its connection lasts. Upstream
-    may keep a request whose answer was not read to its end until Python collects the garbage.
+    A request counts until the engine forgets it or its connection ends. Upstream may keep a request whose answer was
+    not read to its end until Python collects the garbage.
 
     Args:
         counters: The patch's counters.
 
     Attributes:
-        limit: Most places that may be taken; None: nobody is asked.
+        limit: Most places that may be taken. None: every request is admitted.
     """
 
     def __init__(self, counters: dict[str, int]) -> None:
         self.limit: int | None = None
         self._unfinished: Collection[str] = ()
-        self._left: set[str] = set()  # what the engine still has of connections that have ended
+        self._left: set[str] = set()  # requests of ended connections that the engine still has
         self._reserved = 0
         self._counters = counters
 
     def open(self, limit: int | None, unfinished: Collection[str] = ()) -> None:
-        """From now on there are so many for these, the engine's unfinished requests; for None nobody is asked."""
+        """Limit the engine's unfinished requests from now on. With None, every request is admitted."""
         self.limit, self._unfinished = limit, unfinished
 
     def take(self, ticket: Ticket, wanted: int) -> bool:
-        """Reserve as many places as are *wanted*, one at least, for who has not got any; whether that could be done."""
+        """Admit a ticket that has no places yet, and reserve *wanted* ones, at least one. False if too few are free."""
         if self.limit is None or ticket.was_admitted:
             return True
         wanted = max(wanted, 1)  # upstream checks n later
@@ -70,7 +70,7 @@ class Places:
         return True
 
     def hand_over(self, ticket: Ticket, request: str) -> None:
-        """One place of it is a request that the engine counts now."""
+        """The engine counts a request now, so that its place is no longer reserved."""
         if request in self._unfinished and request not in ticket.requests:
             ticket.requests.intersection_update(self._unfinished)
             ticket.requests.add(request)
@@ -79,7 +79,7 @@ class Places:
                 self._reserved -= 1
 
     def give_back(self, ticket: Ticket) -> None:
-        """Its connection has ended: nothing of it counts any more."""
+        """Its connection has ended, and nothing of it counts any more."""
         self._reserved -= ticket.reserved
         ticket.reserved = 0
         self._left |= ticket.requests

@@ -69,7 +69,7 @@ class Wakeup:
         began_ns = perf_counter_ns()
         self._note_stretch(began_ns)
         scheduled, turns = self._scheduled, 0
-        while turns < YIELD_TURNS or (way_in.PENDING and turns < SUBMISSION_TURNS):
+        while turns < YIELD_TURNS or (way_in.NOT_AT_A_STAGE and turns < SUBMISSION_TURNS):
             turns += 1
             await asyncio.sleep(0)
             if scheduled is not None and not scheduled:

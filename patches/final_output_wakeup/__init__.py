@@ -1,29 +1,27 @@
-"""The last hop, from the orchestrator's queue to the front end, wakes on arrival and leaves others their turns.
+"""The front end wakes when the orchestrator sends a message, and does not keep its event loop to itself.
 
 What:
-    In poll mode the front end looks into the orchestrator's queue and sleeps a millisecond when it is empty. With the
-    patch an empty look waits for the next message, at most a quarter of a second, and returns it at once. In
-    event-driven mode a thread of the front end's own waits for each message; with the patch the same wait as in poll
-    mode takes its place. While messages wait all the time, the event loop gets a turn after each millisecond of work.
+    In poll mode, upstream's front end checks the orchestrator's queue and sleeps for a millisecond when it is empty.
+    With the patch, a check of an empty queue waits for the next message, for up to 0.25 s, and returns it at once. In
+    event-driven mode, upstream's front end has a thread that waits for each message. With the patch it waits as in poll
+    mode. While messages are queued all the time, the event loop gets a turn after every eight messages.
 Why:
-    Every message waits half a millisecond on average, and an idle server wakes a thousand times a second for nothing. A
-    shorter sleep is no remedy: this loop runs on uvloop, where a sleep under half a millisecond spins. The thread of
-    event-driven mode costs two hand-overs of the interpreter's lock a message, which it must win from the
-    orchestrator's thread: with some thousand messages a second they take longer than the messages' own handling
-    (measured at 0.1.0 by a replay whose arms are gone). In poll mode upstream's drain suspends only when the queue is
-    empty: an orchestrator that does not pause for a millisecond at each empty stage, as upstream's poll loop does,
-    keeps it full, and no other task of the event loop gets a turn.
+    In poll mode every message waits half a millisecond on average, and an idle server wakes a thousand times per second
+    for nothing. A shorter sleep does not help, because a sleep of less than half a millisecond spins on uvloop. The
+    thread of event-driven mode costs two hand-overs of the interpreter lock per message, and the orchestrator competes
+    for that lock. Upstream's drain suspends only when the queue is empty, so with an orchestrator that keeps it full no
+    other task of the event loop runs.
 Why not a hook:
-    The drain is a closure; what it calls when the queue is empty is the only place to wait in.
+    The drain is a closure. The function that it calls when the queue is empty is the only place where it can wait.
 Scope:
-    Event loop of the API server or of ``AsyncOmni``, both modes. The synchronous ``Omni`` waits on the queue's
-    condition already and is not touched.
+    Event loop of the API server or of ``AsyncOmni``, both modes. The synchronous ``Omni`` is not touched, because it
+    already waits on the queue's condition.
 Fragility:
-    Wraps the engine's ``try_get_output_async``, whose contract is "a message, or None after a look at the
-    orchestrator's liveness"; both looks remain upstream's. Replaces ``get_output_blocking_async``, which has the same
-    contract and a timeout: None comes sooner than it allows, and its caller looks again. The arrival is seen in
-    ``janus.Queue._put``, which janus documents as the method to override; an engine with another queue is left to
-    upstream.
+    Wraps the engine's ``try_get_output_async``. Its contract is "a message, or None after checking that the
+    orchestrator lives", and both the message and the check remain upstream's. Replaces ``get_output_blocking_async``,
+    which has the same contract and a timeout. The patch returns None before that timeout, and the caller asks again.
+    Arrivals are noticed in ``janus.Queue._put``, which janus documents as the method to override. An engine with
+    another kind of queue is left to upstream.
 Upstream thread:
     vllm-omni PR #5221 (event-driven mode, merged in 0.28), PR #3690 (shorter sleep, closed). 0.32 waits on the event
     loop in both modes.
@@ -37,7 +35,7 @@ from omni_fastpath.declare import AnySeam, Call, Counter, Fit, Patch, Pin, Proce
 
 
 def _seams(module: str, owner: str) -> tuple[AnySeam, ...]:
-    """The drains of poll mode and of event-driven mode, and the queue's put."""
+    """The drains of poll mode and of event-driven mode, and ``_put`` of the queue."""
     return (
         Wrap(module, f"{owner}.try_get_output_async", wrapper="wrapped_try_get_output_async", pinned=True),
         Replace(module, f"{owner}.get_output_blocking_async", wrapper="wrapped_get_output_blocking_async"),
@@ -49,13 +47,13 @@ def _seams(module: str, owner: str) -> tuple[AnySeam, ...]:
 
 PATCH = Patch(
     name="final_output_wakeup",
-    summary="the front end's drain of the orchestrator's queue wakes on arrival",
+    summary="the front end wakes when the orchestrator sends a message",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
-        Counter("woken", "waits that ended because a message arrived"),
-        Counter("turns", "turns given to the event loop because messages were waiting all the time"),
-        Counter("liveness_checks", "waits that ended without a message and looked whether the orchestrator lives"),
+        Counter("woken", "waits that a message ended"),
+        Counter("turns", "turns that the event loop got while messages were queued all the time"),
+        Counter("liveness_checks", "waits that ended without a message, after which the orchestrator was checked"),
     ),
     rows=(
         Fit(releases=("0.28.0",), seams=_seams("vllm_omni.engine.async_omni_engine", "AsyncOmniEngine")),

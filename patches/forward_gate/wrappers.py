@@ -1,24 +1,23 @@
-"""The slots of ``forward_gate``: outputs leave the scheduler without what the connector carries."""
+"""The wrappers of ``forward_gate``: outputs leave the scheduler without what the connector sends."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from vllm_omni.distributed.omni_connectors.utils.config import get_stage_connector_role, stage_sends_async_output
 from vllm_omni.utils.mm_outputs import partition_flat_payload
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import Call, runtime
 
 _runtime = runtime("forward_gate")
 _counters = _runtime.counters
 
 _CFG_COMPANION = "__cfg_"
-"""In the id of every companion that upstream's input processors make; its output is bundled with its parent's."""
+"""Is in the id of every companion that upstream's input processors make. Its output is bundled with its parent's."""
 
 _gating: WeakSet[Any] = WeakSet()
 """The schedulers whose outputs are gated. A scheduler that was made before the patch was installed is not one."""
@@ -27,8 +26,8 @@ _gating: WeakSet[Any] = WeakSet()
 # ---- Judging a stage, once ----
 
 
-def wrapped_ar_init(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
-    """Make the scheduler, then judge its stage and say so."""
+def wrapped_ar_init(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
+    """Make the scheduler, then judge its stage and report the result."""
     wrapped(*args, **kwargs)
     state, reason = verdict(instance)
     if state is State.APPLIED:
@@ -36,19 +35,19 @@ def wrapped_ar_init(wrapped: Callable[..., None], instance: Any, args: Any, kwar
     _runtime.report(state, reason)
 
 
-def wrapped_generation_init(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
-    """Make the scheduler, and say that its stage hands nothing on."""
+def wrapped_generation_init(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
+    """Make the scheduler, and report that its stage sends nothing to another one."""
     wrapped(*args, **kwargs)
     stage = _stage_name(getattr(instance.vllm_config, "model_config", None))
-    _runtime.report(State.NOT_APPLICABLE, f"{stage} is a generation stage: what it makes goes to the client")
+    _runtime.report(State.NOT_APPLICABLE, f"{stage} is a generation stage, whose outputs are sent to the client")
 
 
 def verdict(scheduler: Any) -> tuple[State, str]:
-    """Whether this scheduler's outputs are gated, and why or why not."""
+    """Whether the outputs of this scheduler are gated, and the reason."""
     model_config = scheduler.vllm_config.model_config
     stage = _stage_name(model_config)
     if not getattr(model_config, "async_chunk", False):
-        return State.NOT_APPLICABLE, f"{stage} runs without async-chunk: the orchestrator hands its payload on"
+        return State.NOT_APPLICABLE, f"{stage} runs without async-chunk, so that the orchestrator passes its payload on"
     if getattr(model_config, "use_v2_model_runner", False):
         return State.NOT_APPLICABLE, f"{stage} runs on model runner v2, which sends no payload to the orchestrator"
     if stage_sends_async_output(model_config):
@@ -60,27 +59,27 @@ def verdict(scheduler: Any) -> tuple[State, str]:
 
 
 def _obstacles(scheduler: Any, model_config: Any) -> Iterator[tuple[bool, str]]:
-    """Why the payload may be needed in the outputs, each with whether it is so here."""
+    """Each reason why the payload may be needed in the outputs, and whether it is so here."""
     worker_type = getattr(model_config, "worker_type", None)
     output_type = getattr(model_config, "engine_output_type", None)
-    yield worker_type not in (None, "ar"), f"has worker type {worker_type}: only AR stages send chunks"
-    yield bool(getattr(model_config, "final_output", False)), "is a final-output stage: its outputs go to the client"
-    yield output_type in ("audio", "image", "video"), f"makes {output_type}: its outputs go to the client"
+    yield worker_type not in (None, "ar"), f"has worker type {worker_type}, and only AR stages send chunks"
+    yield bool(getattr(model_config, "final_output", False)), "is a final-output stage, which sends to the client"
+    yield output_type in ("audio", "image", "video"), f"makes {output_type}, which is sent to the client"
     duplex = getattr(model_config, "session_mode", "turn") != "turn"
     yield duplex, "serves duplex sessions, which read its payload in the orchestrator"
     prefill = scheduler.vllm_config.kv_transfer_config is not None
-    yield prefill, "transfers its KV cache (PD prefill): the orchestrator hands its payload to the decode stage"
+    yield prefill, "transfers its KV cache (PD prefill), and the orchestrator passes its payload to the decode stage"
     unconnected = get_stage_connector_role(model_config) is None
-    yield unconnected, "has no connector: the orchestrator hands its payload on"
+    yield unconnected, "has no connector, so that the orchestrator passes its payload on"
     adapter = getattr(scheduler, "chunk_transfer_adapter", None)
     processor = getattr(adapter, "custom_process_next_stage_input_func", None)
-    yield not _makes_chunks(processor), "has no processor that makes chunks: the orchestrator hands its payload on"
+    yield not _makes_chunks(processor), "makes no chunks, so that the orchestrator passes its payload on"
 
 
 def _makes_chunks(processor: Any) -> bool:
-    """Whether an input processor makes chunks of what a step puts out.
+    """Whether an input processor makes chunks from the output of a step.
 
-    One for whole payloads is known by its parameters: it lacks the step's payload, or the mark of the last chunk.
+    One for whole payloads lacks the parameter for the step's payload, or that for the last chunk.
     """
     if processor is None:
         return False
@@ -94,11 +93,11 @@ def _stage_name(model_config: Any) -> str:
 # ---- Gating a step ----
 
 
-def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Let upstream make the step's outputs, then take out what the connector carries.
+def wrapped_update_from_output(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Let upstream make the step's outputs, then remove what the connector sends.
 
-    Afterwards and not before, so that whether an output is made, and when prefill statistics are taken, follows from
-    what the runner returned. The payloads are not touched: the connector's save tasks hold them.
+    It is removed afterwards, because what the runner returned decides whether an output is made and when prefill
+    statistics are taken. The payloads are not changed, because the connector's save tasks have them.
     """
     if instance not in _gating:
         return wrapped(*args, **kwargs)
@@ -113,12 +112,12 @@ def wrapped_update_from_output(wrapped: Callable[..., Any], instance: Any, args:
 
 
 def _kept_in_step(scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> frozenset[str] | None:
-    """The requests that keep their payload in this step; None where the outputs do not hold what the connector gets.
+    """The requests that keep their payload in this step, or None if the outputs differ from what the connector gets.
 
-    Read before the step is worked off: a request that ends in it is gone afterwards.
+    Read before the step is processed, because a request that ends in it is gone afterwards.
     """
     sent = model_runner_output.inter_stage_outputs
-    # The very list, which survives pickling: what was filtered for the client is another one.
+    # The same list, also after pickling. One that was filtered for the client is another list.
     if sent is None or model_runner_output.multimodal_outputs is not sent:
         return None
     requests = scheduler.requests
@@ -130,7 +129,7 @@ def _needs_payload(request: Any) -> bool:
     return request is not None and (
         request.pooling_params is not None
         or request.resumable
-        # A session stays one when its last segment is no longer resumable.
+        # A session is still one when its last segment is not resumable.
         or request.streaming_queue is not None
         or _CFG_COMPANION in request.request_id
         or _CFG_COMPANION in (request.external_req_id or "")
@@ -146,14 +145,3 @@ def _gate_output(output: Any) -> None:
         return
     output.multimodal_output = visible or None
     _counters["multimodal_outputs"] += 1
-    _counters["multimodal_bytes"] += sum(_nbytes_of(value) for key, value in payload.items() if key not in visible)
-
-
-def _nbytes_of(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return int(value.nbytes)
-    if isinstance(value, dict):
-        return sum(_nbytes_of(each) for each in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(_nbytes_of(each) for each in value)
-    return 0

@@ -1,4 +1,4 @@
-"""Upstream's own function with other objects behind some of its global names: no line of it is copied."""
+"""A function of upstream with other objects behind some of its global names. None of its source is copied."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class WithOtherGlobals:
-    """A function of upstream's code object.
+    """A function with the code object of an upstream function.
 
     Args:
         upstream: Upstream's function.
-        others: What stands behind its global names, of those that differ.
+        others: The objects behind the global names that differ.
 
     Attributes:
-        function: Called as upstream's.
+        function: Is called as upstream's function is.
     """
 
     def __init__(self, upstream: Any, others: Mapping[str, Any]) -> None:
@@ -27,5 +27,5 @@ class WithOtherGlobals:
         self.function: Callable[..., Any] = made
 
     def is_of(self, upstream: Any) -> bool:
-        """Whether it is of this function and does what that would: its module has the same globals as before."""
+        """Whether it is made of this function, and the globals of that function's module have not changed since."""
         return upstream is self._upstream and upstream.__globals__ == self._names

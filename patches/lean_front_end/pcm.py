@@ -1,7 +1,7 @@
-"""16-bit PCM, alone or as a WAV file, byte for byte as libsndfile writes it of 32-bit floats with clipping.
+"""16-bit PCM, alone or as a WAV file, byte for byte as libsndfile writes 32-bit floats with clipping.
 
-libsndfile scales a sample to 32 bits, rounds it to the nearest integer (ties to even), and keeps the upper 16 bits;
-what is beyond the range becomes its end (``f2les_clip_array`` of ``pcm.c``, ``wav_write_header`` of ``wav.c``).
+libsndfile scales a sample to 32 bits, rounds it to the nearest integer (ties to even), and keeps the upper 16 bits.
+Samples outside the range are clipped (``f2les_clip_array`` of ``pcm.c``, ``wav_write_header`` of ``wav.c``).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_SAMPLES = 1 << 24
-"""Longer ones are libsndfile's: two minutes at 128 kHz, far below what the header's fields hold."""
+"""Longer audio is left to libsndfile. This is two minutes at 128 kHz, far below the limits of the header's fields."""
 
 _SCALE = np.float32(1 << 31)
 _LEAST = np.float32(-1)
 _MOST = np.float32(1 - 2**-24)
-"""The greatest 32-bit float below 1; scaled, its upper 16 bits are those of the end of the range."""
+"""The greatest 32-bit float below 1. When scaled, its upper 16 bits are those of the end of the range."""
 
 _HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 _PCM, _MONO, _BYTES = 1, 1, 2
@@ -28,7 +28,7 @@ def raw(samples: NDArray[np.float32], _rate: int) -> bytes:
 
     Args:
         samples: One dimension, finite.
-        _rate: Stands in no byte of it.
+        _rate: Unused.
     """
     scaled = np.clip(samples, _LEAST, _MOST)
     scaled *= _SCALE
@@ -41,7 +41,7 @@ def wav(samples: NDArray[np.float32], rate: int) -> bytes:
 
     Args:
         samples: One dimension, finite, at most ``MOST_SAMPLES``.
-        rate: Samples a second.
+        rate: Samples per second.
     """
     data = raw(samples, rate)
     form = (b"fmt ", 16, _PCM, _MONO, rate, rate * _BYTES, _BYTES, 8 * _BYTES)

@@ -1,13 +1,12 @@
-"""The text of a token's event: what upstream's models would say, written around the token and its usage.
+"""The text of a token's event: what upstream's model would write, filled in around the token and its usage.
 
-``Events`` stands for four of upstream's classes in one body of upstream's. What it makes are upstream's own models, for
-a plain token without validation; the event's text is then a *form* that is filled in. A form is taken of an event of
-upstream's with marks in the places of the token and the numbers, and compared with another before it is used.
+Upstream's generator of a streamed answer gets a subclass of its class of an event. The text of a plain token's event is
+a *form* that is filled in. A form is taken from an event of upstream with marks in the places of the token and the
+numbers, and compared with another event before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -16,96 +15,40 @@ from omni_fastpath.ledger import runtime
 _runtime = runtime("lean_front_end")
 
 MOST_FORMS = 1024
-"""Forms that are kept, 0.8 kB each, of requests that ended too; a request has one for each of its choices. More than an
-API process has streams at once."""
+"""Forms that are kept, 0.8 kB each, including those of ended requests. A request has one for each of its choices. More
+than an API process has streams at once."""
 
 LONGEST_ID = 256
-"""Characters of a request's id, which a client may choose: a form outlives its request and would keep a longer one."""
+"""Characters of a request's id, which a client may choose. A form outlives its request and would keep a longer one."""
 
 _TEXT = "\ue000text\ue001"
 _NUMBERS = (7_310_482_956_173_849, 7_310_482_956_173_857, 7_310_482_956_173_863)
-"""Stand for what differs, in the event of which a form is taken."""
+"""Marks in the places of what differs, in the event from which a form is taken."""
 
-_TOKEN = {"content": ""}
-_CHOICE = {"index": 0, "delta": None, "logprobs": None, "finish_reason": None, "token_ids": None}
-_EVENT = {
-    "id": "",
-    "object": "chat.completion.chunk",
-    "created": 0,
-    "choices": [],
-    "model": "",
-    "modality": "",
-    "metrics": None,
-}
-_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-"""What upstream makes the models of a plain token of: the names in its order, and values of the types it gives."""
-_OF_TOKEN, _OF_CHOICE, _OF_USAGE = frozenset(_TOKEN), frozenset(_CHOICE), frozenset(_USAGE)
+_OF_TOKEN = frozenset({"content"})
+_OF_CHOICE = frozenset({"index", "delta", "logprobs", "finish_reason", "token_ids"})
+_OF_USAGE = frozenset({"prompt_tokens", "completion_tokens", "total_tokens"})
+"""The arguments from which upstream makes the models of a plain token."""
 
 _AS_UPSTREAM_ASKS = {"exclude_unset": True}
-_new, _set = object.__new__, object.__setattr__
-_PARTS = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
-"""What a model of pydantic's consists of."""
-
-
-class Unvalidated:
-    """Stands for a class of upstream's, and makes its models of plain values without validating them.
-
-    Args:
-        model: Upstream's class.
-        examples: Values of which a plain model is made; others of the same names, order and types are plain too.
-        made: The class of plain models, a subclass of upstream's; None for upstream's own.
-    """
-
-    def __init__(self, model: Any, *examples: Mapping[str, Any], made: Any = None) -> None:
-        self._model, self._made = model, made or model
-        self._names = tuple(examples[0])
-        self._plain = {tuple(map(type, each.values())) for each in examples}
-        real = self._model(**examples[0])
-        self._values = dict(vars(real))  # in the order in which they are written
-        self._lists = [
-            name for name, value in self._values.items() if isinstance(value, list) and name not in examples[0]
-        ]
-        made_so = self(**examples[0])
-        is_alike = all(getattr(made_so, part) == getattr(real, part) for part in _PARTS)
-        if not is_alike or list(vars(made_so)) != list(vars(real)):  # another pydantic
-            self._plain.clear()
-
-    def __call__(self, *args: Any, **given: Any) -> Any:
-        """As upstream's class is called."""
-        try:
-            if not args and tuple(given) == self._names and tuple(map(type, given.values())) in self._plain:
-                made, values = _new(self._made), {**self._values, **given}
-                for name in self._lists:
-                    values[name] = []
-                _set(made, "__dict__", values)
-                _set(made, "__pydantic_fields_set__", set(given))
-                _set(made, "__pydantic_extra__", {})
-                _set(made, "__pydantic_private__", None)
-                return made
-        except Exception as error:
-            _runtime.fail("making a model", error)
-        return self._model(*args, **given)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
 
 class Events:
-    """Stands for upstream's models of an event.
+    """Writes the events of upstream's generator.
 
     Args:
-        names: Upstream's classes by name.
+        model: Upstream's class of an event.
 
     Attributes:
-        stand_ins: By the name that each takes in upstream's globals.
+        replacement: A subclass, for the class's name in upstream's globals.
     """
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any) -> None:
         self._forms: dict[tuple[Any, ...], tuple[str, ...]] = {}
-        self._event_model = event = names["OmniChatCompletionStreamResponse"]
+        self._model = model
         text_of = self._text
 
-        class Event(event):  # type: ignore[misc, valid-type]
+        class Event(model):  # type: ignore[misc]
             def model_dump_json(self, **how: Any) -> str:
                 try:
                     text = text_of(self) if how == _AS_UPSTREAM_ASKS and not _runtime.has_failed else None
@@ -115,18 +58,10 @@ class Events:
                     _runtime.fail("writing an event", error)
                 return str(super().model_dump_json(**how))
 
-        token = names["DeltaMessage"](**_TOKEN)
-        self.stand_ins = {
-            "DeltaMessage": Unvalidated(names["DeltaMessage"], _TOKEN),
-            "ChatCompletionResponseStreamChoice": Unvalidated(
-                names["ChatCompletionResponseStreamChoice"], {**_CHOICE, "delta": token}
-            ),
-            "OmniChatCompletionStreamResponse": Unvalidated(event, _EVENT, {**_EVENT, "metrics": {}}, made=Event),
-            "UsageInfo": Unvalidated(names["UsageInfo"], _USAGE),
-        }
+        self.replacement = Event
 
     def _text(self, event: Any) -> str | None:
-        """The text of an event; None where it is left to upstream's model."""
+        """The text of an event, or None if it is left to upstream's model."""
         if not _is_a_tokens(event):
             return None
         choice, usage = event.choices[0], event.usage
@@ -153,7 +88,7 @@ class Events:
             marks += map(str, _NUMBERS)
         left, pieces = self._upstreams_text(marked), []
         for mark in marks:
-            if left.count(mark) != 1:  # a request's own words, or another order: it is upstream's to say
+            if left.count(mark) != 1:  # the request's own text has it too, or the order differs
                 return None
             piece, _, left = left.partition(mark)
             pieces.append(piece)
@@ -163,11 +98,11 @@ class Events:
         return form
 
     def _upstreams_text(self, event: Any) -> str:
-        return str(self._event_model.model_dump_json(event, **_AS_UPSTREAM_ASKS))
+        return str(self._model.model_dump_json(event, **_AS_UPSTREAM_ASKS))
 
 
 def _is_a_tokens(event: Any) -> bool:
-    """Whether an event has one choice of a plain token, which can be sent, and nothing else."""
+    """Whether an event has one choice with a plain token, which can be encoded, and nothing else."""
     if len(event.choices) != 1 or event.metrics or len(event.id) > LONGEST_ID:
         return False
     choice, usage = event.choices[0], event.usage
@@ -182,7 +117,7 @@ def _is_a_tokens(event: Any) -> bool:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether it can be sent: no half of a character stands alone, which is an error that pydantic words."""
+    """Whether a text can be encoded. If it has a lone surrogate, upstream's model raises pydantic's error."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -191,7 +126,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _filled_in(form: tuple[str, ...], content: str, usage: Any) -> str:
-    """The text of an event; the numbers are whole."""
+    """The text of an event. The numbers are integers."""
     token = encode_basestring(content)
     if usage is None:
         before, after = form

@@ -1,4 +1,4 @@
-"""The tables of a request's summary: as PrettyTable prints them, with less work."""
+"""The tables of a request's summary as PrettyTable prints them, with less work."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _SIDES = {"l": "<", "r": ">"}
 
 
 class SummaryTable:
-    """As much of a ``PrettyTable`` as upstream's ``_format_table`` uses, and the same text.
+    """The part of ``PrettyTable`` that upstream's ``_format_table`` uses, with the same text.
 
-    Cells must be plain (ASCII that prints, so that a character is a column wide) and each column must be aligned to a
-    side: then a table is one format string for all its rows. Any other table is a real ``PrettyTable``'s.
+    If all cells are printable ASCII, so that a character is one column wide, and each column is aligned to a side, a
+    table is one format string for all its rows. A real ``PrettyTable`` makes any other table.
 
     Args:
         real: ``PrettyTable``.
 
     Attributes:
-        field_names: Header, one string a column.
+        field_names: Header, one string per column.
         align: ``l`` or ``r`` by header.
     """
 
@@ -31,7 +31,7 @@ class SummaryTable:
         self.field_names: list[str] = []
 
     def add_row(self, row: list[str]) -> None:
-        """One string a column."""
+        """Add a row, one string per column."""
         self._rows.append(row)
 
     def get_string(self) -> str:
@@ -59,6 +59,6 @@ class SummaryTable:
 
 
 class DebugTable(str):
-    """The text of a table that is for DEBUG alone; empty where DEBUG is off."""
+    """The text of a table that is logged only at DEBUG. Empty if DEBUG is off."""
 
     __slots__ = ()

@@ -1,9 +1,9 @@
-"""The slots of ``lean_front_end``: a summary's tables, the events of a streamed answer, and chunks of audio."""
+"""The wrappers of ``lean_front_end``: a summary's tables, the events of a streamed answer, and chunks of audio."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from io import BytesIO
 from typing import Any
@@ -26,13 +26,13 @@ _filtering = _runtime.guard("filtering the log")
 
 _log = logging.getLogger("vllm_omni.metrics.stats")
 _format_table: list[WithOtherGlobals] = []
-"""The one in force, once there is one."""
+"""The current one, if there is one."""
 _proven: set[int] = set()
-"""Numbers of columns for which our text was compared with upstream's, and is the same."""
+"""Numbers of columns for which the text was compared with upstream's and was the same."""
 
 
 def wrapped_format_table(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> str:
-    """The text of a table; with ``summary: line`` for DEBUG alone."""
+    """The text of a table. With ``summary: line`` it is logged only at DEBUG."""
     if _runtime.options.summary == "full":
         return _table(wrapped, *args, **kwargs)
     if _to_debug not in _log.filters:
@@ -41,7 +41,7 @@ def wrapped_format_table(wrapped: Call, _instance: Any, args: Any, kwargs: Any) 
 
 
 def _to_debug(record: logging.LogRecord) -> bool:
-    """The filter of ``summary: line``: a record of a table goes to DEBUG."""
+    """The filter of ``summary: line``, which logs a table at DEBUG."""
     with _filtering:
         if isinstance(record.args, tuple) and len(record.args) == 1 and type(record.args[0]) is DebugTable:
             if not _log.isEnabledFor(logging.DEBUG):
@@ -52,7 +52,7 @@ def _to_debug(record: logging.LogRecord) -> bool:
 
 
 def _table(upstream: Call, title: str, data: Any, *rest: Any, **named: Any) -> str:
-    """Upstream's text. The first of each number of columns is compared with what upstream itself makes."""
+    """Upstream's text. The first table for each number of columns is compared with upstream's own."""
     columns = len(data) if isinstance(data, list) else 1
     if not _format_table or not _format_table[0].is_of(upstream.function):
         real = upstream.function.__globals__["PrettyTable"]
@@ -68,44 +68,43 @@ def _table(upstream: Call, title: str, data: Any, *rest: Any, **named: Any) -> s
 
 # ---- The events of a streamed answer ----
 
+_EVENT = "OmniChatCompletionStreamResponse"
 _stream: list[WithOtherGlobals] = []
-"""The one in force, once there is one."""
+"""The current one, if there is one."""
 
 
-def wrapped_chat_completion_stream_generator(
-    wrapped: Call, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> AsyncIterator[str]:
+def wrapped_chat_completion_stream_generator(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
     """The events of one streamed chat answer, by upstream's generator with other classes for its models."""
-    # Called through the class, with the instance as an argument, it is wrapt's partial of the function.
+    # If it is called through the class, with the instance as an argument, it is wrapt's partial of the function.
     function: Any = wrapped.function
     upstream = getattr(function, "__func__", None) or function.__wrapped__
     if not _stream or not _stream[0].is_of(upstream):
-        _stream[:] = [WithOtherGlobals(upstream, Events(upstream.__globals__).stand_ins)]
+        event = Events(upstream.__globals__[_EVENT]).replacement
+        _stream[:] = [WithOtherGlobals(upstream, {_EVENT: event})]
     _counters["streams"] += 1
-    found: AsyncIterator[str] = _stream[0].function(instance, *args, **kwargs)
-    return found
+    return _stream[0].function(instance, *args, **kwargs)
 
 
 # ---- Chunks of audio ----
 
 _MOST_HZ = 384_000
 _PLAIN_CALL = 3
-"""Arguments by position: file, samples, rate."""
+"""Number of positional arguments: file, samples, rate."""
 _FORMS: dict[tuple[Any, Any], Callable[[Any, int], bytes]] = {
     ("WAV", None): pcm.wav,
     ("WAV", "PCM_16"): pcm.wav,
     ("RAW", "PCM_16"): pcm.raw,
 }
 _proven_formats: set[str] = set()
-"""Formats of which a file was compared with soundfile's, and is the same."""
+"""Formats for which a file was compared with soundfile's and was the same."""
 
 
-def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwargs: Any) -> None:
-    """``soundfile.write``: one channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written by us."""
+def wrapped_write(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> None:
+    """``soundfile.write``. One channel of floats into an empty buffer, as WAV or raw 16-bit PCM, is written here."""
     written = _file(args, kwargs)
     if written is not None and kwargs["format"] in _proven_formats:
         _counters["files"] += 1
-        args[0].write(written)  # the last line: if anything failed before, soundfile writes
+        args[0].write(written)  # the last line, so that soundfile writes if anything failed before
     else:
         wrapped(*args, **kwargs)
         if written is not None:
@@ -115,13 +114,10 @@ def wrapped_write(wrapped: Callable[..., None], _instance: Any, args: Any, kwarg
 
 
 def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
-    """What soundfile would write; None where it is left to soundfile."""
+    """What soundfile would write, or None if it is left to soundfile."""
     if len(args) != _PLAIN_CALL or not kwargs.keys() <= {"format", "subtype"}:
         return None
-    form, subtype = kwargs.get("format"), kwargs.get("subtype")
-    if type(form) is not str or type(subtype) not in (str, type(None)):  # others need not be hashable
-        return None
-    make = _FORMS.get((form, subtype))
+    make = _FORMS.get((kwargs.get("format"), kwargs.get("subtype")))
     file, data, rate = args
     if make is None or type(file) is not BytesIO or file.closed or file.tell() or file.getbuffer().nbytes:
         return None
@@ -133,7 +129,7 @@ def _file(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
 
 
 def taken_off() -> None:
-    """Tables are at INFO again; streams that run keep what they have."""
+    """Log tables at INFO again. Running streams keep what they have."""
     _log.removeFilter(_to_debug)
     for kept in (_format_table, _stream, _proven, _proven_formats):
         kept.clear()

@@ -1,4 +1,4 @@
-"""Inter-token latencies of a request without adding up all of them at each output."""
+"""Inter-token latencies of a request, without summing all of them for each output."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 from omni_fastpath.ledger import runtime
 
 _runtime = runtime("lean_processing")
-_adding_up = _runtime.guard("adding up latencies")
+_summing = _runtime.guard("summing latencies")
 
 _SAMPLES, _MEAN = "vllm_itls_ms", "vllm_itl_ms"
 """Keys of upstream's record."""
 
 
 class Samples(list[float]):
-    """The samples of one request: keeps all of them, and shows only the last one while the request runs.
+    """The samples of one request. It keeps all of them, and as a list has only the last one while the request runs.
 
-    Upstream appends a sample at each output and takes the mean of the list, which is read when the stage ends and not
-    before. Here the mean is that of one sample; whether the list is empty, which upstream also asks, stays as it was.
+    For each output upstream appends a sample and takes the mean of the list, which is not read before the stage ends.
+    With this list it is the mean of one sample. Upstream also checks whether the list is empty, which is the same.
 
     Attributes:
-        all: Every sample, in milliseconds, in the order in which they came.
+        all: Every sample, in milliseconds, in order.
     """
 
     __slots__ = ("all",)
@@ -30,7 +30,7 @@ class Samples(list[float]):
         self.all: list[float] = []
 
     def append(self, sample: float, /) -> None:
-        """Keep a sample, and show it in the place of the one before."""
+        """Keep a sample, which replaces the previous one in the list."""
         try:
             self[:] = (sample,)
             self.all.append(sample)
@@ -39,20 +39,20 @@ class Samples(list[float]):
             self.all.append(sample)
 
     def cut(self, count: int) -> None:
-        """Keep so many."""
+        """Keep the first samples, *count* of them."""
         del self.all[count:]
         self[:] = self.all[-1:]
 
 
 class Records(dict[str, dict[str, Any]]):
-    """A processor's records of text metrics by request, in the place of upstream's dict.
+    """A processor's records of text metrics by request. Replaces upstream's dict.
 
-    Upstream makes a record with ``setdefault`` and takes it out with ``pop``. What comes out is equal to upstream's
-    own record: the mean is the same expression on the same numbers in the same order.
+    Upstream makes a record with ``setdefault`` and removes it with ``pop``. A removed record equals upstream's own,
+    because the mean is the same expression on the same numbers in the same order.
     """
 
     def setdefault(self, name: str, default: Any = None, /) -> Any:
-        """A request's record; a new one gets ``Samples``."""
+        """A request's record. A new one gets ``Samples``."""
         try:
             if name not in self and default.get(_SAMPLES) == []:
                 default[_SAMPLES] = Samples()
@@ -61,10 +61,10 @@ class Records(dict[str, dict[str, Any]]):
         return super().setdefault(name, default)
 
     def pop(self, name: str, /, *default: Any) -> Any:
-        """Take a record out, with all samples and their mean."""
+        """Remove a record, with all samples and their mean."""
         record = super().pop(name, *default)
-        for _ in range(2):  # again after an error of ours: it takes nothing back
-            with _adding_up:
+        for _ in range(2):  # again after an exception, because it can be repeated
+            with _summing:
                 return _whole(record)
         return record
 

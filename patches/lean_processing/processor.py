@@ -17,23 +17,23 @@ from .token_ids import LeanState
 _runtime = runtime("lean_processing")
 
 _HAS_COALESCED = "is_coalesced" in OmniEngineCoreOutput.__struct_fields__
-"""Whether an entry may stand for several steps, whose time is no latency."""
+"""Whether an entry may represent several steps, whose time is not a latency."""
 
 _accumulate: Any = getattr(output_processor, "_accumulate_segment_tpot", None)
-"""Upstream's sum of the time per token; None on 0.28, whose records hold other things: upstream counts there."""
+"""Upstream's sum of the time per token. None on 0.28, whose records differ, so that upstream counts there."""
 
 
 class LeanProcessor(MultimodalOutputProcessor):  # type: ignore[misc]
     """Upstream's processor of a stage, whose class is changed to this one at its first raw output.
 
     Attributes:
-        stage: The orchestrator and the number of the stage that it processes for; None before they are known.
+        stage: The orchestrator, and the number of the stage. None before they are known.
     """
 
     stage: tuple[Any, int] | None = None
 
     def _update_stats_from_output(self, req_state: Any, entry: Any, stamp: float | None, statistics: Any) -> Any:
-        """Upstream's statistics of an entry; those of a step that only brings tokens are counted here."""
+        """Upstream's statistics of an entry. Those of a step with only tokens are counted here."""
         try:
             record = self._native_text_metrics_by_request.get(req_state.external_req_id)
             given = (req_state, entry, stamp, statistics)
@@ -66,7 +66,7 @@ def _is_step(state: Any, entry: Any, stamp: float | None, statistics: Any, recor
 
 
 def _count(state: Any, entry: Any, stamp: Any, statistics: Any, record: dict[str, Any]) -> None:
-    """Count a step as upstream does; nothing of it, where that fails."""
+    """Count a step as upstream does, or nothing of it if that fails."""
     native, samples, latencies = state.native_text_stats, record["vllm_itls_ms"], statistics.inter_token_latencies_iter
     tokens, reported = len(entry.new_token_ids), entry.num_generation_tokens
     latency = stamp - native.last_token_ts
@@ -89,7 +89,7 @@ def _count(state: Any, entry: Any, stamp: Any, statistics: Any, record: dict[str
 
 
 def make_lean(processor: Any) -> None:
-    """Let a stage's processor be a ``LeanProcessor``, if it is upstream's own, and its records be ours."""
+    """Make a stage's processor a ``LeanProcessor``, if it is upstream's own, and replace its records."""
     if type(processor) is MultimodalOutputProcessor:
         processor.__class__ = LeanProcessor
     if type(processor._native_text_metrics_by_request) is dict:

@@ -1,4 +1,4 @@
-"""The slots of ``lean_processing`` and the bodies it relies on: the newest release's, and what 0.28 has instead."""
+"""The functions that ``lean_processing`` replaces and relies on, on the newest releases and on 0.28."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
 
     Args:
         orchestrator: The orchestrator's class.
-        intercept: What it asks of an output before it routes it.
-        session: What a request's state says of its session.
+        intercept: The method that it calls for an output before routing it.
+        session: The attribute of a request's state that names its session.
     """
     return (
-        # A client's reader awaits recv_multipart of its socket; the socket is closed, and the task cancelled, at once.
+        # A client's reader awaits recv_multipart of its socket, which is closed when the task is cancelled.
         Wrap(
             CORE_CLIENT,
             "AsyncMPClient._ensure_output_queue_task",
@@ -44,7 +44,7 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
             pinned=True,
         ),
         Pin(CORE_CLIENT, "BackgroundResources.__call__"),
-        # Who receives an output, and what is done with one that nothing receives.
+        # What receives an output, and what is done with one that nothing receives.
         Wrap(ORCHESTRATOR, f"{orchestrator}._process_llm_stage_outputs", wrapper="wrapped_process_llm_stage_outputs"),
         Pin(ORCHESTRATOR, f"{orchestrator}._handle_processed_outputs"),
         Pin(ORCHESTRATOR, f"{orchestrator}._route_output"),
@@ -52,7 +52,7 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         Call(ORCHESTRATOR, f"{orchestrator}._stage_receives_async_chunks"),
         Call(COMPANIONS, "CfgCompanionTracker.is_companion"),
         Call(COMPANIONS, "CfgCompanionTracker.has_companions"),
-        # What is done with an entry besides making an output.
+        # What is done with an entry apart from making an output.
         Wrap(
             OMNI_PROCESSOR,
             "MultimodalOutputProcessor.process_outputs",
@@ -61,11 +61,11 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         ),
         Pin(PROCESSOR, "OutputProcessor.process_outputs"),
         Pin(DETOKENIZER, "IncrementalDetokenizer.update"),
-        # The records of latencies: what appends to one, reads it and takes it out.
+        # What appends to a record of latencies, reads it and removes it.
         Pin(OMNI_PROCESSOR, "MultimodalOutputProcessor._update_stats_from_output"),
         Pin(OMNI_PROCESSOR, "MultimodalOutputProcessor._update_stats_from_finished"),
         Pin(OMNI_PROCESSOR, "MultimodalOutputProcessor.pop_native_text_metrics"),
-        # What making an output changes, and of what it takes the token ids.
+        # What making an output changes, and where it takes the token ids from.
         Pin(OMNI_PROCESSOR, "OmniRequestState.make_request_output"),
         Pin(OMNI_PROCESSOR, "OmniRequestState._new_completion_output"),
         Pin(PROCESSOR, "RequestState._new_completion_output"),
@@ -101,7 +101,7 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
 _FROM_0_30: tuple[AnySeam, ...] = (
     *_seams("OrchestratorBase", "_intercept_stage_output", "session_owned"),
     Reads("vllm_omni.engine", "OmniEngineCoreOutput", ("num_generation_tokens",)),
-    # The bodies whose work is done here for a step in the middle of a request; on 0.28 upstream does it.
+    # The bodies whose work the patch does for a step in the middle of a request. On 0.28 upstream does it.
     Pin("vllm.v1.metrics.stats", "IterationStats.update_from_output"),
     Pin(OMNI_PROCESSOR, "MultimodalOutputProcessor._native_text_metric_record"),
     Pin(OMNI_PROCESSOR, "_accumulate_segment_tpot"),

@@ -1,7 +1,7 @@
-"""Outputs in the middle of a request at a stage whose outputs no user and no later stage receives.
+"""Outputs in the middle of a request at a stage whose outputs neither a user nor a later stage receives.
 
-Upstream makes each of them and drops it in ``_route_output``. They are recognised here, and an entry that brings
-nothing but tokens is answered with a bare object that says which request it is of.
+Upstream makes each of them and drops it in ``_route_output``. They are recognized here. In place of the output of an
+entry with nothing but tokens, a bare object has the request's id.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from vllm_omni.outputs.output_processor import OmniRequestState
 from .token_ids import LeanState
 
 _SESSION_OWNED = "session_owned" if hasattr(OrchestratorRequestState, "session_owned") else "duplex_identity"
-"""Attribute of the orchestrator's state of a request that a session owns; the second name is that of 0.28."""
+"""Attribute of the orchestrator's state of a request that a session owns. The second name is that of 0.28."""
 
 _COUNTED = frozenset({"request_id", "new_token_ids", "num_generation_tokens", "is_coalesced"})
-"""Fields of an entry that its request, its tokens and upstream's statistics take."""
+"""Fields of an entry for its request, its tokens and upstream's statistics."""
 
 _MORE = [field for field in msgspec.structs.fields(OmniEngineCoreOutput) if field.name not in _COUNTED]
 _brought = attrgetter(*(field.name for field in _MORE))
@@ -34,7 +34,7 @@ _NOTHING = tuple(field.default for field in _MORE)
 
 
 class BareOutput(RequestOutput):  # type: ignore[misc]
-    """Goes through upstream's routing in the place of an output: a request's id, and that this is not its end."""
+    """Passes through upstream's routing in place of an output, with a request's id and not as its end."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, None, None, None, [], finished=False)
@@ -47,8 +47,8 @@ class Unseen:
     Attributes:
         request: The orchestrator's state of the request, which may become a session's.
         name: The request's id.
-        firsts: The pool's times of each request's first output with content; forgotten when its binding is released.
-        bare: What comes of each entry: an output that only goes through routing, and nobody to abort.
+        firsts: The pool's times of each request's first output with content, which are removed with its binding.
+        bare: The result for each entry, with an output that only passes through routing and no request to abort.
     """
 
     request: Any
@@ -57,7 +57,7 @@ class Unseen:
     bare: OutputProcessorOutput
 
     def covers(self, state: Any, entry: Any) -> bool:
-        """Whether upstream would do nothing for this entry but count it, keep its tokens and make an output."""
+        """Whether upstream would only count this entry, keep its tokens and make an output."""
         held = state.mm_accumulated
         return (
             type(entry) is OmniEngineCoreOutput
@@ -71,11 +71,11 @@ class Unseen:
 
 
 def unseen_of(processor: Any, state: Any, entry: Any) -> Unseen | None:
-    """What is known of an entry's request, if the entry need not become an output.
+    """What is known of an entry's request, if no output has to be made of the entry.
 
     Args:
-        processor: The stage's.
-        state: Its state of the request, which becomes a ``LeanState``; None for a request that it does not know.
+        processor: The stage's processor.
+        state: Its state of the request, which becomes a ``LeanState``. None for an unknown request.
         entry: The request's entry in a raw output.
     """
     if type(state) is not LeanState:
@@ -84,21 +84,21 @@ def unseen_of(processor: Any, state: Any, entry: Any) -> Unseen | None:
         state.__class__ = LeanState
     unseen = state.unseen
     if unseen is None:
-        unseen = state.unseen = _looked_at(processor, state, entry.request_id)
+        unseen = state.unseen = _find_out(processor, state, entry.request_id)
     return unseen if unseen and unseen.covers(state, entry) else None
 
 
-def look_at(orchestrator: Any, stage_id: int) -> None:
-    """Tell a stage's processor who processes with it, so that it can find out who receives what it makes."""
+def attach(orchestrator: Any, stage_id: int) -> None:
+    """Record at a stage's processor for which orchestrator and stage it processes."""
     processor = orchestrator.stage_pools[stage_id].output_processor
     if processor is not None:
         processor.__dict__["stage"] = orchestrator, stage_id
 
 
-def _looked_at(processor: Any, state: Any, name: str) -> Unseen | Literal[False] | None:
-    """Whether something receives what a request makes at this stage (then False); None while it cannot be said.
+def _find_out(processor: Any, state: Any, name: str) -> Unseen | Literal[False] | None:
+    """What is known of a request at this stage. False if something receives its outputs, None if that is not known yet.
 
-    Upstream makes the outputs up to the first one with content, whose time users may be told of.
+    Upstream makes the outputs up to the first one with content, because its time may be sent to users.
     """
     stage = processor.__dict__.get("stage")
     if stage is None:
@@ -118,8 +118,8 @@ def _looked_at(processor: Any, state: Any, name: str) -> Unseen | Literal[False]
 def _is_unseen(orchestrator: Any, stage_id: int, pool: Any) -> bool:
     """Whether nothing receives a stage's outputs, because its next stage gets chunks through the connector."""
     return (
-        type(orchestrator) is Orchestrator  # the plugins of a duplex orchestrator look at every output
-        and getattr(orchestrator, "duplex_control_plane", None) is None  # so they do here on 0.28
+        type(orchestrator) is Orchestrator  # the plugins of a duplex orchestrator read every output
+        and getattr(orchestrator, "duplex_control_plane", None) is None  # so do these, on 0.28
         and orchestrator.async_chunk
         and orchestrator._pd_pair is None
         and stage_id + 1 < orchestrator.num_stages
@@ -130,7 +130,7 @@ def _is_unseen(orchestrator: Any, stage_id: int, pool: Any) -> bool:
 
 
 def _is_alone(orchestrator: Any, state: Any, name: str) -> bool:
-    """Whether a request has no companion, sibling or collector, and no text, so that tokens are all that it keeps."""
+    """Whether a request has no companion, sibling or collector, and no text, so that only its tokens are kept."""
     companions = orchestrator._cfg_tracker
     return (
         state.external_req_id == name

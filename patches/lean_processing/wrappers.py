@@ -1,9 +1,9 @@
-"""The slots of ``lean_processing``, in the order in which a raw output reaches them."""
+"""The wrappers of ``lean_processing``, in the order in which a raw output passes them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
@@ -12,45 +12,37 @@ from vllm.v1.engine.output_processor import OutputProcessorOutput
 from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
 from vllm_omni.outputs.mm_outputs import MultimodalCompletionOutput
 
-from omni_fastpath.ledger import raised_by_us, runtime
+from omni_fastpath.ledger import Call, raised_by_us, runtime
 
 from .processor import make_lean
-from .socket_reader import SocketReader, attached
-from .token_ids import DeferredMultimodalCompletion, TextCompletion
-from .unseen import BareOutput, look_at, unseen_of
+from .socket_reader import attached
+from .token_ids import TextCompletion
+from .unseen import BareOutput, attach, unseen_of
 
 _runtime = runtime("lean_processing")
 _counters = _runtime.counters
 
 
-def wrapped_ensure_output_queue_task(wrapped: Callable[..., None], instance: Any, args: Any, kwargs: Any) -> None:
-    """Start a client's socket reader as upstream does, once; before that, its socket gets our way of waiting."""
-    is_first = instance.resources.output_queue_task is None
-    reader: SocketReader | None = attached(instance) if is_first else None
-    try:
-        wrapped(*args, **kwargs)
-    except BaseException:  # without an event loop, for one; a later attempt finds the socket as it was
-        if reader is not None:
-            vars(instance.resources.output_socket).pop("recv_multipart", None)
-        raise
+def wrapped_ensure_output_queue_task(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> None:
+    """Start a client's socket reader as upstream does, once. Before that, replace ``recv_multipart`` of its socket."""
+    reader = attached(instance) if instance.resources.output_queue_task is None else None
+    wrapped(*args, **kwargs)
     if reader is not None:
         instance.resources.output_queue_task.add_done_callback(reader.leave)
 
 
-def wrapped_process_llm_stage_outputs(
-    wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
-) -> Awaitable[Any]:
-    """Go on as upstream does; before that, tell the stage's processor of the orchestrator."""
+def wrapped_process_llm_stage_outputs(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Process as upstream does, after recording the orchestrator at the stage's processor."""
     if len(args) == 4:
-        look_at(instance, args[0])
+        attach(instance, args[0])
     return wrapped(*args, **kwargs)
 
 
-def wrapped_process_outputs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Process a raw output's entries in their order: those that need no output are counted, and the rest is upstream's.
+def wrapped_process_outputs(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Process the entries of a raw output in order. Those that need no output are counted, the others are upstream's.
 
-    Upstream accumulates all payloads of a raw output before it makes the first output; so a raw output that names a
-    request twice is left to it, unless all of its entries are counted.
+    Upstream accumulates all payloads of a raw output before it makes the first output. Therefore a raw output with two
+    entries of a request is left to it, unless all of its entries are counted.
     """
     if len(args) != 3:
         return wrapped(*args, **kwargs)
@@ -67,8 +59,8 @@ def wrapped_process_outputs(wrapped: Callable[..., Any], instance: Any, args: An
 def _in_turn(
     wrapped: Callable[..., Any], processor: Any, found: list[Any], entries: list[Any], stamp: Any, statistics: Any
 ) -> OutputProcessorOutput:
-    """Process entries in their order; after an error of ours upstream does the rest, and no entry twice."""
-    made: list[Any] = []  # what came of each entry, appended by the statement that processes it
+    """Process entries in order. After an exception of the patch upstream processes the rest, and no entry twice."""
+    made: list[Any] = []  # the result of each entry, appended by the statement that processes it
     try:
         for unseen, entry in zip(found, entries, strict=True):
             if unseen is None:
@@ -84,7 +76,7 @@ def _in_turn(
 
 
 def _count(processor: Any, unseen: Any, entry: Any, stamp: float | None, statistics: Any, made: list[Any]) -> None:
-    """Do for an entry what upstream does besides making an output."""
+    """Do for an entry what upstream does apart from making an output."""
     state = processor.request_states[entry.request_id]
     count, update, tokens = processor._update_stats_from_output, state.detokenizer.update, entry.new_token_ids
     _counters["not_built"] += 1
@@ -98,8 +90,8 @@ def _joined(made: list[Any]) -> OutputProcessorOutput:
     )
 
 
-def wrapped_record_output_timestamps(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Record what upstream records: of an output that is not its request's first, only a time and audio frames."""
+def wrapped_record_output_timestamps(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Record what upstream records. For an output that is not its request's first this is a time and audio frames."""
     stamp = kwargs.get("output_ts")
     if len(args) != 1 or stamp is None:
         return wrapped(*args, **kwargs)
@@ -115,17 +107,17 @@ def wrapped_record_output_timestamps(wrapped: Callable[..., Any], instance: Any,
             rest.append(output)
         elif made in _WITHOUT_PAYLOAD:
             known.append(stamps[name])
-        elif rates.get(name, 0) > 0:  # found once, a rate stays
+        elif rates.get(name, 0) > 0:  # a rate does not change once it is known
             known.append(stamps[name])
             if (count := sum(map(count_audio_frames, iter_mm_outputs(output)))) > 0:
                 more[name] = more.get(name, frames.get(name, 0)) + count
         else:
             rest.append(output)
     times = map(list.append, known, repeat(stamp))
-    # In one line, without code of ours: of whatever fails before it upstream records all.
+    # One statement, without code of the patch. If anything fails before it, upstream records everything.
     return (frames.update(more), deque(times, maxlen=0), wrapped(rest, output_ts=stamp))[-1]
 
 
 _WITHOUT_PAYLOAD = frozenset({BareOutput, TextCompletion})
-_KNOWN = _WITHOUT_PAYLOAD | {MultimodalCompletionOutput, DeferredMultimodalCompletion}
-"""Outputs and completions of which it is known where a payload stands."""
+_KNOWN = _WITHOUT_PAYLOAD | {MultimodalCompletionOutput}
+"""Outputs and completions for which it is known where a payload is."""

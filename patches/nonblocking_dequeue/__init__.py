@@ -1,22 +1,22 @@
 """A dequeue on the stage-output client that never waits.
 
 What:
-    Adds ``get_output_nowait()`` to vLLM's ``AsyncMPClient``: the next raw output, or None at once when the queue is
-    empty. FIFO; a queued exception is raised just as ``get_output_async()`` raises it. ``get_output_async()`` stays.
+    Adds ``get_output_nowait()`` to vLLM's ``AsyncMPClient``. It returns the next raw output, or None at once if the
+    queue is empty. The order is FIFO. A queued exception is raised as ``get_output_async()`` raises it, which stays.
 Why:
-    The only dequeue that vLLM has waits. The orchestrator must wrap it in a one-millisecond ``wait_for`` per stage
-    replica and round, so that an empty stage costs a millisecond and every item a task (vllm-omni issue #4561).
+    vLLM's only dequeue waits. The orchestrator must wrap it in a ``wait_for`` of a millisecond per stage replica and
+    round, so that an empty stage costs a millisecond and every raw output a task (vllm-omni issue #4561).
 Why not a hook:
     The queue is a private member of the client and vLLM has no hook there.
 Scope:
-    Orchestrator thread of the API server. It belongs to the loop that owns the queue: while the reader tasks of
-    upstream's event-driven loop own it, it is not called. By itself it changes nothing: it is what ``budgeted_drain``
-    calls, in either mode.
+    Orchestrator thread of the API server, on the event loop that owns the queue. It is not called while the reader
+    tasks of upstream's event-driven loop own the queue. By itself it changes nothing. ``budgeted_drain`` calls it, in
+    both modes.
 Fragility:
     Relies on ``outputs_queue`` being an ``asyncio.Queue`` whose items are batches or exceptions, on
-    ``_ensure_output_queue_task`` and on ``_format_exception``; the body of ``get_output_async`` is pinned because
-    ours must stay its twin. Where another package has given the class a ``get_output_nowait`` of its own the patch is
-    unsupported: one of an RL framework raises when the queue is empty.
+    ``_ensure_output_queue_task`` and on ``_format_exception``. The body of ``get_output_async`` is pinned, because
+    the new method must do the same. If another package has given the class its own ``get_output_nowait``, the patch is
+    unsupported, because that of an RL framework raises when the queue is empty.
 Upstream thread:
     vllm PR #46331 (open in September 2026), vllm-omni issue #4561.
 Remove when:

@@ -1,4 +1,4 @@
-"""What is seen of one orchestrator: raw outputs, the first audio and text in them, requests without an output."""
+"""What is observed of one orchestrator: raw outputs, the first audio and text in them, requests without an output."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from omni_fastpath.figures import Distribution
 from .journey import SEEN, Journey
 
 End = Callable[[], None] | None
-"""To be called when upstream's method has ended."""
+"""Is called when upstream's method has ended."""
 
 _FIRSTS = {"audio": "_audio_frames_by_request", "text": "_non_empty_first_output_timestamps_by_request"}
-"""Upstream's records in a pool: a request is in one from its first audio, or text, until the stage ends it."""
-_LOOPBACK = ("tcp://127.", "tcp://localhost", "tcp://[::1]")
+"""Upstream's records in a pool. A request is in one from its first audio, or text, until the stage ends it."""
 
 
 @dataclass(slots=True)
@@ -29,10 +28,9 @@ class Replica:
     """One replica of a stage.
 
     Attributes:
-        gives: What its stage gives the user: ``audio``, ``text`` or another kind; None for nothing.
-        residence: Of its raw outputs, seconds; None where its clock is not this host's, so that the time of
-            construction means nothing here.
-        dequeued_s: When its last raw outputs were dequeued; how many are known bounds how many are seen ahead of one.
+        gives: The kind of output that its stage sends to the user, such as ``audio`` or ``text``. None for nothing.
+        residence: Residence of its raw outputs, in seconds. None if it is on another host, whose clock differs.
+        dequeued_s: When its last raw outputs were dequeued. Their number bounds how many are counted ahead of one.
     """
 
     gives: str | None
@@ -41,7 +39,7 @@ class Replica:
 
 
 class Account:
-    """What is seen of one orchestrator.
+    """What is observed of one orchestrator.
 
     Args:
         orchestrator: The orchestrator.
@@ -53,15 +51,15 @@ class Account:
         self._orchestrator = ref(orchestrator)
         self._journeys, self._counters = journeys, counters
         self._replicas: WeakKeyDictionary[Any, Replica] = WeakKeyDictionary()
-        self._due: tuple[int, float, Replica] | None = None
+        self._processed: tuple[int, float, Replica] | None = None
         self._output_s: dict[str, float] = {}  # when a stage last made an output of each request
 
     def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> End:
-        """A raw output's processing begins; None where its replica is gone.
+        """The processing of a raw output begins. None if its replica is gone.
 
-        Takes what upstream's method takes.
+        Takes the arguments of upstream's method.
         """
-        self._due = None  # what is routed while this one is processed belongs to it
+        self._processed = None  # what is routed while this one is processed belongs to it
         now_s, made_s, pool = monotonic(), raw_outputs.timestamp, self.pools[stage_id]
         if (replica := self._replica(stage_id, replica_id, pool)) is None:
             return None
@@ -72,23 +70,23 @@ class Account:
         before = len(had_first)
 
         def processed() -> None:
-            self._due = stage_id, made_s, replica
+            self._processed = stage_id, made_s, replica
             new = max(0, len(had_first) - before) if replica.residence is not None else 0
-            for request_id in islice(reversed(had_first), new):  # a dict has what is new at its end
+            for request_id in islice(reversed(had_first), new):  # the newest keys of a dict are last
                 if (journey := self._journeys.get(request_id)) is not None:
-                    # The queue is first in, first out: what was ahead was dequeued since this one was made.
+                    # The queue is first in, first out, so what was ahead was dequeued since this one was made.
                     ahead = sum(at_s > made_s for at_s in replica.dequeued_s) - 1
                     journey.was_made(str(replica.gives), stage_id, (made_s, now_s), ahead)
 
         return processed
 
     def routing(self, stage_id: int, *_: Any, **__: Any) -> End:
-        """The routing of outputs begins; None where they are of no raw output, as a diffusion stage's.
+        """The routing of outputs begins. None if they are of no raw output, such as those of a diffusion stage.
 
-        Takes what upstream's method takes.
+        Takes the arguments of upstream's method.
         """
-        due, self._due = self._due, None
-        return None if due is None or due[0] != stage_id else partial(self._routed, *due[1:])
+        last, self._processed = self._processed, None
+        return None if last is None or last[0] != stage_id else partial(self._routed, *last[1:])
 
     def _routed(self, made_s: float, replica: Replica) -> None:
         self._counters["observed"] += 1
@@ -97,16 +95,16 @@ class Account:
 
     @property
     def pools(self) -> Any:
-        """Of the orchestrator; none when it is gone."""
+        """The orchestrator's pools, or none when it is gone."""
         return getattr(self._orchestrator(), "stage_pools", ())
 
     @property
     def requests(self) -> dict[str, Any]:
-        """The orchestrator's states of the requests that it has now, by id."""
+        """The orchestrator's states of its current requests, by id."""
         return dict(getattr(self._orchestrator(), "request_states", {}))  # in one step: another thread may change it
 
     def depths(self) -> Iterator[tuple[int, int, int]]:
-        """Stage, replica, and how many raw outputs wait in its client's queue now; what is shown of it begins here."""
+        """Stage, replica, and the depth of its client's queue. From the first call on the replica has metrics."""
         for stage_id, pool in enumerate(self.pools):
             for replica_id, client in enumerate(list(pool.clients)):
                 if hasattr(client, "outputs_queue"):  # a diffusion stage's outputs have no time of construction
@@ -114,9 +112,9 @@ class Account:
                     yield stage_id, replica_id, client.outputs_queue.qsize()
 
     def without_output(self) -> Iterator[tuple[tuple[int, int | None], float]]:
-        """Of each request the stage and the replica that it waits for, and for how long no stage made an output of it.
+        """For each request the stage and replica that it waits for, and how long no stage has made an output of it.
 
-        Without those that wait for their client, or for a diffusion stage, whose only output is the last.
+        Without requests that wait for their client, or for a diffusion stage, whose only output is the last.
         """
         pools, states = self.pools, self.requests
         for request_id in self._output_s.copy().keys() - states.keys():
@@ -151,10 +149,10 @@ def _has(pool: Any, request_id: str) -> bool:
 
 
 def is_on_this_host(client: Any) -> bool:
-    """Whether a replica's clock is this host's: it was spawned here, or sends by a local transport, or by none.
+    """Whether a replica is on this host, because it was spawned here or does not send over TCP.
 
-    A socket that listens on an address of a network may have another host behind it; with ``--omni-master-address``
-    this host's own replicas send there, too. Only spawned ones have the manager of processes.
+    A socket that listens on a network address may receive from another host. With ``--omni-master-address`` replicas of
+    this host send there too. Only spawned ones have a manager of processes.
     """
     resources = getattr(client, "resources", None)
     socket = getattr(resources, "output_socket", None)
@@ -164,4 +162,4 @@ def is_on_this_host(client: Any) -> bool:
         address: str = socket.LAST_ENDPOINT.decode()
     except Exception:  # it is closed
         return False
-    return not address.startswith("tcp://") or address.startswith(_LOOPBACK)
+    return not address.startswith("tcp://")

@@ -1,7 +1,7 @@
-"""What delays a whole process: event loops that are late, and collections of Python's oldest generation.
+"""What delays a whole process: late event loops, and garbage collections of Python's oldest generation.
 
-Plain numbers, not a prometheus_client ``Histogram``: Python may call ``Pauses`` on a thread that holds a metric's lock,
-which would then wait for itself.
+Plain numbers and not a prometheus_client ``Histogram``, because Python may call ``Pauses`` on a thread that holds the
+lock of a metric, which would then wait for itself.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _OLDEST = 2
 _guard = runtime("queue_metrics").guard("measuring a delay")
 
 LOOPS: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-"""Event loops that are measured; one that leaves is measured no more."""
+"""Event loops that are measured. One that is removed is no longer measured."""
 
 
 def measure_lag(name: str) -> None:
-    """Measure how late the running event loop calls what is due, four times a second, if nobody does yet."""
+    """Measure how late the running event loop runs a timer, four times per second, if it is not measured yet."""
     loop, lag = asyncio.get_running_loop(), SEEN.of("event_loop_lag_seconds", loop=name)
 
-    def look(due_s: float) -> None:
+    def measure(due_s: float) -> None:
         with _guard:
             if loop in LOOPS:
                 lag.observe(max(0.0, monotonic() - due_s))
-                loop.call_later(EVERY_S, look, monotonic() + EVERY_S)
+                loop.call_later(EVERY_S, measure, monotonic() + EVERY_S)
 
     if loop not in LOOPS:
         LOOPS.add(loop)
-        loop.call_later(EVERY_S, look, monotonic() + EVERY_S)
+        loop.call_later(EVERY_S, measure, monotonic() + EVERY_S)
 
 
 class Pauses:
@@ -45,7 +45,7 @@ class Pauses:
         self._began_ns = 0
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """Called by ``gc`` before and after a collection of any generation; one runs at a time in a process."""
+        """``gc`` calls this before and after a collection of any generation. Only one runs at a time in a process."""
         if info["generation"] == _OLDEST:
             with _guard:
                 if phase == "start":

@@ -1,7 +1,7 @@
 """Where the time of a request's first audio and first text went, leg by leg, from the application to the transport.
 
-A request is followed while its connection is open. Two threads write: the orchestrator's until a first output is in
-the front end's queue, the front end's from then on.
+A request is followed while its connection is open. Two threads write, the orchestrator's until a first output is in the
+front end's queue, and the front end's from then on.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ SEEN = Distributions(
     {metric.name.removeprefix(PREFIX): metric.bounds for metric in PATCH.metrics if metric.bounds},
     recent=("first_output_seconds", "first_output_api_process_seconds", "first_output_leg_seconds"),
 )
-"""The distributions of this process, by the metrics' names without the prefix."""
+"""The distributions of this process, by names of metrics without the prefix."""
 
 OUTPUTS = ("audio", "text")
 LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
 QUEUES = ("replica", "front_end")
 _TCP_INFO, _LAST_DATA = (6, 11), slice(52, 56)
-"""Level and name of Linux' option of a connection, and where that has the milliseconds since data came, on the
-processors that upstream runs on."""
+"""Level and name of a socket option of Linux, and the position in it of the milliseconds since data arrived, on the
+processors that upstream supports."""
 _MADE, _PUT, _HANDED_OVER = range(4, 7)
-"""How many times of a first output are known."""
+"""How many times of a first output are known at each point."""
 
 
 def unread_s(receive: Any) -> float:
-    """How long a request was in the kernel before the event loop read it, seconds; 0 where that is not known.
+    """Seconds for which a request was in the kernel before the event loop read it, or 0 if that is not known.
 
-    uvicorn's ``receive`` is a method of what has the connection; the resolution is the kernel's, some milliseconds.
+    uvicorn's ``receive`` is a method of the object with the connection. The kernel's resolution is some milliseconds.
     """
     try:
         info = receive.__self__.transport.get_extra_info("socket").getsockopt(*_TCP_INFO, _LAST_DATA.stop)
@@ -44,7 +44,7 @@ def unread_s(receive: Any) -> float:
 
 
 def distributions(output: str) -> list[Distribution]:
-    """Of a kind of first output: its whole time, the API process's, each leg, and what was ahead in each queue."""
+    """For a kind of first output: its whole time, that in the API process, each leg, and what was ahead of it."""
     whole = [SEEN.of(f"first_output_{each}", output=output) for each in ("seconds", "api_process_seconds")]
     legs = [SEEN.of("first_output_leg_seconds", output=output, leg=leg) for leg in LEGS]
     return [*whole, *legs, *(SEEN.of("first_output_ahead", output=output, queue=queue) for queue in QUEUES)]
@@ -56,10 +56,10 @@ class First:
 
     Attributes:
         output: Which of the two.
-        stage_id: Of the stage that made it.
-        times: The request's beginning, and the end of each leg so far.
-        ahead: What was ahead of it in its replica's queue, and then in the front end's.
-        message: What carries it through the front end, until it arrived.
+        stage_id: The stage that made it.
+        times: The beginning of the request, and the end of each leg so far.
+        ahead: How much was ahead of it in its replica's queue, and in the front end's.
+        message: The message with it in the front end, until it was sent.
     """
 
     output: str
@@ -69,14 +69,14 @@ class First:
     message: Any = None
 
     def was_put(self, message: Any, ahead: int) -> None:
-        """It is about to be put into the front end's queue, behind so many messages."""
+        """It was put into the front end's queue, behind *ahead* messages."""
         self.times.append(monotonic())
         self.ahead.append(ahead)
         self.message = message
 
-    def arrived(self, sent_s: float) -> None:
-        """It was given to the transport."""
-        self.times.append(sent_s)
+    def arrived(self) -> None:
+        """Its bytes were given to the transport."""
+        self.times.append(monotonic())
         self.message = None
         legs = [end_s - begin_s for begin_s, end_s in pairwise(self.times)]
         values = [sum(legs), sum(legs) - legs[LEGS.index("engines")], *legs, *self.ahead]
@@ -90,13 +90,12 @@ class Journey:
 
     Attributes:
         began_s: When the server had the request.
-        request_id: The orchestrator's id; empty before the connection's first request has one. A connection may make
-            more requests, which are not followed.
-        submitted_s: When a stage had the request; None too where the request is not followed any more.
+        request_id: The orchestrator's id, or empty before the connection's first request has one. Later requests of a
+            connection are not followed.
+        submitted_s: When a stage had the request. None also if the request is no longer followed.
         firsts: Its first outputs so far.
-        taken: Those of them that the request's handler took, and has perhaps not written.
-        sent_s: When the handler last wrote something of these.
-        arrived: How many were written.
+        taken: Those of them that the request's handler has taken and not sent.
+        arrived: How many were sent.
     """
 
     began_s: float
@@ -104,54 +103,47 @@ class Journey:
     submitted_s: float | None = None
     firsts: list[First] = field(default_factory=list)
     taken: list[First] = field(default_factory=list)
-    sent_s: float | None = None
     arrived: int = 0
 
     # On the orchestrator's thread.
 
     def was_submitted(self) -> None:
-        """A stage has the request; later stages do not count."""
+        """A stage has the request. Later stages do not count."""
         self.submitted_s = self.submitted_s or monotonic()
 
     def was_made(self, output: str, stage_id: int, times: tuple[float, float], ahead: int) -> None:
-        """A raw output with a first output was processed; *times* are of its construction and of its dequeuing."""
+        """A raw output with a first output was processed. *times* are of its construction and of its dequeuing."""
         if self.submitted_s is not None and all(first.output != output for first in self.firsts):
             self.firsts.append(First(output, stage_id, [self.began_s, self.submitted_s, *times], [ahead]))
 
-    def is_made(self, message: Any) -> First | None:
-        """The first output that a message carries into the front end's queue."""
+    def first_in(self, message: Any) -> First | None:
+        """The first output in a message for the front end."""
         made = (each for each in self.firsts if len(each.times) == _MADE and hasattr(message, "engine_outputs"))
         return next((each for each in made if each.stage_id == message.stage_id), None)
 
     # On the front end's.
 
     def was_handed_over(self, message: Any) -> bool:
-        """The request's own queue has a message; True when nothing more is to be seen of the request."""
+        """The request's own queue has a message. True when there is nothing more to observe of the request."""
         for first in self._in(message, _PUT):
             first.times.append(monotonic())
         return self.arrived == len(OUTPUTS)
 
     def was_taken(self, message: Any) -> bool:
-        """The request's handler took a message, and so has written what it makes of the one before; as above."""
-        self.was_written()
+        """The request's handler took a message. The result is as above."""
         self.taken += self._in(message, _HANDED_OVER)
         return self.arrived == len(OUTPUTS)
 
     def was_sent(self, message: Any) -> None:
-        """The server was given a part of the answer; an answer whose length is known is not in parts."""
+        """The server was given a part of the answer. An answer with a content length is not sent in parts."""
         if any(name == b"content-length" for name, _ in message.get("headers", ())):
             self.submitted_s = None
             self.firsts, self.taken = [], []
         elif self.taken and message.get("body"):
-            self.sent_s = monotonic()
-
-    def was_written(self) -> None:
-        """What the handler took before was written, if it has sent anything since then."""
-        if self.sent_s is not None:
             for first in self.taken:
-                first.arrived(self.sent_s)
+                first.arrived()
             self.arrived += len(self.taken)
-            self.taken, self.sent_s = [], None
+            self.taken = []
 
     def _in(self, message: Any, known: int) -> list[First]:
         return [first for first in self.firsts if first.message is message and len(first.times) == known]

@@ -1,4 +1,4 @@
-"""What is in ``/dev/shm``: how full it is, the chunks of this server's requests, and what nobody can fetch any more."""
+"""The content of ``/dev/shm``: how full it is, the chunks of this server's requests, and chunks that nobody fetches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from time import time
 
 FOLDER = "/dev/shm"  # noqa: S108 - where upstream's connector puts chunks
 _CHUNK = re.compile(r"(?:shm_)?(?P<request>.+)_(?P<stage>\d+)_\d+(?:_lockfile\.lock)?")
-"""A chunk's name, and its lock's: a request, the stage that sent it, and a number."""
+"""The name of a chunk, and of its lock: a request, the stage that sent it, and a number."""
 _LOST_S = 600.0
-"""How old a chunk is before nobody fetches it any more, if its request is not known here: after as long upstream gives
-up a request that waits for a chunk. Another server's requests are never known."""
+"""The age at which a chunk is not fetched any more, if its request is not known here, because after this time upstream
+gives up a request that waits for a chunk. Requests of another server are never known."""
 
 
-def look(requests: Collection[str], stages: int) -> Iterator[tuple[str, float, dict[str, str]]]:
-    """How full it is, the bytes of these requests' chunks by stage, and how many chunks nobody fetches any more.
+def content(requests: Collection[str], stages: int) -> Iterator[tuple[str, float, dict[str, str]]]:
+    """How full it is, the bytes of the chunks of these requests by stage, and how many chunks nobody fetches any more.
 
-    Nothing where there is no such folder.
+    Nothing if there is no such folder.
     """
     sizes, orphans = Counter[str](), 0
     with contextlib.suppress(OSError), os.scandir(FOLDER) as files:

@@ -1,6 +1,6 @@
-"""The slots of ``queue_metrics``: what is observed in a server and in a stage, and what ``/metrics`` shows of it.
+"""The wrappers of ``queue_metrics``: what is observed in a server and in a stage, and what ``/metrics`` shows of it.
 
-Upstream is called outside of the guard everywhere, so that an exception of this patch costs figures and nothing else.
+Upstream's function runs first wherever that is possible, so an exception of this patch only costs figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import janus
 
 from omni_fastpath import way_out
 from omni_fastpath.figures import Sample, gauge
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import AwaitedCall, Call, runtime
 
 from . import PREFIX, shared_memory
 from .account import Account, End
@@ -32,45 +32,41 @@ _counters = _runtime.counters
 _guard = _runtime.guard("observing")
 
 WITHOUT_S = 30.0
-"""How long a request is without an output before it is counted."""
+"""After this time without an output a request is counted."""
 
 _accounts: list[Account] = []
 _observed: WeakKeyDictionary[Any, Account] = WeakKeyDictionary()
-"""The accounts by orchestrator; empty once observing has ended."""
+"""The accounts by orchestrator, or empty when observation has ended."""
 _queues: list[ref[Any]] = []
 """The queues between an orchestrator and its front end."""
 _adapters: list[ref[Any]] = []
-"""No ``WeakSet``, which cannot be read while another thread adds to it."""
+"""Not a ``WeakSet``, which cannot be read while another thread adds to it."""
 _journeys: dict[str, Journey] = {}
 """By the orchestrator's id of a request."""
 _journey: ContextVar[Journey | None] = ContextVar("queue_metrics", default=None)
-"""The one that the running task works for, or one that has ended: uvicorn may start a connection's next request in the
-context of the last one."""
+"""The one that the running task works for, or one that has ended, because uvicorn may start the next request of a
+connection in the context of the last one."""
 
 
-def _after(look: Callable[..., None]) -> Callable[..., Any]:
-    """A wrapper that calls upstream's function, and then this with its instance and arguments."""
+def _after(observe: Callable[..., None]) -> Callable[..., Any]:
+    """A wrapper that calls upstream's function, and then this one with the same instance and arguments."""
 
-    def wrapper(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    def wrapper(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
-        with _guard:
-            look(instance, *args, **kwargs)
+        observe(instance, *args, **kwargs)
         return result
 
     return wrapper
 
 
 def _around(begin: Callable[..., End]) -> Callable[..., Any]:
-    """A wrapper of a coroutine function that calls this, upstream's, and then what this gave."""
+    """A wrapper of a coroutine function that calls this one, upstream's, and then what this one returned."""
 
-    async def wrapper(wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any) -> Any:
-        end = None
-        with _guard:
-            end = begin(instance, *args, **kwargs)
+    async def wrapper(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
+        end = begin(instance, *args, **kwargs)
         result = await wrapped(*args, **kwargs)
         if end is not None:
-            with _guard:
-                end()
+            end()
         return result
 
     return wrapper
@@ -79,23 +75,18 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
 # ---- A request's connection ----
 
 
-async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
-    """Upstream's application; a POST request is followed from here on."""
-    journey = None
-    with _guard:
-        scope, receive, send = args
-        if scope["type"] == "http" and scope["method"] == "POST" and not _runtime.has_failed:
-            journey = Journey(monotonic() - unread_s(receive))
-            args = scope, receive, _observed_send(send, journey)
-            _journey.set(journey)
+async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
+    """The application. A POST request is followed from here on."""
+    scope, receive, send = args
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return await wrapped(*args, **kwargs)
+    journey = Journey(monotonic() - unread_s(receive))
+    _journey.set(journey)
     try:
-        await wrapped(*args, **kwargs)
+        await wrapped(scope, receive, _observed_send(send, journey))
     finally:
-        with _guard:
-            if journey is not None:
-                journey.was_written()
-                _journeys.pop(journey.request_id, None)
-                journey.request_id = "ended"
+        _journeys.pop(journey.request_id, None)
+        journey.request_id = "ended"
 
 
 def _observed_send(send: Callable[[Any], Awaitable[None]], journey: Journey) -> Callable[[Any], Awaitable[None]]:
@@ -109,7 +100,7 @@ def _observed_send(send: Callable[[Any], Awaitable[None]], journey: Journey) -> 
 
 @_after
 def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
-    """Upstream's state of a request in the front end, whose queue is observed from here on."""
+    """The front end's state of a request, whose queue is observed from here on."""
     journey, queue = _journey.get(), request.queue
     if journey is not None and not journey.request_id and isinstance(queue, asyncio.Queue):
         journey.request_id = request.request_id
@@ -118,8 +109,8 @@ def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
         _override(queue, "_get", journey.was_taken)
 
 
-def _override(queue: Any, name: str, look: Callable[[Any], bool]) -> None:
-    """Call this after each put, or get, with the item, until it says that it has seen all.
+def _override(queue: Any, name: str, observe: Callable[[Any], bool]) -> None:
+    """Call *observe* with the item after each put, or get, until it returns True.
 
     asyncio and janus document these methods as the ones to override.
     """
@@ -128,7 +119,7 @@ def _override(queue: Any, name: str, look: Callable[[Any], bool]) -> None:
     def observed(*item: Any) -> Any:
         got = upstreams(*item)
         with _guard:
-            if look(*item or (got,)) and vars(queue).get(name) is observed:
+            if observe(*item or (got,)) and vars(queue).get(name) is observed:
                 delattr(queue, name)
         return got
 
@@ -137,7 +128,7 @@ def _override(queue: Any, name: str, look: Callable[[Any], bool]) -> None:
 
 @_after
 def wrapped_final_output_handler(front_end: Any) -> None:
-    """Upstream's, at each request's beginning, on the front end's event loop."""
+    """Is called when a request begins, on the front end's event loop."""
     measure_lag("front_end")
     queue = front_end.engine.output_queue
     if isinstance(queue, janus.Queue) and all(each() is not queue for each in _queues):  # else an embedder's own
@@ -146,9 +137,9 @@ def wrapped_final_output_handler(front_end: Any) -> None:
 
 
 def _put(queue: Any, message: Any) -> bool:
-    """The orchestrator's put, under the queue's lock; True when nothing is observed any more."""
+    """The orchestrator's put, under the queue's lock. True when observation has ended."""
     journey = _journeys.get(getattr(message, "request_id", None) or "")
-    first = None if journey is None else journey.is_made(message)
+    first = None if journey is None else journey.first_in(message)
     if first is not None:
         first.was_put(message, queue.qsize() - 1 + way_out.kept())
     return not _observed
@@ -159,8 +150,8 @@ def _put(queue: Any, message: Any) -> bool:
 
 @_around
 def wrapped_output_handler(orchestrator: Any) -> None:
-    """Upstream's, on the orchestrator's event loop, before either of its loops begins: it is observed from here on."""
-    if orchestrator not in _observed and not _runtime.has_failed:
+    """Runs on the orchestrator's event loop before either of its loops begins. It is observed from here on."""
+    if orchestrator not in _observed:
         if not _accounts:
             gc.callbacks.append(Pauses())
             for output in OUTPUTS:
@@ -171,21 +162,21 @@ def wrapped_output_handler(orchestrator: Any) -> None:
 
 @_around
 def wrapped_submit_initial(_pool: Any, request_id: str, *_: Any, **__: Any) -> End:
-    """Upstream's submission of a request to a stage."""
+    """Submission of a request to a stage."""
     journey = _journeys.get(request_id)
     return None if journey is None else journey.was_submitted
 
 
 @_around
 def wrapped_process_llm_stage_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
-    """Upstream's processing of one raw output; what it routes meanwhile belongs to this one."""
+    """Processing of one raw output. What is routed meanwhile belongs to it."""
     account = _observed.get(orchestrator)
     return None if account is None else account.processing(*args, **kwargs)
 
 
 @_around
 def wrapped_handle_processed_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
-    """Upstream's routing of what was just processed."""
+    """Routing of what was just processed."""
     account = _observed.get(orchestrator)
     return None if account is None else account.routing(*args, **kwargs)
 
@@ -195,7 +186,7 @@ def wrapped_handle_processed_outputs(orchestrator: Any, *args: Any, **kwargs: An
 
 @_after
 def wrapped_adapter_made(adapter: Any, *_: Any, **__: Any) -> None:
-    """Upstream's, in a stage: its save queue is looked at from here on."""
+    """The adapter of a stage, whose save queue is observed from here on."""
     _adapters.append(ref(adapter))
     _counters["observed"] += 1
 
@@ -204,15 +195,11 @@ def wrapped_adapter_made(adapter: Any, *_: Any, **__: Any) -> None:
 
 
 def figures() -> dict[str, list[Sample]]:
-    """What ``/metrics`` shows now; called by a scrape and for the state file, on a thread of its own."""
+    """What ``/metrics`` shows now. The thread that writes the state file calls it."""
     found: dict[str, list[Sample]] = {}
-    with _guard:
-        gauges = ((name, gauge(labels, value)) for name, value, labels in _gauges())
-        for name, sample in itertools.chain(gauges, SEEN.samples()):
-            found.setdefault(PREFIX + name, []).append(sample)
-    if _runtime.has_failed:
-        _end()
-        return {}
+    gauges = ((name, gauge(labels, value)) for name, value, labels in _gauges())
+    for name, sample in itertools.chain(gauges, SEEN.samples()):
+        found.setdefault(PREFIX + name, []).append(sample)
     return found
 
 
@@ -231,7 +218,7 @@ def _gauges() -> Iterator[tuple[str, float, dict[str, str]]]:
         queues = filter(None, [each() for each in _queues])
         yield "queued_messages", sum(each.sync_q.qsize() for each in queues) + way_out.kept(), {}
         requests = {each for account in _accounts for each in account.requests}
-        yield from shared_memory.look(requests, max(len(account.pools) for account in _accounts))
+        yield from shared_memory.content(requests, max(len(account.pools) for account in _accounts))
     for adapter in filter(None, [each() for each in _adapters]):
         yield "save_queue_tasks", tasks_in(adapter._pending_save_reqs), {}
 
@@ -241,8 +228,8 @@ def _labels(stage_id: int, replica_id: int | None) -> dict[str, str]:
 
 
 def tasks_in(queue: Any) -> int:
-    """How many tasks wait in a save queue; from 0.32 on one entry may have those of a step of the scheduler."""
-    # A list is made in one step of the interpreter: no other thread changes the queue meanwhile.
+    """How many tasks are in a save queue. From 0.32 on one entry may have all tasks of a scheduler's step."""
+    # A list is made in one step of the interpreter, during which no other thread changes the queue.
     entries = list(queue) if type(queue) is deque else [{}] * len(queue)
     return sum(len(entry["batch"]) if "batch" in entry else 1 for entry in entries)
 
@@ -250,15 +237,9 @@ def tasks_in(queue: Any) -> int:
 # ---- The end ----
 
 
-def _end() -> None:
-    for known in (_observed, _journeys, LOOPS):
+def taken_off() -> None:
+    """End all observation, and forget what was observed."""
+    for known in (_observed, _journeys, LOOPS, _accounts, _queues, _adapters, SEEN):
         known.clear()
     for pauses in [each for each in gc.callbacks if isinstance(each, Pauses)]:
         gc.callbacks.remove(pauses)
-
-
-def taken_off() -> None:
-    """Nothing is observed any more, and what was seen is forgotten."""
-    _end()
-    for known in (_accounts, _queues, _adapters, SEEN):
-        known.clear()

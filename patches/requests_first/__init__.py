@@ -1,30 +1,30 @@
-"""A request on its way in goes before the outputs of others on their way out.
+"""Incoming requests precede the outputs of other requests.
 
 What:
-    From the application's first line to the submission to the orchestrator a request for generation is on its way.
-    Meanwhile the front end does not hand out the next output: until no request is on its way, 5 ms at most, and a third
-    of the time at most. In the orchestrator's thread whoever drains leaves the event loop the turns that a submitted
-    request needs to reach its stage, before it takes the next output.
+    A request for generation is on its way from the application's first line until it is submitted to the orchestrator.
+    While one is on its way, the front end does not deliver the next output, for up to 5 ms at a time and for at most a
+    third of the time overall. Before it takes its next output, the orchestrator's thread gives the event loop the turns
+    that a submitted request needs to reach its stage.
 Why:
-    Each output that is handed out makes work for the event loop that a new request needs a dozen turns of, and the
-    threads that render and tokenise wait for the interpreter's lock behind it. With four replicas and 64 streams a
-    request took 56 ms to the engine, of 213 ms to its first audio, with upstream's slower front end 11. What waits for
-    it is mostly single tokens of others.
+    Each output that is delivered makes work for the event loop. A new request needs a dozen turns of that loop, and the
+    threads that render and tokenize wait for the interpreter lock behind it. With four replicas and 64 streams a
+    request took 56 ms to reach the engine, of 213 ms to its first audio. With upstream's slower front end it took
+    11 ms. The outputs that wait meanwhile are mostly single tokens.
 Why not a hook:
-    Upstream has none between the socket and the engine, and its drain of the outputs is a closure.
+    Upstream has none between the socket and the engine, and its drain of outputs is a closure.
 Scope:
-    Event loop of the API server, both modes; POST requests for chat, completions, responses, messages, speech and
-    transcriptions. Images, videos, web sockets, ``/metrics``, ``/health`` and a library user's requests never count. A
-    request that has not reached the orchestrator after 0.25 s counts no more: a slow client, a file from elsewhere or a
-    paused engine holds nobody up.
+    Event loop of the API server, both modes. POST requests for chat, completions, responses, messages, speech and
+    transcriptions. Images, videos, web sockets, ``/metrics``, ``/health`` and requests of a library user never count. A
+    request that has not reached the orchestrator after 0.25 s stops counting, so that a slow client, a remote file or a
+    paused engine delays nobody.
 Fragility:
-    Nothing but time changes: whatever is wrapped runs as it is, once, with what it was given. Who is cancelled in a
-    wait has taken no output. A request stops counting in ``finally``: submitted, refused, failed, cancelled or left by
-    its client.
+    Only timing changes. Every wrapped function runs once, unchanged, with its own arguments. A drain that is cancelled
+    in a pause has taken no output. A request stops counting in ``finally``, whether it was submitted, refused, failed,
+    cancelled or left by its client.
 Upstream thread:
     vllm-omni issue #4561 (first audio under load), PR #5221 (event-driven loop).
 Remove when:
-    Upstream submits requests before it hands out outputs, or from a process of their own.
+    Upstream submits requests before it delivers outputs, or in a process of their own.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def _one_by_one(module: str, owner: str) -> tuple[AnySeam, ...]:
 
 PATCH = Patch(
     name="requests_first",
-    summary="a request on its way in goes before the outputs of others on their way out",
+    summary="incoming requests precede the outputs of other requests",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
         Counter("submitted", "requests handed to the orchestrator"),
-        Counter("requests", "requests for generation that were on their way, refused ones too"),
-        Counter("waits", "times that outputs waited for requests on their way in"),
-        Counter("waited_us", "time that outputs waited, microseconds"),
-        Counter("cut_short", "waits that their bound ended before the last request was submitted"),
+        Counter("requests", "requests for generation, including refused ones"),
+        Counter("waits", "pauses of the outputs for requests"),
+        Counter("waited_us", "length of these pauses in total, microseconds"),
+        Counter("cut_short", "pauses that ended at their limit, before the last request was submitted"),
     ),
     rows=(
         Fit(releases=("0.28.0",), seams=_one_by_one(ENGINE, "AsyncOmniEngine")),

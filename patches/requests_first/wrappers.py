@@ -1,16 +1,15 @@
-"""The slots of ``requests_first``: where a request's way in begins and ends, and the drains that wait for it."""
+"""The wrappers of ``requests_first``: where a request's way in begins and ends, and the drains that wait for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
 from omni_fastpath import way_in
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import AwaitedCall, runtime
 
-from .hold import Hold
+from .pause import Pause
 
 ROUTES = (
     "/completions",
@@ -23,25 +22,22 @@ ROUTES = (
     "/audio/transcriptions",
     "/audio/translations",
 )
-"""Ends of the paths whose requests count. What waits long for its first output anyway, images and videos, does not."""
+"""Ends of the paths whose requests count. Images and videos do not, because their first output takes long anyway."""
 
 _LONGEST_WAY_S = 0.25
-"""After which a request counts no more: it waits for a client that sends slowly, a file from elsewhere or a paused
-engine, and not for this event loop."""
+"""A request that takes longer than this stops counting, because it waits for a slow client, a remote file or a paused
+engine and not for this event loop."""
 
 _runtime = runtime("requests_first")
 _counters = _runtime.counters
 _ending = _runtime.guard("ending a request's way in")
-
-_IN_SCOPE = "omni_fastpath.requests_first"
-"""Marks the scope of a request that counts: an application inside of another is called with the same one."""
 
 
 class Journey:
     """One request's way in.
 
     Attributes:
-        submitted: Id under which the orchestrator has, or had, something of it.
+        submitted: The id under which it was handed to the orchestrator, or empty.
     """
 
     __slots__ = ("submitted",)
@@ -50,29 +46,28 @@ class Journey:
         self.submitted = ""
 
     def end(self) -> None:
-        """It counts no more, here and for the orchestrator."""
+        """Stop counting it, here and in the orchestrator."""
         with _ending:
             _on_their_way.discard(self)
-            way_in.PENDING.discard(self.submitted)
+            way_in.NOT_AT_A_STAGE.discard(self.submitted)
 
 
 _on_their_way: set[Journey] = set()
-"""Those that no orchestrator has anything of yet, of this process's event loops."""
+"""The requests that have not been handed to an orchestrator yet."""
 
 _journey: ContextVar[Journey | None] = ContextVar("requests_first", default=None)
-"""The one that the running task works for, or one that has ended: uvicorn may start a connection's next request in the
-context of the last one."""
+"""The one that the running task works for, or one that has ended, because uvicorn may start the next request of a
+connection in the context of the last one."""
 
-_hold = Hold(_on_their_way, _counters)
+_pause = Pause(_on_their_way, _counters)
 
 
-async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any) -> None:
-    """Upstream's application; a request for generation is on its way from here on."""
+async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
+    """The application. A request for generation is on its way from here on."""
     scope = args[0] if args else kwargs["scope"]
     counts = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(ROUTES)
-    if not counts or _IN_SCOPE in scope:
+    if not counts or _journey.get() in _on_their_way:  # an application inside of another has the request already
         return await wrapped(*args, **kwargs)
-    scope[_IN_SCOPE] = True
     journey = Journey()
     timer = asyncio.get_running_loop().call_later(_LONGEST_WAY_S, journey.end)
     _journey.set(journey)
@@ -85,16 +80,14 @@ async def wrapped_app(wrapped: Callable[..., Awaitable[None]], _instance: Any, a
         timer.cancel()
 
 
-async def wrapped_add_request_async(
-    wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any
-) -> None:
-    """Upstream's submission to the orchestrator, with which the way in of the front end ends."""
+async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
+    """Submission to the orchestrator, which ends the front end's part of the way in."""
     _counters["submitted"] += 1
     journey = _journey.get()
-    if journey is None or journey not in _on_their_way:  # it counts no more, or this is not its first submission
+    if journey is None or journey not in _on_their_way:  # it has stopped counting, or was submitted before
         return await wrapped(*args, **kwargs)
     journey.submitted = args[0] if args else kwargs["request_id"]
-    way_in.PENDING.add(journey.submitted)
+    way_in.NOT_AT_A_STAGE.add(journey.submitted)
     try:
         await wrapped(*args, **kwargs)
     except BaseException:
@@ -104,23 +97,21 @@ async def wrapped_add_request_async(
         _on_their_way.discard(journey)
 
 
-async def wrapped_handle_add_request(
-    wrapped: Callable[..., Awaitable[None]], _instance: Any, args: Any, kwargs: Any
-) -> None:
-    """Upstream's handling in the orchestrator's thread, with which the way in ends."""
+async def wrapped_handle_add_request(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
+    """Handling in the orchestrator's thread, which ends the way in."""
     try:
         await wrapped(*args, **kwargs)
     finally:
-        way_in.PENDING.discard((args[0] if args else kwargs["msg"]).request_id)
+        way_in.NOT_AT_A_STAGE.discard((args[0] if args else kwargs["msg"]).request_id)
 
 
-async def wrapped_drain(wrapped: Callable[..., Awaitable[Any]], _instance: Any, args: Any, kwargs: Any) -> Any:
-    """A drain of the orchestrator's outputs, after a wait for requests; who is cancelled in it loses none."""
-    await _hold.before_output()
+async def wrapped_drain(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
+    """A drain of the orchestrator's outputs, after a pause for requests. Cancelled in it, it has taken nothing."""
+    await _pause.before_output()
     return await wrapped(*args, **kwargs)
 
 
 def taken_off() -> None:
-    """No request is on its way any more, so that no output waits."""
+    """No request counts any more, so that no output waits."""
     _on_their_way.clear()
-    way_in.PENDING.clear()
+    way_in.NOT_AT_A_STAGE.clear()

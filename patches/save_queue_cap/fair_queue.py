@@ -1,8 +1,8 @@
-"""Which task is sent next: one deque a stream, and start-time fair queueing over what their sends took.
+"""Which task is sent next: one deque per stream, and start-time fair queueing by the time that their sends took.
 
-Streams that are not behind are served in the order of arrival, all of them while no send is slow. A stream whose send
-was slow is behind until the others have had as much of the save thread as it had, and is sent before that only when no
-other stream waits. No thread, no lock and no clock in here.
+Streams that are not behind are served in order of arrival. All streams are, while no send is slow. A stream whose send
+was slow is behind until the others have had as much of the save thread as it had. Before that it is sent only when no
+other stream has a task. There is no thread, lock or clock in here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-SLOW_S = 0.02
-"""A send that lasts longer is slow. Shorter ones differ by which thread got the interpreter's lock, not by stream."""
-
-CLEARLY_SLOW_S = 0.1
-"""A send that lasts so long is charged the first time. Of a shorter one the lesser of two puts in a row is charged: a
-pause of the whole process (a garbage collection) hits whichever stream is being sent."""
+SLOW_S = 0.1
+"""A send that takes this long is slow. How long a shorter one takes depends on which thread got the interpreter lock
+and on pauses of the whole process such as garbage collections, and not on the stream."""
 
 MOST_CHARGED_S = 1.0
-"""A send that hung once must not keep its stream back for long where the others always have something waiting."""
+"""The most that one send is charged. A send that hung once must not keep its stream back for long while the others have
+tasks all the time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,13 +27,12 @@ class Stream:
     """The tasks of one external request id.
 
     Attributes:
-        waiting: Tasks that were not taken yet, in the order of arrival.
-        tasks: Those, and the one that is being sent.
-        nbytes: Of their payloads, as far as they were weighed.
-        virtual_s: Virtual time at which its next send begins, at the earliest.
-        cost_s: What its last put was charged, and its next is expected to take.
-        last_put_s: What its last put took.
-        has_receiver: Whether the next stage takes its chunks; None until its first task is sent.
+        waiting: Tasks that were not taken yet, in order of arrival.
+        tasks: Number of these, plus the one that is being sent.
+        nbytes: Size of their payloads, of those that were weighed.
+        virtual_s: Earliest virtual time at which its next send begins.
+        cost_s: What its last put was charged, which its next is expected to take.
+        has_receiver: Whether the next stage takes its chunks. None until its first task is sent.
     """
 
     key: str
@@ -44,7 +41,6 @@ class Stream:
     nbytes: int = 0
     virtual_s: float = 0.0
     cost_s: float = 0.0
-    last_put_s: float = 0.0
     has_receiver: bool | None = None
 
 
@@ -53,10 +49,10 @@ class QueuedTask:
     """One task.
 
     Attributes:
-        task: Upstream's.
-        stream: Whose it is.
+        task: Upstream's task.
+        stream: Its stream.
         number: Its place in the order of arrival.
-        nbytes: Of its payload; 0 until it was weighed.
+        nbytes: Size of its payload, 0 until it was weighed.
         is_waiting: Whether it was not taken yet.
     """
 
@@ -70,7 +66,7 @@ class QueuedTask:
 class FairQueue:
     """The queued tasks of one save thread, which sends one at a time.
 
-    A task stands in its stream's ``waiting`` until it is the one in ``sending``, in both for a moment.
+    A task is in its stream's ``waiting`` until it is in ``sending``, and for a moment in both.
     """
 
     def __init__(self) -> None:
@@ -78,13 +74,13 @@ class FairQueue:
         self.waiting = 0
         """Tasks of all streams that were not taken yet."""
         self.nbytes = 0
-        """Of the payloads of all streams, queued and being sent, as far as they were weighed."""
+        """Size of the payloads of all streams, queued and being sent, of those that were weighed."""
         self.sending: QueuedTask | None = None
-        """The task that was taken last and has not been sent."""
+        """The task that was taken last, until it was sent."""
         self._virtual_s = 0.0
         self._numbers = 0
         self._ready: list[tuple[int, Stream]] = []  # a heap of streams that are not behind, by their first task
-        self._behind: list[tuple[float, int, Stream]] = []  # a heap of the others, by when their send would be due
+        self._behind: list[tuple[float, int, Stream]] = []  # a heap of the others, by the virtual end of a send
 
     def push(self, key: str, task: dict[str, Any]) -> QueuedTask:
         """Queue a task behind its stream's others."""
@@ -101,14 +97,14 @@ class FairQueue:
         return queued
 
     def pop(self) -> QueuedTask:
-        """Take the next task; `sent` must be called before the next one is taken.
+        """Take the next task. `sent` must be called before another one is taken.
 
         Raises:
-            IndexError: None waits.
+            IndexError: There is none.
         """
         while self._behind and self._behind[0][0] <= self._virtual_s:
-            _, number, due = heapq.heappop(self._behind)
-            heapq.heappush(self._ready, (number, due))
+            _, number, caught_up = heapq.heappop(self._behind)
+            heapq.heappush(self._ready, (number, caught_up))
         if self._ready:
             stream = heapq.heappop(self._ready)[-1]
         else:
@@ -121,11 +117,11 @@ class FairQueue:
         return queued
 
     def sent(self, seconds: float, *, has_put: bool) -> None:
-        """The task in ``sending`` was sent, well or not.
+        """The task in ``sending`` was sent, successfully or not.
 
         Args:
-            seconds: What it took.
-            has_put: Whether the connector was given something; a talker's frames are put many tasks at a time.
+            seconds: How long it took.
+            has_put: Whether a chunk was put. The frames of a talker are put many tasks at a time.
         """
         queued, self.sending = self.sending, None
         if queued is None:
@@ -134,25 +130,25 @@ class FairQueue:
         stream.tasks -= 1
         if queued.nbytes:
             self.weighed(queued, 0)
-        queued.task = {}  # its payload lives no longer than it must
+        queued.task = {}  # releases its payload
         self._charge(stream, seconds, has_put=has_put)
         if stream.waiting:
             self._offer(stream)
 
     def weighed(self, queued: QueuedTask, nbytes: int) -> None:
-        """The payload of a task has so many bytes."""
+        """Set the size of a task's payload."""
         more = nbytes - queued.nbytes
         queued.nbytes += more
         queued.stream.nbytes += more
         self.nbytes += more
 
     def forget_idle(self, is_live: Callable[[str], bool]) -> None:
-        """Forget the streams without a task of which none will come."""
+        """Forget the streams that have no task and will get none."""
         for stream in [each for each in self.streams.values() if not each.tasks and not is_live(each.key)]:
             del self.streams[stream.key]
 
     def all_waiting(self) -> list[dict[str, Any]]:
-        """Everything that waits, whatever the state of the books, in the order of arrival."""
+        """Every task that was not taken, in order of arrival, even after an exception at any line."""
         found = [queued for each in self.streams.values() for queued in each.waiting if queued is not self.sending]
         return [queued.task for queued in sorted(found, key=lambda each: each.number)]
 
@@ -160,19 +156,18 @@ class FairQueue:
         """The first task of a stream may be sent."""
         number = stream.waiting[0].number
         stream.virtual_s = max(stream.virtual_s, self._virtual_s)
-        due_s = stream.virtual_s + stream.cost_s
-        if due_s > self._virtual_s:
-            heapq.heappush(self._behind, (due_s, number, stream))
+        end_s = stream.virtual_s + stream.cost_s
+        if end_s > self._virtual_s:
+            heapq.heappush(self._behind, (end_s, number, stream))
         else:
             heapq.heappush(self._ready, (number, stream))
 
     def _charge(self, stream: Stream, seconds: float, *, has_put: bool) -> None:
-        """Let virtual time pass: for this stream alone if its send was slow, else for all that wait."""
-        if has_put or seconds >= SLOW_S:
-            before_s, stream.last_put_s = stream.last_put_s, seconds
-            charged_s = min(seconds if seconds >= CLEARLY_SLOW_S else min(seconds, before_s), MOST_CHARGED_S)
-            stream.cost_s = charged_s if charged_s >= SLOW_S else 0.0
-            if stream.cost_s:
-                stream.virtual_s += stream.cost_s
-                return
+        """Let virtual time pass, for this stream alone if its send was slow, otherwise for all that have a task."""
+        if seconds >= SLOW_S:
+            stream.cost_s = min(seconds, MOST_CHARGED_S)
+            stream.virtual_s += stream.cost_s
+            return
+        if has_put:
+            stream.cost_s = 0.0
         self._virtual_s += seconds / (1 + len(self._ready) + len(self._behind))

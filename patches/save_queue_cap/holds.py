@@ -1,34 +1,33 @@
-"""Which streams are left out of the next step because too much is on its way, and for how long.
+"""Which streams are left out of the next step because too much payload is under way, and for how long.
 
-Over its limit each stream may have twice as much as is left up to one and a half times the limit: one stream alone the
-whole limit, many alike an equal share each. As the total falls that share grows, and held streams go on. A stream with
-less than its part of a sixteenth is never held, so that others' backlogs do not stop it. All together there is at most
-twice the limit, besides what the steps in flight bring and a step of each hold that expired.
-No thread, no lock and no clock in here.
+Over the limit each stream may have the limit, less twice the excess of the total over it. So one stream alone may have
+the whole limit, and many equal ones have equal shares. As the total falls the share grows, and held streams continue. A
+stream with less than a sixteenth of its equal share of the limit is never held, so that the backlog of others does not
+stop it. All together there is at most twice the limit, plus what the running steps add and a step for each hold that
+expired. There is no thread, lock or clock in here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 _STEEPNESS = 2
 _ALWAYS = 16
 
-NO_LIMIT = float("inf")
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a running request has on its way.
+    """How much of a running request is under way to the next stage.
 
     Attributes:
-        request: It.
+        request: The request.
         request_id: Its id.
         progress: A number that changes with each step that it takes.
-        nbytes: Queued, being sent and put but not fetched.
-        tasks: Queued and being sent.
+        nbytes: Bytes that are queued, being sent, or put and not fetched.
+        tasks: Tasks that are queued or being sent.
     """
 
     request: Any
@@ -40,7 +39,7 @@ class Load:
 
 @dataclass(slots=True)
 class _Hold:
-    """A hold that goes on from step to step. ``passing_at``: the progress when it expired, until a step was taken."""
+    """A hold that lasts over several steps. ``passing_at`` is the progress when it expired, until a step was taken."""
 
     began_s: float
     passing_at: int | None = None
@@ -50,39 +49,39 @@ class Holds:
     """The holds of one stage.
 
     Args:
-        max_bytes: Of all streams together; None: no limit.
-        max_tasks: The same of tasks.
-        max_hold_s: After which a hold ends for one step.
+        max_bytes: Limit of all streams together, or None.
+        max_tasks: The same for tasks.
+        max_hold_s: Seconds after which a hold ends for one step.
     """
 
     def __init__(self, max_bytes: int | None, max_tasks: int | None, max_hold_s: float) -> None:
         self.began = 0
         """Holds so far."""
         self.expired = 0
-        """Of them, those that ``max_hold_s`` ended for a step."""
-        self._max_bytes = NO_LIMIT if max_bytes is None else float(max_bytes)
-        self._max_tasks = NO_LIMIT if max_tasks is None else float(max_tasks)
+        """Holds of these that ``max_hold_s`` ended for a step."""
+        self._max_bytes = inf if max_bytes is None else float(max_bytes)
+        self._max_tasks = inf if max_tasks is None else float(max_tasks)
         self._max_hold_s = max_hold_s
         self._holds: dict[str, _Hold] = {}
 
     def is_over(self, nbytes: int, tasks: int) -> bool:
-        """Whether so much of all streams is over a limit."""
+        """Whether the totals of all streams are over a limit."""
         return nbytes > self._max_bytes or tasks > self._max_tasks
 
-    def none(self) -> None:
-        """No limit is reached: every hold ends."""
+    def end_all(self) -> None:
+        """End every hold, because no limit is reached."""
         self._holds.clear()
 
     def choose(self, running: Sequence[Load], nbytes: int, tasks: int, now: float) -> list[Any]:
         """The requests to leave out of the next step.
 
-        A hold is as long as a step and renewed here, so that nothing is left of it when its request is aborted, is
-        preempted or ends.
+        A hold lasts for a step and is renewed here, so that nothing remains of it when its request is aborted,
+        preempted or ended.
 
         Args:
             running: All running requests.
-            nbytes: Of all streams, also of those that do not run.
-            tasks: The same of tasks.
+            nbytes: Total of all streams, including those that do not run.
+            tasks: The same for tasks.
             now: Monotonic seconds.
         """
         most_nbytes = _share(self._max_bytes, nbytes, len(running))
@@ -98,7 +97,7 @@ class Holds:
                 self.began += 1
             holds[each.request_id] = hold
             if hold.passing_at is None and now - hold.began_s > self._max_hold_s:
-                # What it waits for may be waiting for what it keeps (KV blocks): one step goes through.
+                # What it waits for may itself wait for something that it keeps (KV blocks), so that it takes one step.
                 hold.passing_at = each.progress
                 self.expired += 1
             if hold.passing_at is None:
@@ -108,7 +107,5 @@ class Holds:
 
 
 def _share(limit: float, total: int, streams: int) -> float:
-    """How much one of so many running streams may have while all together have so much."""
-    if limit == NO_LIMIT:
-        return NO_LIMIT
+    """How much each of the running streams may have, for a total of all streams."""
     return max(limit + _STEEPNESS * (limit - total), limit / _ALWAYS / max(1, streams))

@@ -1,9 +1,9 @@
-"""What a payload that waits weighs, and what it keeps alive: a copy where it would be a view of the runner's memory.
+"""The size of a payload, and the copy of one that would keep or share memory of the runner.
 
-What upstream's runner hands over (``gpu_ar_model_runner``, ``mm_outputs``, ``prefix_cache``): on a GPU every step's
-outputs come to main memory of their own, new at each step, and a request's payload is a part of it: nothing writes into
-it later, but it keeps the whole batch alive. Where the device's memory is main memory ``.to("cpu")`` moves nothing, and
-the payload is the runner's own buffer, which the next step writes over.
+What upstream's runner hands over (``gpu_ar_model_runner``, ``mm_outputs``, ``prefix_cache``): on a GPU the outputs of
+every step are moved to new main memory, and a request's payload is a part of it. Nothing writes into it later, but it
+keeps the whole batch alive. If the device's memory is main memory, ``.to("cpu")`` moves nothing, and the payload is the
+runner's own buffer, which the next step overwrites.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def weigh(value: Any) -> int:
-    """Bytes of the tensors in a flat or nested payload of tensors and plain values, or none."""
+    """Bytes of the tensors in a flat or nested payload of tensors and plain values."""
     if isinstance(value, torch.Tensor):
         return value.nbytes if value.layout is torch.strided else 0
     if isinstance(value, dict):
@@ -23,13 +23,13 @@ def weigh(value: Any) -> int:
 
 
 def own(value: Any, *, all_tensors: bool) -> Any:
-    """The payload with copies of tensors in main memory that are parts of something larger.
+    """The payload with copies of those tensors in main memory that are parts of something larger.
 
-    Upstream's containers are not changed. Tensors on a device stay there, and so do tensors without plain storage.
+    Upstream's containers are not changed. Tensors on a device, and tensors without plain storage, are not copied.
 
     Args:
-        value: As above.
-        all_tensors: Copy those too that have memory of their own: the runner may write into it.
+        value: A payload, as above.
+        all_tensors: Also copy tensors with memory of their own, into which the runner may write.
     """
     if isinstance(value, torch.Tensor):
         is_plain = value.layout is torch.strided and value.is_cpu

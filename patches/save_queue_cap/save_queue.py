@@ -1,12 +1,12 @@
-"""What stands in the place of upstream's deque of save tasks.
+"""The queue that replaces upstream's deque of save tasks.
 
-Upstream's ``save_loop`` asks ``bool(queue)``, calls ``popleft()``, sends, and asks again: that it asks says that the
-send is over. Two threads change the queue. The scheduler's appends tasks to `_inbox`, which takes no lock, and once
-before each step sorts them in and makes what waits the queue's own (`before_step`). The save thread, the only one that
-takes tasks, sorts in too. ``_lock`` guards `_fair` and is held for no call of upstream's, so that nothing waits in it.
+Upstream's ``save_loop`` asks ``bool(queue)``, calls ``popleft()``, sends, and asks again, so that its question means
+that the send is over. Two threads change the queue. The scheduler's thread appends tasks to `_inbox`, which needs no
+lock, and once before each step it sorts them in and takes over the payloads that wait (`before_step`). The save thread,
+which alone takes tasks, sorts in too. ``_lock`` protects `_fair` and is not held during any call of upstream.
 
-A task stands in `_inbox`, in its stream's deque or in the save thread's hand, in two of them for a moment and never in
-none: an exception of ours, wherever it is raised, loses nothing (`step_aside`).
+A task is in `_inbox`, in its stream's deque or taken by the save thread, for a moment in two of them and never in none.
+So an exception of the patch, at any line, loses nothing (`step_aside`).
 """
 
 from __future__ import annotations
@@ -27,37 +27,33 @@ _runtime = runtime("save_queue_cap")
 _counters = _runtime.counters
 
 PAYLOAD = "multimodal_output"
-"""The key of a save task with its payload; a clean-up task has none."""
+"""The key of a save task under which its payload is. A clean-up task has none."""
 
-LOOK_S = 1.0
-"""Between two looks at what was fetched and which streams have ended."""
-NEAR_LOOK_S = 0.1
-"""The same over half of ``max_bytes``. Upstream's idle save thread wakes as often."""
-OVER_LOOK_S = 0.02
-"""The same over ``max_bytes``: what was fetched meanwhile counts against the streams that are fetched."""
+CHECK_S = 0.1
+"""Between two checks of what was fetched and which streams have ended. Upstream's idle save thread wakes as often."""
 
 
 def stream_of(task: Mapping[str, Any]) -> str:
-    """The external request id that a save task belongs to; a clean-up task names it in its key prefix.
+    """The external request id of a save task. A clean-up task has it in its key prefix.
 
     Raises:
-        KeyError: It is of a shape that was not read.
+        KeyError: The task has an unknown shape.
     """
     request = task.get("request")
     if request is not None:
         external_req_id: str = request.external_req_id
         return external_req_id
-    # 0.32 takes back all segments of a prefix where earlier releases counted them.
+    # 0.32 releases all segments of a prefix, which earlier releases counted.
     prefix: str = task["cleanup_shm"][0] if "cleanup_shm" in task else task["release_shm"].removesuffix("_")
     return prefix.rsplit("_", 1)[0]
 
 
 def has_receiver(request: Any, stage_id: int) -> bool:
-    """Whether the next stage takes part in this request: of one for text alone nobody fetches the chunks."""
+    """Whether the next stage takes part in this request. Nobody fetches the chunks of a request for text alone."""
     info = getattr(request, "additional_information", None)
     if info is None:
         return True
-    if not isinstance(info, Mapping):  # a packed payload, of which one entry is wanted
+    if not isinstance(info, Mapping):  # a packed payload
         entry = info.entries.get("omni_final_stage_id")
         final = None if entry is None else entry.scalar_data
     else:
@@ -69,32 +65,23 @@ class SaveQueue:
     """The queue of one adapter.
 
     Args:
-        adapter: Upstream's; nothing is queued yet.
-        unfetched: Chunks in shared memory; None where they are not counted.
+        adapter: Upstream's adapter, in which nothing is queued yet.
+        unfetched: Chunks in shared memory, or None if they are not counted.
         copies_all: Whether payloads are the runner's own memory.
-        max_bytes: The nearer it is, the more often shared memory is looked at; None: there is no limit.
     """
 
-    def __init__(
-        self,
-        adapter: Any,
-        *,
-        unfetched: Unfetched | None,
-        copies_all: bool,
-        max_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, adapter: Any, *, unfetched: Unfetched | None, copies_all: bool) -> None:
         self._inbox: deque[dict[str, Any]] = deque()
-        self.append: Callable[[dict[str, Any]], None] = self._inbox.append  # no call of ours: it runs once a task
+        self.append: Callable[[dict[str, Any]], None] = self._inbox.append  # not a method, which would cost more
         self.is_aside = False
         self._adapter = adapter
         self._save_thread = adapter.save_thread.ident
         self._unfetched = unfetched
         self._copies_all = copies_all
-        self._max_bytes = max_bytes or float("inf")
         self._lock = threading.Lock()
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
         # Of the task that is being sent: when it was taken, its stream's next chunk, and the connector's figures then.
         self._since_s = 0.0
         self._number = 0
@@ -103,17 +90,17 @@ class SaveQueue:
     # ---- What others read ----
 
     def __len__(self) -> int:
-        """Tasks that nobody has taken."""
+        """Tasks that were not taken."""
         return len(self._inbox) + self._fair.waiting
 
     @property
     def tasks(self) -> int:
-        """Queued and being sent."""
+        """Tasks that are queued or being sent."""
         return len(self) + (self._fair.sending is not None)
 
     @property
     def nbytes(self) -> int:
-        """Queued and being sent, as of the last step, and put but not fetched, as of the last look."""
+        """Bytes queued and being sent, as of the last step, and put and not fetched, as of the last check."""
         return self._fair.nbytes + (self._unfetched.nbytes if self._unfetched is not None else 0)
 
     def of(self, key: str) -> tuple[int, int]:
@@ -125,7 +112,7 @@ class SaveQueue:
     # ---- The scheduler's thread ----
 
     def before_step(self) -> None:
-        """Once before each step: make what has come and still waits the queue's own."""
+        """Called before each step. Sorts in the new tasks and takes over the payloads of those that wait."""
         if self.is_aside or not (self._inbox or self._fresh):
             return
         with self._lock:
@@ -135,26 +122,23 @@ class SaveQueue:
             fresh, self._fresh = self._fresh, []
             for queued in fresh:
                 if queued.is_waiting or queued is self._fair.sending:
-                    self._own(queued)
+                    self._take_over(queued)
             _counters["max_queued_tasks"] = max(_counters["max_queued_tasks"], self.tasks)
             _counters["max_outstanding_bytes"] = max(_counters["max_outstanding_bytes"], self.nbytes)
 
-    def _own(self, queued: QueuedTask) -> None:
-        """Weigh a task, and copy what it must not share; what the save thread has taken is upstream's to read."""
+    def _take_over(self, queued: QueuedTask) -> None:
+        """Weigh a payload and, unless the save thread has taken the task, copy what it must not share."""
         task = queued.task
-        try:
-            self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
-            if queued.is_waiting and queued.nbytes:
-                task[PAYLOAD] = own(task[PAYLOAD], all_tensors=self._copies_all)
-                _counters["owned_payloads"] += 1
-        except NotImplementedError:  # a kind of tensor that cannot be looked at: it is sent all the same
-            return
+        self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
+        if queued.is_waiting and queued.nbytes:
+            task[PAYLOAD] = own(task[PAYLOAD], all_tensors=self._copies_all)
+            _counters["owned_payloads"] += 1
 
     def _sort_in(self) -> None:
-        """Put what has come into its streams' deques; under the lock."""
+        """Move new tasks into the deques of their streams, under the lock."""
         inbox, push, fresh, before = self._inbox, self._fair.push, self._fresh, len(self._fresh)
         while inbox:
-            task = inbox[0]  # taken when it stands in its stream's deque: an exception in between loses nothing
+            task = inbox[0]  # removed when it is in its stream's deque, so that an exception in between loses nothing
             fresh.append(push(stream_of(task), task))
             inbox.popleft()
         _counters["tasks"] += len(fresh) - before
@@ -162,12 +146,12 @@ class SaveQueue:
     # ---- The save thread ----
 
     def __bool__(self) -> bool:
-        """Whether a task waits. That the save thread asks says that its last one was sent."""
+        """Whether there is a task. When the save thread asks, its last task has been sent."""
         try:
             if not self.is_aside and threading.get_ident() == self._save_thread:
                 self._between_sends(time.monotonic())
         except Exception as error:
-            _runtime.fail("looking at what was sent", error)
+            _runtime.fail("accounting for a send", error)
             self.step_aside()
         return bool(self._inbox or self._fair.waiting)
 
@@ -193,7 +177,7 @@ class SaveQueue:
         return self._inbox.popleft()
 
     def _take(self) -> dict[str, Any]:
-        """The next task into the save thread's hand, under the lock."""
+        """Take the next task, under the lock."""
         self._sort_in()
         queued = self._fair.pop()
         key, connector = queued.stream.key, self._adapter.connector
@@ -207,7 +191,7 @@ class SaveQueue:
         return queued.task
 
     def _between_sends(self, now: float) -> None:
-        """Charge the send that is over, and look now and then at what was fetched and which streams have ended."""
+        """Charge the send that is over, and check now and then what was fetched and which streams have ended."""
         queued = self._fair.sending
         if queued is not None:
             key = queued.stream.key
@@ -220,12 +204,11 @@ class SaveQueue:
             with self._lock:
                 _counters["slow_sends"] += seconds >= SLOW_S
                 self._fair.sent(seconds, has_put=has_put)
-        if now >= self._next_look_s:
-            nbytes, most = self.nbytes, self._max_bytes
-            self._next_look_s = now + (OVER_LOOK_S if nbytes > most else NEAR_LOOK_S if 2 * nbytes > most else LOOK_S)
+        if now >= self._next_check_s:
+            self._next_check_s = now + CHECK_S
             is_live = self._adapter._sender_tokens.__contains__
             if self._unfetched is not None:
-                self._unfetched.look(now)
+                self._unfetched.check(now)
             with self._lock:
                 self._fair.forget_idle(is_live)
 
@@ -239,10 +222,10 @@ class SaveQueue:
     # ---- Stepping aside ----
 
     def step_aside(self) -> None:
-        """Be upstream's queue from here on: everything that waits stands in one deque, in the order of its arrival."""
+        """Work as upstream's queue from here on, with all tasks in one deque in order of arrival."""
         with self._lock:
             if not self.is_aside:
                 inbox = self._inbox
-                there = {id(task) for task in tuple(inbox)}  # what was being sorted in stands in both
+                there = {id(task) for task in tuple(inbox)}  # a task that was being sorted in is in both
                 inbox.extendleft(reversed([task for task in self._fair.all_waiting() if id(task) not in there]))
                 self._fair, self._fresh, self.is_aside = FairQueue(), [], True

@@ -1,7 +1,7 @@
-"""Bytes of chunks that lie in shared memory because the next stage has not fetched them.
+"""Bytes of chunks that are in shared memory because the next stage has not fetched them.
 
-The receiver unlinks a segment when it has read it, the chunks of a stream in their order, and tells nobody. Looking is
-a system call, so the save thread looks, never the scheduler's, at the streams that have something there.
+The receiver unlinks a segment when it has read it, the chunks of a stream in order, and reports it to nobody. Checking
+is a system call, so the save thread does it, never the scheduler's, for the streams that have something there.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ABANDONED_S = 60.0
-"""Seconds without a fetch and without a task of the stream, after which its chunks count no longer. Its request has
-ended and its receiver is gone. A held stream takes a step, and has a task, each time that a hold expires."""
+"""Seconds without a fetch and without a task of the stream, after which its chunks stop counting. Its request has ended
+and its receiver is gone. A held stream takes a step, and has a task, each time that a hold expires."""
 
 
 def exists(name: str) -> bool:
-    """Whether a segment of this name is there."""
-    return os.path.exists(f"/dev/shm/{name}")  # noqa: S108, PTH110 - upstream looks there too; a Path takes 4 times as long
+    """Whether there is a segment of this name."""
+    return os.path.exists(f"/dev/shm/{name}")  # noqa: S108, PTH110 - upstream checks there too, and a Path takes 4 times as long
 
 
 @dataclass(slots=True)
 class _Chunks:
-    """Of one stream: the number of the first, the sizes of all in order, when one was fetched or a task was sent."""
+    """Chunks of one stream: the first's number, all sizes in order, and when one was last fetched or a task sent."""
 
     stem: str
     first: int
@@ -34,23 +34,20 @@ class _Chunks:
 
 
 class Unfetched:
-    """The unfetched chunks of one sender. Written by the save thread alone; others read bytes.
+    """The unfetched chunks of one sender. Only the save thread changes it. Other threads read sizes.
 
     Args:
-        exists: Whether a segment is there, by its name.
+        exists: Whether there is a segment of this name.
     """
 
     def __init__(self, exists: Callable[[str], bool] = exists) -> None:
         self.nbytes = 0
-        """Of all streams, as of the last look."""
+        """Size of all streams, as of the last check."""
         self._exists = exists
         self._streams: dict[str, _Chunks] = {}
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
     def of(self, stream: str) -> int:
-        """Bytes of one stream, as of the last look."""
+        """Size of one stream, as of the last check."""
         chunks = self._streams.get(stream)
         return 0 if chunks is None else chunks.nbytes
 
@@ -58,7 +55,7 @@ class Unfetched:
         """The chunk of this number was put."""
         chunks = self._streams.get(stream)
         if chunks is not None and chunks.first + len(chunks.sizes) != number:
-            self._forget(stream, chunks)  # a new request has an old one's external id, and its names come again
+            self._forget(stream, chunks)  # a new request has an old one's external id and reuses its names
             chunks = None
         if chunks is None:
             chunks = self._streams[stream] = _Chunks(f"{stream}_{stage}_", number, now)
@@ -67,13 +64,13 @@ class Unfetched:
         self.nbytes += nbytes
 
     def sent(self, stream: str, now: float) -> None:
-        """A task of the stream was sent, whether or not it put a chunk."""
+        """A task of the stream was sent, with or without a chunk."""
         chunks = self._streams.get(stream)
         if chunks is not None:
             chunks.moved_s = now
 
-    def look(self, now: float) -> None:
-        """See what was fetched; a few system calls for each stream that has chunks there."""
+    def check(self, now: float) -> None:
+        """Find what was fetched, by a few system calls for each stream that has chunks there."""
         for stream, chunks in list(self._streams.items()):
             gone = self._gone(chunks)
             for _ in range(gone):
@@ -87,7 +84,7 @@ class Unfetched:
                 self._forget(stream, chunks)
 
     def _gone(self, chunks: _Chunks) -> int:
-        """How many of the first are there no longer."""
+        """How many of the first chunks are gone."""
         numbers = range(len(chunks.sizes))
         return bisect_left(numbers, 1, key=lambda each: self._exists(f"{chunks.stem}{chunks.first + each}"))
 

@@ -1,15 +1,15 @@
-"""Where the queue and the holds stand in upstream's stage, and which stages they are for."""
+"""Where the queue and the holds are installed in upstream's stage, and for which stages."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import runtime
+from omni_fastpath.ledger import Call, runtime
 
 from .holds import Holds, Load
 from .save_queue import SaveQueue
@@ -30,14 +30,14 @@ _queues: WeakSet[SaveQueue] = WeakSet()
 
 @dataclass(slots=True)
 class _Stage:
-    """What stands on a scheduler: its adapter's queue, and the holds; None where no stream is held."""
+    """The attribute of a scheduler: its adapter's queue, and the holds. None if no stream is held."""
 
     queue: SaveQueue
     holds: Holds | None
 
 
-def wrapped_scheduler_made(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Put the queue in place right after the adapter was made."""
+def wrapped_scheduler_made(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Install the queue right after the adapter was made."""
     result = wrapped(*args, **kwargs)
     _set_up(instance)
     return result
@@ -59,21 +59,20 @@ def _set_up(scheduler: Any) -> None:
         adapter,
         unfetched=Unfetched() if uncounted is None else None,
         copies_all=scheduler.vllm_config.device_config.device_type == "cpu",
-        max_bytes=options.max_bytes,
     )
     _queues.add(queue)
-    words = ["this stage's save queue is ours"]
+    words = ["this stage's save queue is fair by stream"]
     words += [f"no stream is held: {unheld}"] if unheld is not None else []
     words += [f"unfetched chunks are not counted: {uncounted}"] if uncounted is not None else []
     words += ["the model runner's own save queue (synchronous full payloads) is not covered"]
     _runtime.report(State.APPLIED, "; ".join(words))
     setattr(scheduler, _ATTRIBUTE, _Stage(queue, limits if unheld is None else None))
-    # Last: where anything fails, the queue stays upstream's. Nothing was queued yet, because the scheduler is new.
+    # Last, so that the queue stays upstream's if anything fails. Nothing is queued yet, because the scheduler is new.
     adapter._pending_save_reqs = queue
 
 
 def taken_off() -> None:
-    """Every queue is as upstream's: chunks are sent in the order of arrival, and no stream is held."""
+    """Make every queue send in order of arrival, as upstream's does. No stream is held."""
     for queue in list(_queues):
         queue.step_aside()
 
@@ -81,8 +80,8 @@ def taken_off() -> None:
 # ---- Each step ----
 
 
-def wrapped_schedule(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Let the queue own what waits, renew the holds, then schedule."""
+def wrapped_schedule(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
+    """Let the queue take over the payloads of its tasks, renew the holds, then schedule."""
     stage: _Stage | None = getattr(instance, _ATTRIBUTE, None)
     if stage is not None:
         stage.queue.before_step()
@@ -92,17 +91,17 @@ def wrapped_schedule(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 def _hold(scheduler: Any, queue: SaveQueue, holds: Holds) -> None:
-    """Leave the streams with the most out of the step that is about to be scheduled, while a limit is reached."""
+    """While a limit is exceeded, leave the streams with the most out of the step that is about to be scheduled."""
     nbytes, tasks = queue.nbytes, queue.tasks
     if not holds.is_over(nbytes, tasks):
-        holds.none()
+        holds.end_all()
         return
     running = [
         Load(each, each.request_id, each.num_computed_tokens, *queue.of(each.external_req_id))
         for each in scheduler.running
     ]
     held = holds.choose(running, nbytes, tasks, time.monotonic())
-    # schedule() counts its step first and then leaves out whoever is eligible only later than that.
+    # schedule() counts its step first, and then skips the requests that are eligible only after it.
     step = scheduler.current_step + 2
     for request in held:
         request.next_decode_eligible_step = max(request.next_decode_eligible_step, step)
@@ -114,25 +113,25 @@ def _hold(scheduler: Any, queue: SaveQueue, holds: Holds) -> None:
 
 
 def not_applicable(scheduler: Any) -> str | None:
-    """Why this stage has no save queue to bound; None when it has one."""
+    """Why this stage has no save queue to bound, or None if it has one."""
     from vllm_omni.core.sched.omni_ar_scheduler import OmniARScheduler  # noqa: PLC0415 - it imports what we wrap
 
     adapter = scheduler.chunk_transfer_adapter
     if not isinstance(scheduler, OmniARScheduler):
-        return "this stage's scheduler sends no chunks; only autoregressive stages do"
+        return "this stage's scheduler sends no chunks, only autoregressive stages do"
     if getattr(scheduler, "use_v2_model_runner", False):
-        return "model runner v2 sends its chunks itself and has a bound of its own (8 steps)"
+        return "model runner v2 sends its chunks itself and has its own bound (8 steps)"
     if adapter is None:
         return "no async-chunk: this stage sends no chunks. The model runner's save queue is not covered"
     if adapter.custom_process_next_stage_input_func is None:
-        return "no stage takes this one's chunks"
+        return "no stage receives chunks from this one"
     if getattr(adapter, "custom_process_next_stage_input_batch_func", None) is not None:  # from 0.32 on
-        return "the chunks of a step's requests are one task here, and are sent together"
+        return "the chunks of all requests of a step are one task here, and are sent together"
     return None
 
 
 def obstacle_to_counting(connector: Any) -> str | None:
-    """Why chunks that were put and not fetched are not counted; None where they are."""
+    """Why chunks that were put and not fetched are not counted, or None if they are."""
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import (  # noqa: PLC0415 - heavy, once a stage
         SharedMemoryConnector,
     )
@@ -141,9 +140,9 @@ def obstacle_to_counting(connector: Any) -> str | None:
 
 
 def obstacle_to_holds(scheduler: Any) -> str | None:
-    """Why no stream of this stage may be left out of a step; None where it was read that it may.
+    """Why no stream of this stage may be left out of a step, or None where it was found to be safe.
 
-    A stream that is left out stays among the running ones, and not everything that upstream does bears that.
+    A stream that is left out stays among the running ones, which not every feature of upstream allows.
     """
     return next((why for found, why in _obstacles(scheduler) if found), None)
 
@@ -153,22 +152,16 @@ def _obstacles(scheduler: Any) -> Iterator[tuple[bool, str]]:
     from vllm_omni.core.sched import omni_ar_scheduler as read  # noqa: PLC0415 - it imports what we wrap
 
     kind = type(scheduler)
-    yield kind not in (read.OmniARScheduler, read.OmniARAsyncScheduler), f"{kind.__name__} was not read for it"
+    yield kind not in (read.OmniARScheduler, read.OmniARAsyncScheduler), f"{kind.__name__} was not checked for it"
     paired = getattr(Scheduler.schedule, "_cfg_pairing_patched", False)
     yield paired, "requests are scheduled in pairs here (classifier-free guidance)"
     config = scheduler.vllm_config
-    # Another adapter's requests are admitted while the holder of the last one is left out, and then all of them run.
+    # While the request with the last adapter is left out, requests with another one are admitted. Then all of them run.
     lora = getattr(config, "lora_config", None) is not None
     yield lora, "LoRA is on, and vLLM counts only the adapters of requests that are in the step"
     drafts = getattr(config, "speculative_config", None) is not None
     yield drafts, "speculative decoding keeps drafts of the last step's requests"
-    transfer = getattr(config, "kv_transfer_config", None) is not None or _sends_cache(config)
+    omni_config = getattr(getattr(config, "model_config", None), "omni_kv_config", None)
+    transfer = bool(getattr(config, "kv_transfer_config", None) or omni_config)
     yield transfer, "KV cache is transferred to other engines, and requests end when that is done"
     yield config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism uses the same field"
-
-
-def _sends_cache(config: Any) -> bool:
-    kv_config = getattr(getattr(config, "model_config", None), "omni_kv_config", None)
-    if isinstance(kv_config, Mapping):
-        return bool(kv_config.get("need_send_cache") or kv_config.get("kv_transfer_criteria"))
-    return kv_config is not None

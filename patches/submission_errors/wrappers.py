@@ -1,25 +1,24 @@
-"""The slot of ``submission_errors``: where the orchestrator hands a request to its stages."""
+"""The wrapper of ``submission_errors``: where the orchestrator submits a request to its stages."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from vllm.v1.engine.exceptions import EngineDeadError
 from zmq.error import ZMQError
 
-from omni_fastpath.ledger import logger, runtime
+from omni_fastpath.ledger import AwaitedCall, logger, runtime
 
 _runtime = runtime("submission_errors")
 _counters = _runtime.counters
 _guard = _runtime.guard("failing a request alone")
 
 _NOT_OF_THE_REQUEST = (EngineDeadError, MemoryError, OSError, ZMQError)
-"""What says nothing about the request: the next one would meet it too."""
+"""Errors that are not about the request. The next one would get them too."""
 
 
-async def wrapped_submission(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> None:
-    """Upstream's; an exception that it raises about a request ends that request and nothing else."""
+async def wrapped_submission(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> None:
+    """A submission. An exception that upstream raises about a request ends that request and nothing else."""
     try:
         await wrapped(*args, **kwargs)
     except _NOT_OF_THE_REQUEST:
@@ -29,11 +28,11 @@ async def wrapped_submission(wrapped: Callable[..., Awaitable[None]], instance: 
             with _guard:
                 await _fail(instance, args[0] if args else kwargs["msg"], error)
                 return
-        raise  # it ends the orchestrator, as without this patch
+        raise  # ends the orchestrator, as without this patch
 
 
 async def _fail(orchestrator: Any, message: Any, error: Exception) -> None:
-    """Through upstream's helper; the parent of a companion fails with it."""
+    """Fail a request through upstream's helper. The parent of a companion fails with it."""
     request = getattr(message, "parent_id", None) or message.request_id
     logger.warning("omni-fastpath: request %s could not be submitted and fails alone", request, exc_info=error)
     _counters["failed_alone"] += 1

@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_fastpath.declare import State
-from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.admission_limit import REALTIME, SOCKETS
+from omni_fastpath.ledger import LEDGER, AwaitedCall
 from omni_fastpath.patches.admission_limit.places import Places, Ticket
 from tests.patches.drive import only
 
@@ -179,7 +178,7 @@ class Served:
         self.engine.request_states = dict.fromkeys(map(str, range(under_way)))
         arguments = SimpleNamespace(max_num_queued_reqs=limit, max_num_queued_tokens=tokens)
         given = (self.engine, self.state, arguments)
-        await wrappers.wrapped_init_app_state(lambda *_: asyncio.sleep(0), None, given, {})
+        await wrappers.wrapped_init_app_state(AwaitedCall(lambda *_: asyncio.sleep(0)), None, given, {})
 
     async def answer(self) -> AsyncIterator[str]:
         """As the engine's ``generate`` keeps its books."""
@@ -371,24 +370,6 @@ def test_whatever_a_client_sends_is_answered_as_stock_answers(served: Served) ->
             assert wrappers._places._reserved == 0
 
         sends()
-
-
-async def test_a_realtime_connection_is_told_and_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When its utterance would begin; upstream's loop ends as after a client's leaving."""
-    if importlib.util.find_spec(REALTIME) is None:
-        pytest.skip("this release has another one")
-    sockets, realtime = importlib.import_module(SOCKETS), importlib.import_module(REALTIME)
-    monkeypatch.setattr(sockets.logger, "exception", pytest.fail)
-    serving = SimpleNamespace(engine_client=served.engine, _is_model_supported=lambda _name: True)
-
-    async def connect(websocket: Any) -> None:
-        await realtime.RealtimeConnection(websocket, serving).handle_connection()
-
-    await served.start(LIMIT)
-    said = ({"type": "session.update", "model": "any"}, {"type": "input_audio_buffer.commit"})
-    *_, error, closed = await served.talk(connect, *said)
-    assert json.loads(error["text"])["error"] == _busy()["error"]["message"]
-    assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
 
 
 async def test_a_sentence_over_a_web_socket_asks(served: Served) -> None:

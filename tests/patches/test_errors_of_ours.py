@@ -96,7 +96,7 @@ def requests_come_in(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         return await answer()
 
     asyncio.run(script())
-    found.append(len(way_in.PENDING))
+    found.append(len(way_in.NOT_AT_A_STAGE))
     return found
 
 

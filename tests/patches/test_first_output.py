@@ -16,6 +16,8 @@ import pytest
 pytest.importorskip("vllm_omni")
 
 from omni_fastpath import way_out
+from omni_fastpath.install import is_installed
+from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
 from tests.patches.drive import only, stages
 from tests.patches.test_queue_metrics import counts, shown
@@ -28,6 +30,19 @@ LEGS = ("way_in", "engines", "queue", "dispatch", "hand_over", "writing")
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
 STREAMED: list[tuple[bytes, bytes]] = [(b"content-type", b"text/event-stream")]
 WHOLE = [*STREAMED, (b"content-length", b"9")]
+
+
+async def _nothing(*_: Any) -> None:
+    """Stands for a function of upstream."""
+
+
+def guarded(name: str) -> Any:
+    """A wrapper as it is installed; what it wraps itself where the patch is off."""
+    from omni_fastpath.patches.queue_metrics import wrappers
+
+    if not is_installed("queue_metrics"):
+        return lambda wrapped, _instance, args, kwargs: wrapped(*args, **kwargs)
+    return LEDGER.named("queue_metrics").guarded(getattr(wrappers, name), name)
 
 
 def answered(
@@ -44,7 +59,6 @@ def answered(
     from vllm_omni.entrypoints.client_request_state import ClientRequestState
 
     from benchmarks.rigs.inprocess import Pipeline, audio, batch, front_end, text
-    from omni_fastpath.patches.queue_metrics import wrappers
 
     pipeline, taken = Pipeline(stages(1), event_driven=event_driven), []
     pipeline.add_request("one")
@@ -61,7 +75,7 @@ def answered(
         async def submit() -> None:
             [pool, *_] = pipeline.pools
             request = SimpleNamespace(request_id="one")
-            await wrappers.wrapped_submit_initial(lambda *_: asyncio.sleep(0), pool, ("one", None, request), {})
+            await guarded("wrapped_submit_initial")(_nothing, pool, ("one", None, request), {})
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(submit(), pipeline._loop))  # type: ignore[arg-type]
         pipeline.put(THINKER, batch(text("one", 5)))
@@ -77,7 +91,7 @@ def answered(
         await asyncio.sleep(0)
 
     async def application() -> None:
-        await wrappers.wrapped_app(serve, None, (scope, None, send), {})
+        await guarded("wrapped_app")(serve, None, (scope, None, send), {})
 
     with pipeline:
         asyncio.run(application())
@@ -286,7 +300,7 @@ def look(*requests: str) -> dict[tuple[str, ...], float]:
     """What is seen of it, by metric and stage."""
     from omni_fastpath.patches.queue_metrics import shared_memory
 
-    return {(name, *labels.values()): value for name, value, labels in shared_memory.look(requests, 2)}
+    return {(name, *labels.values()): value for name, value, labels in shared_memory.content(requests, 2)}
 
 
 def test_chunks_are_counted_by_stage_and_what_nobody_can_fetch_apart(shm: Path) -> None:

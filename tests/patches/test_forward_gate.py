@@ -121,7 +121,7 @@ def scheduler(**changes: Any) -> Any:
         ({"worker_type": "generation"}, State.NOT_APPLICABLE, "worker type generation"),
         ({"session_mode": "duplex"}, State.NOT_APPLICABLE, "duplex sessions"),
         ({"kv_transfer_config": object()}, State.NOT_APPLICABLE, "PD prefill"),
-        ({"processor": None}, State.NOT_APPLICABLE, "no processor that makes chunks"),
+        ({"processor": None}, State.NOT_APPLICABLE, "makes no chunks"),
     ],
 )
 def test_verdict(changes: dict[str, Any], state: State, reason: str) -> None:

@@ -204,7 +204,6 @@ def test_what_was_not_processed_is_not_counted(script: Script) -> None:
     [
         pytest.param(_Object(), True, id="in this process"),
         pytest.param(Client(b"ipc:///tmp/x"), True, id="ipc"),
-        pytest.param(Client(b"tcp://127.0.0.1:5555\0"), True, id="loopback"),
         pytest.param(Client(b"tcp://10.0.0.1:5555"), False, id="a network"),
         pytest.param(Client(b"tcp://10.0.0.1:5555", engine_manager=None), False, id="attached"),
         pytest.param(Client(b"tcp://10.0.0.1:5555", engine_manager=object()), True, id="spawned here"),

@@ -24,7 +24,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
         monkeypatch.setattr(wrappers, "_LONGEST_WAY_S", 60)
         yield entry
-        assert not way_in.PENDING
+        assert not way_in.NOT_AT_A_STAGE
 
 
 def on_the_way() -> int:
@@ -67,7 +67,7 @@ async def _submit(refused: bool = False, *, looks: bool = True) -> None:
             pass
 
         def add_request(self, *_args: Any, **_kwargs: Any) -> None:
-            assert not looks or "one" in way_in.PENDING
+            assert not looks or "one" in way_in.NOT_AT_A_STAGE
             if refused:
                 raise ValueError
 
@@ -88,7 +88,7 @@ async def test_a_request_counts_until_it_is_submitted(on: Any) -> None:
         await _submit()
         seen.append(on_the_way())
         yield b"Hello."
-        seen.append(len(way_in.PENDING))
+        seen.append(len(way_in.NOT_AT_A_STAGE))
 
     async def answer() -> Any:
         return StreamingResponse(chunks())
@@ -199,7 +199,7 @@ async def test_a_submitted_request_counts_until_the_orchestrator_has_handled_it(
         await _submit()
         with pytest.raises(AttributeError):
             await pipeline.orchestrator._handle_add_request(SimpleNamespace(request_id="one"))
-        assert not way_in.PENDING
+        assert not way_in.NOT_AT_A_STAGE
 
     pipeline = Pipeline()
     await _ask(answer)
@@ -224,14 +224,14 @@ class _Time:
 
 async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the one wait that is saved up at first; and no wait is longer than its bound and a tick."""
-    from omni_fastpath.patches.requests_first.hold import LONGEST_NS, TICK_S, Hold
+    from omni_fastpath.patches.requests_first.pause import LONGEST_NS, TICK_S, Pause
 
     time = _Time(monkeypatch)
-    hold = Hold({"one"}, on.counters, lambda: time.ns)
+    pause = Pause({"one"}, on.counters, lambda: time.ns)
     longest = waited = 0
     while time.ns < 10_000_000_000:
         before = time.ns
-        await hold.before_output()
+        await pause.before_output()
         longest, waited = max(longest, time.ns - before), waited + time.ns - before
         time.ns += 70_000
     assert longest <= LONGEST_NS + TICK_S * 1e9
@@ -242,13 +242,13 @@ async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, mo
 
 async def test_a_wait_ends_with_the_way_in(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the last request that is on it; nobody waits for none."""
-    from omni_fastpath.patches.requests_first.hold import Hold
+    from omni_fastpath.patches.requests_first.pause import Pause
 
     requests = {"one"}
     time = _Time(monkeypatch, requests.clear)
-    hold = Hold(requests, on.counters, lambda: time.ns)
+    pause = Pause(requests, on.counters, lambda: time.ns)
     for _ in range(20):
-        await hold.before_output()
+        await pause.before_output()
     assert time.ns == 1_000_000
     assert (on.counters["waits"], on.counters["cut_short"]) == (1, 0)
 
@@ -273,10 +273,10 @@ async def test_upstreams_drain_waits(
 
     with ExitStack() as stack:
         entries = {patch: stack.enter_context(only(patch)) for patch in patches}  # the inner one is written first
-        from omni_fastpath.patches.requests_first import hold, wrappers
+        from omni_fastpath.patches.requests_first import pause, wrappers
 
         # The process's own has an account that a test before this one may have spent.
-        monkeypatch.setattr(wrappers, "_hold", hold.Hold(wrappers._on_their_way, entries["requests_first"].counters))
+        monkeypatch.setattr(wrappers, "_pause", pause.Pause(wrappers._on_their_way, entries["requests_first"].counters))
         wrappers._on_their_way.add(wrappers.Journey())
         await front_end_takes(100, put, done, event_driven=event_driven)
         assert entries["requests_first"].counters["cut_short"] > 0

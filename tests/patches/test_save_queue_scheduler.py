@@ -153,7 +153,7 @@ def scheduler(kind: str = "OmniARScheduler", **config: Any) -> Any:
     [
         ("OmniARScheduler", {}, None),
         ("OmniARAsyncScheduler", {}, None),
-        ("VoxCPM2OmniARAsyncScheduler", {}, "was not read"),
+        ("VoxCPM2OmniARAsyncScheduler", {}, "was not checked"),
         ("OmniARScheduler", {"lora_config": object()}, "LoRA"),
         ("OmniARScheduler", {"speculative_config": object()}, "speculative"),
         ("OmniARScheduler", {"kv_transfer_config": object()}, "KV cache is transferred"),

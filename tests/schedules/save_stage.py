@@ -23,7 +23,7 @@ from vllm_omni.utils.mm_outputs import partition_flat_payload
 
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
-from omni_fastpath.patches.save_queue_cap.fair_queue import CLEARLY_SLOW_S, SLOW_S
+from omni_fastpath.patches.save_queue_cap.fair_queue import SLOW_S
 from omni_fastpath.patches.save_queue_cap.save_queue import SaveQueue
 from tests.patches.lines import fail
 from tests.patches.small_stage import SmallStage
@@ -178,11 +178,11 @@ class Stage(SmallStage):
         for each in self.waiting.values():
             if each.stream in self._slow or self.queue.is_aside:
                 continue
-            if seconds < CLEARLY_SLOW_S:
+            if seconds < SLOW_S:
                 each.others_s += seconds
                 continue
             each.delays[known.stream] += 1
-            if each.delays[known.stream] > 2 + each.others_s / CLEARLY_SLOW_S:
+            if each.delays[known.stream] > 2 + each.others_s / SLOW_S:
                 self.wrong.append(f"{each} waits for slow sends of {known.stream}")
 
     def look(self) -> None:

@@ -27,8 +27,8 @@ SAMPLE_RATE = 24000
 Arrival = Callable[[Stream], None]
 """Makes what a stage has sent be there in the next one."""
 
-KeptBack = Callable[[int], None]
-"""Counts an output that leaves without its payload of so many bytes."""
+KeptBack = Callable[[], None]
+"""Counts an output that leaves without its payload."""
 
 Arrays = dict[str, tuple[str, npt.NDArray[Any]]]
 """Tensors by name, each with torch's name of its type."""
@@ -222,7 +222,7 @@ class _Talker(_Behaviour):
     def _arrays(self, live: Live) -> Arrays | None:
         """The codes of the tokens that the step computed, unless they are kept back."""
         if self.spec.gated:
-            self._kept_back(8 * self.spec.codebooks * self.cost_tokens(live))
+            self._kept_back()
             return None
         if not live.outputs:
             return {"codes.audio": ("int64", np.zeros((len(live.request.prompt), self.spec.codebooks), np.int64))}

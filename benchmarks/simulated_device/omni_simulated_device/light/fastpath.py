@@ -111,7 +111,6 @@ class Published:
             self._publisher = Publisher(Process.STAGE, said.source or "environment")
             self._publisher.start()
 
-    def kept_back(self, size: int) -> None:
-        """An output left without its payload of so many bytes."""
+    def kept_back(self) -> None:
+        """An output left without its payload."""
         self._counters["multimodal_outputs"] += 1
-        self._counters["multimodal_bytes"] += size
