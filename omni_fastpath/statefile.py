@@ -278,7 +278,7 @@ class Publisher:
             return  # a forked child must not write its parent's file, and may have inherited a locked lock
         try:
             # Without the lock, because a patch whose figures fail reports a state, which calls this method again.
-            now = {"source": self._source, "patches": LEDGER.snapshot()}
+            now: dict[str, Any] = {"source": self._source, "patches": LEDGER.snapshot()}
             if self._fixed["role"] == Process.SERVER.value:
                 now["threads"] = threads.own()
             with self._lock:

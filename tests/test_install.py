@@ -228,7 +228,7 @@ def test_apply_installs_what_is_on(upstream: Upstream) -> None:
         (patch("a", MOVED), State.UNSUPPORTED, "a seam has changed"),
         (patch("a", RUN, releases=("0.28.0",)), State.UNSUPPORTED, "not among the tested"),
         (patch("a", RUN, wrappers_module="made_up_missing"), State.FAILED, "made_up_missing"),
-        (patch("a", RUN, processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "used in the stage process"),
+        (patch("a", RUN, processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "used in a stage process"),
     ],
 )
 def test_dependants_follow_their_requirement(upstream: Upstream, required: Patch, state: State, reason: str) -> None:

@@ -132,7 +132,7 @@ def test_attributes_that_a_class_declares_are_found(upstream: Upstream, tmp_path
     verify(Reads("made_up_state", "State", (*own, "set_later")), TESTED)
     verify(Reads("made_up_state", "Struct", ("member",)), TESTED)
     lacking = ("of_another", "set_of_another", "only_read", "nowhere")
-    with pytest.raises(SeamMovedError, match=f"says that it has {', '.join(lacking)}$"):
+    with pytest.raises(SeamMovedError, match=f"class does not declare {', '.join(lacking)}$"):
         verify(Reads("made_up_state", "State", ("field", *lacking)), TESTED)
     with pytest.raises(SeamMovedError, match="itself has no 'Gone'"):
         verify(Reads("made_up_state", "Gone", ("field",)), TESTED)

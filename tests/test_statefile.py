@@ -155,7 +155,7 @@ def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path, monkeypatch:
     if how == "another user's":
         monkeypatch.setattr(statefile, "folder", lambda: folder)
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(OSError, match=r"no folder of user|File exists"):
+    with pytest.raises(OSError, match=r"not a folder that only user|File exists"):
         statefile.write(SNAPSHOT)
     with pytest.raises(statefile.UnsafeFolderError):
         statefile.read_live()

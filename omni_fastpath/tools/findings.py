@@ -318,7 +318,7 @@ _PARTS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 )
 
 
-@_rule("first-output", threshold="one streamed answer, in a server with queue_metrics")
+@_rule("first-output", threshold="one streamed answer, in a server that measures first outputs")
 def first_output(facts: Facts) -> Iterator[Finding]:
     """Which part of the time to first audio and first text is whose, and what would reduce it."""
     for server in facts.servers:

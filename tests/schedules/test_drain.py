@@ -73,7 +73,7 @@ class Chooser:
 @contextmanager
 def stock() -> Iterator[None]:
     """Upstream's own objects in all of our slots."""
-    written = [each for installation in install._installed.values() for each in installation.written]
+    written = [each for slots in install._installed.values() for each in slots]
     for slot, raw, _ in reversed(written):
         slot.write(raw)
     try:

@@ -215,7 +215,7 @@ def test_verify_on_an_unknown_release_says_what_moved(run: Output, monkeypatch: 
     seams = (Call("argparse", "Namespace.__eq__"), Call("argparse", "Namespace.gone"))
     read = {"argparse:Namespace.__eq__": ["function(self, other)"]}
     monkeypatch.setattr("omni_fastpath.seams.recorded", lambda _: read)
-    monkeypatch.setattr(install, "starts", lambda _: ())
+    monkeypatch.setattr(install, "start_seams", lambda _: ())
     known = dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=seams),))
     monkeypatch.setattr(cli, "PATCHES", (known,))
     installed(monkeypatch, "0.31.0")
@@ -239,7 +239,7 @@ def test_verify_shows_the_start_up_and_what_a_release_is_the_same_as(
     monkeypatch.setattr("omni_fastpath.seams.recorded", lambda _: {seam.path: ["function(self, other)"]})
     monkeypatch.setattr(cli, "PATCHES", (dataclasses.replace(FIRST, rows=(Fit(releases=("0.30.0",), seams=(seam,)),)),))
     monkeypatch.setattr(install, "import_wrappers", lambda _: None)
-    monkeypatch.setattr(install, "starts", lambda _: (Call("argparse", "gone"),))
+    monkeypatch.setattr(install, "start_seams", lambda _: (Call("argparse", "gone"),))
     installed(monkeypatch, "0.30.0+cu130")
     assert run("status")[0] == 0
     code, out, _ = run("status", "--verify")

@@ -298,7 +298,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """What ``doctor`` makes of facts: its exit code and its output."""
 
     def run(facts: Facts, *options: str) -> tuple[int, str]:
-        monkeypatch.setattr(status, "look", lambda *_, **__: facts)
+        monkeypatch.setattr(status, "collect", lambda *_, **__: facts)
         code = cli.main(["doctor", *options])
         return code, capsys.readouterr().out
 

@@ -112,7 +112,7 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
         (["--a", "OMNI_FASTPATH", "--", "SERVE", "--", "BENCH"], "--a: found 'OMNI_FASTPATH'; allowed: NAME=VALUE"),
         (
             ["--a", "x=FLAG=0", "--b", "x=FLAG=1", "--", "SERVE", "--", "BENCH"],
-            "--b: found an arm x; allowed: another name",
+            "--b: found the name x; allowed: another name",
         ),
         (
             ["--b", "OMNI_FASTPATH_DRIAN=1", "--", "SERVE", "--", "BENCH"],
