@@ -404,7 +404,7 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
     yaml(tmp_path, "base.yaml", fastpath={**ALL_ON["fastpath"], "on_unsupported": "fail"})
     file = yaml(tmp_path, base_config="base.yaml")
     read(file)
-    with pytest.raises(RuntimeError, match="on_unsupported is 'fail' and an error of ours"):
+    with pytest.raises(RuntimeError, match="on_unsupported is 'fail' and an internal error"):
         engine(file)
     os.environ["OMNI_FASTPATH_ON_UNSUPPORTED"] = "warn"  # which wins over the block
     assert engine(file) == []
