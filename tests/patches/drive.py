@@ -125,7 +125,7 @@ def run(pipeline: Any, *later: Callable[[Any], None]) -> list[Any]:
 
 
 async def front_end_takes(
-    count: int, put: Callable[[Any], Awaitable[None]], done: Awaitable[object], *, event_driven: bool
+    count: int, put: Callable[[Any], Awaitable[None]], done: Awaitable[object], *, event_driven: bool, later: int = 0
 ) -> None:
     """Let upstream's loop of the front end take numbered messages of one request, which wait already, until ``done``.
 
@@ -134,6 +134,7 @@ async def front_end_takes(
         put: In the place of the request's queue.
         done: Awaited, half a minute at most.
         event_driven: The front end's mode.
+        later: Messages that arrive when the front end has begun to wait, one after the other.
     """
     import janus
     from vllm_omni.engine.messages import OutputMessage
@@ -142,11 +143,18 @@ async def front_end_takes(
     from benchmarks.rigs.upstream import output_writer
 
     outputs = janus.Queue[Any]()
-    for number in range(count):
+
+    def send(number: int) -> None:
         outputs.sync_q.put_nowait(OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False))
+
+    for number in range(count):
+        send(number)
     pipeline: Any = SimpleNamespace(outputs=outputs, writer=output_writer(outputs), thread=threading.current_thread())
     found = front_end(pipeline, {"one": SimpleNamespace(put=put)}, event_driven=event_driven)
     found._final_output_handler()
+    for number in range(count, count + later):
+        await asyncio.sleep(0.003)
+        send(number)
     await asyncio.wait_for(done, 30)
     found.final_output_task.cancel()
     await asyncio.gather(found.final_output_task, return_exceptions=True)

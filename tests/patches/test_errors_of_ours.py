@@ -7,6 +7,7 @@ again with an exception at another line: 25 times, or 500 with ``--hypothesis-pr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import logging
@@ -259,18 +260,66 @@ def observed(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     return sequences(run(filled(event_driven=False, replicas=1), looks))
 
 
+def first_outputs(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """What the front end hands to a request, from its first text on."""
+    from tests.patches.test_first_output import _content, answered
+
+    return _content(answered())
+
+
+def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """What the front end takes, in both of its modes, while messages are queued and while it waits for some."""
+
+    async def script(event_driven: bool) -> list[int]:
+        taken: list[int] = []
+        done = asyncio.get_running_loop().create_future()
+
+        async def put(message: Any) -> None:
+            taken.append(message.engine_outputs)
+            if len(taken) == 30:
+                done.set_result(None)
+
+        await front_end_takes(20, put, done, event_driven=event_driven, later=10)
+        return taken
+
+    return [asyncio.run(script(event_driven)) for event_driven in (False, True)]
+
+
+def requests_are_submitted(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
+    """A request that is served, and one whose submission fails: alone, or with the orchestrator as on stock."""
+    from benchmarks.rigs.inprocess import QWEN3_OMNI
+    from tests.patches.test_submission_errors import SURROGATE, refuse, serves
+    from tests.schedules.drain_world import Shape, World
+
+    world = World(Shape(QWEN3_OMNI, async_chunk=True, coordinated=False, gated=False), event_driven=False)
+    with contextlib.closing(world):
+        world.submit("good", "DELTA", (0, 2))
+        world.advance(0.01)
+        found: list[Any] = [serves(world, "good")]
+        refuse(world, 0, SURROGATE)
+        try:
+            world.submit("bad", "DELTA", (0, 2))
+            world.advance(0.01)
+            found.append(_Anything())
+        except AssertionError as error:
+            found.append("UnicodeEncodeError" in str(error))
+    return found
+
+
 SCENARIOS: dict[str, tuple[Play, ...]] = {
     "nonblocking_dequeue": (dequeues,),
+    "final_output_wakeup": (messages_arrive,),
     "requests_first": (requests_come_in,),
     "admission_limit": (places,),
+    "submission_errors": (requests_are_submitted,),
     "save_queue_cap": (stage,),
     "forward_gate": (stage,),
     "lean_processing": (raw_outputs, messages),
     "lean_front_end": (front_end,),
-    "queue_metrics": (observed,),
+    "queue_metrics": (observed, first_outputs),
 }
-ELSEWHERE = {"budgeted_drain", "deadline_order", "final_output_wakeup", "submission_errors"}
-"""Patches whose exceptions have tests of their own."""
+ELSEWHERE = {"budgeted_drain", "deadline_order"}
+"""Patches whose exceptions are in ``tests/schedules``."""
 OPTIONS: dict[str, dict[str, Any]] = {"save_queue_cap": {"max_tasks": 1}}
 IN_STAGES = {"save_queue_cap", "forward_gate"}
 

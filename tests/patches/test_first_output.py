@@ -152,20 +152,6 @@ def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPat
         assert shown("queued_messages")[()]["value"] == 9
 
 
-def test_an_exception_of_ours_at_any_line_reaches_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Observing ends, the state says so, and the request gets every message."""
-    from tests.patches import lines, test_errors_of_ours
-
-    # Upstream's queue and its application call these past any slot.
-    monkeypatch.setattr(lines, "ENTRIES", {*lines.ENTRIES, "_override.observed", "_observed_send.observed"})
-    lines.left_out.cache_clear()
-
-    def answer(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
-        return _content(answered())
-
-    test_errors_of_ours.test_an_exception_at_any_line_changes_nothing("queue_metrics", answer, monkeypatch, tmp_path)
-
-
 def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:
     """By the kernel, of a connection over TCP; by nothing, of anything else."""
     with only("queue_metrics"):
