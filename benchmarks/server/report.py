@@ -86,7 +86,7 @@ def alike(found: Mapping[str, Sequence[Start]]) -> str:
             unequal = [n for n, pair in enumerate(zip(digests, first[level], strict=True)) if len(set(pair)) > 1]
             if unequal:
                 where = f"{len(unequal)} of {len(digests)} at {level}, the first is request {unequal[0]}"
-                return f"THE ARMS DID NOT ANSWER ALIKE: {arm} against {first_arm}: {where}."
+                return f"THE ANSWERS DIFFER: {arm} against {first_arm}: {where}."
     return f"Answers: all starts alike, byte by byte, in {compared} comparisons with the first start."
 
 
