@@ -7,14 +7,13 @@ tasks of the event loop run only when the queue is empty. ``WakeOnPut`` lets the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 import janus
 
-from omni_fastpath.ledger import AwaitedCall, runtime
+from omni_fastpath.ledger import AwaitedCall, raised_by_us, runtime
 
 _runtime = runtime("final_output_wakeup")
 _counters = _runtime.counters
@@ -63,9 +62,8 @@ class WakeOnPut:
         self._put(item)
         with _guard:
             waiter, self._waiter = self._waiter, None
-            if waiter is not None:
-                with contextlib.suppress(RuntimeError):  # the front end's loop is closed
-                    waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
+            if waiter is not None and not waiter.get_loop().is_closed():
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter, True)
 
     async def before_a_message(self) -> None:
         """Count the message that is taken next. After each batch, let the event loop run what the batch has woken."""
@@ -131,7 +129,10 @@ async def wrapped_get_output_blocking_async(wrapped: AwaitedCall, instance: Any,
         return await wrapped(*args, **kwargs)
     try:
         return await instance.try_get_output_async()
-    except Exception:  # the queue is closed, or the orchestrator died: upstream reports it as it does in this mode
+    except Exception as error:
+        if raised_by_us(error):
+            raise
+        # The queue is closed, or the orchestrator died. Upstream reports it as it does in this mode.
         return await wrapped(*args, **kwargs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -161,7 +161,13 @@ def _obstacles(scheduler: Any) -> Iterator[tuple[bool, str]]:
     yield lora, "LoRA is on, and vLLM counts only the adapters of requests that are in the step"
     drafts = getattr(config, "speculative_config", None) is not None
     yield drafts, "speculative decoding keeps drafts of the last step's requests"
-    omni_config = getattr(getattr(config, "model_config", None), "omni_kv_config", None)
-    transfer = bool(getattr(config, "kv_transfer_config", None) or omni_config)
+    transfer = getattr(config, "kv_transfer_config", None) is not None or _sends_cache(config)
     yield transfer, "KV cache is transferred to other engines, and requests end when that is done"
     yield config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism uses the same field"
+
+
+def _sends_cache(config: Any) -> bool:
+    kv_config = getattr(getattr(config, "model_config", None), "omni_kv_config", None)
+    if isinstance(kv_config, Mapping):  # which says which stage it is, in every stage
+        return bool(kv_config.get("need_send_cache") or kv_config.get("kv_transfer_criteria"))
+    return kv_config is not None

@@ -24,7 +24,7 @@ async def wrapped_submission(wrapped: AwaitedCall, instance: Any, args: Any, kwa
     except _NOT_OF_THE_REQUEST:
         raise
     except Exception as error:
-        if not _runtime.has_failed:
+        if wrapped.raised(error) and not _runtime.has_failed:
             with _guard:
                 await _fail(instance, args[0] if args else kwargs["msg"], error)
                 return

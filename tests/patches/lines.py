@@ -33,6 +33,7 @@ ENTRIES = frozenset(
         "_serve.answer",
         "Journey.end",
         "WakeOnPut.__call__",
+        "._resolve",
         "_observed_send.observed",
         "_override.observed",
         "SaveQueue.popleft",

@@ -289,7 +289,7 @@ def compare(model: Path, streams: Sequence[Stream], slow: Mapping[str, int], **o
         for stage, (name, turns) in zip(stages, slow.items(), strict=True):
             slow_sends(stage, name, turns)
         found, also_sent = serve(stages, streams)
-        assert entry.counters["holds"] >= 5, entry.counters
+        assert entry.counters["holds"] >= 5, (entry.counters, entry.reason, entry.state, entry.options)
         assert entry.counters["expired_holds"] == 0
     for stage in stages:
         assert all(stage.left_out[stream.name] >= 3 for stream in streams), stage.left_out

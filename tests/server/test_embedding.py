@@ -69,7 +69,7 @@ def test_an_embedded_engine_answers_as_stock(models: Callable[[str], Path], tmp_
     assert {name for name in ACTING if fast["states"]["server"][name] == "applied"} == ACTING.keys()
     assert {name for name, event in ACTING.items() if fast["events"][name][event] > 0} == ACTING.keys()
     assert {name for name, event in HTTP_ONLY.items() if fast["events"].get(name, {}).get(event)} == set()
-    assert fast["states"]["stage"]["forward_gate"] == "applied"
+    assert fast["states"]["LightEngines"]["forward_gate"] == "applied"
 
 
 # ---- The process ----
