@@ -9,7 +9,7 @@ SHELL := /bin/bash
 setup:
 	@bash scripts/setup.sh
 
-demo: setup ## what the package is for: a server on light engines, stock and fastpath, side by side; five minutes
+demo: setup ## what the package is for: a server on light engines, stock and fastpath, side by side; six minutes
 	@$(VENV_PYTHON) -W ignore -m benchmarks.demo $(ARGS)
 
 parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
@@ -38,7 +38,7 @@ trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
 	@bash scripts/without_vllm.sh $${PYTHON:-python3.11} floors
 
-pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; six minutes
+pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; ten minutes
 	@bash scripts/pythons.sh
 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires

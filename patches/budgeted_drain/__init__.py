@@ -1,4 +1,4 @@
-"""The orchestrator wakes when an output is there and drains each replica within a budget, stages in an order.
+"""The orchestrator wakes when an output arrives and drains each replica within a budget, in an order of stages.
 
 What:
     Replaces both of the orchestrator's loops, the poll loop and the event-driven one. The loop sleeps until an output
@@ -11,8 +11,8 @@ What:
     routing and terminal bookkeeping. They are never merged, because merging changes audio. Anything that ends a request
     (an entry, an error, a diffusion stage's output, a replica's death) is processed only after the outputs of that
     request that arrived earlier. While an end waits for a replica, that replica is served first.
-    After an exception in this patch it steps aside while the server runs: it stops watching the queues, processes in
-    the order of arrival what it has taken and what is queued, and upstream's loop goes on with the same clients.
+    After an exception in this patch the server keeps running with upstream's loop and the same clients. Before that,
+    the patch stops watching the queues and processes what it has taken and what is queued in the order of arrival.
 Why:
     The poll loop takes one raw output per replica and round and waits up to a millisecond for every empty stage. The
     first audio packet is queued behind outputs that no user receives while the loop waits elsewhere (vllm-omni issue
@@ -20,28 +20,28 @@ Why:
     front of one dispatcher, with a task for each. At high utilization a burst of the thinker's outputs is queued before
     the first audio.
 Why not a hook:
-    Upstream has none in the loop. The other way, an iterator over ``available_replica_ids()`` that yields a replica
-    again while its queue has items, leaves upstream's loop body in place, but it must tell the loop's task from
+    Upstream has none in the loop. The alternative, an iterator over ``available_replica_ids()`` that yields a replica
+    again while its queue has items, leaves upstream's loop body in place, but must distinguish the loop's task from
     every other caller of the same method, cannot put stages in another order, cannot yield between stages except
     inside a poll, and ends each idle wait with upstream's own millisecond. In the event-driven loop queue and readers
     are locals of the method. The replaced bodies only call helpers, which are used as they are.
 Scope:
     Orchestrator thread of the API server, ``AsyncOmni`` and ``Omni``, both modes. A client without an output queue
     (upstream's test doubles) is polled as upstream polls it. Diffusion stages are polled as upstream polls them.
-    Payloads that model runner v2 packs are unpacked in both modes; upstream's event-driven loop of 0.30 leaves them
-    packed, its 0.32 does not. A replica that died is left out of the selection until its requests have what arrived
-    before; ``pick`` of a distributed pool asks the hub alone and may choose it until then. In 0.32 a stage without
-    final output may send a request's first audio (``talker_first_audio``): while that is queued, ``visible_first``
+    Payloads that model runner v2 packs are unpacked in both modes. Upstream's event-driven loop leaves them packed
+    in 0.30, but not in 0.32. A dead replica is not selected while outputs of its requests from before its death are
+    queued, but ``pick`` of a distributed pool asks only the hub and may choose it until then. In 0.32 a stage without
+    final output may send a request's first audio (``talker_first_audio``). While that is queued, ``visible_first``
     treats the stage as one with final output.
 Fragility:
-    High by design and therefore pinned: the bodies of both loops are replaced, the bodies of ``poll_llm_raw_output``
-    and of the reading behind it are relied on, and those of ``_route_output`` and ``_finish_raw_terminal_requests`` for
-    what ends a request. A changed body makes the patch unsupported and upstream's loop runs. An arrival is noticed by
-    an attribute that is set on each client's own queue object, because upstream's socket reader keeps a reference to
-    that object; it is removed when the loop ends. What is in that queue is read from the ``deque`` inside of it; a
-    queue without one is polled. Of a completion ``multimodal_output`` is read, which no class declares. Set:
-    ``_unavailable_replicas`` of a pool while a death is held. A raw output of which an entry is held is processed as
-    two copies.
+    High by design. The patch replaces the bodies of both loops. It relies on the bodies of ``poll_llm_raw_output``
+    and of the function that reads for it, and on those of ``_route_output`` and ``_finish_raw_terminal_requests``
+    for what ends a request. All of them are pinned. If one changes, the patch is unsupported and upstream's loop
+    runs. The patch notices an arrival by an attribute that it sets on each client's own queue object, because
+    upstream's socket reader keeps a reference to that object. It removes the attribute when the loop ends. It reads
+    the items of the queue from the ``deque`` inside of it, and polls a client whose queue has none. It reads
+    ``multimodal_output`` of a completion, which no class declares. It adds a replica to ``_unavailable_replicas`` of
+    a pool while the replica's death is held. A raw output with a held entry is processed as two copies.
 Upstream thread:
     vllm-omni issue #4561, PR #4608 (bounded drain of 16, open in September 2026), PR #5221 (event-driven loop), issue
     #4680 (many replicas).

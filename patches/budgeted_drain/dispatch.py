@@ -1,4 +1,4 @@
-"""One raw output: taken from a replica, and put through all of upstream's handling.
+"""Takes a raw output from a replica and runs all of upstream's handling on it.
 
 All processing is upstream's (``vllm_omni/engine/orchestrator.py``, ``stage_pool.py``), step by step (``work.py``). This
 file decides what of it must wait (``held_ends.py``). The loop decides when something is taken, and from which replica.
@@ -31,25 +31,25 @@ POLL_WAIT_S = 0.001
 Outcome = Literal["nothing", "failed", "dropped", "dispatched", "routable"]
 """What became of one attempt to take a raw output.
 
-``nothing``: none was there, or an exception was there in its place, and that was handled. ``failed``: processing it
-raised, and that was handled. ``dropped``: nothing of it went on, because upstream's rule drops what has no content and
-an end may be held. ``dispatched``: it went through all of upstream's handling. ``routable``: the same, and it ends a
-pass.
+``nothing``: the queue had no raw output, or it had an exception, which was handled. ``failed``: processing raised an
+exception, which was handled. ``dropped``: nothing of it was dispatched, because upstream's rule drops an output
+without content and an end may be held. ``dispatched``: all of upstream's handling is done. ``routable``: the same,
+and the output ends a pass.
 """
 
 
 class Dispatcher:
-    """Takes raw outputs and dispatches them, less what must wait.
+    """Takes raw outputs and dispatches them, except for what must wait.
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
         members: The replicas that there are.
         runtime: The patch in this process.
-        charge: Given the stage of something held, and how many nanoseconds its processing took.
+        charge: Called with the stage of a held end and the nanoseconds that its processing took.
 
     Attributes:
         held_ends: What is held.
-        works: All that was taken and is not done, in the order in which it was taken; the values mean nothing.
+        works: Everything that was taken and is not finished, in the order of taking. The values have no meaning.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Dispatcher:
         return outcome
 
     async def poll(self, replica: Replica) -> bool:
-        """Take one output of a replica that can only be polled, as upstream polls it; whether there was something."""
+        """Poll a replica that can only be polled, as upstream does, and return whether it had an output."""
         pool, replica_id, number = replica.pool, replica.slot[1], next(self._members.numbers)
         is_diffusion = pool.stage_type == "diffusion"
         work = self._begin((DiffusionOutput if is_diffusion else Work)(self._orchestrator, replica, number))
@@ -126,7 +126,7 @@ class Dispatcher:
         return found
 
     async def release(self, replica: QueuedReplica) -> None:
-        """Dispatch the ends that may go after what was taken from a replica, or lost with it. Their stages pay."""
+        """Dispatch the ends that waited for what was taken from a replica or lost with it, and charge their stages."""
         for end in self.held_ends.release(replica):
             started_ns = perf_counter_ns()
             await self._dispatch(end.work)
@@ -141,7 +141,7 @@ class Dispatcher:
     # ---- Holding ----
 
     def _split(self, work: Work) -> None:
-        """Make works of their own of the entries of a raw output that must wait, and hold them."""
+        """Move the entries of a raw output that must wait to separate works, and hold those."""
         for entry in work.raw[0].outputs:
             finish = entry.finish_reason
             if finish is None and entry.request_id not in self.held_ends:
@@ -151,7 +151,7 @@ class Dispatcher:
             end = self._end_of(part, entry.request_id, ends=ends, failed=finish == upstream.FinishReason.ERROR)
             if end is None or (blocker := self.held_ends.blocker(end)) is None:
                 continue
-            # Statistics and finished ids go at once. A held entry keeps itself alive, and not the rest.
+            # Statistics and finished ids go at once. A held entry keeps only itself in memory.
             raw, replace = work.raw[0], msgspec.structs.replace
             rest = replace(raw, outputs=[each for each in raw.outputs if each is not entry])
             work.raw[:] = rest, replace(raw, outputs=[entry], scheduler_stats=None, finished_requests=None)
@@ -173,11 +173,12 @@ class Dispatcher:
         return HeldEnd(work, frozenset((request_id,)), limits, failed=failed)
 
     def _limits(self, stage: Stage, number: float, state: Any, *, failed: bool) -> dict[int, float]:
-        """Below which number what waits at a stage goes before an end of ``stage``, or of the whole request.
+        """Return, by stage, the number below which queued outputs are dispatched before an end.
 
-        An error and a session's end, which comes at whichever stage ends last, end the request. Text of a stage that
-        was not asked for goes first whenever it comes: at upstream it would overwrite this message, which upstream
-        sends when the stages before have ended, so that it is not later.
+        It is an end of ``stage`` or of the whole request. An error ends the request, and so does the end of a
+        session, which the stage that ends last reports. Text of a stage that was not requested is dispatched first
+        whenever it arrives, because upstream would overwrite this message with it. The message is not later for
+        that, because upstream sends it only when the earlier stages have ended.
         """
         stages = self._members.stages
         if failed or state.streaming.enabled:
@@ -192,7 +193,7 @@ class Dispatcher:
     # ---- Dispatching ----
 
     async def _dispatch(self, work: Work, *, judge: bool = False) -> Outcome:
-        """Put what was taken through all of upstream's handling."""
+        """Run all of upstream's handling on what was taken."""
         self._at = replica = work.replica
         try:
             if not await work.read():
@@ -231,14 +232,15 @@ class Dispatcher:
             raise error
 
     async def _died(self, replica: Replica, error: Exception) -> None:
-        """Let upstream evict a dead replica and fail its requests, after what arrived of them before.
+        """Let upstream evict a dead replica and fail its requests after their earlier outputs are dispatched.
 
-        Until then the replica keeps its bindings, by which upstream finds the requests to fail, and is left out of the
-        selection: it gets no new request, and no other request waits. A distributed pool's ``pick`` asks the hub alone.
+        Until then the replica keeps its bindings, because upstream finds the requests to fail by them. It is not
+        selected, so that it gets no new request and no other request waits. But a distributed pool's ``pick`` asks
+        only the hub.
         """
         pool, replica_id = replica.pool, replica.slot[1]
         if not replica.is_in_slot():
-            return  # a client that was replaced is not its successor, and one death is handled once
+            return  # the slot has another client now, or the death was handled before
         death = Death(self._orchestrator, replica, next(self._members.numbers), error)
         limits = dict.fromkeys((stage.stage_id for stage in self._members.stages), death.number)
         end = HeldEnd(death, frozenset(death.stranded), limits, failed=True)
@@ -278,7 +280,7 @@ class Dispatcher:
             raise interrupted
 
     def _take_waiting(self) -> Iterator[Work]:
-        """All that waits and has a number; from an exception on, which upstream's loop reads, nothing of its queue."""
+        """Take what is queued and has a number. An exception and what follows it are left to upstream's loop."""
         for replica in self._members.queued():
             queue = replica.client.outputs_queue
             for arrival in replica.arrivals if not replica.is_gone() else ():

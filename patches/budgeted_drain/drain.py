@@ -1,15 +1,15 @@
 """The loop that replaces both of the orchestrator's loops: wake on arrival, drain within a budget, stages in an order.
 
 One ``DrainLoop`` serves one orchestrator until shutdown, on the orchestrator's thread. This file decides only when a
-raw output is taken; ``order.py`` from which stage, ``membership.py`` which replicas there are, and ``dispatch.py``
-takes it through upstream's processing.
+raw output is taken. ``order.py`` decides from which stage, ``membership.py`` finds the replicas, and
+``dispatch.py`` runs upstream's processing.
 
-The budget is shaped after Linux NAPI: an item and a time limit, and a counter for each that says how often a pass
-ended on it. The socket readers of all replicas run on the same event loop, so that an empty queue may mean "not read
-yet": the loop yields after ``_YIELD_AFTER_NS`` of work, inside a pass too.
+The budget follows Linux NAPI. It has an item limit and a time limit, and one counter for each that counts the passes
+that ended on it. The socket readers of all replicas run on the same event loop, so that an empty queue may only mean
+that it was not read yet. Therefore the loop yields after ``_YIELD_AFTER_NS`` of work, also inside a pass.
 
-After an exception in this patch, at whatever line, the loop steps aside (``DrainLoop.run``). An exception leaves its
-work in one of these states, and ``Dispatcher.finish`` does what is left in each.
+After an exception at any line of this patch, upstream's loop replaces this one (``DrainLoop.run``). An exception
+leaves the work in one of these states, and ``Dispatcher.finish`` completes it from each.
 
 - In a client's queue: it is dispatched in the order of arrival. What has no number yet, and an exception, stays there
   for upstream's loop.
@@ -129,14 +129,14 @@ class DrainLoop:
         members = self._members
         self._monitor.note_loop(idle=True)
         if members.stale or members.has_backlog():
-            await self._wakeup.yield_turns()  # it came behind the loop's back; the event loop still gets its turn
+            await self._wakeup.yield_turns()  # it arrived unnoticed, but other tasks must run too
         elif not self._shutdown.is_set():
             await self._wakeup.sleep(POLL_WAIT_S if members.polled else _IDLE_WAIT_S)
 
     def _arrived(self, replica: QueuedReplica) -> None:
         """Notice a put by vLLM's reader, where an exception would be a failure of the engine. Never raises.
 
-        After a failure nothing gets a number any more: what has one arrived before what has none.
+        After a failure nothing is numbered, so that whatever has a number arrived before whatever has none.
         """
         try:
             self._wakeup.wake()
@@ -159,16 +159,16 @@ class DrainLoop:
         self._wakeup.wake_from_any_thread()
 
     async def _refresh(self) -> None:
-        """Find out which replicas there are, and release what waits for what left, or for what others took."""
+        """Update the replicas, and release the ends that waited for removed replicas or for what others took."""
         joined, left = self._members.refresh(perf_counter_ns())
         for replica in joined:
             if not replica.waiting and not replica.is_gone():
-                replica.dequeue()  # there is nothing yet; asking starts upstream's socket reader
+                replica.dequeue()  # the queue is empty, but the call starts upstream's socket reader
         for replica in (*left, *self._members.queued()):
             await self._dispatcher.release(replica)
 
     async def _poll(self) -> bool:
-        """Poll what can only be polled, if that is due; whether there was anything."""
+        """Poll the replicas that can only be polled, if that is due, and return whether one had an output."""
         if perf_counter_ns() < self._poll_ns:
             return False
         found = False
@@ -185,8 +185,8 @@ class DrainLoop:
     async def _pass(self, decision: Decision) -> None:  # noqa: C901, PLR0912 - flat, because it runs for each raw output
         """Take raw outputs from a replica of a stage until a pass ends.
 
-        A stage that is due gives one: the order goes on after it. Whether an output is routable is asked only where it
-        matters: it ends a pass so that another stage gets its turn, which under a fixed order none does.
+        The pass takes only one output from a stage that is due, and then the order applies again. A routable output
+        ends a pass so that another stage gets its turn. Under a fixed order none does, so outputs are not judged.
         """
         stage, now_decided = decision.stage, decision
         replica = stage.take_turn()
@@ -235,7 +235,7 @@ class DrainLoop:
             await wakeup.yield_turns()
 
     def _is_over(self, replica: QueuedReplica) -> bool:
-        """Whether nothing more may be taken from a replica: it is gone, or it is shutdown, or this patch has failed."""
+        """Whether to take no more from a replica, because it is gone, the server shuts down or this patch failed."""
         return self._shutdown.is_set() or replica.is_gone() or self._runtime.has_failed
 
     def _note_pass(self, replica: QueuedReplica, items: int, ended: str, duration_ns: int) -> None:

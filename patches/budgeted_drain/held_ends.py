@@ -8,7 +8,7 @@ For the rest the order is upstream's.
 A held end is parked behind one thing that goes first, its blocker. That is an *arrival* in the queue of a replica,
 which is awaited from then on and served first, so that it leaves its queue soon. Or it is a *held end* of the same
 request with a smaller number, so that no two wait for each other. When the blocker has been dispatched, or was lost,
-the end is parked behind the next one, or goes.
+the end is parked behind the next blocker, or is dispatched.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class HeldEnd:
     Attributes:
         work: What is to be dispatched.
         request_ids: The requests that it ends: one, or those that a death strands.
-        limits: At which stages it waits: the number below which what arrived there goes first. None for what follows a
-            held end from the same replica: it waits for that alone.
-        failed: It fails the requests: of a stage without final output only the end (the stage's statistics) goes first.
+        limits: By stage, the number below which arrivals are dispatched first. Empty for what follows a held end
+            from the same replica, because it waits only for that end.
+        failed: Whether it fails the requests. If so, it waits only for the end (the stage's statistics) of a stage
+            without final output.
         behind: The held ends that are parked behind this one.
     """
 
@@ -54,7 +55,7 @@ class HeldEnds(dict[str, list[HeldEnd]]):
         self._members = members
 
     def blocker(self, end: HeldEnd) -> Arrival | HeldEnd | None:
-        """What goes before an end; None if it may go now."""
+        """Return what must be dispatched before an end, or None if it may be dispatched now."""
         number, slot = end.work.number, end.work.replica.slot
         for request_id in end.request_ids:
             for other in self.get(request_id, ()):
@@ -76,7 +77,7 @@ class HeldEnds(dict[str, list[HeldEnd]]):
         self._park(end, blocker)
 
     def release(self, replica: QueuedReplica) -> Iterator[HeldEnd]:
-        """The ends that may go now that what they waited for has left a replica's queue, and was dispatched or lost.
+        """Yield the ends without a blocker left, after one left a replica's queue and was dispatched or lost.
 
         They are in the order in which they must be dispatched. An end is held until the next one is asked for.
         """

@@ -29,8 +29,8 @@ class Membership:
     Attributes:
         numbers: The count that numbers the arrivals at all replicas, and what is held.
         stages: The stages, with their replicas that have an output queue.
-        polled: The others: diffusion stages, and clients without such a queue.
-        stale: Something has changed: a refresh is due now.
+        polled: The other replicas, which are those of diffusion stages and those without such a queue.
+        stale: Whether something has changed, so that a refresh is due now.
         refresh_ns: When the next one is due.
     """
 
@@ -61,7 +61,7 @@ class Membership:
         return any(stage.has_backlog() for stage in self.stages)
 
     def refresh(self, now_ns: int) -> tuple[list[QueuedReplica], list[QueuedReplica]]:
-        """Bring the replicas up to date; those with an output queue that joined, and those that left."""
+        """Update the replicas, and return those with an output queue that joined and those that left."""
         self.stale = False  # first: an attach on another thread may set it meanwhile
         self.refresh_ns = now_ns + REFRESH_EVERY_NS
         left = [replica for replica in self.queued() if replica.is_gone()]

@@ -5,8 +5,8 @@ round robin (Shreedhar and Varghese, SIGCOMM 1995) on *processing time*, kept on
 stage whose last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing was spent, on
 any stage, and a stage that is due gets one raw output ahead of the order. So in any stretch of processing time ``T`` in
 which a stage has a backlog it gets at least ``floor * T`` less its dearest raw output, and never less than one in
-``WINDOW_NS``. The floor alone makes it no more than that plus one. An idle stage saves nothing up and gives its share
-away.
+``WINDOW_NS``. The floor alone gives it at most that plus one. An idle stage saves nothing up, and the
+other stages get its share.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FLOORS_TOGETHER = 0.5
 """Greatest sum of the floors of all stages, as a share of processing time. With more, there is no order left."""
 
 WINDOW_NS = 250e6
-"""Longest that a stage with a backlog is not due, a quarter of a second of processing: it gets at least a raw output in
-each such window, however dear the last one was. Without it the stage whose raw output Python happens to collect garbage
-in (half a second was seen under overload) pays for that with its floor for seconds."""
+"""Longest processing time, a quarter of a second, before a stage with a backlog is due again. It gets at least one raw
+output in each such window, however expensive the last one was. Without the window, a garbage collection during a raw
+output (half a second was measured under overload) would cost the stage its floor for seconds."""
 
 NextStage = Callable[[BacklogView], int | None]
 """A plugin's choice among the stages with a backlog; None leaves it to the built-in order."""
@@ -51,7 +51,7 @@ class Decision(NamedTuple):
 
 
 def floor_of(floor: float | None, stages: int) -> float:
-    """The floor in force: the one that is set, by default 0.1, and at most an equal part of ``FLOORS_TOGETHER``."""
+    """Return the effective floor, the option's value or 0.1, and at most an equal part of ``FLOORS_TOGETHER``."""
     greatest = FLOORS_TOGETHER / max(stages, 1)
     if floor is not None and floor > greatest:
         logger.warning(
@@ -70,7 +70,7 @@ class Order:
         ask: A plugin's choice, asked when more than one stage has a backlog, and none is due or awaited; None without
             one.
         request_states: The orchestrator's live requests, for the plugin.
-        stages: The stages; their replicas come and go.
+        stages: The stages, whose replicas may change.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Order:
         return not stage.is_awaited(), not first, -stage.stage_id
 
     def pass_ended(self, decision: Decision) -> None:
-        """Its pass is over: in ``stage_order`` the next stage gets its turn, unless this one was out of turn."""
+        """Note the end of a pass. In ``stage_order`` the next stage gets its turn, unless this one was out of turn."""
         if not decision.due:
             self._turn = decision.stage.stage_id + 1
 
@@ -136,6 +136,6 @@ class Order:
         if stage.due_ns <= now:
             stage.due_ns += pause
         else:
-            # What it got beyond its floor is held against it for no longer than its dearest raw output is worth: a
-            # stage that had the loop to itself for a while would starve afterwards.
+            # A stage that got more than its floor waits for at most the time that its most expensive raw output costs
+            # at that floor. Otherwise a stage that had the loop to itself for a while would starve afterwards.
             stage.due_ns = max(stage.due_ns, now + pause)

@@ -64,8 +64,8 @@ class Arrival:
 class QueuedReplica(Replica):
     """A replica whose client has an output queue, from which raw outputs are taken without waiting.
 
-    Upstream's socket reader holds the queue object, so the queue is not replaced: its ``put_nowait`` gets an instance
-    attribute in front, which ``stop_watching`` takes off.
+    Upstream's socket reader keeps a reference to the queue object, so the queue is not replaced. Instead, an instance
+    attribute overrides its ``put_nowait``, and ``stop_watching`` removes that attribute.
 
     Args:
         stage: Its stage, whose replica it is from now on.
@@ -116,7 +116,7 @@ class QueuedReplica(Replica):
         self._put = vars(queue)["put_nowait"] = put_and_notify
 
     def stop_watching(self) -> None:
-        """Give the queue its own ``put_nowait`` back, unless another wrapper is in front of ours, and forget it."""
+        """Restore the queue's own ``put_nowait`` unless another wrapper covers this one, and forget the queue."""
         attributes = vars(self.client.outputs_queue)
         if attributes.get("put_nowait") is self._put:
             attributes.pop("put_nowait", None)
@@ -198,7 +198,7 @@ class Stage:
         self.due_ns = self.pause_ns = 0.0
 
     def join(self, replica: QueuedReplica) -> None:
-        """A replica is of this stage from now on. Without any client upstream's pool does not know what is seen."""
+        """Add a replica. Upstream's pool does not know its ``final_output`` before it has a client."""
         self.final_output = bool(self.pool.final_output)
         self.replicas.append(replica)
 

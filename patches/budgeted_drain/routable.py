@@ -1,7 +1,7 @@
 """The default policy: which raw output has something for the user or the next stage, and so ends a pass.
 
-Not "is there an output object": upstream makes one for nearly every step, and keys that are never drained (``sr``,
-hidden states, codes) stand in every later snapshot. Not a field of any model either.
+The policy does not check for an output object, because upstream makes one for nearly every step, and every later
+snapshot repeats the keys that are never drained (``sr``, hidden states, codes). It reads no field of a specific model.
 """
 
 from __future__ import annotations

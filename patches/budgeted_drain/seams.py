@@ -1,4 +1,4 @@
-"""Where ``budgeted_drain`` takes hold of each release."""
+"""The functions and attributes of each release that ``budgeted_drain`` replaces or uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENTRY = ("request_id", "finish_reason", "is_segment_finished", "kv_transfer_par
 
 
 def _seams(owner: str, read: str, *more: AnySeam) -> tuple[AnySeam, ...]:
-    """Both loops, and the functions of upstream's that they are made of.
+    """Return both loops and the upstream functions that they call.
 
     Args:
         owner: The orchestrator's class.

@@ -45,7 +45,7 @@ def can_dequeue(client: Any) -> bool:
 
 
 def gauge_of(orchestrator: Any) -> Callable[[int], None] | None:
-    """The function that upstream's event-driven loop tells how many raw outputs wait; None where it tells none."""
+    """Return the function to which upstream's event-driven loop reports its queued raw outputs, if there is one."""
     monitor = orchestrator._orch_monitor
     is_told = orchestrator._event_driven_orch and isinstance(monitor, OrchestratorMonitor)
     return getattr(monitor, "set_dispatch_queue_size", None) if is_told else None

@@ -10,9 +10,9 @@ from time import perf_counter_ns
 from omni_fastpath import way_in
 
 YIELD_TURNS = 3
-"""Most turns of the event loop in a yield. What stands in a socket is in the client's queue after three: in the first
-the selector finds it, in the second its handler runs, in the third vLLM's reader. When nothing else is about to run
-after the first, the selector has found nothing, and the other two would do so too."""
+"""Most turns of the event loop in a yield. After three turns the data of a socket is in the client's queue. In the
+first turn the selector finds it, in the second its handler runs, and in the third vLLM's reader runs. If nothing else
+is scheduled after the first turn, the selector found nothing and the other two turns are not needed."""
 
 SUBMISSION_TURNS = 16
 """Most turns while a request waits for its submission: from upstream's queue to a stage's socket it takes a dozen."""
@@ -65,7 +65,7 @@ class Wakeup:
                 self._loop.call_soon_threadsafe(self._woken.set)
 
     async def yield_turns(self) -> None:
-        """Let everything else on the event loop run, and what stands in the sockets come in."""
+        """Let the other tasks of the event loop run, so that upstream reads its sockets."""
         began_ns = perf_counter_ns()
         self._note_stretch(began_ns)
         scheduled, turns = self._scheduled, 0

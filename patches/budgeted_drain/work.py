@@ -1,4 +1,4 @@
-"""What was taken from a replica and is not done: what is left to do of it, and how to do it exactly once.
+"""What was taken from a replica and is not finished, what is left to do of it, and how to do that exactly once.
 
 Each step takes its argument out of a list in the one line that calls upstream, and adds what is left to do in the same
 line. So whatever is raised between two lines of this patch, ``finish`` goes on where the work was left, leaves nothing
@@ -39,7 +39,7 @@ class Work:
         self.ended: list[set[str]] = []
 
     async def get_output_async(self) -> Any:
-        """As a client with one raw output: what is taken already passes through upstream's reading."""
+        """Return the raw output as a client would, so that upstream's reading can process it."""
         return self.raw[0]
 
     async def read(self) -> bool:

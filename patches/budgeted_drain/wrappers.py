@@ -15,7 +15,7 @@ _attach_guard = _runtime.guard("noticing an attach")
 
 
 def wrapped_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
-    """Run our loop in place of upstream's, the poll loop or the event-driven one; upstream's, if ours cannot start."""
+    """Run this patch's loop in place of either of upstream's loops, or upstream's loop if this one cannot start."""
     if not _runtime.has_failed:
         try:
             return DrainLoop(instance, _runtime).run(partial(wrapped, *args, **kwargs))

@@ -15,7 +15,7 @@ Why not a hook:
 Scope:
     Event loop of the API server or of ``AsyncOmni``, in both modes. Complete answers, text without audio, diffusion
     outputs, errors and statistics have no listener: they are due when they arrive. An acknowledgement belongs to no
-    request and is handed out at once; any other message without a request, for example the error that ends an engine,
+    request and is handed out at once. Any other message without a request, for example the error that ends an engine,
     waits for everything before it, and everything after it waits for that message. While anything is queued something
     is handed out. No message waits for one that arrives more than 15 s after it. An output that repeats earlier audio
     (CUMULATIVE, which only users of the library ask for) counts that audio again, so that it is due as late as audio

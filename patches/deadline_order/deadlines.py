@@ -88,7 +88,7 @@ class Deadlines:
         return now - AT_ONCE_S if is_first else deadline
 
     def _forget(self, now: float) -> None:
-        """Forget the request whose last output is the longest ago, if that is long: one goes for each that comes."""
+        """Forget the request with the oldest last output if that is too old. Each output forgets at most one."""
         longest = next(iter(self._answers))
         if now - self._answers[longest].last_s > FORGOTTEN_AFTER_S:
             del self._answers[longest]

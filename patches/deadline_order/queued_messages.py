@@ -75,7 +75,7 @@ class QueuedMessages:
         while self.is_open and not is_empty():
             try:
                 self.messages[self._arrived] = get()
-            except Exception:  # nothing more is there, or it is closed: upstream looks next, and says so
+            except Exception:  # the queue is empty or closed, and upstream's next read reports that
                 return
             self._arrived += 1
             self._index(self._arrived - 1)

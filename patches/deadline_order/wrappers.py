@@ -70,7 +70,7 @@ async def wrapped_try_get_output_async(
 async def wrapped_get_output_blocking_async(
     wrapped: Callable[..., Awaitable[Any]], instance: Any, args: Any, kwargs: Any
 ) -> Any:
-    """The same in event-driven mode: where nothing is queued upstream waits, and what it finds is alone.
+    """Do the same in event-driven mode. If nothing is queued, upstream waits for a single message.
 
     Raises:
         RuntimeError: Upstream's, when the orchestrator died.
@@ -102,7 +102,7 @@ def wrapped_drain_output_messages(
 
 
 def taken_off() -> None:
-    """Give what is queued back to upstream's queues, in front of what has been put there since, as it arrived."""
+    """Return the queued messages to upstream's queues in order of arrival, in front of what was put there since."""
     for queue, queued in list(_queued.items()):
         queue._queue.extendleft(reversed(queued.messages.values()))
         queued.messages.clear()
