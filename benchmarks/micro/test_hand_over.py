@@ -7,7 +7,6 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import janus
 import pytest
 
 from .conftest import Measured
@@ -21,7 +20,7 @@ def test_hand_over(measured: Measured, queued: int) -> None:
     import torch
     from vllm_omni.engine.messages import OutputMessage
 
-    from benchmarks.rigs.inprocess import front_end
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
 
     def message(number: int) -> Any:
         payload = {"audio": torch.zeros(9_600), "sr": 24_000} if number % 8 == 0 else {}
@@ -35,8 +34,7 @@ def test_hand_over(measured: Measured, queued: int) -> None:
     messages = [message(number) for number in range(queued + MESSAGES)]
 
     async def run() -> float:
-        thread = SimpleNamespace(is_alive=lambda: True)
-        pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=thread)
+        pipeline = without_orchestrator()
         engine = front_end(pipeline, {}, event_driven=False).engine
         put = pipeline.outputs.sync_q.put_nowait
         for each in messages[:queued]:

@@ -239,6 +239,13 @@ class Pipeline:
 # ---- Front end ----
 
 
+def without_orchestrator(is_alive: Callable[[], bool] = lambda: True) -> Any:
+    """What ``front_end`` needs of a pipeline: an empty output queue, and a thread that says that it lives."""
+    outputs = janus.Queue[Any]()
+    thread = SimpleNamespace(is_alive=is_alive)
+    return SimpleNamespace(outputs=outputs, writer=upstream.output_writer(outputs), thread=thread)
+
+
 def front_end(pipeline: Pipeline, queues: Mapping[str, Any], *, event_driven: bool) -> Any:
     """Upstream's front end with its own drain, without a server around it.
 

@@ -52,6 +52,14 @@ def _next(queued: QueuedMessages, get: Callable[[], Any], is_empty: Callable[[],
     return None
 
 
+def _next_of(engine: Any, queued: QueuedMessages | None) -> Any:
+    """The same of an engine whose messages are taken one by one."""
+    if queued is None:
+        return None
+    queue = engine.output_queue.sync_q
+    return _next(queued, queue.get_nowait, queue.empty)
+
+
 async def wrapped_try_get_output_async(
     wrapped: Callable[[], Awaitable[Any]], instance: Any, _args: Any, _kwargs: Any
 ) -> Any:
@@ -60,10 +68,7 @@ async def wrapped_try_get_output_async(
     Raises:
         RuntimeError: Upstream's, when the orchestrator died.
     """
-    queued, message = _queued_of(instance), None
-    if queued is not None:
-        queue = instance.output_queue.sync_q
-        message = _next(queued, queue.get_nowait, queue.empty)
+    message = _next_of(instance, _queued_of(instance))
     return await wrapped() if message is None else message
 
 
@@ -75,10 +80,8 @@ async def wrapped_get_output_blocking_async(
     Raises:
         RuntimeError: Upstream's, when the orchestrator died.
     """
-    queued, message = _queued_of(instance), None
-    if queued is not None:
-        queue = instance.output_queue.sync_q
-        message = _next(queued, queue.get_nowait, queue.empty)
+    queued = _queued_of(instance)
+    message = _next_of(instance, queued)
     if message is None:
         message = await wrapped(*args, **kwargs)
         if queued is not None and message is not None and not _runtime.has_failed:

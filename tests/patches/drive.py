@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
@@ -124,37 +123,38 @@ def run(pipeline: Any, *later: Callable[[Any], None]) -> list[Any]:
     return found
 
 
-async def front_end_takes(
-    count: int, put: Callable[[Any], Awaitable[None]], done: Awaitable[object], *, event_driven: bool, later: int = 0
-) -> None:
-    """Let upstream's loop of the front end take numbered messages of one request, which wait already, until ``done``.
+async def front_end_takes(count: int, *, event_driven: bool, later: int = 0) -> list[int]:
+    """Let upstream's loop of the front end take numbered messages of one request, and return the numbers.
 
     Args:
-        count: How many.
-        put: In the place of the request's queue.
-        done: Awaited, half a minute at most.
+        count: How many are queued when it begins.
         event_driven: The front end's mode.
         later: Messages that arrive when the front end has begun to wait, one after the other.
     """
-    import janus
     from vllm_omni.engine.messages import OutputMessage
 
-    from benchmarks.rigs.inprocess import front_end
-    from benchmarks.rigs.upstream import output_writer
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
 
-    outputs = janus.Queue[Any]()
+    pipeline, taken, done = without_orchestrator(), list[int](), asyncio.Event()
+
+    async def put(message: Any) -> None:
+        taken.append(message.engine_outputs)
+        if len(taken) == count + later:
+            done.set()
 
     def send(number: int) -> None:
-        outputs.sync_q.put_nowait(OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False))
+        pipeline.outputs.sync_q.put_nowait(
+            OutputMessage(request_id="one", stage_id=0, engine_outputs=number, finished=False)
+        )
 
     for number in range(count):
         send(number)
-    pipeline: Any = SimpleNamespace(outputs=outputs, writer=output_writer(outputs), thread=threading.current_thread())
     found = front_end(pipeline, {"one": SimpleNamespace(put=put)}, event_driven=event_driven)
     found._final_output_handler()
     for number in range(count, count + later):
         await asyncio.sleep(0.003)
         send(number)
-    await asyncio.wait_for(done, 30)
+    await asyncio.wait_for(done.wait(), 30)
     found.final_output_task.cancel()
     await asyncio.gather(found.final_output_task, return_exceptions=True)
+    return taken

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import janus
 import pytest
 
 from tests.patches.drive import only
@@ -37,8 +35,7 @@ async def received(messages: Sequence[Any], *, event_driven: bool) -> list[tuple
     """
     from vllm_omni.engine.messages import ErrorMessage
 
-    from benchmarks.rigs.inprocess import front_end
-    from benchmarks.rigs.upstream import output_writer
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
 
     found: list[tuple[str, Any]] = []
 
@@ -48,10 +45,9 @@ async def received(messages: Sequence[Any], *, event_driven: bool) -> list[tuple
 
         return SimpleNamespace(put=put)
 
-    outputs = janus.Queue[Any]()
+    pipeline = without_orchestrator()
     for message in (*messages, ErrorMessage(error="the engine died", fatal=True)):
-        outputs.sync_q.put_nowait(message)
-    pipeline: Any = SimpleNamespace(outputs=outputs, writer=output_writer(outputs), thread=threading.current_thread())
+        pipeline.outputs.sync_q.put_nowait(message)
     queues = {each: queue_of(each) for each in dict.fromkeys(message.request_id for message in messages)}
     served = front_end(pipeline, queues, event_driven=event_driven)
     served._final_output_handler()
@@ -124,12 +120,9 @@ async def test_a_plugin_orders_messages(event_driven: bool) -> None:
 
 async def test_an_empty_queue_is_upstreams(entry: Any, event_driven: bool) -> None:
     """Nothing queued: upstream waits and looks at the orchestrator, and gives what comes; another queue is its own."""
-    from benchmarks.rigs.inprocess import front_end
-    from benchmarks.rigs.upstream import output_writer
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
 
-    outputs = janus.Queue[Any]()
-    pipeline: Any = SimpleNamespace(outputs=outputs, writer=output_writer(outputs), thread=threading.current_thread())
-    came = asyncio.Event()
+    pipeline, came = without_orchestrator(), asyncio.Event()
 
     async def put(_message: Any) -> None:
         came.set()

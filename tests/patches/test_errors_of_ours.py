@@ -79,17 +79,9 @@ def requests_come_in(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
 
     async def script() -> None:
         found.extend([await ask(answer, path) for path in ("/v1/chat/completions", "/health")])
-        taken: list[int] = []
-        done = asyncio.get_running_loop().create_future()
-
-        async def put(message: Any) -> None:
-            taken.append(message.engine_outputs)
-            if len(taken) == 20:
-                done.set_result(None)
-
         asking = asyncio.create_task(ask(slowly))
         await asyncio.sleep(0)
-        await front_end_takes(20, put, done, event_driven=False)
+        taken = await front_end_takes(20, event_driven=False)
         found.append((taken, await asking))
 
     async def slowly() -> str:
@@ -269,32 +261,14 @@ def first_outputs(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
 
 def messages_arrive(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     """What the front end takes, in both of its modes, while messages are queued and while it waits for some."""
-
-    async def script(event_driven: bool) -> list[int]:
-        taken: list[int] = []
-        done = asyncio.get_running_loop().create_future()
-
-        async def put(message: Any) -> None:
-            taken.append(message.engine_outputs)
-            if len(taken) == 30:
-                done.set_result(None)
-
-        await front_end_takes(20, put, done, event_driven=event_driven, later=10)
-        return taken
-
-    return [asyncio.run(script(event_driven)) for event_driven in (False, True)]
+    return [asyncio.run(front_end_takes(20, event_driven=event_driven, later=10)) for event_driven in (False, True)]
 
 
 def requests_are_submitted(_monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
     """A request that is served, and one whose submission fails: alone, or with the orchestrator as on stock."""
-    from benchmarks.rigs.inprocess import QWEN3_OMNI
-    from tests.patches.test_submission_errors import SURROGATE, refuse, serves
-    from tests.schedules.drain_world import Shape, World
+    from tests.patches.test_submission_errors import SURROGATE, begun, refuse, serves
 
-    world = World(Shape(QWEN3_OMNI, async_chunk=True, coordinated=False, gated=False), event_driven=False)
-    with contextlib.closing(world):
-        world.submit("good", "DELTA", (0, 2))
-        world.advance(0.01)
+    with contextlib.closing(begun(event_driven=False)) as world:
         found: list[Any] = [serves(world, "good")]
         refuse(world, 0, SURROGATE)
         try:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import janus
 import pytest
 import uvloop
 
@@ -28,10 +27,9 @@ def _on() -> Iterator[None]:
 
 def _engine(is_alive: Callable[[], bool] = lambda: True) -> Any:
     """Upstream's, without stages; *is_alive* says whether its orchestrator is."""
-    from benchmarks.rigs.inprocess import front_end
+    from benchmarks.rigs.inprocess import front_end, without_orchestrator
 
-    pipeline: Any = SimpleNamespace(outputs=janus.Queue(), writer=None, thread=SimpleNamespace(is_alive=is_alive))
-    return front_end(pipeline, {}, event_driven=False).engine
+    return front_end(without_orchestrator(is_alive), {}, event_driven=False).engine
 
 
 def _counters() -> dict[str, int]:

@@ -263,14 +263,6 @@ async def test_upstreams_drain_waits(
     event_driven: bool, patches: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a request is on its way; all messages come, in order, whichever drain it is and whoever else wraps it."""
-    taken: list[int] = []
-    done = asyncio.get_running_loop().create_future()
-
-    async def put(message: Any) -> None:
-        taken.append(message.engine_outputs)
-        if message.engine_outputs == 99:
-            done.set_result(None)
-
     with ExitStack() as stack:
         entries = {patch: stack.enter_context(only(patch)) for patch in patches}  # the inner one is written first
         from omni_fastpath.patches.requests_first import pause, wrappers
@@ -278,6 +270,6 @@ async def test_upstreams_drain_waits(
         # The process's own has an account that a test before this one may have spent.
         monkeypatch.setattr(wrappers, "_pause", pause.Pause(wrappers._on_their_way, entries["requests_first"].counters))
         wrappers._on_their_way.add(wrappers.Journey())
-        await front_end_takes(100, put, done, event_driven=event_driven)
+        taken = await front_end_takes(100, event_driven=event_driven)
         assert entries["requests_first"].counters["cut_short"] > 0
     assert taken == list(range(100))

@@ -27,12 +27,18 @@ SURROGATE = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"
 """What msgpack raises where a text has a lone surrogate in it."""
 
 
-@pytest.fixture
-def world(event_driven: bool) -> Iterator[World]:
+def begun(*, event_driven: bool) -> World:
     """An orchestrator with thinker, talker and code2wav, in which ``good`` was submitted."""
     made = World(Shape(QWEN3_OMNI, async_chunk=True, coordinated=False, gated=False), event_driven=event_driven)
     made.submit("good", "DELTA", (0, 2))
     made.advance(0.01)
+    return made
+
+
+@pytest.fixture
+def world(event_driven: bool) -> Iterator[World]:
+    """One that has begun."""
+    made = begun(event_driven=event_driven)
     yield made
     made.close()
 
