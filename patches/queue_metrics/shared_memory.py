@@ -11,8 +11,8 @@ from itertools import islice
 from time import time
 
 FOLDER = "/dev/shm"  # noqa: S108 - where upstream's connector puts chunks
-_CHUNK = re.compile(r"(?:shm_)?(?P<request>.+)_(?P<stage>\d+)_\d+(?:_lockfile\.lock)?")
-"""The name of a chunk, and of its lock: a request, the stage that sent it, and a number."""
+_CHUNK = re.compile(r"(?P<request>.+)_(?P<stage>\d+)_\d+")
+"""The name of a chunk: a request, the stage that sent it, and a number. Its lock has no data and is not counted."""
 _LOST_S = 600.0
 """The age at which a chunk is not fetched any more, if its request is not known here, because after this time upstream
 gives up a request that waits for a chunk. Requests of another server are never known."""

@@ -112,9 +112,9 @@ def _command(*arguments: str) -> dict[str, Any]:
 
 
 def _findings(server_pid: int, report: dict[str, Any]) -> list[str]:
-    """The ids of what a report warns of about a server."""
+    """The ids of a report's warnings about a server, but for ``/dev/shm``, which it shares with other servers."""
     about = [each for each in report["findings"] if each["subject"] == f"server {server_pid}"]
-    return [each["id"] for each in about if each["severity"] != "info"]
+    return [each["id"] for each in about if each["severity"] != "info" and each["id"] != "shared-memory"]
 
 
 def _once(bodies: kinds.Kinds, model: str) -> list[Asked]:
