@@ -19,9 +19,10 @@ test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the 
 	$(PYTEST) -m "not more"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 
-test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, other releases; half an hour
+test-more: setup floors ## what `make test` leaves out: other servers, faults, packaging, other Pythons and releases; half an hour
 	$(PYTEST) -m more
 	$(PYTEST) -m "not more" --traced tests/patches
+	@$(MAKE) --no-print-directory pythons
 	@$(MAKE) --no-print-directory matrix
 
 lint: setup
@@ -38,7 +39,7 @@ trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
 	@bash scripts/without_vllm.sh $${PYTHON:-python3.11} floors
 
-pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; ten minutes
+pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; seven minutes
 	@bash scripts/pythons.sh
 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires

@@ -4,6 +4,8 @@
 #     scripts/without_vllm.sh python3.13            the newest versions of all dependencies
 #     scripts/without_vllm.sh python3.11 floors     the oldest version of each that pyproject.toml allows
 #
+# Further arguments are passed to pytest.
+#
 # Needs that Python with pip, and pip's package source.
 set -euo pipefail
 
@@ -37,4 +39,4 @@ fi
 # Files that import the benchmarks or the simulated device are left out: they are no part of an installation.
 mapfile -t leave_out < <(grep -lrE '^(from|import) (benchmarks|omni_simulated_device)' tests --include='test_*.py')
 "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --ignore=tests/server --ignore=tests/patches \
-    --ignore=tests/simulated_device "${leave_out[@]/#/--ignore=}" -m "not more and not upstream and not server" tests
+    --ignore=tests/simulated_device "${leave_out[@]/#/--ignore=}" "${@:3}" -m "not more and not upstream and not server" tests
