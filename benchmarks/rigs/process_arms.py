@@ -9,8 +9,6 @@ from omni_fastpath.install import apply, is_installed, row_here
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches import PATCHES
 
-SERVES = (State.APPLIED, State.SUPERSEDED)
-
 
 def switch_on(arm: Arm, process: Process) -> None:
     """Install in this process what the arm says, and check it.
@@ -37,7 +35,7 @@ def check(arm: Arm, process: Process) -> dict[str, dict[str, int]]:
     for name in wanted:
         if name not in entries:
             problems.append(f"{name} was never tried")
-        elif entries[name].state not in SERVES:
+        elif not entries[name].state.satisfies_requirement:
             problems.append(f"{name} is {entries[name].state.value}: {entries[name].reason}")
     if problems:
         raise WrongArmError(f"this process is no {arm.name} arm: {'; '.join(problems)}")

@@ -6,16 +6,16 @@ import os
 from collections.abc import Iterable, Mapping
 
 from benchmarks.rigs.arm import FOREIGN, Arm, WrongArmError
-from benchmarks.rigs.process_arms import SERVES, has_no_use
+from benchmarks.rigs.process_arms import has_no_use
 from benchmarks.rigs.server import Server
-from omni_fastpath.declare import Patch, Process, State
+from omni_fastpath.declare import Process
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.statefile import Snapshot
+from omni_fastpath.tools.ab import states
 
 GATE = "forward_gate"
 
-STATE_FILES_SETTLE_S = 2.5
-"""After which a state file has the last counters: ``omni_fastpath.statefile.REFRESH_S``, and a little."""
+STATE_FILES_SETTLE_S = states.SETTLE_S
 
 
 def environment(arm: Arm) -> dict[str, str | None]:
@@ -31,13 +31,24 @@ def roles(stages: int, replicas: int = 1) -> frozenset[str]:
 
 
 def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapshot]:
-    """What the state files of a server's processes say, by role, after a check that it is the arm.
+    """The state files of a server's processes, by role, after checking that it is the arm.
+
+    Args:
+        server: A server that is ready.
+        arm: What it should be.
+        expected: The roles that must have a state file.
 
     Raises:
-        WrongArmError: It is not.
+        WrongArmError: It is not; the message names each difference.
     """
     found = server.snapshots()
-    check_server(arm, found, expected)
+    problems = [f"{role} has no state file" for role in sorted(set(expected) - found.keys())]
+    # Each stage's patch serves in some pipelines only, and a patch with an option of upstream's only where that is set.
+    sure = [patch for patch in PATCHES if Process.SERVER in patch.processes and not patch.upstream_option]
+    named = arm.enabled & {patch.name for patch in sure if not has_no_use(patch)}
+    problems += states.check(list(found.values()), states.Expected(arm.enabled, named, asked=True))
+    if problems:
+        raise WrongArmError(f"this server is no {arm.name} arm:\n  " + "\n  ".join(problems))
     return found
 
 
@@ -46,7 +57,7 @@ def check_gate(arm: Arm, processes: Mapping[str, Snapshot], *, has_talker: bool)
 
     Args:
         arm: What the server should be.
-        processes: As `check_server` has them; the counters must be up to date.
+        processes: As `prove` returns them, with current counters.
         has_talker: Whether the model has a stage that sends its payload twice: Qwen3-Omni's talker.
 
     Raises:
@@ -58,39 +69,3 @@ def check_gate(arm: Arm, processes: Mapping[str, Snapshot], *, has_talker: bool)
     if bool(outputs) != wanted:
         words = "some" if wanted else "none"
         raise WrongArmError(f"this server is no {arm.name} arm: {outputs} outputs were gated, wanted {words}")
-
-
-def check_server(arm: Arm, processes: Mapping[str, Snapshot], expected: Iterable[str]) -> None:
-    """Check what the processes of a server say in their state files.
-
-    Args:
-        arm: What the server should be.
-        processes: Role of a process in the server to its state file.
-        expected: The roles that must have one; for stock, those of a server that was told ``OMNI_FASTPATH=0``.
-
-    Raises:
-        WrongArmError: The server is not what the arm says; the message names each point.
-    """
-    problems = [f"{role} has no state file" for role in sorted(set(expected) - processes.keys())]
-    for role, snapshot in sorted(processes.items()):
-        for patch in PATCHES:
-            record = snapshot.patches.get(patch.name)
-            if record is None:
-                problems.append(f"{role}: {patch.name} is not in the state file")
-                continue
-            wanted = _wanted(patch.name in arm.enabled, patch, snapshot.role)
-            if record.state not in wanted:
-                words = " or ".join(state.value for state in wanted)
-                problems.append(f"{role}: {patch.name} is {record.state.value} ({record.reason}), wanted {words}")
-    if problems:
-        raise WrongArmError(f"this server is no {arm.name} arm:\n  " + "\n  ".join(problems))
-
-
-def _wanted(is_on: bool, patch: Patch, here: Process) -> tuple[State, ...]:
-    if not is_on:
-        return (State.OFF,)
-    if here not in patch.processes or has_no_use(patch):
-        return (State.NOT_APPLICABLE,)
-    # Which stage a stage's patch serves is its pipeline's matter; in the server an option of upstream's is the choice.
-    is_sure = here is Process.SERVER and not patch.upstream_option
-    return SERVES if is_sure else (*SERVES, State.NOT_APPLICABLE)

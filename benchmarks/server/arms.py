@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.rigs.arm import Arm
-from omni_fastpath.declare import Patch
 from omni_fastpath.patches import PATCHES
 
 
@@ -20,17 +19,6 @@ class ServerArm(Arm):
     """
 
     arguments: tuple[str, ...] = ()
-
-
-def _with(patch: Patch) -> Iterator[Patch]:
-    """The patch and what it requires."""
-    for name in patch.requires:
-        yield from _with(next(each for each in PATCHES if each.name == name))
-    yield patch
-
-
-def _switched_on(patch: Patch) -> dict[str, str]:
-    return {each.env: "1" for each in _with(patch)}
 
 
 _VARIANTS = {"": (), "-nolog": ("--disable-log-stats",), "-2api": ("--api-server-count", "2")}
@@ -46,11 +34,10 @@ ARMS: Mapping[str, ServerArm] = {
         ),
         *(ServerArm(f"without-{patch.name}", {**_ON, patch.env: "0"}) for patch in PATCHES if patch.default_on),
         *(ServerArm(f"with-{patch.name}", {**_ON, patch.env: "1"}) for patch in PATCHES if not patch.default_on),
-        *(ServerArm(f"only-{patch.name}", _switched_on(patch)) for patch in PATCHES),
+        *(ServerArm(f"only-{patch.name}", {patch.env: "1"}) for patch in PATCHES),
     )
 }
-"""The last ones are each patch alone, with what it requires; those of the stages have nothing to be in on light
-engines."""
+"""The last ones are each patch alone, with what it requires. Light engines have no use for most patches of stages."""
 
 USUAL = (ARMS["stock"], ARMS["event"], ARMS["fastpath"])
 

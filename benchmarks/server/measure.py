@@ -169,17 +169,12 @@ def kept_time(log: Path) -> dict[str, dict[str, float]]:
 
 
 def run(
-    name: str,
-    arms: Sequence[ServerArm],
-    starts: int,
-    load: Load,
-    host: Host = USUAL_HOST,
+    name: str, arms: Sequence[ServerArm], starts: int, load: Load, host: Host = USUAL_HOST
 ) -> dict[str, list[Start]]:
     """So many starts of each arm, in turn; each is a line in ``results/NAME.jsonl``."""
 
     def start(arm: ServerArm, model: Path, log: Path) -> Start:
-        measured = measure(arm, load, model, log, host)
-        return {"load": load, "host": host, **measured}
+        return {"load": load, "host": host, **measure(arm, load, model, log, host)}
 
     return whole_server.run_starts(name, arms, starts, load.model, start)
 
