@@ -39,7 +39,7 @@ trust: setup ## 5,000 random schedules of the orchestrator and 5,000 of the save
 floors: ## the machinery on the oldest dependencies that pyproject.toml allows, without vLLM; a minute
 	@bash scripts/without_vllm.sh $${PYTHON:-python3.11} floors
 
-pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; seven minutes
+pythons: ## on 3.10, 3.12 and 3.13 the tests that need no vLLM, on 3.12 the patches and a pair of servers too; eight minutes
 	@bash scripts/pythons.sh
 
 packaging: setup ## wheel, source distribution, entry points, what an installation requires
