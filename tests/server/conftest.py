@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def server(models: Callable[[str], Path]) -> Callable[..., Any]:
-    """Make a server; use it as a context manager."""
+    """Return a function that makes a server, which is a context manager."""
     from benchmarks.rigs.process_arms import has_no_use
     from benchmarks.rigs.server import Server
 
@@ -61,7 +61,7 @@ def server(models: Callable[[str], Path]) -> Callable[..., Any]:
 
 
 def as_declared(*, every: bool = False) -> dict[str, str]:
-    """The patches' states in the API server's process, by their declarations: the default set is on, or every patch."""
+    """The declared states of the patches in the API server's process, with the default set or every patch on."""
     return {**{patch.name: "off" for patch in PATCHES}, **declared("server", every=every)}
 
 

@@ -27,7 +27,7 @@ Patches = dict[str, dict[str, Any]]
 
 @pytest.fixture
 def alike(server: Callable[..., Any]) -> Callable[..., tuple[Patches, list[Patches]]]:
-    """Compare the answers of two servers; the patches in the second one's API process and in its stages."""
+    """Return a function that compares the answers of two servers and returns the second one's patches."""
     from benchmarks.rigs.captures import differences, run_closed_loop
 
     def compare(
@@ -47,7 +47,7 @@ def alike(server: Callable[..., Any]) -> Callable[..., tuple[Patches, list[Patch
 
 
 def test_tts_answers_alike_on_the_event_driven_loop(alike: Callable[..., Any]) -> None:
-    """Two-stage Qwen3-TTS, which 0.30 runs event-driven without a variable: every sample is the same."""
+    """Every sample is equal on two-stage Qwen3-TTS, which 0.30 runs event-driven by default."""
     speech = [speech_request(f"Sentence {n}. " + "More of it. " * (n % 4)) for n in range(12)]
     found, _ = alike("qwen3_tts", speech, {"OMNI_FASTPATH": "1"})
     assert {name: entry["state"] for name, entry in found.items()} == as_declared()
@@ -56,7 +56,7 @@ def test_tts_answers_alike_on_the_event_driven_loop(alike: Callable[..., Any]) -
 
 @pytest.mark.every_release
 def test_every_patch_serves_on_another_release(alike: Callable[..., Any]) -> None:
-    """On a release that `tests.matrix` has put first, each patch is in each process what its row says."""
+    """On the release that `tests.matrix` has put first, each patch has its declared state in each process."""
     import vllm_omni
 
     if Path(vllm_omni.__file__).is_relative_to(sys.prefix):
@@ -71,7 +71,7 @@ def test_every_patch_serves_on_another_release(alike: Callable[..., Any]) -> Non
 
 
 def test_a_release_that_nobody_has_read(alike: Callable[..., Any]) -> None:
-    """On 0.31.0rc1 some patches find the functions of a tested release. They serve, and answers are stock's."""
+    """On 0.31.0rc1 the patches whose functions equal a tested release serve, and answers equal stock's."""
     try:
         overlays.fetch("0.31.0rc1")
     except RuntimeError as error:

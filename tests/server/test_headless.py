@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from omni_fastpath.tools.ab.interrupts import Interrupts
+from omni_fastpath.tools.ab.serving import Child
 from tests.server.conftest import DEPLOY, all_states
 
 pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(600)]
@@ -23,39 +23,28 @@ FILE = DEPLOY / "qwen3_omni.yaml"
 
 @contextlib.contextmanager
 def headless(server: Any, stage: int, master: tuple[str, ...], folder: Path) -> Iterator[None]:
-    """``vllm serve --headless`` for one stage, in the server's environment, gone at the end with what it spawned."""
+    """``vllm serve --headless`` for one stage, in the server's environment."""
     from benchmarks.rigs.server import vllm_command
 
     command = [*vllm_command(), "serve", server.model, "--omni", "--headless", "--deploy-config", str(FILE)]
+    command += ["--stage-id", str(stage), *master]
     log = folder / f"stage{stage}-{time.monotonic_ns()}.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, "--stage-id", str(stage), *master],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=server.environment(),
-            cwd=folder,
-        )
+    child = Child(command=command, environment=server.environment(), log=log, interrupts=Interrupts(), folder=folder)
+    child.start()
     try:
         yield
     finally:
-        tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        process.terminate()
-        _, left = psutil.wait_procs(tree, timeout=20)
-        for each in left:
-            with contextlib.suppress(psutil.Error):
-                each.kill()
-        process.wait(20)
+        child.stop()
 
 
 def talkers(server: Any) -> list[dict[str, Any]]:
-    """What ``forward_gate`` says in each of the talkers' processes."""
+    """The entries of ``forward_gate`` in the talkers' processes."""
     found = [each["forward_gate"] for each in all_states(server, "stage")]
     return [each for each in found if each["state"] == "applied"]
 
 
 def test_headless_stages_serve_and_one_more_attaches(server: Callable[..., Any], tmp_path: Path) -> None:
-    """Thinker beside the API server, talker and code2wav headless; a second talker joins and gets its share."""
+    """Headless talker and code2wav serve, and a second talker joins and gets requests."""
     from benchmarks.rigs.captures import differences, run_closed_loop
     from omni_fastpath.tools.ab.capture import chat_request
     from omni_fastpath.tools.ab.serving import free_port
