@@ -20,7 +20,7 @@ def _judge(a: list[Any], b: list[Any]) -> dict[str, Any]:
 
 
 def test_bytes_count_where_a_was_identical_with_itself() -> None:
-    """With two starts of A at least."""
+    """If at least two starts of A are identical, answers are compared by bytes."""
     same = _judge([answer(), answer()], [answer()])
     assert (same["how"], same["differences"]) == ("bytes", [])
     assert "the 2 starts of A answered identically" in judged_line(same)
@@ -30,7 +30,7 @@ def test_bytes_count_where_a_was_identical_with_itself() -> None:
 
 
 def test_elsewhere_lengths_may_differ_as_those_of_one_arm_do() -> None:
-    """Of A 100 and 110; B may lie beyond them by as much, and not by more."""
+    """Otherwise lengths in B may exceed those in A by the spread of A, but not by more."""
     a = [answer(), answer(text="x" * 110)]
     assert _judge(a, [answer(text="x" * 120)])["differences"] == []
     found = _judge(a, [answer(text="x" * 130)])
@@ -40,31 +40,31 @@ def test_elsewhere_lengths_may_differ_as_those_of_one_arm_do() -> None:
 
 
 def test_a_single_start_has_no_spread_to_judge_lengths_by() -> None:
-    """They are not compared."""
+    """With one start of A, lengths are not compared."""
     assert _judge([answer()], [answer(text="y" * 100, audio_bytes=900)])["differences"] == []
 
 
 @pytest.mark.parametrize("changes", [{"status": 500}, {"error": "no"}, {"error_code": 5}, {"finished": False}])
 def test_errors_and_ends_must_hold_on_every_device(changes: dict[str, Any]) -> None:
-    """Even where bits do not."""
+    """Errors and ends are compared even if answers are not identical."""
     found = _judge([answer(), answer(text="other")], [answer(**changes)])
     assert len(found["differences"]) == 1
     assert next(iter(changes)) in found["differences"][0]
 
 
 def test_what_a_does_too_is_no_difference() -> None:
-    """A request that fails in a start of A may fail in one of B."""
+    """A failure that also occurs in a start of A is no difference."""
     assert _judge([answer(), answer(error="no", status=500)], [answer(error="no", status=500)])["differences"] == []
 
 
 def test_one_arm_alone_is_not_compared() -> None:
-    """Nor are starts that were asked nothing."""
+    """Without starts of both arms, or without requests, nothing is compared."""
     assert judge([("A", [answer()]), ("B", [])], ("A", "B"))["how"] == "nothing"
     assert "not compared, there are fixed requests only for" in judged_line(judge([], ("A", "B")))
 
 
 def test_answers_that_say_nothing_are_not_called_identical() -> None:
-    """Nothing was compared, and the sentence says so; what must hold holds still."""
+    """Empty answers are not called identical, but their errors are compared."""
     mute = answer(text="", audio_bytes=0)
     found = _judge([mute, mute], [mute])
     assert found["how"] == "nothing"

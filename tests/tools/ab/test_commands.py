@@ -17,7 +17,7 @@ PYTHON = sys.executable
 
 
 def test_commands_stand_between_bare_dashes() -> None:
-    """What looks like an option stays the command's; a third bare one is refused."""
+    """Options after ``--`` belong to the command, and a third bare ``--`` is refused."""
     found = commands.parts(["--starts", "2", "--", "vllm", "serve", "--", "vllm", "--x=--"], "usage")
     assert found == [["--starts", "2"], ["vllm", "serve"], ["vllm", "--x=--"]]
     with pytest.raises(ConfigError, match="more than two bare `--`"):
@@ -37,12 +37,12 @@ def test_commands_stand_between_bare_dashes() -> None:
     ],
 )
 def test_an_arm_has_variables_and_may_have_a_name(assignments: list[str], expected: object) -> None:
-    """The name stands before one of its variables; what a value has in it is no name."""
+    """The name precedes one variable, and ``=`` in a value does not make a name."""
     assert commands.arm("A", "--a", assignments) == expected
 
 
 def test_only_the_placeholders_are_filled_in() -> None:
-    """What JSON, a shell and Jinja have in braces is theirs."""
+    """Braces of JSON, shells and Jinja are not changed."""
     words = ["serve ${EXTRA} --port {port}", "{{bos_token}}", '{"a": {}}', "--out={result}"]
     assert commands.filled(words, 7, "x.json") == [
         "serve ${EXTRA} --port 7",
@@ -53,7 +53,7 @@ def test_only_the_placeholders_are_filled_in() -> None:
 
 
 def test_the_clients_headers() -> None:
-    """All values of the last ``--header``, split at their first ``=``, as upstream's client splits them."""
+    """The values of the last ``--header`` are split at their first ``=``, as in upstream's client."""
     words = shlex.split("bench --header old=1 --model m --header 'Authorization=Bearer a=b' 'x = 1' --seed 2")
     assert commands.headers(words) == {"Authorization": "Bearer a=b", "x": "1"}
     assert commands.headers([*words, "--header=y=2", "z=3"]) == {"y": "2"}
@@ -82,7 +82,7 @@ SECRETS = [
 
 @pytest.mark.parametrize("words", SECRETS)
 def test_no_way_to_write_a_secret_into_a_command_gets_into_a_report(words: str) -> None:
-    """A value is shown only where an option is known to hold none; names stay."""
+    """A value is shown only if its option is known to be harmless, but names are shown."""
     command = ["/usr/bin/vllm", *shlex.split(words), "--port", "{port}", "--max-concurrency=16"]
     found = redaction.command(command)
     assert "SECRET" not in " ".join(found)
@@ -91,14 +91,14 @@ def test_no_way_to_write_a_secret_into_a_command_gets_into_a_report(words: str) 
 
 
 def test_what_makes_a_command_that_command_is_shown() -> None:
-    """Programs, the model, names of options, and plain values of harmless options."""
+    """Programs, the model, option names and values of harmless options are shown."""
     command = "env HF_TOKEN=x python -m vllm_omni.entrypoints.cli.main serve org/model --omni --seed 3 --api-key x"
     told = "env *** *** -m vllm_omni.entrypoints.cli.main serve org/model --omni --seed 3 --api-key ***"
     assert redaction.command(command.split()) == told.split()
 
 
 def test_of_variables_the_values_are_shown_that_are_ours() -> None:
-    """By name, those that are documented and upstream's mode; another name may hold a token, in our namespace too."""
+    """Only values of documented variables and of upstream's mode are shown."""
     environ = {"OMNI_FASTPATH": "1", "OMNI_FASTPATH_HF_TOKEN": "x", "HF_TOKEN": "x", "VLLM_OMNI_EVENT_DRIVEN_ORCH": "1"}
     hidden = {"OMNI_FASTPATH_HF_TOKEN": "***", "HF_TOKEN": "***"}
     assert redaction.variables(environ) == {**environ, **hidden}
@@ -131,7 +131,7 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
     ],
 )
 def test_usage_errors_name_the_key(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One message: what, what was found, what is allowed; exit code 2; nothing was started or written."""
+    """The exit code is 2, the message has key, found and allowed values, and nothing is started or written."""
     commands = {"SERVE": [PYTHON, "{port}"], "BENCH": [PYTHON, "{port}", "{result}"]}
     words = [each for word in arguments for each in commands.get(word, [word])]
     assert cli.main(["ab", *words]) == 2
@@ -145,7 +145,7 @@ def test_usage_errors_name_the_key(arguments: list[str], said: str, capsys: pyte
 
 
 def test_fixed_requests_go_where_the_clients_go() -> None:
-    """The endpoint, the model and the extra body are the client's; greedy, seeded, one with audio; always the same."""
+    """Fixed requests use the client's endpoint, model and extra body, and are greedy, seeded and always the same."""
     bench = ["vllm", "bench", "serve", "--model", "m", "--backend", "openai-chat-omni", "--extra-body"]
     sent = commands.fixed([*bench, '{"modalities": ["audio"], "stream": false}'])
     assert len({json.dumps(request.body["messages"][0]["content"]) for request in sent}) == 9
@@ -158,16 +158,15 @@ def test_fixed_requests_go_where_the_clients_go() -> None:
     assert (spoken.path, spoken.body["voice"], spoken.body["seed"]) == ("/v1/audio/speech", "anna", 0)
 
 
-@pytest.mark.parametrize("bench", [["--endpoint", "/v1/completions"], []])
-def test_where_no_request_is_known_none_is_sent(bench: list[str]) -> None:
-    """Nothing is guessed."""
-    assert commands.fixed(bench) == []
+def test_where_no_request_is_known_none_is_sent() -> None:
+    """An endpoint that is not known has no fixed requests."""
+    assert commands.fixed(["--endpoint", "/v1/completions"]) == commands.fixed([]) == []
 
 
 def test_without_what_it_needs_it_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, and no traceback of an import."""
+    """A missing dependency is exit code 2 with a message instead of a traceback."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "aiohttp" else object())
     assert cli.main(["ab", "--help"]) == 2
     assert "ab needs aiohttp" in capsys.readouterr().err

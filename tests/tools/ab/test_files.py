@@ -11,7 +11,7 @@ import pytest
 from omni_fastpath.config import ConfigError
 from omni_fastpath.tools.ab import commands, files, report
 from omni_fastpath.tools.ab.capture import chat_request
-from omni_fastpath.tools.ab.files import Series, Start
+from omni_fastpath.tools.ab.files import Start
 
 
 def _written(folder: Path, at: float, *, load: str = "8", b: str = "1", **changes: Any) -> list[Path]:
@@ -28,25 +28,21 @@ def _written(folder: Path, at: float, *, load: str = "8", b: str = "1", **change
     return paths
 
 
-def _read(*paths: Path) -> Series:
-    return files.series(paths)
-
-
 def test_starts_of_two_series_of_the_same_arms_are_pooled(tmp_path: Path) -> None:
-    """In the order of their times."""
-    found = _read(*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9))
+    """Starts are ordered by their times."""
+    found = files.series([*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9)])
     assert [start.arm for start in found.starts] == ["A", "B", "A", "B"]
 
 
 def test_starts_that_were_asked_different_things_are_refused(tmp_path: Path) -> None:
-    """Their answers differ whatever the arms do."""
+    """Starts with different fixed requests are refused, because their answers differ anyway."""
     one = _written(tmp_path / "x", 1, questions="1")
     with pytest.raises(ConfigError, match="starts that were sent different fixed requests"):
-        _read(*one, *_written(tmp_path / "z", 19, questions="2"))
+        files.series([*one, *_written(tmp_path / "z", 19, questions="2")])
 
 
 def test_the_model_s_name_is_no_difference_of_what_was_asked() -> None:
-    """Two servers may call one model by two names; another prompt is another question."""
+    """Requests that differ only in the model's name are equal."""
     one, other, third = (
         commands.digest([chat_request(prompt, model=model)]) for prompt, model in (("a", "m"), ("a", "n"), ("b", "m"))
     )
@@ -54,22 +50,22 @@ def test_the_model_s_name_is_no_difference_of_what_was_asked() -> None:
 
 
 def test_two_arms_of_one_name_are_refused(tmp_path: Path) -> None:
-    """Every series has an A and a B."""
+    """Two series whose arms have the same name and different variables are refused."""
     both = [*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9, b="2")]
     with pytest.raises(ConfigError, match="two arms of one name"):
-        _read(*both)
+        files.series(both)
 
 
 def test_another_load_is_an_alarm(tmp_path: Path) -> None:
-    """It may be meant, and must not be overlooked; so is another server command."""
+    """Starts with another load or server command are compared with an alarm."""
     both = [*_written(tmp_path / "x", 1), *_written(tmp_path / "y", 9, load="16", serve=["vllm", "serve", "other"])]
-    assert "The starts' commands differ" in report.alarms(report.judge(_read(*both)))
+    assert "The starts' commands differ" in report.alarms(report.judge(files.series(both)))
 
 
 def test_a_start_counts_once(tmp_path: Path) -> None:
-    """Named twice, or copied."""
+    """A start that is named twice, or copied, is refused."""
     paths = _written(tmp_path / "x", 1)
     shutil.copy(paths[1], tmp_path / "copy.json")
     for again in (paths[0], tmp_path / "copy.json"):
         with pytest.raises(ConfigError, match="the same start twice"):
-            _read(*paths, again)
+            files.series([*paths, again])

@@ -8,43 +8,28 @@ from omni_fastpath.config import ConfigError
 from omni_fastpath.tools.ab import measures
 from omni_fastpath.tools.ab.files import Start
 
-RESULT = {
-    "duration": 4.0,
-    "completed": 8,
-    "failed": 1,
+MEASURES = {
     "request_throughput": 2.0,
-    "request_goodput": None,
     "audio_throughput": 3.0,
     "image_throughput": 0.0,
     "median_ttft_ms": 100.0,
     "p99.9_ttft_ms": 180.0,
-    "std_ttft_ms": 9.0,
     "mean_audio_rtf": 0.2,
     "median_audio_underrun_s": 0.1,
-    "median_audio_duration_s": 2.0,
     "audio_continuity_ok_rate": 1.0,
-    "percentiles_video_rtf": [[50.0, 0.4], [99.0, 0.6]],
-    "mean_peak_memory_mb": 900.0,
-    "p90_e2el_ms": float("nan"),
 }
 
 
 def test_every_measure_is_read() -> None:
-    """Durations of audio, counts, memory and spreads are no measure."""
-    assert measures.read(RESULT) == {
-        "request_throughput": 2.0,
-        "audio_throughput": 3.0,
-        "image_throughput": 0.0,
-        "median_ttft_ms": 100.0,
-        "p99.9_ttft_ms": 180.0,
-        "mean_audio_rtf": 0.2,
-        "median_audio_underrun_s": 0.1,
-        "audio_continuity_ok_rate": 1.0,
-    }
+    """Audio durations, counts, memory, standard deviations and values that are no number are no measures."""
+    counts = {"duration": 4.0, "completed": 8, "failed": 1, "request_goodput": None, "p90_e2el_ms": float("nan")}
+    others = {"std_ttft_ms": 9.0, "median_audio_duration_s": 2.0, "mean_peak_memory_mb": 900.0}
+    nested = {"percentiles_video_rtf": [[50.0, 0.4], [99.0, 0.6]]}
+    assert measures.read({**MEASURES, **counts, **others, **nested}) == MEASURES
 
 
 def test_a_zero_that_means_none_is_no_value() -> None:
-    """A time is never zero; throughput and the time that playing stood still may be."""
+    """A time of zero means that there is no value, but throughput and underrun can be zero."""
     may_be = {"request_throughput": 2.0, "audio_throughput": 0.0, "median_audio_underrun_s": 0.0}
     never = ("median_ttft_ms", "p99_audio_ttfp_ms", "median_audio_rtf", "mean_itl_ms", "mean_image_generation_ms")
     assert measures.read({**may_be, **dict.fromkeys(never, 0.0)}) == may_be
@@ -55,7 +40,7 @@ def _starts(**measured: float) -> list[Start]:
 
 
 def test_the_primary_measure_may_be_named() -> None:
-    """By key, or as the table calls it; what was not measured is refused, with the nearest key."""
+    """It is named by key or title, and one that was not measured is refused with the nearest key."""
     measured = {"request_throughput": 1.0, "median_ttft_ms": 1.0, "p99.9_ttft_ms": 1.0, "image_throughput": 0.0}
     for primary in ("p99.9_ttft_ms", "first text (TTFT), p99.9"):
         rows = measures.table(_starts(**measured), primary=primary)
@@ -71,7 +56,7 @@ def test_the_primary_measure_may_be_named() -> None:
 
 
 def test_no_silence_is_shown_where_there_was_audio() -> None:
-    """Zero in every start is what a listener hopes for; without audio there is nothing to say of it."""
+    """An underrun of zero in every start is shown if there was audio, and left out otherwise."""
     silence = {"p99_audio_underrun_s": 0.0}
     rows = measures.table(_starts(**silence, median_audio_ttfp_ms=1.0))
     assert [(row.title, row.judged) for row in rows][-1] == ("silence (underrun), p99", True)
@@ -79,7 +64,7 @@ def test_no_silence_is_shown_where_there_was_audio() -> None:
 
 
 def test_what_a_listener_hears_is_judged_before_what_the_load_decides() -> None:
-    """Of all that the client measures: underrun has a verdict, text made, which follows a given rate, has none."""
+    """Underrun has a verdict, but not the text throughput, which follows from the request rate."""
     rows = measures.table(_starts(**dict.fromkeys(measures.JUDGED, 1.0)))
     judged = [row.title for row in rows if row.judged or row.primary]
     assert len(judged) == 1 + measures.OTHERS

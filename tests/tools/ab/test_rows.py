@@ -29,7 +29,7 @@ def _row(a: list[float], b: list[float], *, primary: bool = True) -> Row:
 
 @pytest.mark.parametrize("primary", [True, False])
 def test_one_cold_start_makes_no_ratio(primary: bool) -> None:
-    """Of equal medians and the verdict "no difference shown" the ratio is 1, in a row without a verdict too."""
+    """With equal medians the ratio is 1, with and without a verdict."""
     row = _row([400.0, *[100.0] * 5], [100.0] * 6, primary=primary)
     assert row.ratio == 1.0
     assert rows.by_arm(row)[1:4] == ["100 (100 to 400)", "100 (100 to 100)", "1.00"]
@@ -38,7 +38,7 @@ def test_one_cold_start_makes_no_ratio(primary: bool) -> None:
 
 @pytest.mark.parametrize("values", [[NONE, 1.0, 3.0], [1.0, NONE, 3.0], [1.0, 3.0, NONE]])
 def test_a_start_without_a_value_leaves_the_others_theirs(values: list[float]) -> None:
-    """Wherever it stands: the cell is of the others, how many these are is said, and the data are JSON."""
+    """The cell has the other starts and their number, and the data are valid JSON."""
     row = _row([1.0, 2.0, 3.0], values)
     assert rows.by_arm(row)[2] == "2 (1 to 3), 2 of 3 starts"
     assert (row.ratio, row.verdict) == (None, None)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 import pytest
 
 from omni_fastpath.tools import cli
+from omni_fastpath.tools.ab.interrupts import Interrupts
 
 Command = Callable[..., list[str]]
 OFF_ON = ["--a", "OMNI_FASTPATH=0", "--b", "OMNI_FASTPATH=1"]
@@ -35,7 +35,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """After every test no process is left that this test's commands started."""
+    """After each test no process of its commands is running."""
     yield
     assert _of(tmp_path) == []
 
@@ -64,7 +64,7 @@ def _report(out: str = "out") -> dict[str, Any]:
 def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     serve: Command, bench: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The order, what each start measured, the states of each arm, and every file; two starts decide nothing."""
+    """The report has order, measures, states and answers of each start, and two starts give no verdict."""
     monkeypatch.setenv("VLLM_OMNI_TOKEN", "secret")
     assert _ab(serve(), bench(), *NAMED) == 4
     found = _report()
@@ -80,16 +80,8 @@ def test_starts_come_as_a_b_b_a_and_each_is_its_arm(
     states = {arm: {p["state"] for p in said[0]["patches"].values()} for arm, said in found["states"].items()}
     assert states == {"stock": {"off"}, "fastpath": {"off", "applied"}}
     assert found["answers"]["why"] == "the 2 starts of stock answered identically"
-    assert found["answers"]["comparisons"] == 27
     assert {path.name for path in Path("out").iterdir()} == {"ab.json", "ab.md", "starts", "results", "logs"}
-    assert sorted(path.stem for path in Path("out/starts").iterdir()) == [
-        "01-stock",
-        "02-fastpath",
-        "03-fastpath",
-        "04-stock",
-    ]
     shown = capsys.readouterr()
-    assert "stock: OMNI_FASTPATH=0" in shown.out
     assert "first audio (TTFP)" in shown.out
     assert "too few starts" in shown.out.splitlines()[-1]
     assert "4 starts, one after another: stock fastpath fastpath stock" in shown.err
@@ -102,11 +94,11 @@ def _name_and_word(row: dict[str, Any]) -> tuple[str, str | None]:
 
 
 def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
-    """Six starts an arm and twice the time: the measures say worse; they can be judged again from the files."""
-    assert _ab(serve(), bench("slower"), *OFF_ON, "--starts", "6") == 1
+    """With four starts per arm, twice the time is worse, also when the files are compared again."""
+    assert _ab(serve(), bench("slower"), *OFF_ON, "--starts", "4") == 1
     found = _report()
     assert "first audio (TTFP), median" in found["worse"]
-    assert found["order"] == [*"ABBAABBAABBA"]
+    assert found["order"] == [*"ABBAABBA"]
     starts = sorted(map(str, Path("out/starts").iterdir()))
     assert cli.main(["ab", "compare", "--out", "again", *starts]) == 1
     again = _report("again")
@@ -120,45 +112,31 @@ def test_worse_is_exit_code_1(serve: Command, bench: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "client", "options", "told", "order"),
+    ("behaviour", "options", "told"),
     [
-        ("dies", "", [], ["ended with status 1", "no memory left on this device"], []),
-        (
-            "lies",
-            "",
-            OFF_ON,
-            ["does not run the setting B:", "budgeted_drain is failed (a seam moved), expected applied"],
-            ["A"],
-        ),
-        ("", "fails", [], ["no such dataset"], []),
-        ("", "mute", [], ["wrote no result that can be read"], []),
-        ("falls", "hangs", [], ["the server ended with status 5"], []),
-        ("", "", ["--primary", "median_tpot_ms"], ["median_tpot_ms, which was not measured"], ["A"]),
+        ("dies", [], "ended with status 1.* no memory left on this device"),
+        ("fails", [], "no such dataset"),
+        ("mute", [], "wrote no result that can be read"),
+        ("falls hangs", [], "the server ended with status 5"),
+        ("lies", OFF_ON, r"setting B: .*budgeted_drain is failed \(a seam moved\), expected applied"),
+        ("", ["--primary", "median_tpot_ms"], "median_tpot_ms, which was not measured"),
     ],
 )
 def test_what_ends_a_series_is_told(
-    serve: Command,
-    bench: Command,
-    capsys: pytest.CaptureFixture[str],
-    server: str,
-    client: str,
-    options: list[str],
-    told: list[str],
-    order: list[str],
+    serve: Command, bench: Command, capsys: pytest.CaptureFixture[str], behaviour: str, options: list[str], told: str
 ) -> None:
-    """With the end of its log, which the report leaves out; exit code 3, and the starts before it are reported."""
-    assert _ab(serve(server), bench(client), *options) == 3
-    said = " ".join(capsys.readouterr().err.split())
-    assert [each for each in told if each not in said] == []
+    """The exit code is 3, the message has the end of the log, and the report has the starts that were complete."""
+    assert _ab(serve(*behaviour.split()), bench(*behaviour.split()), *options) == 3
+    assert re.search(told, " ".join(capsys.readouterr().err.split()))
     found = _report()
-    assert (found["complete"], found["order"]) == (False, order)
+    assert (found["complete"], found["order"]) == (False, ["A"] if options else [])
     assert "the end of" not in found["ended"]
 
 
 def test_an_unforeseen_error_ends_a_series_with_its_report(
     serve: Command, bench: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 3 and not 1, which says that a measure is worse; with the traceback, which is a mistake of ours."""
+    """An internal error is exit code 3, with a traceback and a report."""
     monkeypatch.setattr("omni_fastpath.tools.ab.series._ask", lambda *_: [].get("choices"))  # type: ignore[attr-defined]
     assert _ab(serve(), bench()) == 3
     assert "Traceback" in capsys.readouterr().err
@@ -172,18 +150,18 @@ def test_an_unforeseen_error_ends_a_series_with_its_report(
     ("server", "client", "marker", "number"),
     [
         ("sleeps", "", "sleeping", signal.SIGINT),
-        ("holds", "", "holding", signal.SIGTERM),
+        ("holds", "", "holding", signal.SIGHUP),
         ("stubborn", "hangs", "out/results/01-A.json.started", signal.SIGTERM),
     ],
 )
 def test_an_interrupt_leaves_no_process_and_a_report(
     serve: Command, bench: Command, tmp_path: Path, server: str, client: str, marker: str, number: signal.Signals
 ) -> None:
-    """While a server starts, while a request waits for its answer, and while the client runs.
+    """Ctrl-C while a server starts, SIGHUP while a request waits for its answer, SIGTERM while the client runs.
 
     The third server ignores SIGTERM and has a child outside its group. Both are killed after a second signal.
     """
-    with _started(serve(server), bench(client)) as running:
+    with _started(serve(server), bench(client), stderr=subprocess.PIPE) as running:
         _wait_for(tmp_path / marker)
         running.send_signal(number)
         if server == "stubborn":
@@ -198,8 +176,16 @@ def test_an_interrupt_leaves_no_process_and_a_report(
     assert "INCOMPLETE" in (tmp_path / "out" / "ab.md").read_text()
 
 
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    """An ignored SIGHUP stays ignored."""
+    before, interrupts = signal.signal(signal.SIGHUP, signal.SIG_IGN), Interrupts()
+    with interrupts.caught():
+        signal.raise_signal(signal.SIGHUP)
+    assert (signal.signal(signal.SIGHUP, before), interrupts.count) == (signal.SIG_IGN, 0)
+
+
 def test_an_interrupt_that_ended_who_reads_too(serve: Command, bench: Command, tmp_path: Path) -> None:
-    """Ctrl-C under ``2>&1 | tee log`` ends ``tee`` too: the report is written, and the exit code is an interrupt's."""
+    """If Ctrl-C also ends the reader of a pipe, the report is written and the exit code is 130."""
     with _started(serve(), bench("hangs"), stderr=subprocess.STDOUT, stdout=subprocess.PIPE) as running:
         _wait_for(tmp_path / "out" / "results" / "01-A.json.started")
         assert running.stdout is not None
@@ -210,17 +196,14 @@ def test_an_interrupt_that_ended_who_reads_too(serve: Command, bench: Command, t
     assert _report()["ended"] == "interrupted"
 
 
-def _started(
-    serve: list[str], bench: list[str], *, stderr: int = subprocess.PIPE, stdout: int | None = None
-) -> subprocess.Popen[str]:
+def _started(serve: list[str], bench: list[str], **streams: Any) -> subprocess.Popen[str]:
     """The command line in a process of its own."""
     command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out"]
     return subprocess.Popen(
         [*command, "--", *serve, "--", *bench],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=stdout,
-        stderr=stderr,
         text=True,
+        **streams,
     )
 
 
@@ -231,26 +214,8 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_port_that_speaks_no_http_is_not_healthy() -> None:
-    """As that of an SSH server: it answers, and not to what it was asked."""
-    from omni_fastpath.tools.ab.serving import healthy
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def banner() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-
-        thread = threading.Thread(target=banner)
-        thread.start()
-        assert healthy(f"http://127.0.0.1:{listening.getsockname()[1]}") is False
-        thread.join(10)
-
-
 def test_the_fixed_requests_have_the_clients_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that only ``--header`` has opens the server to them too; it wins over the variable, as with the client."""
+    """Fixed requests have the client's headers, which override the key of the environment."""
     from omni_fastpath.tools.ab import series
     from omni_fastpath.tools.ab.capture import chat_request
 

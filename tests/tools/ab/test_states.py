@@ -28,18 +28,14 @@ def snapshot(states_of: dict[str, State], role: Process = Process.SERVER, reason
 # ---- Asked for ----
 
 
-def test_nothing_is_asked_for() -> None:
-    """Such a server leaves no state file, and needs none."""
-    assert states.expected({}, ["vllm"]) == Expected(frozenset(), frozenset(), asked=False)
-
-
-def test_off_as_a_whole_leaves_a_state_file() -> None:
-    """That is how a stock arm is proved."""
-    assert states.expected({"OMNI_FASTPATH": "0"}, []) == Expected(frozenset(), frozenset(), asked=True)
+@pytest.mark.parametrize(("environ", "asked"), [({}, False), ({"OMNI_FASTPATH": "0"}, True)])
+def test_stock_may_leave_a_state_file(environ: dict[str, str], asked: bool) -> None:
+    """A server that is off as a whole leaves one, which proves a stock arm, and one without variables does not."""
+    assert states.expected(environ, ["vllm"]) == Expected(frozenset(), frozenset(), asked=asked)
 
 
 def test_what_variables_switch() -> None:
-    """The default set, without what a variable takes out; what a variable of its own names is told apart."""
+    """Variables change the default set, and patches that have their own variable are marked."""
     first, opt_in = min(DEFAULT), next(patch for patch in PATCHES if not patch.default_on and not patch.requires)
     off = next(patch for patch in PATCHES if patch.name == first)
     found = states.expected({"OMNI_FASTPATH": "1", opt_in.env: "1", off.env: "0"}, [])
@@ -49,7 +45,7 @@ def test_what_variables_switch() -> None:
 
 
 def test_a_deploy_yaml_asks_too(tmp_path: Path) -> None:
-    """By an option; a variable wins; a missing one is refused before anything starts."""
+    """The deploy YAML of the command counts, variables override it, and a missing file is refused."""
     file = tmp_path / "deploy.yaml"
     file.write_text("fastpath: true\n")
     assert states.expected({}, ["vllm", "--deploy-config", str(file)]).enabled == DEFAULT
@@ -65,37 +61,32 @@ STOCK = Expected(frozenset(), frozenset(), asked=True)
 
 
 def test_an_arm_that_is_what_it_says() -> None:
-    """Everything applied; stages in which a patch has no use; stock; nothing asked and nothing there."""
+    """All patches are applied or have no use in a stage, stock has none, and a server without variables no file."""
     applied = snapshot(dict.fromkeys(DEFAULT, State.APPLIED))
     stage = snapshot(dict.fromkeys(DEFAULT, State.NOT_APPLICABLE), Process.STAGE)
     assert states.check([applied, stage], ON) == []
     assert states.check([snapshot({})], STOCK) == []
+    assert states.check([applied], STOCK)[0] == f"server (7): {NAMES[0]} is applied, expected off"
     assert states.check([], Expected(frozenset(), frozenset(), asked=False)) == []
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.UNSUPPORTED, State.OFF])
 def test_one_patch_that_does_not_serve_is_enough(state: State) -> None:
-    """In any process; with its reason."""
+    """One patch that does not serve in one process is reported with its reason."""
     first = min(DEFAULT)
     stage = snapshot({**dict.fromkeys(DEFAULT, State.NOT_APPLICABLE), first: state}, Process.STAGE, "it moved")
     problems = states.check([snapshot(dict.fromkeys(DEFAULT, State.APPLIED)), stage], ON)
     assert problems == [f"stage (7): {first} is {state.value} (it moved), expected applied"]
 
 
-def test_stock_with_anything_on_is_not_stock() -> None:
-    """Whatever switched it on."""
-    first = min(DEFAULT)
-    assert states.check([snapshot({first: State.APPLIED})], STOCK) == [f"server (7): {first} is applied, expected off"]
-
-
 def test_a_set_of_which_nothing_serves_is_no_arm() -> None:
-    """All of it not applicable is stock under another name."""
+    """If no patch of the set serves, the server is not the arm."""
     [problem] = states.check([snapshot(dict.fromkeys(DEFAULT, State.NOT_APPLICABLE))], ON)
     assert problem.startswith("none of ")
 
 
 def test_a_patch_that_was_named_must_serve_somewhere() -> None:
-    """Of a default set one may have no use here; one that somebody names by its variable was meant."""
+    """A patch of the default set may have no use, but one that has its own variable must serve."""
     first, *others = sorted(DEFAULT)
     found = snapshot({first: State.NOT_APPLICABLE, **dict.fromkeys(others, State.APPLIED)}, reason="no such stage")
     assert states.check([found], ON) == []
@@ -104,6 +95,6 @@ def test_a_patch_that_was_named_must_serve_somewhere() -> None:
 
 
 def test_without_a_state_file_of_a_server_nothing_is_proved() -> None:
-    """Files of stages alone are not enough."""
+    """State files of stages are not enough."""
     stage = snapshot(dict.fromkeys(DEFAULT, State.APPLIED), Process.STAGE)
     assert "no state file of a server process" in states.check([stage], ON)[0]
