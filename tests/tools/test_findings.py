@@ -52,13 +52,13 @@ BUSY = {"front_end": 0.5, "orchestrator": 0.4}
 
 
 def silent(seconds: float, answers: int = 20, server: str = SERVER.subject) -> Facts:
-    """Answers with so much silence in them, of a server whose chunks do not grow."""
+    """A server whose answers have so many seconds of silence and whose chunks do not grow."""
     histogram = {f"{findings.UNDERRUN}_sum": seconds, f"{findings.UNDERRUN}_count": float(answers)}
     return dataclasses.replace(serving(metrics={**SERVER.metrics, **histogram}), unramped=[server])
 
 
 def showing(**figures: Any) -> Facts:
-    """A server whose first patch has these figures, by metric without the prefix."""
+    """A server whose first patch has these figures."""
     shown = {f"omni_fastpath_{name}": samples for name, samples in figures.items()}
     return saying(patches={"drum": {**record(), "figures": shown}})
 
@@ -91,7 +91,7 @@ def standing(requests: int) -> Facts:
 
 
 def memory(fill: float, orphans: int = 0) -> Facts:
-    """Shared memory that is so full, and has chunks that nobody fetches."""
+    """Shared memory with this fill level and these orphan chunks."""
     own = [gauge({"stage": str(stage)}, 2**20) for stage in range(2)]
     shown = {"used_ratio": [gauge({}, fill)], "orphans": [gauge({}, orphans)], "chunk_bytes": own}
     return showing(**{f"shared_memory_{name}": samples for name, samples in shown.items()})
@@ -132,22 +132,15 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        pytest.param(firsts(0.2, 0.01), "Nothing. Neither this package nor another API", id="neither"),
-        pytest.param(
-            firsts(0.9, 0.01), "The engines take more than 0.3 s. If requests wait", id="the engines are slow"
-        ),
-        pytest.param(
-            firsts(1.9, 0.07), "The engines take more than 0.3 s. If requests wait", id="the engines are much slower"
-        ),
-        pytest.param(
-            firsts(0.2, 0.2), "The API process takes more than 0.05 s. To reduce that: `--api-", id="the API process"
-        ),
-        pytest.param(firsts(0.9, 0.9), "if its other options do not allow it", id="both, of which this is one"),
-        pytest.param(firsts(0.9, 0.9), "add GPUs or replicas", id="both, of which this is the other"),
+        (firsts(0.2, 0.01), "Nothing. Neither this package nor another API"),
+        (firsts(0.9, 0.01), "The engines take more than 0.3 s. If requests wait"),
+        (firsts(0.2, 0.2), "The API process takes more than 0.05 s. To reduce that: `--api-"),
+        (firsts(0.9, 0.9), "if its other options do not allow it"),
+        (firsts(0.9, 0.9), "add GPUs or replicas"),
     ],
 )
 def test_what_makes_a_first_output_come_sooner(facts: Facts, said: str) -> None:
-    """The API process's relief, more GPU, both or neither, by the parts that 99 of 100 do not exceed."""
+    """The advice is about the API process, the engines, both or neither, by their 99th percentiles."""
     [found] = judge(facts)
     if said.startswith("The"):  # one of the two
         assert found.do.startswith(said)
@@ -159,39 +152,39 @@ def test_what_makes_a_first_output_come_sooner(facts: Facts, said: str) -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        pytest.param(firsts(0.2, 0.01, 60, 500), "first audio, last 5 minutes: p99 0.30 s", id="recent"),
-        pytest.param(firsts(0.2, 0.01, 40, 500), "first audio, since it started: p99 9", id="too few of late"),
-        pytest.param(firsts(0.2, 0.01, 49), "49 answers so far, 50 are needed", id="too few"),
+        (firsts(0.2, 0.01, 60, 500), "first audio, last 5 minutes: p99 0.30 s"),
+        (firsts(0.2, 0.01, 40, 500), "first audio, since it started: p99 9"),
+        (firsts(0.2, 0.01, 49), "49 answers so far, 50 are needed"),
     ],
 )
 def test_first_outputs_are_told_of_the_last_minutes_if_there_are_enough(facts: Facts, said: str) -> None:
-    """Else of all the time, and else not at all."""
+    """The last five minutes are used if they have enough answers, else the whole time, else nothing."""
     [found] = judge(facts)
     assert said in found.what
 
 
 def test_a_quantile_is_as_prometheus_has_it() -> None:
-    """Linear within a bucket, and the last bound at most."""
+    """Quantiles are interpolated within a bucket and are at most the last bound."""
     found = Histogram(bounds=(1.0, 2.0, 4.0), counts=(5, 0, 4, 1))
     assert [found.quantile(share) for share in (0.25, 0.5, 0.7, 0.9, 0.99)] == [0.5, 1.0, 3.0, 4.0, 4.0]
 
 
 def test_what_nobody_fetches_is_found_in_a_memory_that_is_not_full() -> None:
-    """And neither, where there is neither."""
+    """Orphan chunks are found at any fill level, and a low level without them is no finding."""
     [found] = judge(memory(0.5, orphans=3))
     assert "3 chunks of unknown requests" in found.what
     assert judge(memory(0.8)) == judge(standing(0)) == []
 
 
 def test_nothing_is_wrong_where_nothing_is() -> None:
-    """A healthy installation with a healthy server has no finding at all, and every rule has a case here."""
+    """A healthy server has no finding, and every rule has a case below."""
     assert judge(HEALTHY) == []
     assert BROKEN.keys() == RULES.keys()
 
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_rule_finds_its_trouble_and_no_other_does(rule: str) -> None:
-    """One thing is wrong: one finding, with the threshold and what to do."""
+    """One problem is one finding, with its threshold and advice."""
     broken, severity, what = BROKEN[rule]
     [found] = judge(broken())
     assert (found.id, found.severity) == (rule, severity)
@@ -201,7 +194,7 @@ def test_a_rule_finds_its_trouble_and_no_other_does(rule: str) -> None:
 
 
 def test_a_patch_that_was_not_asked_for_may_be_unsupported() -> None:
-    """Its release matters where it is wanted; what ``verify`` says of it too is no second finding."""
+    """An unsupported patch is an error only if it is enabled, and ``verify`` adds no second finding."""
     facts = with_patch(release_problem=UNKNOWN)
     facts = dataclasses.replace(facts, report={**facts.report, "verify": {"drum": [UNKNOWN], "flute": []}})
     assert [(each.id, each.severity) for each in judge(facts)] == [("patch-unsupported", "error")]
@@ -209,19 +202,11 @@ def test_a_patch_that_was_not_asked_for_may_be_unsupported() -> None:
 
 
 def test_a_build_that_is_another_code_is_unsupported() -> None:
-    """As ``verify`` found it."""
+    """A build with other code, as ``verify`` finds it, is an error."""
     facts = with_patch(may_be=["0.30.0"])
     facts = dataclasses.replace(facts, report={**facts.report, "verify": {"drum": ["unlisted", "2 of 3 seams"]}})
     found = [(each.id, each.severity, each.what) for each in judge(facts) if each.severity == "error"]
     assert found == [("patch-unsupported", "error", "drum: unlisted; 2 of 3 seams")]
-
-
-def test_a_server_says_as_which_release_it_is_served() -> None:
-    """Once for each such release, with the patches that are; it is no trouble."""
-    same = {"patches": {"drum": {**record(), "same_as": "0.30.0"}, "flute": {**record(), "same_as": "0.28.0"}}}
-    found = judge(saying(stage=same, **same))
-    assert [(each.id, each.severity, each.subject) for each in found] == [("release-unlisted", "info", "server 10")] * 2
-    assert "applied because every function is as in 0.28.0: flute" in found[0].what
 
 
 @pytest.mark.parametrize(
@@ -241,7 +226,7 @@ def test_a_server_says_as_which_release_it_is_served() -> None:
     ],
 )
 def test_a_server_is_judged_by_its_own_variables(variables: dict[str, str], expected: list[Any]) -> None:
-    """Found of the server, and not of the shell, which has others; under OMNI_FASTPATH=0 nothing is looked at."""
+    """Findings are about the server's variables, not the shell's, and there are none under ``OMNI_FASTPATH=0``."""
     found = judge(serving(environ={**(SERVER.environ or {}), **variables}))
     assert [(each.id, each.severity) for each in found] == expected
     assert {each.subject for each in found} <= {"server 10"}
@@ -262,7 +247,7 @@ def test_a_server_is_judged_by_its_own_variables(variables: dict[str, str], expe
     ],
 )
 def test_a_full_api_process_is_told_what_helps(changed: Any, said: str, not_said: str) -> None:
-    """More API servers, what is off here, and what of upstream's can be switched off."""
+    """The advice has more API servers, patches that are off, and upstream's options."""
     [found] = judge(serving(busy=BUSY, **changed))
     assert said in found.do
     assert not_said not in found.do
@@ -271,19 +256,19 @@ def test_a_full_api_process_is_told_what_helps(changed: Any, said: str, not_said
 
 
 def test_silence_is_told_where_a_ramp_would_help() -> None:
-    """Not below upstream's own threshold, of a few answers, or of a server whose chunks grow."""
+    """Little silence, few answers, or a server whose chunks grow are no finding."""
     assert [judge(each) for each in (silent(2.0), silent(4.0, 19), silent(4.0, server="server 12"))] == [[], [], []]
 
 
 @pytest.mark.parametrize(("state", "found"), [("applied", []), ("superseded", []), ("off", ["option-not-held"])])
 def test_an_option_is_held_where_its_patch_serves(state: str, found: list[str]) -> None:
-    """By us or by upstream itself; where neither does, whoever set it is told."""
+    """An option that neither a patch nor upstream enforces is a finding."""
     assert [each.id for each in judge(started("--most-beats", "7", state=state))] == found
     assert judge(started(state=state)) == []
 
 
 def test_off_is_no_error() -> None:
-    """A server in which nothing of ours is on has limits that do not limit: upstream's matter, to be known."""
+    """On a server without patches, an option that upstream ignores is only information."""
     off = {"drum": record("off"), "flute": record("off")}
     for option in ("--most-beats", "--max-num-queued-tokens"):
         found = judge(serving(command=(option, "7"), snapshots=(snapshot(10, patches=off),)))
@@ -295,7 +280,7 @@ def test_off_is_no_error() -> None:
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """What ``doctor`` makes of facts: its exit code and its output."""
+    """Return a function that runs ``doctor`` on facts and returns exit code and output."""
 
     def run(facts: Facts, *options: str) -> tuple[int, str]:
         monkeypatch.setattr(status, "collect", lambda *_, **__: facts)
@@ -318,7 +303,7 @@ def test_exit_codes_of_doctor(doctor: Any, facts: Facts, code: int) -> None:
 
 
 def test_doctor_tells_a_finding_in_full(doctor: Any) -> None:
-    """Id, subject, sentence, evidence, threshold and what to do; as JSON with the block for an issue."""
+    """It prints all parts of a finding, and the JSON has the block for an issue."""
     [found] = judge(MISSPELT)
     _, out = doctor(MISSPELT)
     head = "warning variable-unknown: installation"
@@ -330,7 +315,7 @@ def test_doctor_tells_a_finding_in_full(doctor: Any) -> None:
 
 
 def test_an_issue_has_versions_states_and_names_and_nothing_that_is_somebodys(doctor: Any) -> None:
-    """No path, host, address or reason of an exception, and of no variable but a documented one of ours its value."""
+    """It has no path, host, address or text of an exception, and values of documented variables only."""
     named = {"OMNI_FASTPATH_DRUM": "1", "OMNI_FASTPATH_HF_TOKEN": None}
     failed = {"drum": record("failed", reason="no /home/SECRET on SECRET at 10.1.2.3")}
     environ = {"OMNI_FASTPATH": "1", "TOKEN": "SECRET", "VLLM_PLUGINS": "SECRET", "OMNI_FASTPATHX": "SECRET"}

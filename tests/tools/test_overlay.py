@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_fastpath.config import ABSENT, ConfigError, read_blocks, resolve
+from omni_fastpath.config import ABSENT, ConfigError, read_blocks
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.tools import overlay
-from tests.test_config import MADE_UP, PumpOptions
+from tests.test_config import MADE_UP
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,11 @@ from tests.test_config import MADE_UP, PumpOptions
         ("mine.yaml", "mine", "{base_config: breeze_tts.yaml, connectors: {c: {extra: {codec_chunk_ramp: []}}}}", True),
         ("qwen3_tts.yaml", None, "connectors: {c: {extra: {codec_chunk_adaptive: true}}}", False),
         ("qwen3_tts.yaml", None, "async_chunk: false", False),
-        ("qwen3_tts.yaml", None, "connectors: [edited]", False),
         ("qwen3_tts.yaml", None, "base_config: gone.yaml", False),
     ],
 )
 def test_who_lacks_a_ramp(tmp_path: Path, name: str, model: str | None, text: str, expected: bool) -> None:
-    """Told by model or file, with what bases say; no where nothing can be told."""
+    """Model, file name and the chain's values decide, and the answer is no if they are unknown."""
     (tmp_path / "breeze_tts.yaml").write_text("connectors: {c: {name: Shm, extra: {codec_chunk_ramp: [1, 2, 4]}}}")
     (tmp_path / name).write_text(text or "stages: []")
     assert overlay.lacks_ramp(tmp_path / name, model) is expected
@@ -60,34 +59,22 @@ def built(base: Path, *sets: str) -> Any:
     ],
 )
 def test_set_starts_from_the_default_set(base: Path, sets: tuple[str, ...], value: Any) -> None:
-    """Without ``--set`` the block is ``true``; with it, the default set with what is set."""
+    """Without ``--set`` the block is ``true``. With it, the block is the default set with the changes."""
     assert built(base, *sets) == value
 
 
 def test_set_over_an_inherited_block_says_only_what_is_set(base: Path) -> None:
-    """Over a base that switches patches on, the rest stays inherited."""
+    """If the base has a block, the overlay has only the changes."""
     base.write_text("fastpath: {valve: true}\n")
     assert built(base, "pipe=true") == {"pipe": True}
-
-
-def test_the_written_file_resolves(base: Path, tmp_path: Path) -> None:
-    """The overlay names its base absolutely, so that it works from anywhere, and comes to what was asked."""
-    output = tmp_path / "elsewhere" / "out.yaml"
-    output.parent.mkdir()
-    output.write_text(overlay.build(base, ["pump.items=3"], MADE_UP, output=output))
-    blocks = read_blocks(output)
-    assert [block.path for block in blocks] == [base.resolve(), output]
-    assert resolve(blocks, {}, MADE_UP).enabled["pump"] == PumpOptions(items=3)
 
 
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
         ("pump", "patch.key=value"),
-        ("pmup.items=3", "did you mean 'pump'"),
         ("pump.items=0", r"fastpath\.pump\.items .*found 0.*at least 1"),
         ("pipe=false", r"fastpath\.pump .*requires fastpath\.pipe"),
-        ("on_unsupported=fial", "did you mean 'fail'"),
     ],
 )
 def test_what_the_server_would_refuse_is_not_written(base: Path, assignment: str, message: str) -> None:
@@ -97,7 +84,7 @@ def test_what_the_server_would_refuse_is_not_written(base: Path, assignment: str
 
 
 def test_a_file_comes_before_a_bundled_name(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path that is there is taken; else the name, with or without its suffix; else the nearest are listed."""
+    """An existing path is used, else a bundled name with or without suffix, else the nearest names are listed."""
     named = tmp_path / "deploy" / "some_model.yaml"
     monkeypatch.setattr(overlay, "bundled", lambda: {"some_model": named, "other": named})
     monkeypatch.chdir(base.parent)
@@ -108,7 +95,7 @@ def test_a_file_comes_before_a_bundled_name(base: Path, tmp_path: Path, monkeypa
 
 
 def test_a_model_means_the_yaml_of_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with its ``config.json``, and a name that was downloaded; the overlay says which file it stands on."""
+    """A model folder or a downloaded model means the bundled YAML of its type."""
     monkeypatch.setattr(overlay, "bundled", lambda: {"some_model": tmp_path / "some_model.yaml"})
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "some_model.yaml").write_text("stages: []\n")
@@ -122,7 +109,7 @@ def test_a_model_means_the_yaml_of_its_type(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.upstream
 def test_every_bundled_yaml_takes_the_shipped_default_set() -> None:
-    """The overlay of each deploy YAML of the installed vllm-omni is valid, and none of its keys is taken for ours."""
+    """The overlay of each bundled deploy YAML is valid, and no key of theirs looks like a misspelt ``fastpath``."""
     if not overlay.bundled():
         pytest.skip("vllm-omni is not installed")
     for path in overlay.bundled().values():
@@ -131,7 +118,7 @@ def test_every_bundled_yaml_takes_the_shipped_default_set() -> None:
 
 
 def test_an_overlay_never_overwrites_what_it_stands_on(tmp_path: Path) -> None:
-    """Writing over the base, or over a file below it, is refused before anything is written."""
+    """An output that is a base of the overlay is refused."""
     below = tmp_path / "below.yaml"
     below.write_text("async_chunk: true\n")
     base = tmp_path / "base.yaml"

@@ -16,14 +16,9 @@ import pytest
 
 from omni_fastpath import statefile, threads
 from omni_fastpath.tools import cli, servers
+from omni_fastpath.tools.ab.serving import healthy
 from omni_fastpath.tools.servers import Server, live_servers, scrape
 from tests.tools.made import ROOT, snapshot
-
-
-def seen(pid: int) -> Server:
-    """The server, among whatever else runs on this machine."""
-    return next(each for each in live_servers() if each.pid == pid)
-
 
 _SERVER = """
 import json, sys
@@ -35,7 +30,7 @@ sys.stdin.read()
 
 
 def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> None:
-    """Its XDG_RUNTIME_DIR is not the shell's; its YAML is relative to where it runs."""
+    """A server's state folder, variables and relative YAML path are its own, not the shell's."""
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
     environ = {"XDG_RUNTIME_DIR": str(folder), "OMNI_FASTPATH_FLUTE": "1", "PYTHONPATH": str(ROOT)}
@@ -44,7 +39,7 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> N
     with subprocess.Popen(command, stdin=-1, stdout=-1, env={**os.environ, **environ}, cwd=tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"there\n"
-        server = seen(process.pid)
+        server = next(each for each in live_servers() if each.pid == process.pid)
         assert [(each["pid"], each["port"]) for each in server.snapshots] == [(process.pid, 8091)]
         assert server.environ is not None
         assert server.environ["OMNI_FASTPATH_FLUTE"] == "1"
@@ -54,7 +49,7 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> N
 
 
 def test_a_stage_belongs_to_the_server_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its state file is one of that server's; without a server above it, it stands for itself."""
+    """A stage's state file belongs to its parent server, and without one it is shown alone."""
     above = os.getppid()
     files = [{**snapshot(above), "pid": above}, {**snapshot(os.getpid(), "stage"), "pid": os.getpid()}]
     monkeypatch.setattr(servers, "by_command_line", list)
@@ -65,7 +60,7 @@ def test_a_stage_belongs_to_the_server_above_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_folder_that_is_not_believed_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one server's folder is another user's, what the others' folders say is shown."""
+    """An unsafe folder of one server does not hide other servers' state files."""
     ours = {**snapshot(0), "pid": os.getpid()}
 
     def read_live(at: Path) -> list[dict[str, Any]]:
@@ -85,19 +80,14 @@ BOTH = {"front_end": 10, "orchestrator": 14}
 @pytest.mark.parametrize(
     ("snapshots", "expected"),
     [
-        ((snapshot(10, threads=BOTH),), {"front_end": 0.5, "orchestrator": 0.2}),
         ((snapshot(10, threads=BOTH), snapshot(11, threads=BOTH)), {"front_end": 0.7, "orchestrator": 0.4}),
         ((snapshot(10, threads={"front_end": 10}), snapshot(12, "stage")), {}),
-        ((), {}),
     ],
 )
 def test_the_busiest_api_process_is_watched(
     snapshots: tuple[Any, ...], expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shares of a core over the time that the look took, which a machine may make longer than it was meant to be.
-
-    Nothing is said where the state files do not name both threads.
-    """
+    """Shares of a core are computed over the real interval, and only if both threads are known."""
     clock = iter((100.0, 101.0, 110.0))
     monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _s: None))
     seconds = {10: [(1.0, 1.0), (6.0, 3.0)], 11: [(0.0, 0.0), (7.0, 4.0)], 12: [(0.0, 0.0)] * 2}
@@ -125,7 +115,7 @@ def test_the_busiest_api_process_is_watched(
 def test_nothing_but_model_and_port_of_a_command_line_is_told(
     arguments: list[str], model: str | None, port: int | None, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Of a server without a state file; what else stands there, a key or a token, is in no output of ``status``."""
+    """``status`` shows only model and port of a command line, never keys or tokens."""
     server = Server(7007, ("python3", "vllm", *arguments), {"HF_TOKEN": "SECRET"})
     assert server.summary() == {"pid": 7007, "model": model, "port": port}
     monkeypatch.setattr(servers, "live_servers", lambda **_: [server])
@@ -149,7 +139,7 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
     ],
 )
 def test_which_command_lines_are_servers(command: str, expected: bool) -> None:
-    """A Python with vLLM's own command line, and not what has such a line among its arguments."""
+    """A server is Python running vLLM's command line, not a command that has one among its arguments."""
     assert servers._is_server(command.split()) is expected
 
 
@@ -157,11 +147,11 @@ def test_which_command_lines_are_servers(command: str, expected: bool) -> None:
 
 
 def test_a_scrape_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each series' samples, past a proxy that is set; what speaks no HTTP, or does not answer, ends nothing."""
+    """Samples of a series are added, proxies are ignored, and a port without HTTP has no metrics and is not healthy."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     answers = [
         b'HTTP/1.0 200 OK\r\n\r\n# TYPE vllm:x counter\nvllm:x_total{r="a"} 3.0\nvllm:x_total{r="b"} 4.0\n',
-        b"220 mail.example.org ESMTP\r\n",
+        *[b"220 mail.example.org ESMTP\r\n"] * 2,
     ]
 
     def serve(listening: socket.socket) -> None:
@@ -172,19 +162,17 @@ def test_a_scrape_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
                 connected.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
+        base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        url = f"{base}/metrics"
         thread = threading.Thread(target=serve, args=(listening,))
         thread.start()
-        assert [scrape(url), scrape(url)] == [{"vllm:x_total": 7.0}, {}]
+        assert [scrape(url), scrape(url), healthy(base)] == [{"vllm:x_total": 7.0}, {}, False]
         thread.join()
     assert scrape(url) == {}
 
 
 def test_only_a_port_that_the_state_file_knows_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one that the command line names: another program may have it. The host is the command line's.
-
-    Nothing is asked once the time for all servers is over.
-    """
+    """Only the state file's port is scraped, because another program may use the command line's, and only in time."""
     monkeypatch.setattr(servers, "scrape", lambda url, timeout_s: {url: timeout_s})
     for port, expected in ((None, {}), (8091, {"http://[::]:8091/metrics": servers.SCRAPE_S})):
         command = ("vllm", "serve", "--port", "1", "--host", "::")
