@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests on the real upstream, visibly, where it is not installed; servers' files begin, being the longest."""
+    """Skip tests of upstream if it is not installed, and run files with servers first, because they take longest."""
     for item in items:
         if not HAS_UPSTREAM and (item.get_closest_marker("server") or item.get_closest_marker("upstream")):
             item.add_marker(pytest.mark.skip(reason="vllm-omni is not installed here"))
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable of ours from outside, and no state file outside the test's folder; no proxy, no colours."""
+    """Remove variables of this package, proxies and colours, and put state files into the test's folder."""
     import os
 
     for name in list(os.environ):
@@ -57,9 +57,9 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """Pytest's, which sees our lines also where an earlier test has imported vLLM's API server.
+    """The fixture of pytest, which also records our lines after an earlier test has imported vLLM's API server.
 
-    vLLM's loggers keep their lines to themselves then, and what it imports lets root's handlers have errors alone.
+    vLLM then stops propagation of its loggers and limits the root logger's handlers to errors.
     """
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
@@ -68,7 +68,7 @@ def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def installed() -> Iterator[None]:
-    """The default set installed in this process, taken off afterwards."""
+    """The default set, installed in this process for one test."""
     from tests.patches.drive import switched_on
 
     with switched_on():

@@ -16,13 +16,13 @@ DASHBOARD, ALERTS = FOLDER / "omni-fastpath.json", FOLDER / "alerts.yaml"
 
 
 def panels() -> list[dict[str, Any]]:
-    """What asks something; rows do not."""
+    """The panels with queries, without rows."""
     every = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     return [panel for panel in every if panel["type"] != "row"]
 
 
 def queries() -> list[str]:
-    """Of every panel, as they stand there."""
+    """The queries of all panels."""
     return [target["expr"] for panel in panels() for target in panel["targets"]]
 
 
@@ -33,6 +33,6 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def families_in(query: str) -> list[str]:
-    """The metric families that a query asks for; of a histogram its own name."""
+    """The metric families in a query. A histogram counts by its own name."""
     names = re.findall(r"\b((?:vllm|vllm_omni):\w+|omni_fastpath_\w+)", query)
     return [re.sub(r"_(bucket|count|sum)$", "", name) for name in names]

@@ -76,9 +76,7 @@ def run(release: str, site: Path, tests: Path) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the releases; 1 if a test failed on one."""
-    listed = {
-        release for patch in PATCHES for release in patch.releases
-    }  # a release without a row has a test of its own
+    listed = {release for patch in PATCHES for release in patch.releases}  # others have a test of their own
     others = [each for each in overlays.releases() if overlays.folder(each) is not None and each in listed]
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"{', '.join(others)} unless given")

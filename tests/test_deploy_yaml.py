@@ -19,7 +19,7 @@ def write(path: Path, content: str) -> Path:
 
 
 def test_the_chain_is_read_base_first(tmp_path: Path) -> None:
-    """``base_config`` is relative to the file that names it or absolute; absent and null blocks are told apart."""
+    """``base_config`` is absolute or relative to its file, and an absent block differs from a null one."""
     write(tmp_path / "base" / "a.yaml", "fastpath: true\n")
     write(tmp_path / "base" / "b.yaml", "base_config: a.yaml\n")
     write(tmp_path / "c.yaml", "base_config: base/b.yaml\nfastpath:\n")
@@ -41,7 +41,7 @@ def test_master_off_opens_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
 def test_a_chain_that_comes_back_is_refused(tmp_path: Path, names: list[str]) -> None:
-    """Files that build on each other are refused with the whole chain, also by way of another spelling of a path."""
+    """Files that build on each other are refused with the whole chain, also if a path is spelt in two ways."""
     for name, base in zip(names, [*names[1:], names[0]], strict=True):
         write(tmp_path / f"{name}.yaml", f"base_config: ../{tmp_path.name}/{base}.yaml\n")
     with pytest.raises(ConfigError, match=r"comes back to a file: .*a\.yaml.* -> .*a\.yaml"):
@@ -61,7 +61,7 @@ def test_a_chain_that_comes_back_is_refused(tmp_path: Path, names: list[str]) ->
     ],
 )
 def test_unreadable_files_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    """A file that upstream's loader would not take is refused by name, duplicate keys included."""
+    """A file that upstream cannot load is refused by name, and so are duplicate keys."""
     path = tmp_path / "deploy.yaml"
     if content is not None:
         write(path, content)
@@ -71,7 +71,7 @@ def test_unreadable_files_are_refused(tmp_path: Path, content: str | None, messa
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "stages: 3\n", "stages: [3, null, {gpus: 1}]\n"])
 def test_a_file_without_a_block_is_absent(tmp_path: Path, content: str) -> None:
-    """Without the key there is no block, and shapes that only upstream can judge pass here."""
+    """Without the key there is no block, and shapes that only upstream can validate are accepted."""
     [block] = read_blocks(write(tmp_path / "a.yaml", content))
     assert block.value is ABSENT
 
@@ -85,7 +85,7 @@ def test_what_upstream_read_without_the_key_is_not_opened(tmp_path: Path, conten
 
 @pytest.mark.parametrize("key", ["fast_path", "fastpth", "Fastpath", "fast-path", "fatspath", "omni_fastpath"])
 def test_a_misspelt_key_is_told(tmp_path: Path, key: str) -> None:
-    """A misspelt top-level key, which upstream ignores without a word, is told and still not taken."""
+    """A misspelt top-level key, which upstream ignores, is reported and not used."""
     [block] = read_blocks(write(tmp_path / "a.yaml", f"{key}: true\n"))
     assert block.value is ABSENT
     [told] = resolve([block], {}, ()).unknown

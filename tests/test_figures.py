@@ -9,7 +9,7 @@ from omni_fastpath.figures import Distribution, Recent
 
 
 def test_a_value_that_is_a_bound_is_below_it() -> None:
-    """As Prometheus' ``le`` has it; what is above the last has a bucket of its own."""
+    """A value that equals a bound is in its bucket, and larger values than the last bound have their own bucket."""
     found = Distribution((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
         found.observe(value)
@@ -17,7 +17,7 @@ def test_a_value_that_is_a_bound_is_below_it() -> None:
 
 
 def test_a_recent_sample_has_what_was_there_five_minutes_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock, whoever looks how often; nothing while it is younger."""
+    """A sample has the counts of five minutes ago, however often it is read, and none while it is younger."""
     now = [0.0]
     monkeypatch.setattr(figures, "monotonic", lambda: now[0])
     found = Recent((1.0,))

@@ -72,7 +72,7 @@ def test_every_change_of_the_body_counts(tmp_path: Path, source: str) -> None:
 
 
 def test_method_with_a_string_at_the_margin_can_be_pinned(tmp_path: Path) -> None:
-    """A multi-line string that stands left of its function does not keep it from being read."""
+    """A method with a multi-line string at the left margin can be read."""
     source = 'class C:\n    def f(self):\n        """Doc.\nat the margin"""\n        return """one\ntwo"""\n'
     moved = source.replace("two", "three")
     plain = source.replace("Doc.\nat the margin", "Doc")
@@ -81,12 +81,12 @@ def test_method_with_a_string_at_the_margin_can_be_pinned(tmp_path: Path) -> Non
 
 
 def test_fingerprint_is_the_same_on_every_python(tmp_path: Path) -> None:
-    """The fingerprint of a known body is a constant: declarations are compared with it on every Python."""
+    """The fingerprint of a known body is the same constant on every Python."""
     assert body_hash(tmp_path / "a", BODY) == "94d0182024a5ca7c"
 
 
 def test_wrapper_has_the_fingerprint_of_its_function(tmp_path: Path, upstream: Upstream) -> None:
-    """``inspect`` looks through functools wrappers, so a foreign one does not move the body."""
+    """``inspect`` looks through functools wrappers, so another package's wrapper does not change the fingerprint."""
     plain: Any = upstream.module.Loop.run
 
     @functools.wraps(plain)

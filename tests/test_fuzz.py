@@ -55,6 +55,13 @@ ENVIRONMENT = st.dictionaries(
     st.sampled_from(["1", "0", " ON", "null", "16", "fail", "[" * 100_000, "9" * 5000, "\udcff"]) | st.text(max_size=5),
     max_size=4,
 )
+HUGE = 16**5000
+"""An integer with more digits than Python writes. YAML can contain it."""
+NESTED: list[Any] = []
+for _ in range(5000):
+    NESTED = [NESTED]
+NO_JSON: list[Any] = [HUGE, NESTED, {"x": {1: {(2,): 3}}}, Path("a"), "\ud800"]
+"""Values that cannot be sent to the stages."""
 LINE = re.compile(r"(fastpath|OMNI_FASTPATH).*?: found .+; allowed: .+|fastpath\.\w+ is on .+ and requires fastpath.+")
 
 
@@ -63,10 +70,21 @@ LINE = re.compile(r"(fastpath|OMNI_FASTPATH).*?: found .+; allowed: .+|fastpath\
 def test_what_is_asked_for_is_resolved_or_refused(
     blocks: list[Any], environ: dict[str, str], service: set[str]
 ) -> None:
-    """A refusal is one line for each wrong key: where, what was found, what is allowed; none is cut off or broken.
+    """Any blocks and variables are resolved, and equal in the stages, or refused with one complete line per wrong key.
 
-    What is resolved comes to the stages as it is. What Kubernetes makes of a Service is nobody's, and ``0`` is off.
+    Kubernetes' service variables are ignored, and ``0`` refuses nothing.
     """
+    _resolved_or_refused(blocks, environ, service)
+
+
+def test_a_value_that_cannot_be_sent_to_the_stages_is_refused() -> None:
+    """A value that JSON cannot carry, or a key of any type, is refused by its key."""
+    _resolved_or_refused([{"save_queue_cap": {"max_tasks": HUGE}}], {}, set())
+    for odd in NO_JSON:
+        _resolved_or_refused([{"budgeted_drain": {HUGE: 1, "max_items": odd}, HUGE: odd, "a\nb": odd}, odd], {}, set())
+
+
+def _resolved_or_refused(blocks: list[Any], environ: Mapping[str, str], service: set[str]) -> None:
     made = {f"OMNI_FASTPATH_{name}": "tcp://10.0.0.7:8091" for name in service}
     lines: list[str] = []
     unknown: tuple[str, ...] = ()
@@ -89,7 +107,7 @@ TEXTS = st.builds(lambda block: yaml.safe_dump({"stages": [{"stage_id": 0}], "fa
 @pytest.mark.parametrize("examples", [settings().max_examples])
 @isolated("warm")
 def test_a_refused_start_leaves_nothing(examples: int) -> None:
-    """No seam is wrapped, no state set, no file written, nothing handed on; another file is read as stock reads it."""
+    """A refused start wraps no seam, sets no state and writes no file. Any other file is read as stock reads it."""
     register()
     file = Path("s.yaml")
 
@@ -189,7 +207,7 @@ ARGUMENTS = [
 @example(["ab", "--starts", "9" * 40, "--", "true", "{port}", "--", "true", "{port}", "{result}"])
 @example(["ab", "--out=", "--", "true", "{port}", "--", "true", "{port}", "{result}", "--extra-body=["])
 def test_no_command_line_ends_in_a_traceback(words: list[str]) -> None:
-    """It does what it says or ends with 1 or 2; what is refused is told, and no file is written or changed."""
+    """Any command line works or ends with 1 or 2, and a refused one has a message and changes no file."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.setattr(servers, "by_command_line", list)
@@ -235,7 +253,7 @@ OWN = {"pid": os.getpid(), "started": process_role.started(os.getpid()), "update
 )
 @example(b"{}", "9" * 12, "file", "--all")
 def test_a_state_file_of_any_content_ends_nothing(content: bytes, pid: str, kind: str, option: str) -> None:
-    """Neither ``status`` nor a scrape; it is shown whole or not at all."""
+    """Neither ``status`` nor a scrape fails for a state file of any content or type."""
     file = statefile.write(snapshot(0)).parent / f"{pid}-{process_role.namespace()}.json"
     file.unlink(missing_ok=True)
     if kind == "file":
@@ -281,7 +299,7 @@ def _start(arm: str, at: int) -> dict[str, Any]:
 @example(json.dumps({**_start("b", 3), "answers": [{"status": 200}]}).encode())
 @example(json.dumps({**_start("b", 3), "about": {"at": "noon"}}).encode())
 def test_damaged_starts_are_compared_or_refused(content: bytes) -> None:
-    """Before a folder is made."""
+    """Damaged result files are compared or refused before a folder is made."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         for place, arm in enumerate("ab"):

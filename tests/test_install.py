@@ -52,7 +52,7 @@ ALL = (A, B, C, D)
 
 
 def assert_same_slots(upstream: Upstream, before: dict[str, dict[str, Any]]) -> None:
-    """Every owner holds exactly the objects that it held before, and nothing more."""
+    """Every owner has exactly the objects that it had before."""
     after = upstream.slots()
     for owner, held in before.items():
         assert after[owner].keys() == held.keys()
@@ -60,7 +60,7 @@ def assert_same_slots(upstream: Upstream, before: dict[str, dict[str, Any]]) -> 
 
 
 def refused(upstream: Upstream, given: Patch, state: State) -> str:
-    """Why a patch is not installed, with that state; every slot is as before."""
+    """The reason why a patch is not installed, after checking its state and that every slot is as before."""
     before = upstream.slots()
     assert install(given) is state
     assert_same_slots(upstream, before)
@@ -69,7 +69,7 @@ def refused(upstream: Upstream, given: Patch, state: State) -> str:
 
 
 def foreign(function: Any) -> Any:
-    """Another package's wrapper, made as most are made."""
+    """A wrapper of another package, made with functools."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ WRAPS = pytest.mark.parametrize("wrap", [foreign, lambda raw: FunctionWrapper(ra
 
 
 def test_installed_slots_hold_ours(upstream: Upstream) -> None:
-    """Every slot is wrapped, whatever its kind, and still binds and answers as upstream's."""
+    """A slot of each kind is wrapped and still binds and answers as upstream's."""
     assert install(FOUR) is State.APPLIED
     module, loop = upstream.module, upstream.module.Loop
     assert loop().run(3) == ("ours", ("stock", 3))
@@ -96,7 +96,7 @@ def test_installed_slots_hold_ours(upstream: Upstream) -> None:
 
 
 def test_undo_is_exact(upstream: Upstream) -> None:
-    """Installed twice and taken off, every slot holds the very object that it held; what was added is gone."""
+    """After two installations and an uninstallation every slot has its own object, and added attributes are gone."""
     off: list[str] = []
     upstream.wrappers.added = lambda _self: "added"  # type: ignore[attr-defined]
     upstream.wrappers.taken_off = lambda: off.append("off")  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_undo_is_exact(upstream: Upstream) -> None:
 
 @pytest.mark.parametrize(("seams", "count"), [((RUN, MAKE, MOVED), 1), ((MOVED, RUN, Call(MODULE, "nothing")), 2)])
 def test_nothing_is_written_when_a_seam_moved(upstream: Upstream, seams: tuple[AnySeam, ...], count: int) -> None:
-    """A seam that moved, wherever it stands, leaves every slot alone; a verification names each of them."""
+    """One changed seam leaves every slot unchanged, and a verification names each changed seam."""
     moved = patch("moved", *seams)
     reason, problems = refused(upstream, moved, State.UNSUPPORTED), verify_patch(moved)
     assert (reason, len(problems)) == (f"a seam has changed: {problems[0]}", count)
@@ -136,7 +136,7 @@ class _Copies(type):
     ],
 )
 def test_a_patch_that_cannot_be_written_whole_is_put_back(upstream: Upstream, fields: Any, named: str) -> None:
-    """A slot that holds something else than was written, or a name that our module lacks, undoes the slots before."""
+    """If a slot does not keep what was written, or a wrapper is missing, the slots before are restored."""
     loop = upstream.module.Loop
     body = {name: value for name, value in vars(loop).items() if name not in ("__dict__", "__weakref__")}
     setattr(upstream.module, "Loop", _Copies("Loop", loop.__bases__, {**body, "make": loop.make.__func__}))  # noqa: B010
@@ -149,7 +149,7 @@ def test_a_patch_that_cannot_be_written_whole_is_put_back(upstream: Upstream, fi
 def test_what_the_wrappers_import_of_upstream_is_gone(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    """The patch does not fit this release: unsupported, naming the module; a verification says the same."""
+    """A patch that imports a missing name of upstream is unsupported, and the reason names the module."""
     monkeypatch.setitem(sys.modules, "vllm_omni", ModuleType("vllm_omni"))
     (tmp_path / "made_up_importing.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -160,7 +160,7 @@ def test_what_the_wrappers_import_of_upstream_is_gone(
 
 
 def test_error_while_verifying_fails_the_patch(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upstream module that raises anything on import is this patch's failure only, and a verification's problem."""
+    """An upstream module that raises on import makes only this patch fail, and a verification reports it."""
     monkeypatch.setattr("omni_fastpath.seams.importlib.import_module", lambda name: 1 / 0)
     broken = patch("broken", RUN)
     assert "division by zero" in refused(upstream, broken, State.FAILED)
@@ -172,7 +172,7 @@ def test_error_while_verifying_fails_the_patch(upstream: Upstream, monkeypatch: 
 
 @pytest.mark.parametrize("owner", ["Loop", "Base"])
 def test_upstreams_own_is_kept(upstream: Upstream, owner: str) -> None:
-    """An attribute that upstream has, by inheritance too, is never overwritten: the patch is unsupported."""
+    """An attribute that upstream has or inherits is not overwritten, and the patch is unsupported."""
     setattr(getattr(upstream.module, owner), "added", lambda _self: "upstream's")  # noqa: B010 - a made-up class
     assert "already has it" in refused(upstream, patch("adding", RUN, ADDED), State.UNSUPPORTED)
 
@@ -186,7 +186,7 @@ def test_upstreams_own_is_kept(upstream: Upstream, owner: str) -> None:
 def test_a_foreign_wrapper_on_a_body_that_matters_is_refused(
     upstream: Upstream, wrap: Any, below: bool, seam: AnySeam
 ) -> None:
-    """A foreign wrapper is not gone past, and is another body; where only the name matters it stands in no way."""
+    """A patch that replaces or pins a function with another package's wrapper is unsupported, but may call it."""
     if below:
         install(patch("below", RUN))
     upstream.module.Loop.run = wrap(vars(upstream.module.Loop)["run"])
@@ -199,7 +199,7 @@ def test_a_foreign_wrapper_on_a_body_that_matters_is_refused(
 def test_undo_under_a_foreign_wrapper_is_refused(
     upstream: Upstream, wrap: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With theirs on top nothing is taken off, not even the other slots; the state stays true and the log says it."""
+    """If another package has wrapped a slot, no slot is restored, the state stays, and the log names the slot."""
     install(FOUR)
     upstream.module.Loop.make = theirs = wrap(vars(upstream.module.Loop)["make"])
     before = upstream.slots()
@@ -215,13 +215,6 @@ def test_undo_under_a_foreign_wrapper_is_refused(
 # ---- Apply ----
 
 
-def test_apply_installs_what_is_on(upstream: Upstream) -> None:
-    """The patches that are on are applied, the others are off with the reason."""
-    apply(resolved(A, off=(B, C, D)), Process.SERVER, ALL)
-    assert states() == {"a": State.APPLIED, "b": State.OFF, "c": State.OFF, "d": State.OFF}
-    assert LEDGER.named("d").reason == "made off"
-
-
 @pytest.mark.parametrize(
     ("required", "state", "reason"),
     [
@@ -232,7 +225,7 @@ def test_apply_installs_what_is_on(upstream: Upstream) -> None:
     ],
 )
 def test_dependants_follow_their_requirement(upstream: Upstream, required: Patch, state: State, reason: str) -> None:
-    """What requires a patch that cannot serve gets its state, down the chain; the others are applied."""
+    """Patches that require one that does not serve get its state, also indirectly, and the others are applied."""
     apply(resolved(required, B, C, D), Process.SERVER, (required, B, C, D))
     assert states() == {"a": state, "b": state, "c": state, "d": State.APPLIED}
     assert LEDGER.named("c").reason.startswith(f"requires b, which is {state.value}: requires a, which is ")
@@ -240,7 +233,7 @@ def test_dependants_follow_their_requirement(upstream: Upstream, required: Patch
 
 
 def test_other_process_touches_nothing(upstream: Upstream) -> None:
-    """In a process without its slots a patch is not applicable, and upstream's modules are not even looked at."""
+    """In another kind of process a patch is not applicable, and its modules are not imported."""
     elsewhere = patch("elsewhere", Call("made_up_missing", "x"), processes=frozenset({Process.STAGE}))
     apply(resolved(elsewhere), Process.HEADLESS, (elsewhere,))
     assert states() == {"elsewhere": State.NOT_APPLICABLE}
@@ -252,9 +245,10 @@ class _Values(Options):
 
 
 def test_what_is_installed_stays_with_its_values(upstream: Upstream, caplog: pytest.LogCaptureFixture) -> None:
-    """A later configuration installs what is new and changes nothing else; a warning names each difference, once."""
+    """A later configuration installs only new patches, and each difference is one warning."""
     valued = patch("valued", RUN, options=_Values)
-    apply(resolved(valued, D), Process.SERVER, (valued, C, D))
+    apply(resolved(valued, D, off=(C,)), Process.SERVER, (valued, C, D))
+    assert (states()["c"], LEDGER.named("c").reason) == (State.OFF, "made off")
     before = upstream.slots()
     for _ in range(2):
         apply(resolved(valued, options={"valued": _Values(size=7)}, off=(D,)), Process.SERVER, (valued, D))
@@ -272,7 +266,7 @@ def test_what_is_installed_stays_with_its_values(upstream: Upstream, caplog: pyt
 def test_refusal_takes_off_what_it_installed(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch, broken: Patch | None
 ) -> None:
-    """Trouble under ``fail``, which names every patch and reason, and an error of ours: what was there before stays."""
+    """A refused start names every patch and uninstalls only what it has installed, and so does an internal error."""
     apply(resolved(D), Process.SERVER, (D,))
     before, last = upstream.slots(), patch("last", CHECK, requires=("e",))
     error: type[Exception] = RefusedError
@@ -293,7 +287,7 @@ def test_refusal_takes_off_what_it_installed(
 
 @pytest.mark.parametrize("version", ["0.30.0", "0.30", "v0.30.0"])
 def test_tested_release_passes(upstream: Upstream, version: str) -> None:
-    """The release itself, however it is spelt; of what is only called or wrapped the body may be another."""
+    """A listed release is accepted in any spelling, and functions that are not pinned may have other bodies."""
     upstream.release(version)
     upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
     assert install(A) is State.APPLIED
@@ -302,7 +296,7 @@ def test_tested_release_passes(upstream: Upstream, version: str) -> None:
 
 @pytest.mark.parametrize("version", [None, "0.30.1", "0.29.0", "0.30.0rc1", "0.30.0.dev4+cpu", "1!0.30.0", "main"])
 def test_other_release_is_unsupported(upstream: Upstream, version: str | None) -> None:
-    """Another release, pre-release, an unreadable one or none: nothing is written unless the same code is asked for."""
+    """Any other or unreadable release is unsupported unless ``same_code`` is set."""
     upstream.release(version)
     found = "vllm-omni is not installed; tested" if version is None else f"vllm-omni {version} is not among the tested"
     reason = refused(upstream, A, State.UNSUPPORTED)
@@ -316,7 +310,7 @@ BUILDS = pytest.mark.parametrize("version", ["0.30.0+cu130", "0.30.0.post1", "0.
 
 @BUILDS
 def test_a_build_of_a_listed_release_is_served_where_it_is_the_same_code(upstream: Upstream, version: str) -> None:
-    """A local version and a post-release, unless that is switched off; the state says as what it is served."""
+    """Local versions and post-releases with the same code are served, and the state names the release."""
     upstream.release(version)
     assert "not among the tested releases" in verify_patch(A, "unsupported")[0]
     assert install(A, None, "unsupported") is State.UNSUPPORTED
@@ -330,7 +324,7 @@ def test_a_build_of_a_listed_release_is_served_where_it_is_the_same_code(upstrea
 @pytest.mark.parametrize("seam", [RUN, Call(MODULE, "Loop.run"), REPLACING, Pin(MODULE, "Loop.run")])
 @BUILDS
 def test_one_changed_body_is_another_code(upstream: Upstream, version: str, seam: AnySeam) -> None:
-    """Of every function that is named, whatever is done with it; what differs from which release is in the reason."""
+    """One function with another body, however it is used, makes an unlisted release unsupported."""
     upstream.release(version)
     upstream.read(RUN.path, "function(self, rounds)", "0" * 16)
     other = patch("other", LISTEN, seam)
@@ -340,7 +334,7 @@ def test_one_changed_body_is_another_code(upstream: Upstream, version: str, seam
 
 
 def test_a_library_is_no_part_of_a_release(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The body of what another package brings matters where it is pinned alone."""
+    """A changed body in another package matters only if it is pinned."""
     monkeypatch.setattr("omni_fastpath.seams.UPSTREAM", {"vllm_omni"})
     upstream.release("0.30.0+cu130")
     upstream.read(RUN.path, "function(self, rounds)", "0" * 16, "1" * 16)
@@ -348,8 +342,17 @@ def test_a_library_is_no_part_of_a_release(upstream: Upstream, monkeypatch: pyte
     assert install(patch("pinned", Pin(MODULE, "Loop.run"))) is State.UNSUPPORTED
 
 
+@pytest.mark.parametrize(
+    ("release", "nearest"),
+    [("0.27.0", "0.28.0"), ("0.29.1", "0.28.0"), ("0.30.0.dev4+gabc", "0.30.0"), ("0.31.0", "0.30.0")],
+)
+def test_the_nearest_release_is_the_newest_that_is_not_newer(release: str, nearest: str) -> None:
+    """A development release counts as its final release, and before the oldest one that is the nearest."""
+    assert patch("a", LISTEN, releases=("0.28.0", TESTED)).nearest_first(release)[0][0] == nearest
+
+
 def test_the_row_with_the_same_code_is_found(upstream: Upstream) -> None:
-    """The nearest release first; what a row says goes with it; one without a seam is known by its name alone."""
+    """The nearest release with the same code is used with its row's state and note. Rows without seams go by name."""
     superseded = Row(releases=("0.32.0rc1",), state=State.SUPERSEDED, note="upstream's own", preview=True, seams=(RUN,))
     nothing = Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="no flag")
     rows = (nothing, Fit(releases=("0.30.0",), seams=(RUN,), note="a note"), superseded)
@@ -373,33 +376,11 @@ def test_the_row_with_the_same_code_is_found(upstream: Upstream) -> None:
         uninstall(many)
 
 
-def test_a_preview_is_that_one_only(upstream: Upstream) -> None:
-    """A candidate with a row is supported, and neither the next nor the release is; the reason says preview."""
-    preview = patch("preview", rows=(Fit(releases=("0.32.0rc1",), seams=(RUN,), preview=True, note="one lane"),))
-    for version, state in (
-        ("0.32.0rc2", State.UNSUPPORTED),
-        ("0.32.0", State.UNSUPPORTED),
-        ("0.32.0rc1", State.APPLIED),
-    ):
-        upstream.release(version)
-        assert install(preview) is state
-    assert LEDGER.named("preview").reason == "preview; one lane"
-
-
-def test_each_release_has_its_own_seams(upstream: Upstream) -> None:
-    """What is verified and written is the row's of the installed release, whatever the others say."""
-    both = patch("both", rows=(Fit(releases=("0.28.0",), seams=(MOVED,)), Fit(releases=("0.30.0",), seams=(RUN,))))
-    upstream.release("0.28.0")
-    assert install(both) is State.UNSUPPORTED
-    upstream.release("0.30.0")
-    assert install(both) is State.APPLIED
-
-
 @pytest.mark.parametrize(
     ("state", "dependants"), [(State.SUPERSEDED, State.APPLIED), (State.NOT_APPLICABLE, State.NOT_APPLICABLE)]
 )
 def test_a_row_without_an_install_says_what_a_patch_is(upstream: Upstream, state: State, dependants: State) -> None:
-    """State and reason are the row's, and no trouble; what requires a superseded patch is served all the same."""
+    """State and reason are the row's and are no trouble, and patches that require a superseded one are applied."""
     row = Row(releases=(TESTED,), state=state, note="upstream waits itself", preview=True)
     nothing = patch("a", rows=(row,))
     apply(resolved(nothing, B, on_unsupported="fail"), Process.SERVER, (nothing, B))
@@ -428,7 +409,7 @@ def _two_sided(upstream: Upstream) -> tuple[Patch, Any]:
 
 @pytest.mark.parametrize("process", [Process.SERVER, Process.STAGE, None])
 def test_a_process_has_its_own_slots_alone(upstream: Upstream, process: Process | None) -> None:
-    """Of a patch for servers and for stages each kind verifies and writes its own slots; no kind, all."""
+    """A patch for servers and stages writes only the slots of this kind of process, or all if none is given."""
     both, stages = _two_sided(upstream)
     own, before = upstream.module.listen, stages.save
     install(both, process)
@@ -437,7 +418,7 @@ def test_a_process_has_its_own_slots_alone(upstream: Upstream, process: Process 
 
 
 def test_the_stages_slots_refuse_a_servers_start(upstream: Upstream) -> None:
-    """Under ``fail`` the parent looks at them too; a stage can refuse nothing any more."""
+    """Under ``fail`` a server verifies the stages' seams too, because a stage cannot refuse a start."""
     both, stages = _two_sided(upstream)
     stage_only = patch("theirs", MOVED, processes=frozenset({Process.STAGE}))
     row = Row(releases=(TESTED,), state=State.SUPERSEDED, note="upstream's own")

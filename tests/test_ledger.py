@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,19 +26,10 @@ class _Values(Options):
 DRUM = patch("drum", counters=(Counter("beats", "beats"), Counter("rests", "rests")), options=_Values)
 
 
-@pytest.mark.parametrize(
-    ("state", "level"),
-    [
-        (State.OFF, logging.DEBUG),
-        (State.APPLIED, logging.DEBUG),
-        (State.NOT_APPLICABLE, logging.DEBUG),
-        (State.SUPERSEDED, logging.DEBUG),
-        (State.UNSUPPORTED, logging.WARNING),
-        (State.FAILED, logging.WARNING),
-    ],
-)
-def test_change_is_one_line_at_its_level(caplog: pytest.LogCaptureFixture, state: State, level: int) -> None:
-    """Trouble is a warning, with its reason; the rest of a start ``install.apply`` logs. A level can be given."""
+@pytest.mark.parametrize("state", State)
+def test_change_is_one_line_at_its_level(caplog: pytest.LogCaptureFixture, state: State) -> None:
+    """A change to a state of trouble is logged as a warning, and any other at the debug level, unless one is given."""
+    level = logging.WARNING if state in (State.UNSUPPORTED, State.FAILED) else logging.DEBUG
     with caplog.at_level(logging.DEBUG, "vllm.omni_fastpath"):
         Ledger().set(DRUM, state, "because")
         Ledger().set(DRUM, state, "because", level=logging.INFO)
@@ -48,7 +40,7 @@ def test_change_is_one_line_at_its_level(caplog: pytest.LogCaptureFixture, state
 
 
 def test_only_a_change_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """State and reason as they were are no news; another reason is."""
+    """Listeners and the log get a new state or reason, and nothing if both are unchanged."""
     book, heard = Ledger(), []
     book.listen(lambda *what: heard.append(what))
     with caplog.at_level(logging.DEBUG, "vllm.omni_fastpath"):
@@ -59,7 +51,7 @@ def test_only_a_change_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_listener_that_raises_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """Its exception is logged, the state is set, and the listeners after it are called."""
+    """A listener's exception is logged, the state is set, and later listeners are called."""
     book, heard = Ledger(), []
     book.listen(None)  # type: ignore[arg-type]
     book.listen(lambda *what: heard.append(what))
@@ -92,7 +84,7 @@ def test_snapshot_is_plain_and_detached() -> None:
 
 
 def test_figures_that_raise_are_read_no_more(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The first error is logged and makes the patch failed; it has no figures from then on."""
+    """The first exception of figures is logged, makes the patch failed, and removes its figures."""
     book = Ledger()
     monkeypatch.setattr(ledger, "LEDGER", book)
     monkeypatch.setattr(book.entry(DRUM), "figures", lambda: 1 / 0)
@@ -103,7 +95,7 @@ def test_figures_that_raise_are_read_no_more(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_runtime_sees_values_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper sees the declaration's defaults until values are in force, then those; its counters are the entry's."""
+    """A wrapper sees default values until others are set, and its counters are the entry's."""
     book = Ledger()
     monkeypatch.setattr(ledger, "LEDGER", book)
     entry = book.entry(DRUM)
@@ -132,7 +124,7 @@ def _ours(what: str) -> None:
     ],
 )
 def test_an_exception_is_whose_code_raised_it(monkeypatch: pytest.MonkeyPatch, what: str, is_ours: bool) -> None:
-    """A library's is its caller's; what another package raises is not ours, though it came through us."""
+    """An exception of a library belongs to its caller, and one of another package does not belong to this one."""
 
     def upstream() -> None:
         raise KeyError("gone")
@@ -144,7 +136,7 @@ def test_an_exception_is_whose_code_raised_it(monkeypatch: pytest.MonkeyPatch, w
 
 
 def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    """An exception inside is swallowed and logged once; the patch is failed and stays so. A cancellation passes."""
+    """An exception inside is logged once and makes the patch failed for good. A cancellation is raised."""
     entry = ledger.LEDGER.entry(DRUM)
     guard = entry.guard("beating")
     with guard:
@@ -178,7 +170,7 @@ def _guarded(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ledger.Entr
 def test_upstreams_function_is_called_once_whatever_fails(
     where: str, upstream_raises: bool, is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its result or exception is what the caller gets; but for a wrapper that answers, or raises, in its place."""
+    """The caller gets the result or exception of one call, unless the wrapper answers or raises on purpose."""
     calls: list[Any] = []
 
     def upstream(*args: Any, **kwargs: Any) -> str:
@@ -194,20 +186,22 @@ def test_upstreams_function_is_called_once_whatever_fails(
             raise wrapped.meant(KeyError("meant"))
         return "ours" if where == "instead" else None
 
-    def ends(result: str) -> str:
-        if where == "after":
-            raise KeyError("ours")
-        return result
-
-    def wrapper(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> str:
-        if answer := begins(wrapped):
-            return answer
+    @contextlib.contextmanager
+    def ends() -> Iterator[None]:
         try:
-            return ends(wrapped(*args, **kwargs))
+            yield
         except ValueError:
             if where == "while handling":
                 raise KeyError("ours") from None
             raise
+        if where == "after":
+            raise KeyError("ours")
+
+    def wrapper(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> str:
+        if answer := begins(wrapped):
+            return answer
+        with ends():
+            return str(wrapped(*args, **kwargs))
 
     async def awaited_upstream(*args: Any, **kwargs: Any) -> str:
         return upstream(*args, **kwargs)
@@ -215,12 +209,8 @@ def test_upstreams_function_is_called_once_whatever_fails(
     async def awaited_wrapper(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> str:
         if answer := begins(wrapped):
             return answer
-        try:
-            return ends(await wrapped(*args, **kwargs))
-        except ValueError:
-            if where == "while handling":
-                raise KeyError("ours") from None
-            raise
+        with ends():
+            return str(await wrapped(*args, **kwargs))
 
     entry, guarded = _guarded(awaited_wrapper if is_async else wrapper, monkeypatch)
 
@@ -241,7 +231,7 @@ def test_upstreams_function_is_called_once_whatever_fails(
 
 
 def test_an_exception_that_passes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither it nor what its frames refer to waits for Python to collect garbage."""
+    """An exception that passes a guard is not kept alive until a garbage collection."""
 
     class Object:
         """To be referred to weakly."""
@@ -266,7 +256,7 @@ def test_an_exception_that_passes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
 def test_a_patch_that_fails_releases_what_others_wait_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, after its state was set; an exception in that is logged."""
+    """``taken_off`` is called once after the state was set, and its exception is logged."""
     book = ledger.Ledger()
     monkeypatch.setattr(ledger, "LEDGER", book)
     entry, states = book.entry(DRUM), list[State]()

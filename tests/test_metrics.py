@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from omni_fastpath import metrics, process_role, statefile, threads
@@ -44,7 +43,7 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ledger() -> Ledger:
-    """A ledger of the test's own in which a patch is applied."""
+    """A ledger of the test's own in which one patch is applied."""
     made = Ledger()
     made.set(DRUM, State.APPLIED, "yes")
     made.named("drum").counters.update(beats=3, loudest=7)
@@ -52,14 +51,9 @@ def ledger() -> Ledger:
 
 
 def scrape(registry: CollectorRegistry) -> list[tuple[str, Sample, float]]:
-    """The samples of ours that a scrape shows: name, labels without empty ones, value."""
-    found = []
-    for line in generate_latest(registry).decode().splitlines():
-        match = re.fullmatch(r"(omni_fastpath_\w+)\{(.*)\} (\S+)", line)
-        if match:
-            labels = {name: text for name, text in re.findall(r'(\w+)="([^"]*)"', match[2]) if text}
-            found.append((match[1], labels, float(match[3])))
-    return found
+    """The samples that a scrape shows: name, labels without empty ones, value."""
+    samples = (sample for family in registry.collect() for sample in family.samples)
+    return [(each.name, {name: text for name, text in each.labels.items() if text}, each.value) for each in samples]
 
 
 def collected(ledger: Ledger) -> list[tuple[str, Sample, float]]:
@@ -116,40 +110,30 @@ def engine(stage: int, replica: int = 0, **drum: Any) -> dict[str, Any]:
 
 
 def test_a_scrape_shows_states_and_counters(ledger: Ledger) -> None:
-    """A gauge for the state that a patch has, a counter or a greatest value per counter; the present ones."""
+    """Each patch has its current state and the release that it is served as, and each counter of a server its value."""
+    ledger.named("drum").same_as = "0.30.0"
+    ledger.set(patch("flute", processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "elsewhere")
+    applied = {"patch": "drum", "process": "server", "same_as": "0.30.0", "state": "applied"}
     samples = collected(ledger)
     assert samples == [
-        ("omni_fastpath_patch_state", {"patch": "drum", "process": "server", "state": "applied"}, 1.0),
+        ("omni_fastpath_patch_state", applied, 1.0),
+        ("omni_fastpath_patch_state", {"patch": "flute", "process": "server", "state": "not_applicable"}, 1.0),
         ("omni_fastpath_events_total", {"patch": "drum", "process": "server", "event": "beats"}, 3.0),
         ("omni_fastpath_greatest", {"patch": "drum", "process": "server", "value": "loudest"}, 7.0),
     ]
     ledger.set(DRUM, State.OFF, "no")
     ledger.named("drum").counters["beats"] = 4
-    assert states(collected(ledger)) == [("server", "", "", "drum", "off")]
+    assert ("server", "", "", "drum", "off") in states(collected(ledger))
     assert values(collected(ledger), "omni_fastpath_events_total", "event") == {("server", "beats"): 4}
-
-
-def test_a_state_says_as_which_release_it_is_served(ledger: Ledger) -> None:
-    """Where the installed release is not listed and has the same code; else the label is empty."""
-    ledger.named("drum").same_as = "0.30.0"
-    assert {labels["same_as"] for name, labels, _ in collected(ledger) if "state" in name} == {"0.30.0"}
-
-
-def test_counters_of_another_kind_of_process_are_not_shown(ledger: Ledger) -> None:
-    """A stage's patch has its state in the API process, and no counter that never moves."""
-    ledger.set(patch("flute", processes=frozenset({Process.STAGE})), State.NOT_APPLICABLE, "elsewhere")
-    samples = collected(ledger)
-    assert ("server", "", "", "flute", "not_applicable") in states(samples)
-    assert values(samples, "omni_fastpath_events_total", "event") == {("server", "beats"): 3}
 
 
 # The tree
 
 
 def test_a_scrape_shows_every_process_of_the_tree_once(ledger: Ledger, tree: Tree) -> None:
-    """Engine processes by stage and replica, a worker by the stage of the process above it, with their own values.
+    """Engines are shown by stage and replica, workers by the stage of their parent, each with its own values.
 
-    This process's own state file, which is seconds old, is not looked at.
+    This process's state file, which is older than its ledger, is not used.
     """
     me, worker = os.getpid(), described("worker", "VllmWorker-0", state="not_applicable")
     tree[11] = [me, 1], engine(0, counters={"beats": 5, "loudest": 2})
@@ -176,7 +160,7 @@ def test_a_scrape_shows_every_process_of_the_tree_once(ledger: Ledger, tree: Tre
 
 
 def test_processes_with_equal_labels_make_one_sample(ledger: Ledger, tree: Tree) -> None:
-    """Counts are added and the greatest value counts: a sample that is there twice would spoil a whole scrape."""
+    """Counts are added and maxima compared, because a duplicate sample would invalidate the scrape."""
     for count in (4, 2):
         twin = described("worker", "DiffusionWorker-0", counters={"beats": count, "loudest": count})
         tree[count] = [os.getpid()], twin
@@ -187,13 +171,13 @@ def test_processes_with_equal_labels_make_one_sample(ledger: Ledger, tree: Tree)
 
 
 def test_another_servers_processes_are_not_shown(ledger: Ledger, tree: Tree) -> None:
-    """Neither a server beside this one, with its stage, nor the one that this one was started from is of its tree."""
+    """Neither another server with its stage nor this server's parent process is shown."""
     tree.update({1: ([], described("server", "MainProcess")), 31: ([1], engine(0))})
     assert states(collected(ledger)) == [("server", "", "", "drum", "applied")]
 
 
 def test_a_child_of_a_script_is_a_server_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only vLLM's own API processes belong to their parent; a server in a ``multiprocessing`` process does not."""
+    """Only vLLM's own API processes belong to their parent, not any ``multiprocessing`` process."""
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=4711))
     for name, root in (("ApiServer_0", 4711), ("Process-1", os.getpid()), ("ApiServer_0_of_mine", os.getpid())):
         monkeypatch.setattr(multiprocessing, "current_process", lambda name=name: SimpleNamespace(name=name))
@@ -203,7 +187,7 @@ def test_a_child_of_a_script_is_a_server_of_its_own(monkeypatch: pytest.MonkeyPa
 def test_the_threads_of_every_api_process_are_shown(
     ledger: Ledger, tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the kernel has now of those that each names; nothing of one that has ended, and nothing of a stage."""
+    """The current processor time of named threads is shown, but not of stages or threads that have ended."""
     me = os.getpid()
     used = {me: {1: 0.5, 2: 9.0}, 21: {5: 1.5, 6: 2.5}}
     monkeypatch.setattr(threads, "own", lambda: {"front_end": 1, "orchestrator": 3})
@@ -220,7 +204,7 @@ def test_the_threads_of_every_api_process_are_shown(
 
 
 def test_a_scrape_reads_no_file(ledger: Ledger) -> None:
-    """Neither a state file nor what the kernel has of a thread: those are read beside it."""
+    """A scrape reads neither state files nor ``/proc``, because both are collected beforehand."""
     statefile.write(described("stage", "StageEngineCoreProc_stage0_replica0"))
     registry, collector = CollectorRegistry(), Collector(ledger, Process.SERVER)
     registry.register(collector)
@@ -254,7 +238,7 @@ def rung(*counts: int, total: float, **labels: str) -> dict[str, Any]:
 
 
 def test_figures_of_every_process_are_shown(tree: Tree) -> None:
-    """With the labels of the process, unless a sample says whose it is; of equal labels they are added."""
+    """Figures have the process's labels unless a sample has its own, and equal labels are added."""
     ledger = Ledger()
     ledger.set(CYMBAL, State.APPLIED, "yes")
     ledger.named("cymbal").figures = lambda: {
@@ -291,7 +275,7 @@ def test_figures_of_every_process_are_shown(tree: Tree) -> None:
 def test_state_files_that_cannot_be_read_leave_this_process(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning, however often they are read, and what is known without files is shown."""
+    """Unreadable state files are logged once, and this process is shown."""
 
     def refused() -> list[Any]:
         raise statefile.UnsafeFolderError("a link")
@@ -308,7 +292,7 @@ def test_state_files_that_cannot_be_read_leave_this_process(
 def test_a_ledger_that_fails_costs_only_our_own_samples(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rest of the scrape is as without us."""
+    """If the ledger raises, the scrape has no samples of this package, and the error is logged."""
     collector = Collector(ledger, Process.SERVER)
     collector.refresh()
     assert collector.collect() != []
@@ -324,7 +308,7 @@ def test_a_ledger_that_fails_costs_only_our_own_samples(
 @pytest.mark.upstream
 @pytest.mark.parametrize("several", [False, True])
 def test_upstreams_endpoint_shows_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, several: bool) -> None:
-    """Once, on the route as vLLM makes it before patches are installed, beside what upstream's own processes count."""
+    """The route that vLLM makes before the patches shows each sample once, beside upstream's own samples."""
     from fastapi import FastAPI
     from fastapi.testclient import TestClient
     from vllm.entrypoints.serve.instrumentator.metrics import attach_router

@@ -42,7 +42,7 @@ BLOCK: dict[str, Any] = {
 
 
 def test_the_yaml_says_all_that_can_be_said() -> None:
-    """Of every patch every value, each another one than its default."""
+    """The YAML has every value of every patch, and none is the default."""
     for patch in PATCHES:
         said = BLOCK[patch.name]
         if patch.options is Options:
@@ -56,7 +56,7 @@ def test_the_yaml_says_all_that_can_be_said() -> None:
 
 @isolated("cold")
 def test_it_starts_on_this_release(tmp_path: Path) -> None:
-    """Server and stage: each patch is what its row says, under ``fail`` too."""
+    """In a server and a stage, each patch has its declared state, also under ``fail``."""
     register()
     engine(yaml(tmp_path, fastpath={**BLOCK, "on_unsupported": "fail"}))
     assert asked() == declared("server", every=True)
@@ -66,7 +66,7 @@ def test_it_starts_on_this_release(tmp_path: Path) -> None:
 
 @isolated("cold")
 def test_an_untested_release(tmp_path: Path) -> None:
-    """Every patch is unsupported and names the release that was found; ``on_unsupported: fail`` alone refuses it."""
+    """Every patch is unsupported and names the found release, and only ``on_unsupported: fail`` refuses the start."""
     from omni_fastpath.startup import RefusedError
 
     metadata = tmp_path / "another" / "vllm_omni-0.31.0.dist-info"

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from omni_fastpath import process_role, threads
-from omni_fastpath.process_role import is_serve, port, spawned_as, value
-
-SERVE = ["serve", "model", "--omni"]
+from omni_fastpath.process_role import port, spawned_as, value
 
 
 @pytest.mark.parametrize(
@@ -30,7 +28,7 @@ SERVE = ["serve", "model", "--omni"]
     ],
 )
 def test_a_spawned_process_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch, name: str, role: str | None) -> None:
-    """The name that upstream gives says the role; a process that was not spawned has none."""
+    """Upstream's process name gives the role, and a process that was not spawned has none."""
     monkeypatch.setattr(multiprocessing.current_process(), "name", name)
     assert spawned_as() is None
     monkeypatch.setattr(multiprocessing, "parent_process", object)
@@ -38,32 +36,17 @@ def test_a_spawned_process_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "served"),
-    [
-        (SERVE, True),
-        (SERVE[:2], False),
-        (["bench", "serve", "--omni"], False),
-        (["--omni", "serve"], False),
-        ([], False),
-    ],
-)
-def test_serving_is_told_from_other_commands(arguments: list[str], served: bool) -> None:
-    """The subcommand comes first, and ``--omni`` makes it ours."""
-    assert is_serve(arguments) is served
-
-
-@pytest.mark.parametrize(
     ("arguments", "found"),
     [([], None), (["--port"], None), (["--port", "1", "--port=2"], "2"), (["--port", "--host", "h"], None)],
 )
 def test_the_value_of_an_option(arguments: list[str], found: str | None) -> None:
-    """The last one counts; a command line without it has none; a port is a number."""
+    """The last value of an option counts, and a missing one is None."""
     assert value(arguments, "--port") == found
     assert port(arguments) == (None if found is None else int(found))
 
 
 def test_an_option_is_read_as_vllm_reads_it() -> None:
-    """``_`` in its name is ``-``; in its value it stays."""
+    """``_`` means ``-`` in an option's name, but not in its value."""
     words = ["vllm", "serve", "m", "--deploy_config", "a_b.yaml", "--served_model-name=m_1"]
     assert (value(words, "--deploy-config"), value(words, "--served-model-name")) == ("a_b.yaml", "m_1")
 
@@ -72,7 +55,7 @@ def test_an_option_is_read_as_vllm_reads_it() -> None:
 
 
 def test_a_name_may_hold_anything(tmp_path: Path) -> None:
-    """A program called ``) Z 1 (`` is read as the living process that it is."""
+    """A process named ``) Z 1 (`` is recognised as running."""
     odd = tmp_path / ") Z 1 ("
     odd.symlink_to(sys.executable)
     with subprocess.Popen([odd, "-c", "input()"], stdin=subprocess.PIPE) as child:
@@ -84,14 +67,14 @@ def test_a_name_may_hold_anything(tmp_path: Path) -> None:
 
 
 def test_a_process_that_waits_to_be_reaped_has_ended() -> None:
-    """A zombie has its id still, and is no process."""
+    """A zombie counts as ended although its id exists."""
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert process_role.started(child.pid) is None
 
 
 def test_the_orchestrators_is_known_while_it_runs() -> None:
-    """By the name that upstream gives it; the kernel counts both."""
+    """The orchestrator's thread is found by its name while it runs, and the kernel counts both threads' time."""
     ended = threading.Event()
     orchestrator = threading.Thread(target=ended.wait, name="orchestrator")
     front_end = {"front_end": threading.main_thread().native_id}
@@ -106,6 +89,6 @@ def test_the_orchestrators_is_known_while_it_runs() -> None:
 
 
 def test_nothing_is_known_of_what_has_ended() -> None:
-    """No error: a scrape looks at processes and threads that may end meanwhile."""
+    """A process or thread that has ended is left out without an error."""
     assert threads.used(os.getpid(), {"front_end": os.getpid(), "orchestrator": 2**31 - 1}).keys() == {"front_end"}
     assert threads.used(2**31 - 1, {"front_end": 2**31 - 1}) == {}

@@ -33,13 +33,13 @@ def _rows(page: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(("page", "table"), [(CONFIGURATION, "keys"), (OPERATIONS, "matrix")])
 def test_a_table_is_what_the_script_writes(page: Path, table: str) -> None:
-    """``scripts/pages.py`` would not change a page."""
+    """``scripts/pages.py`` would not change the page."""
     (found,) = re.findall(rf"<!-- {table} -->\n(.*?)\n<!-- /{table} -->", page.read_text(encoding="utf-8"), re.DOTALL)
     assert found == runpy.run_path(str(ROOT / "scripts/pages.py"))[table](PATCHES)
 
 
 def test_the_readme_has_a_row_of_each_patch() -> None:
-    """And says of those that are opt-in, and of no other, that they are."""
+    """Each patch has a row, and exactly the opt-in patches are called opt-in."""
     rows = _rows(README)
     assert {patch.name: "opt-in" in rows[patch.name] for patch in PATCHES} == {
         patch.name: not patch.default_on for patch in PATCHES
@@ -47,7 +47,7 @@ def test_the_readme_has_a_row_of_each_patch() -> None:
 
 
 def test_states_and_metrics_are_explained() -> None:
-    """Each state has a row where operators look, and each metric of a patch its name."""
+    """The operations page has a row for each state and names each metric."""
     assert {state.value for state in State} <= _rows(OPERATIONS).keys()
     text = OPERATIONS.read_text(encoding="utf-8")
     assert [metric.name for patch in PATCHES for metric in patch.metrics if metric.name not in text] == []
@@ -55,7 +55,7 @@ def test_states_and_metrics_are_explained() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
 def test_what_a_page_names_is_there(page: Path) -> None:
-    """Variables are known, or, as Kubernetes' names, nobody's; blocks are not refused; links and files exist."""
+    """Variables are known, YAML blocks are valid, and links and files exist."""
     text = page.read_text(encoding="utf-8")
     named = {name.rstrip("_") for name in re.findall(r"\bOMNI_FASTPATH\w*", text)}
     assert {name for name in named - {*config.variables(PATCHES)} if config.set_variables({name: ""}, PATCHES)} == set()

@@ -33,13 +33,11 @@ PINNED = Pin(MODULE, "Loop.run")
     [
         (Call("made_up_missing", "Loop.run"), [], "the module cannot be imported"),
         (Call(MODULE, "Gone.run"), [], "has no 'Gone'"),
-        (Call(MODULE, "Loop.constant.run"), [], "itself has no 'run'"),
         (Call(MODULE, "Loop.gone"), [], "itself has no 'gone'"),
         (Call(MODULE, "Loop.inherited"), [], "itself has no 'inherited'"),
         (Call(MODULE, "Loop.constant"), ["function(self)"], r"is int, expected function\(self\)"),
         (MAKE, ["function(cls, size)"], r"is classmethod\(cls, size\), expected function\(cls, size\)"),
         (RUN, ["staticmethod(self, rounds)"], r"is function\(self, rounds\), expected staticmethod\(self, rounds\)"),
-        (RUN, ["function(self)"], r"is function\(self, rounds\), expected function\(self\)"),
         (LISTEN, ["function(backlog, port)"], "is function"),
         (Call(MODULE, "Base.inherited"), [], r"is function\(self\), expected not read there"),
         (
@@ -50,7 +48,7 @@ PINNED = Pin(MODULE, "Loop.run")
     ],
 )
 def test_what_moved_is_refused(upstream: Upstream, seam: Seam, read: list[str], message: str) -> None:
-    """Whatever differs is named with the slot, what was found and what was expected."""
+    """Any difference is reported with the slot, what was found and what was expected."""
     if read:
         upstream.read(seam.path, *read)
     with pytest.raises(SeamMovedError, match=message) as caught:
@@ -59,7 +57,7 @@ def test_what_moved_is_refused(upstream: Upstream, seam: Seam, read: list[str], 
 
 
 def test_added_slot_needs_its_owner_only(upstream: Upstream) -> None:
-    """What is to be added may be absent; the class that gets it may not."""
+    """An attribute to be added may be absent, but its class may not."""
     verify(ADDED, TESTED)
     with pytest.raises(SeamMovedError, match="has no 'Gone'"):
         verify(Add(MODULE, "Gone.added", function="added"), TESTED)
@@ -67,7 +65,7 @@ def test_added_slot_needs_its_owner_only(upstream: Upstream) -> None:
 
 @pytest.mark.parametrize("seam", [RUN, MAKE, CHECK])
 def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstream, seam: Wrap) -> None:
-    """With a wrapper of ours in the slot kind, parameters and fingerprint are upstream's still."""
+    """A slot with another patch's wrapper has upstream's kind, parameters and fingerprint."""
     slot, pinned = verify(seam, TESTED), Pin(MODULE, seam.qualname)
     wrapper = FunctionWrapper(slot.raw(), passes)
     setattr(wrapper, MARK, "another")
@@ -76,7 +74,7 @@ def test_slot_that_another_patch_wraps_answers_as_what_it_wraps(upstream: Upstre
 
 
 def test_body_without_source_cannot_be_pinned(upstream: Upstream) -> None:
-    """A function whose source is not to be had has moved, when its body matters."""
+    """A function without readable source counts as changed if its body matters."""
     exec(compile("def run(self, rounds): pass", "no file", "exec"), space := {})  # type: ignore[var-annotated]  # noqa: S102
     upstream.module.Loop.run = space["run"]
     verify(RUN, TESTED)
@@ -125,7 +123,7 @@ class State(Base):
 
 
 def test_attributes_that_a_class_declares_are_found(upstream: Upstream, tmp_path: Path) -> None:
-    """Fields, annotations, what is in its body, and what any method assigns to its first argument; bases' too."""
+    """Fields, annotations, class attributes and what methods assign to their first argument count, also in bases."""
     pytest.importorskip("msgspec")  # which vLLM brings
     upstream.module_is(load(tmp_path, DECLARES, "made_up_state"))
     own = ("field", "made", "annotated", "constant", "later", "computed", "assigned", "typed", "opened", "added")

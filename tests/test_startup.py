@@ -57,15 +57,9 @@ def _imported(script: str, **variables: str) -> set[str]:
     return set(run.stdout.split()) - {"__mp_main__"}  # what multiprocessing calls the main module
 
 
-def test_declarations_are_cheap_to_import() -> None:
-    """They import neither torch, vllm, vLLM-Omni, wrapt nor pluggy."""
-    found = {name.split(".")[0] for name in _imported("import omni_fastpath.patches")}
-    assert not {"torch", "vllm", "vllm_omni", "wrapt", "pluggy", "janus", "numpy"} & found
-
-
 @pytest.mark.parametrize(("variable", "packages"), [("1", {"omni_fastpath", "wrapt"}), ("0", {"omni_fastpath"})])
 def test_registration_imports_the_standard_library_and_wrapt(variable: str, packages: set[str]) -> None:
-    """In a process that never imports vLLM registration, twice, is silent and brings no other package."""
+    """Registering twice in a process without vLLM prints nothing and imports no other package."""
     script = "from omni_fastpath.startup import register; register(); register()"
     found = _imported(script, OMNI_FASTPATH=variable)
     assert {name.split(".")[0] for name in found} - sys.stdlib_module_names == packages
@@ -75,23 +69,25 @@ def test_registration_imports_the_standard_library_and_wrapt(variable: str, pack
 @pytest.mark.upstream
 @pytest.mark.parametrize("listed", [True, False])
 @isolated("cold")
-def test_an_allow_list_of_plugins(tmp_path: Path, listed: bool) -> None:
-    """``VLLM_PLUGINS`` with our name is as without the variable; without it nothing of ours is in the process."""
+def test_an_allow_list_of_plugins(listed: bool) -> None:
+    """With our name in ``VLLM_PLUGINS``, variables alone take effect. Without it, nothing of ours is in the process."""
     from vllm_omni.plugins import load_omni_general_plugins
 
     names = ["vllm_omni_register_models", *(["omni_fastpath"] if listed else [])]
     os.environ.update(VLLM_PLUGINS=",".join(names), OMNI_FASTPATH="1")
     load_omni_general_plugins()
-    engine(yaml(tmp_path, **ALL_ON))
-    assert asked() == (ON if listed else {})
-    assert ours() == (NOTHING | written(*ON) if listed else set())
-    assert len(state_files()) == listed
+    for module in ("vllm_omni.engine.orchestrator", "vllm_omni.engine.stage_runtime"):
+        importlib.import_module(module)
+    assert engine(None) == []
+    assert asked() == (declared("server") if listed else {})
+    assert bool(ours()) is listed
+    assert [file["source"] for file in state_files()] == ["environment"] * listed
 
 
 @pytest.mark.upstream
 @isolated("cold", "serve", "model")
 def test_plain_vllm_is_plain() -> None:
-    """``vllm serve`` without ``--omni``, whatever our variables say: vLLM's plugins are loaded, and nothing is ours."""
+    """``vllm serve`` without ``--omni`` gets no patch, whatever the variables are."""
     os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_LEAN_PROCESSING="1")
     from vllm.plugins import load_general_plugins
 
@@ -112,7 +108,7 @@ def test_plain_vllm_is_plain() -> None:
 @pytest.mark.upstream
 @isolated("cold")
 def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
-    """No block, or one that is off: the file is read as stock reads it, the engine starts, and no trace is left.
+    """Without a block or with one that is off, the file is read as stock reads it and nothing else changes.
 
     vLLM's loaders register twice, and the reader is wrapped once.
     """
@@ -135,7 +131,7 @@ def test_what_asks_for_nothing_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.upstream
 @isolated("cold", "serve", "model", "--omni")
 def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
-    """``OMNI_FASTPATH=0``: no slot, a bad block and a bad variable are not validated; the state file says why."""
+    """``OMNI_FASTPATH=0`` writes no slot, validates nothing, and is the reason in the state file."""
     os.environ.update(OMNI_FASTPATH="0", OMNI_FASTPATH_NO_SUCH="1", OMNI_FASTPATH_BUDGETED_DRAIN="maybe")
     register()
     file = yaml(tmp_path, fastpath={"no_such_patch": 1})
@@ -151,7 +147,7 @@ def test_off_touches_nothing_and_is_shown(tmp_path: Path) -> None:
 
 
 def _gone(slot: tuple[str, str]) -> None:
-    """Upstream has no such function any more."""
+    """Remove a function from upstream."""
     delattr(*holder(slot))
 
 
@@ -163,7 +159,7 @@ def _moved(slot: tuple[str, str]) -> str:
 @pytest.mark.parametrize("slot", [READER, PLANS, HEADLESS])
 @isolated("warm")
 def test_a_slot_that_is_gone_disturbs_nobody_who_asked_for_nothing(tmp_path: Path, slot: tuple[str, str]) -> None:
-    """A warning, and no exception while its module is imported or an engine starts; no trace is left."""
+    """If nothing is enabled, a missing start-up seam is one warning and raises nothing."""
     importlib.import_module(slot[0])
     _gone(slot)
     messages = log()
@@ -179,7 +175,7 @@ def test_a_slot_that_is_gone_disturbs_nobody_who_asked_for_nothing(tmp_path: Pat
 @pytest.mark.parametrize("slot", [READER, PLANS])
 @isolated("warm")
 def test_a_slot_that_is_gone_refuses_what_was_asked_for(tmp_path: Path, slot: tuple[str, str]) -> None:
-    """By the first slot that is left: no start under ``fail``; under ``warn`` states that say it, and stock stages."""
+    """The first remaining seam refuses the start under ``fail``. Under ``warn`` states have the reason."""
     importlib.import_module(slot[0])
     _gone(slot)
     register()
@@ -203,7 +199,7 @@ def test_a_slot_that_is_gone_refuses_what_was_asked_for(tmp_path: Path, slot: tu
 @pytest.mark.parametrize("rule", ["fail", "warn"])
 @isolated("warm", "serve", "model", "--omni")
 def test_variables_are_answered_where_no_slot_is_left(rule: str) -> None:
-    """A function or a whole module that is gone is known at registration, which ends the server under ``fail``."""
+    """If no seam is left, registration sets the states and ends the server under ``fail``."""
     from omni_fastpath import install, startup
 
     os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED=rule)
@@ -217,7 +213,7 @@ def test_variables_are_answered_where_no_slot_is_left(rule: str) -> None:
 @pytest.mark.upstream
 @isolated("warm", "serve", "model")
 def test_a_plain_server_is_not_refused_for_a_slot_that_is_gone() -> None:
-    """``vllm serve`` without ``--omni`` has no stages, whatever the variables say."""
+    """``vllm serve`` without ``--omni`` has no stages and is not refused."""
     os.environ.update(OMNI_FASTPATH="1", OMNI_FASTPATH_ON_UNSUPPORTED="fail")
     _gone(READER)
     register()
@@ -227,7 +223,7 @@ def test_a_plain_server_is_not_refused_for_a_slot_that_is_gone() -> None:
 @pytest.mark.upstream
 @isolated("warm")
 def test_a_headless_servers_slot_is_no_servers(tmp_path: Path) -> None:
-    """A server starts without it, and what was asked for is applied."""
+    """A server does not need the headless server's seam."""
     importlib.import_module(HEADLESS[0])
     _gone(HEADLESS)
     register()
@@ -239,7 +235,7 @@ def test_a_headless_servers_slot_is_no_servers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [{}, ALL_ON])
 @isolated("warm")
 def test_a_reader_with_other_parameters_reads(tmp_path: Path, block: dict[str, Any]) -> None:
-    """Upstream gets its result however it calls it; what was asked for is answered where an engine starts."""
+    """A reader with other parameters returns its result, and enabled patches are unsupported when an engine starts."""
     owner, name = holder(READER)
     stock_reader = raw(READER)
     setattr(owner, name, lambda *, file=None: stock_reader(file) if file else "nothing was read")
@@ -261,10 +257,7 @@ def test_a_reader_with_other_parameters_reads(tmp_path: Path, block: dict[str, A
 @pytest.mark.upstream
 @isolated("cold")
 def test_a_chain_takes_effect_before_the_stages(tmp_path: Path) -> None:
-    """Nothing is written when the file is read, which is as stock reads it; the patches are when its engine starts.
-
-    An overlay changes one value of its base, whose odd content is upstream's own, and variables win over both.
-    """
+    """Patches are installed when the engine starts, not when the file is read, and variables override values."""
     from vllm_omni.config.config_factory import load_deploy_config
 
     from omni_fastpath.ledger import LEDGER
@@ -288,23 +281,9 @@ def test_a_chain_takes_effect_before_the_stages(tmp_path: Path) -> None:
 
 
 @pytest.mark.upstream
-@isolated("cold")
-def test_the_environment_alone_takes_effect_before_the_stages() -> None:
-    """What variables switch on is installed for an engine without a deploy YAML. `test_one_yaml` has its stages."""
-    os.environ["OMNI_FASTPATH"] = "1"
-    register()
-    for module in ("vllm_omni.engine.orchestrator", "vllm_omni.engine.stage_runtime"):
-        importlib.import_module(module)
-    assert engine(None) == []
-    assert asked() == declared("server")
-    [file] = state_files()
-    assert file["source"] == "environment"
-
-
-@pytest.mark.upstream
 @isolated("warm")
 def test_a_start_writes_the_state_file_alone(tmp_path: Path) -> None:
-    """With every patch on: no socket, no other process, and nothing outside of the folder of state files."""
+    """With every patch on, a start opens no socket, starts no process and writes only state files."""
     from omni_fastpath import statefile
     from omni_fastpath.patches import PATCHES
 
@@ -331,7 +310,7 @@ def test_a_start_writes_the_state_file_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variable", ["OMNI_FASTPATH", "OMNI_FASTPATH_BUDGETED_DRAIN__MAX_ITEMS"])
 @isolated("warm")
 def test_a_bad_variable_is_refused(tmp_path: Path, variable: str) -> None:
-    """A plain process never hears of it; a reading, an engine without a deploy YAML and a headless one are refused."""
+    """Registration ignores it, each kind of start is refused, and the same process starts engines without it."""
     from omni_fastpath.config import ConfigError
 
     os.environ[variable] = "\udcff"
@@ -344,17 +323,21 @@ def test_a_bad_variable_is_refused(tmp_path: Path, variable: str) -> None:
         with pytest.raises(ConfigError, match=variable):
             start()
     assert sum(f"refused: {variable}" in message for message in messages) == 3
-    sys.argv[1:] = ["serve", "model", "--omni"]
-    with pytest.raises(SystemExit, match=variable):  # told once, without a traceback
-        read(file)
-    assert len(messages) == 3
     assert ours() == NOTHING
+    bad = os.environ.pop(variable)
+    assert engine(yaml(tmp_path, "on.yaml", **ALL_ON)) == []
+    assert asked() == ON
+    os.environ[variable] = bad
+    sys.argv[1:] = ["serve", "model", "--omni"]
+    with pytest.raises(SystemExit, match=variable):  # logged once, without a traceback
+        read(file)
+    assert sum(variable in message for message in messages) == 3
 
 
 @pytest.mark.upstream
 @isolated("warm")
 def test_an_unknown_variable(tmp_path: Path) -> None:
-    """A misspelt variable is one warning where nothing is asked for, and refuses where something is."""
+    """A misspelt variable is one warning if nothing is enabled, and refuses the start otherwise."""
     from omni_fastpath.config import ConfigError
 
     os.environ["OMNI_FASTPATH_BUDGETED_DRIAN"] = "1"
@@ -367,14 +350,6 @@ def test_an_unknown_variable(tmp_path: Path) -> None:
     assert (ours(), states(), state_files()) == (NOTHING, {}, [])
     with pytest.raises(ConfigError, match="OMNI_FASTPATH_BUDGETED_DRIAN"):
         read(yaml(tmp_path, **ALL_ON))
-
-
-def _move(key: tuple[str, str]) -> None:
-    """Have another function stand where a seam is."""
-    setattr(*holder(key), lambda self, more: None)
-
-
-SCHEDULER = ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.update_from_output")
 
 
 # ---- Errors of ours ----
@@ -407,7 +382,7 @@ def _break(where: str) -> None:
 @pytest.mark.parametrize("where", [*BROKEN, "pydantic", "omni_fastpath.patches"])
 @isolated("warm")
 def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
-    """Where nothing is asked for the engine starts; under ``warn`` too, and says so; under ``fail`` it does not."""
+    """After an internal error an engine starts, with a message if something is enabled, but not under ``fail``."""
     register()
     _break(where)
     assert engine(yaml(tmp_path, "plain.yaml")) == []
@@ -438,14 +413,15 @@ def test_an_error_of_ours(tmp_path: Path, where: str) -> None:
 @pytest.mark.parametrize("block", [{"budgeted_drian": True}, {"forward_gate": True, "on_unsupported": "fail"}])
 @isolated("warm")
 def test_a_refused_engine_changes_nothing_of_one_that_runs(tmp_path: Path, block: dict[str, Any]) -> None:
-    """Neither what is installed nor what the stages of the first get."""
+    """A refused second engine changes neither the installed patches nor what the first one's stages get."""
     from omni_fastpath.config import ConfigError
     from omni_fastpath.startup import RefusedError
 
     register()
     assert engine(yaml(tmp_path, "one.yaml", **ALL_ON)) == []
     handed = os.environ[HANDOFF]
-    _move(SCHEDULER)
+    scheduler = ("vllm_omni.core.sched.omni_ar_scheduler", "OmniARScheduler.update_from_output")
+    setattr(*holder(scheduler), lambda self, more: None)
     with pytest.raises((ConfigError, RefusedError)):
         engine(yaml(tmp_path, "two.yaml", fastpath={**ALL_ON["fastpath"], "budgeted_drain": {}, **block}))
     assert os.environ[HANDOFF] == handed
@@ -455,7 +431,7 @@ def test_a_refused_engine_changes_nothing_of_one_that_runs(tmp_path: Path, block
 @pytest.mark.upstream
 @isolated("warm")
 def test_engines_share_what_is_installed(tmp_path: Path) -> None:
-    """In the process and in the stages of each, whenever they are spawned; a warning names each difference."""
+    """Engines of a process share patches and values, also in their stages, and each difference is one warning."""
     from omni_fastpath.ledger import LEDGER
 
     def stages_get() -> dict[str, Any]:
@@ -483,7 +459,7 @@ def test_engines_share_what_is_installed(tmp_path: Path) -> None:
 @pytest.mark.upstream
 @isolated("warm")
 def test_an_engine_that_starts_while_plugins_load_is_told(tmp_path: Path) -> None:
-    """A second thread does not wait for vLLM's plugins: its engine is past the slots when they are written."""
+    """An engine that another thread starts while plugins load runs without patches, which is logged."""
     reached, may_go_on = threading.Event(), threading.Event()
 
     class Stages(list[Any]):
@@ -513,7 +489,7 @@ def test_an_engine_that_starts_while_plugins_load_is_told(tmp_path: Path) -> Non
 @pytest.mark.upstream
 @isolated("warm")
 def test_a_yaml_that_was_read_before_the_plugins_is_read_again(tmp_path: Path) -> None:
-    """Where an engine's thread read it before the slots were written, its plans come after."""
+    """A deploy YAML that was read before registration is read again when the engine starts."""
     file = yaml(tmp_path, **ALL_ON)
     register()
     kind = importlib.import_module(PLANS[0]).StageRuntime
@@ -529,7 +505,7 @@ def test_a_yaml_that_was_read_before_the_plugins_is_read_again(tmp_path: Path) -
 @pytest.mark.upstream
 @isolated("warm")
 def test_stages_get_what_their_server_resolved(tmp_path: Path) -> None:
-    """A stage, and a worker below it, take the hand-off, whatever the file's name is, without importing upstream."""
+    """A stage and its worker get the server's configuration without importing upstream, whatever the file's name."""
     register()
     file = yaml(tmp_path, "café.yaml", **ALL_ON)
     assert engine(file) == []
@@ -544,7 +520,7 @@ def test_stages_get_what_their_server_resolved(tmp_path: Path) -> None:
 @pytest.mark.upstream
 @isolated("warm")
 def test_a_handoff_of_no_ancestor_is_ignored(tmp_path: Path) -> None:
-    """A variable that another process left means nothing; what an ancestor says and nobody understands is shown."""
+    """A variable of another process is ignored, and an unreadable one of an ancestor makes all patches failed."""
     register()
     assert engine(yaml(tmp_path, **ALL_ON)) == []
     handed = json.loads(os.environ[HANDOFF])
@@ -559,7 +535,7 @@ def test_a_handoff_of_no_ancestor_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.upstream
 @isolated("warm")
 def test_a_plain_server_below_an_omni_one_is_plain(tmp_path: Path) -> None:
-    """A plain ``vllm serve`` that a process with Omni starts takes nothing up, and its engines do not either."""
+    """A plain ``vllm serve`` that an Omni process starts gets no patches, and neither do its engines."""
     register()
     assert engine(yaml(tmp_path, **ALL_ON)) == []
     run = process(sys.executable, "-c", "from tests.test_startup import plain_server; plain_server()")
@@ -575,7 +551,7 @@ def plain_server() -> None:
 @pytest.mark.upstream
 @isolated("warm")
 def test_a_headless_server_hands_on(tmp_path: Path) -> None:
-    """It installs nothing itself; its stages get what the deploy YAML that it read says."""
+    """A headless server installs nothing, and its stages get the configuration of its deploy YAML."""
     register()
     read(yaml(tmp_path, fastpath={"forward_gate": True}))
     assert headless() is not None

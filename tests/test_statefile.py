@@ -31,13 +31,8 @@ SNAPSHOT = snapshot(
 )
 
 
-def mode(path: Path) -> int:
-    """The permission bits."""
-    return stat.S_IMODE(path.stat().st_mode)
-
-
 def test_what_is_written_is_read() -> None:
-    """A snapshot comes back whole, with the process that wrote it filled in, whatever it says of that itself."""
+    """A snapshot is read as it was written, with the writing process filled in."""
     path = statefile.write({**SNAPSHOT, "pid": 1, "started": 0, "schema": 9, "later": 1})
     [read] = statefile.read_live()
     assert path == statefile.path()
@@ -52,7 +47,7 @@ def test_only_the_owner_may_look() -> None:
         path = statefile.write(SNAPSHOT)
     finally:
         os.umask(before)
-    assert (mode(path.parent), mode(path)) == (0o700, 0o600)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)] == [0o700, 0o600]
 
 
 def test_a_failed_write_leaves_the_last_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +68,7 @@ def test_a_failed_write_leaves_the_last_file(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_files_of_dead_processes_are_deleted() -> None:
-    """A file, a temporary file and garbage of a process that has ended go, whoever reads next."""
+    """All files of a process that has ended are deleted by the next reader."""
     assert statefile.read_live() == []  # before there is a folder
     path = statefile.write(SNAPSHOT)
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -85,7 +80,7 @@ def test_files_of_dead_processes_are_deleted() -> None:
 
 
 def test_a_file_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What reads the folder every two seconds parses what was written since, in whatever time."""
+    """An unchanged file is not parsed again."""
     path = statefile.write(SNAPSHOT)
     [before] = statefile.read_live()
     parse = Mock(wraps=statefile.Snapshot.model_validate_json)
@@ -117,7 +112,7 @@ def test_garbage_of_a_live_process_is_skipped(content: str) -> None:
 
 
 def test_a_file_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is a link: only a plain file that this user owns says what is true of its process."""
+    """Links and files of other users are not read."""
     path = statefile.write(SNAPSHOT)
     elsewhere = path.rename(path.parent.parent / "elsewhere.json")
     path.symlink_to(elsewhere)
@@ -131,7 +126,7 @@ def test_a_file_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_other_files_are_left_alone() -> None:
-    """What does not look like ours, or is of another process namespace, is not touched."""
+    """Files with other names, or of another process namespace, are neither read nor deleted."""
     folder = statefile.write(SNAPSHOT).parent
     others = [folder / name for name in ("notes.txt", "x.json", ".hidden", "1-1.json")]
     for other in others:
@@ -142,7 +137,7 @@ def test_other_files_are_left_alone() -> None:
 
 @pytest.mark.parametrize("how", ["link", "open", "file", "another user's"])
 def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Nothing is written into it or read from it: another user may have put it there."""
+    """Nothing is written to or read from a folder that another user could have made."""
     folder, elsewhere = tmp_path / "runtime/omni-fastpath", tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     if how == "link":
@@ -178,7 +173,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_pod_without_a_runtime_directory_has_one(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unset, a folder that cannot be made, or another user's: the files lie below the temporary files."""
+    """Without a usable runtime directory the files are in the folder for temporary files."""
     for user in (1234, os.geteuid()):  # there is no /run/user/1234
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         monkeypatch.setattr(statefile, "_is_private", lambda base: base.is_relative_to(tmp_path))
@@ -191,7 +186,7 @@ def test_a_pod_without_a_runtime_directory_has_one(
 
 
 def test_the_system_s_runtime_directory_is_found_without_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that cron started and a shell with a session look in the same place."""
+    """Without the variable ``/run/user/UID`` is used, so a server started by cron and a shell use the same folder."""
     monkeypatch.setattr(statefile, "_is_private", lambda base: str(base).startswith("/run/user/"))
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert statefile.folder() == Path(f"/run/user/{os.geteuid()}/omni-fastpath")
@@ -201,7 +196,7 @@ def test_the_system_s_runtime_directory_is_found_without_the_variable(monkeypatc
 
 
 def test_two_containers_with_one_folder_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal ids in two namespaces have a file each; each reader sees its own and deletes no other."""
+    """Equal ids in two namespaces have separate files, and a reader neither reads nor deletes the other's."""
     paths = set[Path]()
     for namespace, role in ((11, "server"), (12, "stage")):
         monkeypatch.setattr(process_role, "namespace", lambda namespace=namespace: namespace)

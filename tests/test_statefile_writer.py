@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -45,7 +44,7 @@ def on_disk() -> dict[str, Any]:
 
 
 def test_file_says_what_the_ledger_says() -> None:
-    """Role, releases, source and every patch with all that the ledger knows of it, a change of a state at once."""
+    """The file has role, releases, source and all of the ledger, and a change of a state is written at once."""
     LEDGER.set(DRUM, State.APPLIED, "yes")
     LEDGER.set(FLUTE, State.FAILED, "no")
     LEDGER.named("drum").counters["beats"] = 7
@@ -59,7 +58,7 @@ def test_file_says_what_the_ledger_says() -> None:
 
 
 def test_nothing_is_written_when_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look without news does not touch the disk; a counter or another source is news."""
+    """A check without a change writes nothing. A counter or another source is a change."""
     write = Mock(wraps=statefile.write)
     monkeypatch.setattr(statefile, "write", write)
     publisher = Publisher(Process.SERVER, "one.yaml")
@@ -77,19 +76,17 @@ def test_nothing_is_written_when_nothing_changed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_file_says_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port of ``vllm serve --omni``, and of no other command."""
-    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model", "--omni", "--port", "8091"])
-    Publisher(Process.SERVER, None).start()
-    assert on_disk()["port"] == 8091
-    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "model", "--port", "8091"])
-    Publisher(Process.SERVER, None).start()
-    assert on_disk()["port"] is None
+    """The port is that of ``vllm serve --omni``, and no other command has one."""
+    for command, port in (("serve --omni", 8091), ("serve", None), ("bench serve --omni", None)):
+        monkeypatch.setattr(sys, "argv", ["vllm", *command.split(), "--port", "8091"])
+        Publisher(Process.SERVER, None).start()
+        assert on_disk()["port"] == port
 
 
 def test_disk_that_fails_is_told_once_and_disturbs_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning, whatever happens how often; the next write that works is complete."""
+    """Failing writes are one warning, and the next write that succeeds is complete."""
     real = statefile.write
 
     def full(_snapshot: Any) -> Path:
@@ -109,7 +106,7 @@ def test_disk_that_fails_is_told_once_and_disturbs_nobody(
 
 
 def returns(function: Callable[[], Any]) -> bool:
-    """Whether a call comes back, on a thread of its own that nobody waits for at the end."""
+    """Whether a call returns, on a daemon thread."""
     thread = threading.Thread(target=function, daemon=True)
     thread.start()
     thread.join(20)
@@ -118,7 +115,7 @@ def returns(function: Callable[[], Any]) -> bool:
 
 @pytest.mark.parametrize("who", ["the state file", "what collects for scrapes, with the state file's beside it"])
 def test_figures_that_fail_stop_nobody(who: str) -> None:
-    """What a patch shows may report a failure whoever asks, which is then written: no lock is waited for by its own."""
+    """Figures that report a failure while the state file or a scrape reads them cause no deadlock."""
     publisher = Publisher(Process.SERVER, None)
     LEDGER.set(DRUM, State.APPLIED, "yes")
     publisher.start()
@@ -143,7 +140,7 @@ def test_figures_that_fail_stop_nobody(who: str) -> None:
 
 @pytest.mark.parametrize("role", [Process.STAGE, Process.WORKER, Process.HEADLESS, Process.SERVER])
 def test_no_thread_where_nothing_can_change(monkeypatch: pytest.MonkeyPatch, role: Process) -> None:
-    """One thread where a patch is applied, and in a server whose processes are collected for ``/metrics``."""
+    """One thread runs if a patch is applied, and in a server that collects processes for ``/metrics``, else none."""
     monkeypatch.setattr(statefile.Publisher, "_keep_fresh", KEEP_FRESH)
     started: list[str] = []
     monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
@@ -159,7 +156,7 @@ def test_no_thread_where_nothing_can_change(monkeypatch: pytest.MonkeyPatch, rol
 
 
 def test_a_forked_child_leaves_its_parents_file_alone() -> None:
-    """A state that changes in a fork without exec moves no file of the parent's and waits for none of its locks."""
+    """A state that changes in a fork does not change the parent's file or wait for its locks."""
     publisher = Publisher(Process.SERVER, None)
     LEDGER.set(DRUM, State.APPLIED, "yes")
     publisher.start()
@@ -202,9 +199,9 @@ print(len(statefile.read_live()), flush=True)
 
 
 def test_counters_follow_and_the_file_goes_with_its_process() -> None:
-    """Counters reach the file by themselves, what is to be done beside is, and a lost file or folder is back.
+    """Counters and ``BESIDE`` are refreshed, a deleted file is written again, and the process's end removes it.
 
-    A forked child's end leaves it; the process's own end removes it.
+    The end of a forked child does not remove it.
     """
     assert process(sys.executable, "-c", SCRIPT).stdout == "1\n"
     assert list(statefile.folder().iterdir()) == []
@@ -221,24 +218,17 @@ def test_counters_follow_and_the_file_goes_with_its_process() -> None:
         ("VllmWorker-0", {"rank": 0}, (None, None)),
     ],
 )
-def test_a_process_knows_its_stage(
-    monkeypatch: pytest.MonkeyPatch, name: str, arguments: dict[str, Any], expected: tuple[int | None, int | None]
+def test_a_spawned_process_knows_its_stage(
+    name: str, arguments: dict[str, int], expected: tuple[int | None, int | None]
 ) -> None:
-    """From the name that upstream gives an engine process, or the arguments of a diffusion process."""
-    monkeypatch.setattr(multiprocessing, "current_process", lambda: SimpleNamespace(name=name, _kwargs=arguments))
-    Publisher(Process.STAGE, None).start()
-    assert (on_disk()["stage"], on_disk()["replica"]) == expected
-
-
-def test_the_process_object_of_a_spawned_child_keeps_its_arguments() -> None:
-    """What upstream passes to a diffusion process is to be seen in it: the private name that this rests on is there."""
+    """It finds stage and replica in the name of an engine process, or in the arguments of a diffusion process."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(send,), kwargs={"omni_stage_id": 3, "omni_replica_id": 1})
+    child = context.Process(target=_child, name=name, args=(send,), kwargs=arguments)
     child.start()
-    assert receive.recv() == (3, 1)
+    assert receive.recv() == expected
     child.join()
 
 
-def _child(send: Any, omni_stage_id: int, omni_replica_id: int) -> None:
+def _child(send: Any, **_arguments: int) -> None:
     send.send(stage_and_replica())
