@@ -51,16 +51,16 @@ class QueuedMessages:
 
     Args:
         deadlines: What says when a message is due.
+        counters: The patch's counters.
 
     Attributes:
         deadlines: The same.
         messages: By number of arrival, in order of arrival.
         is_open: Whether more may arrive: a message with an infinite deadline closes it until it has been taken, so that
             nothing overtakes it.
-        overtaken: Messages that were taken after one that had arrived later.
     """
 
-    def __init__(self, deadlines: Deadlines) -> None:
+    def __init__(self, deadlines: Deadlines, counters: dict[str, int]) -> None:
         self.deadlines = deadlines
         self.messages: dict[int, Any] = {}
         self.is_open = True
@@ -68,7 +68,7 @@ class QueuedMessages:
         self._turns: list[tuple[float, int, str | None]] = []
         self._arrived = 0
         self._latest = -1
-        self.overtaken = 0
+        self._counters = counters
 
     def collect(self, get: Callable[[], Any], is_empty: Callable[[], bool]) -> None:
         """Take everything that ``get`` gives, until there is nothing or it raises."""
@@ -99,7 +99,7 @@ class QueuedMessages:
         deadline, due_number, request_id = self._turns[0]
         queued = self._requests[request_id]
         number = queued.numbers.popleft()
-        self.overtaken += number < self._latest
+        self._counters["overtaken"] += number < self._latest
         self._latest = max(self._latest, number)
         if number == due_number:
             queued.earliest.popleft()

@@ -36,7 +36,7 @@ def _queued_of(engine: Any) -> QueuedMessages | None:
         return None
     found = _queued.get(queue)
     if found is None and not _runtime.has_failed:
-        found = _queued[queue] = QueuedMessages(Deadlines(HOOKS.observer("deadline"), monotonic))
+        found = _queued[queue] = QueuedMessages(Deadlines(HOOKS.observer("deadline"), monotonic), _counters)
     return found
 
 
@@ -47,7 +47,6 @@ def _next(queued: QueuedMessages, get: Callable[[], Any], is_empty: Callable[[],
             queued.collect(get, is_empty)
             _counters["messages"] += bool(queued.messages)
             _counters["most_queued"] = max(_counters["most_queued"], len(queued.messages))
-            _counters["overtaken"] = queued.overtaken
             return queued.take()
     return None
 
@@ -84,9 +83,8 @@ async def wrapped_get_output_blocking_async(
     message = _next_of(instance, queued)
     if message is None:
         message = await wrapped(*args, **kwargs)
-        if queued is not None and message is not None and not _runtime.has_failed:
-            with _guard:
-                queued.deadlines.of(message)
+        if queued is not None and message is not None:
+            queued.deadlines.of(message)
     return message
 
 
