@@ -151,23 +151,6 @@ def patch_unsupported(facts: Facts) -> Iterator[Finding]:
             yield Finding(severity, HERE, f"{name}: {problem}", do, evidence)
 
 
-@_rule("release-unlisted", threshold="a patch is applied as on a release that the installed one is not")
-def release_unlisted(facts: Facts) -> Iterator[Finding]:
-    """The installed release has the same code as a tested one: a build, a post-release, or another one on request."""
-    do = "Nothing, if you run this release on purpose. `omni-fastpath status --verify` compares every function."
-    for server in facts.servers:
-        same = {
-            (name, record["same_as"])
-            for each in server.snapshots
-            for name, record in each["patches"].items()
-            if record.get("same_as")
-        }
-        for known in sorted({known for _, known in same}):
-            names = sorted(name for name, each in same if each == known)
-            what = f"applied because every function is as in {known}: {', '.join(names)}"
-            yield Finding("info", server.subject, what, do, {"patch": names})
-
-
 @_rule("seam-moved", threshold="a function differs from this release's (checked with --verify)")
 def seam_moved(facts: Facts) -> Iterator[Finding]:
     """The release is listed, but the installed code differs from it: a vendor's change, or a mixed installation."""

@@ -101,11 +101,6 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "start-refused": (lambda: dataclasses.replace(HEALTHY, refused="found 'maybe'"), "error", "found 'maybe'"),
     "upstream-missing": (lambda: installation(vllm_omni=None, patches={}), "error", "vllm-omni is not installed"),
     "patch-unsupported": (lambda: with_patch(release_problem=UNKNOWN), "error", f"drum: {UNKNOWN}"),
-    "release-unlisted": (
-        lambda: saying(patches={"drum": {**record(), "same_as": "0.28.0"}}),
-        "info",
-        "applied because every function is as in 0.28.0: drum",
-    ),
     "seam-moved": (lambda: reporting(verify={"drum": ["m:run: moved"]}), "error", "drum: m:run: moved"),
     "entry-point-missing": (lambda: installation(entry_points=[]), "error", "no entry point"),
     "plugins-leave-us-out": (lambda: shell(VLLM_PLUGINS="vllm_omni_register_models"), "error", "an allow-list without"),
@@ -214,14 +209,6 @@ def test_a_build_that_is_another_code_is_unsupported() -> None:
     facts = dataclasses.replace(facts, report={**facts.report, "verify": {"drum": ["unlisted", "2 of 3 seams"]}})
     found = [(each.id, each.severity, each.what) for each in judge(facts) if each.severity == "error"]
     assert found == [("patch-unsupported", "error", "drum: unlisted; 2 of 3 seams")]
-
-
-def test_a_server_says_as_which_release_it_is_served() -> None:
-    """Once for each such release, with the patches that are; it is no trouble."""
-    same = {"patches": {"drum": {**record(), "same_as": "0.30.0"}, "flute": {**record(), "same_as": "0.28.0"}}}
-    found = judge(saying(stage=same, **same))
-    assert [(each.id, each.severity, each.subject) for each in found] == [("release-unlisted", "info", "server 10")] * 2
-    assert "applied because every function is as in 0.28.0: flute" in found[0].what
 
 
 @pytest.mark.parametrize(
