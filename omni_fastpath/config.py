@@ -30,7 +30,7 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -188,12 +188,9 @@ def is_beside(name: str) -> bool:
     return not name.startswith((NAMESPACE, HANDOFF)) and alike.ratio() >= _VARIABLE_RATIO
 
 
-def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch]) -> Iterator[str]:
-    """A line for each unknown ``OMNI_FASTPATH...`` variable."""
-    known = variables(patches)
-    for name in set_variables(environ, patches):
-        if name not in known:
-            yield str(unknown(name, name, known, found="an unknown variable"))
+def _unknown(name: str, known: Sequence[str]) -> str:
+    """The message about an unknown variable."""
+    return str(unknown(name, name, known, found="an unknown variable"))
 
 
 # Merging blocks and variables
@@ -384,11 +381,6 @@ class Resolved:
     source: str | None = None
     unknown: tuple[str, ...] = ()
 
-    @property
-    def asked(self) -> bool:
-        """Whether anything is on."""
-        return bool(self.enabled)
-
     def below(self, first: Resolved | None) -> Resolved:
         """The configuration for the stages of a later engine.
 
@@ -437,12 +429,12 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
     layers.settle_requirements()
     on = {name: asked.values for name, asked in layers.asked.items() if asked.on}
     enabled = {patch.name: _built(patch.options, on[patch.name]) for patch in patches if patch.name in on}
-    unknown_variables = tuple(_unknown_variables(environ, patches))
+    known = variables(patches)
+    unknown_variables = [_unknown(name, known) for name in set_variables(environ, patches) if name not in known]
     lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))
-    known = variables(patches)
-    nearly = [str(unknown(name, name, known, found="an unknown variable")) for name in environ if is_beside(name)]
+    nearly = [_unknown(name, known) for name in environ if is_beside(name)]
     for block in blocks:
         nearly += [
             f"{block.path}: the top-level key {key!r} is ignored; did you mean {KEY!r}?" for key in block.misspelt

@@ -151,7 +151,7 @@ class Startup:
         try:
             source = str(given[0])
             self._read[source] = deploy
-            asked = self._resolve(source).asked
+            asked = self._resolve(source).enabled
         except Exception as error:
             if _is_refusal(error):
                 _refuse(error)
@@ -212,19 +212,19 @@ class Startup:
 
         for line in resolved.unknown:
             warn_once(line)
-        if not resolved.asked and self._publisher is None:
+        if not resolved.enabled and self._publisher is None:
             return  # nothing is enabled, now or before, so nothing is published
         self._load_hooks()
         handed = resolved.below(self._handed)
         text = json.dumps({"parent": os.getpid(), "resolved": handed.to_json()})
-        moved = install.start_problems(Process(role)) if resolved.asked else []
+        moved = install.start_problems(Process(role)) if resolved.enabled else []
         try:
             install.apply(resolved, Process(role), moved=moved)
         finally:
             self._publish(role, resolved.source)
         if kept := [each for each in handed.enabled if each not in resolved.enabled and not install.is_installed(each)]:
             warn_once(f"{', '.join(kept)}: on in the stages of this engine too, as in those of an earlier one")
-        if handed.asked and not moved:
+        if handed.enabled and not moved:
             self._handed, os.environ[HANDOFF] = handed, text
 
     def _answer(self, error: Exception, resolved: Resolved | None, source: str | None, role: str) -> None:

@@ -36,7 +36,7 @@ def test_the_chain_is_read_base_first(tmp_path: Path) -> None:
 
 def test_master_off_opens_no_file(tmp_path: Path) -> None:
     """Under ``OMNI_FASTPATH=0`` an unreadable YAML does not stop a server."""
-    assert not resolve_file(tmp_path / "missing.yaml", {"OMNI_FASTPATH": "0"}, PATCHES).asked
+    assert not resolve_file(tmp_path / "missing.yaml", {"OMNI_FASTPATH": "0"}, PATCHES).enabled
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
