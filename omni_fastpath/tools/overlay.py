@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ def bundled() -> dict[str, Path]:
 
 
 def find(name_or_path: str) -> Path:
-    """The deploy YAML for a path, the name of a bundled one, or a model. An existing file takes precedence.
+    """The deploy YAML for a path or the name of a bundled one. An existing file takes precedence.
 
     Raises:
         ConfigError: There is no such file; the message has the bundled names with the nearest spelling.
@@ -36,21 +34,10 @@ def find(name_or_path: str) -> Path:
     if path.is_file():
         return path.resolve()
     known, name = bundled(), name_or_path.removesuffix(".yaml")
-    for described in _descriptions(name_or_path):
-        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # it is not a JSON object
-            name = str(json.loads(described.read_bytes()).get("model_type", name))
     if name in known:
         return known[name].resolve()
     hint = f"nearest: {', '.join(config.close(name, known)) or 'none'}; `omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of an installed vllm-omni; {hint}")
-
-
-def _descriptions(model: str) -> Iterator[Path]:
-    """The ``config.json`` in a model's folder, and in the local Hugging Face cache of the model's name."""
-    yield from Path(model).glob("config.json")
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("HOME", ""), ".cache", "huggingface")
-    hub = os.environ.get("HF_HUB_CACHE") or Path(home, "hub")
-    yield from Path(hub, f"models--{model.replace('/', '--')}", "snapshots").glob("*/config.json")
 
 
 def misspelt(path: Path) -> list[str]:
@@ -96,7 +83,7 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
     """
     if not sets:
         return True
-    inherits = resolve(base, {}, patches).asked
+    inherits = resolve(base, {}, patches).enabled
     block: dict[str, Any] = {} if inherits else {patch.name: True for patch in patches if patch.default_on}
     wrong = []
     for assignment in sets:

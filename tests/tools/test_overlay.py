@@ -107,19 +107,6 @@ def test_a_file_comes_before_a_bundled_name(base: Path, tmp_path: Path, monkeypa
         overlay.find("some_modl")
 
 
-def test_a_model_means_the_yaml_of_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with its ``config.json``, and a name that was downloaded; the overlay says which file it stands on."""
-    monkeypatch.setattr(overlay, "bundled", lambda: {"some_model": tmp_path / "some_model.yaml"})
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    (tmp_path / "some_model.yaml").write_text("stages: []\n")
-    for model, folder in ((str(tmp_path / "mine"), "mine"), ("Org/Big-8B", "models--Org--Big-8B/snapshots/0a1b")):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "config.json").write_text('{"model_type": "some_model"}')
-        assert "over some_model.yaml;" in overlay.build(overlay.find(model), [], MADE_UP)
-    with pytest.raises(ConfigError, match="no such file"):
-        overlay.find("Org/Other")
-
-
 @pytest.mark.upstream
 def test_every_bundled_yaml_takes_the_shipped_default_set() -> None:
     """The overlay of each deploy YAML of the installed vllm-omni is valid, and none of its keys is taken for ours."""
