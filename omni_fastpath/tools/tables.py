@@ -304,7 +304,7 @@ def _reliances(patch: Patch) -> tuple[Table, Table]:
     seams = _table(f"Seams on {', '.join(fit.releases)}", "use", "slot")
     for seam in fit.seams:
         names = f" {', '.join(seam.names)}" if isinstance(seam, Reads) else ""
-        seams.add_row(seam.use, f"{seam.path}{names}")
+        seams.add_row(type(seam).__name__.lower(), f"{seam.path}{names}")
     releases = _table("Releases", "releases", "state", "note")
     for each in patch.rows:
         releases.add_row(", ".join(each.releases), each.state.value, each.remarks)
