@@ -477,12 +477,7 @@ def blocks_of(path: str | Path, deploy: Mapping[Any, Any] | None) -> list[Block]
 
 
 def read_blocks(path: str | Path) -> list[Block]:
-    """Read the ``fastpath`` blocks of a deploy YAML and its bases, like ``read_chain``."""
-    return [_block(file, data) for file, data in read_chain(path).items()]
-
-
-def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
-    """Read a deploy YAML and its bases, the base first.
+    """Read the ``fastpath`` blocks of a deploy YAML and its bases, the base first.
 
     ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
 
@@ -502,7 +497,7 @@ def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
             wrong = refusal(f"base_config in {current}", found=short_repr(base), allowed="the path of a deploy YAML")
             raise UnreadableError(str(wrong))
         current = None if base is None else current.parent / base
-    return dict(files[::-1])
+    return [_block(file, data) for file, data in reversed(files)]
 
 
 def _load(path: Path) -> Mapping[Any, Any]:

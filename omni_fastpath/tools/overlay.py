@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,30 +45,6 @@ def misspelt(path: Path) -> list[str]:
         return [key for block in read_blocks(path) for key in block.misspelt]
     except ConfigError:
         return []
-
-
-_RAMPED = ("qwen3tts", "breezetts")
-"""Models with an option for increasing chunk sizes, as their names or those of their deploy YAMLs contain it."""
-_RAMPS = ("codec_chunk_ramp", "codec_chunk_adaptive")
-
-
-def lacks_ramp(path: Path, model: str | None) -> bool:
-    """Whether a server of one of these models sends audio chunks of the full size from the second one on.
-
-    Args:
-        path: Its deploy YAML. If it or a base cannot be read, the answer is no.
-        model: The model in its command line.
-    """
-    try:
-        files = config.read_chain(path)
-        connectors = [each for data in files.values() for each in (data.get("connectors") or {}).values()]
-        extra = {key: value for each in connectors for key, value in (each.get("extra") or {}).items()}
-    except (ConfigError, AttributeError):  # it was edited and is no longer a valid deploy YAML
-        return False
-    names = [re.sub("[^a-z0-9]", "", name.lower()) for name in (model or "", *(file.name for file in files))]
-    is_streamed = all(data.get("async_chunk") is not False for data in files.values())
-    is_one = any(each in name for each in _RAMPED for name in names)
-    return is_one and is_streamed and not any(extra.get(key) for key in _RAMPS)
 
 
 def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Patch]) -> Any:

@@ -14,27 +14,6 @@ from omni_fastpath.tools import overlay
 from tests.test_config import MADE_UP, PumpOptions
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "text", "expected"),
-    [
-        ("qwen3_tts.yaml", None, "", True),
-        ("mine.yaml", "Qwen/Qwen3-TTS-12Hz-0.6B", "", True),
-        ("mine.yaml", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "", False),
-        ("mine.yaml", "mine", "base_config: breeze_tts.yaml", False),
-        ("mine.yaml", "mine", "{base_config: breeze_tts.yaml, connectors: {c: {extra: {codec_chunk_ramp: []}}}}", True),
-        ("qwen3_tts.yaml", None, "connectors: {c: {extra: {codec_chunk_adaptive: true}}}", False),
-        ("qwen3_tts.yaml", None, "async_chunk: false", False),
-        ("qwen3_tts.yaml", None, "connectors: [edited]", False),
-        ("qwen3_tts.yaml", None, "base_config: gone.yaml", False),
-    ],
-)
-def test_who_lacks_a_ramp(tmp_path: Path, name: str, model: str | None, text: str, expected: bool) -> None:
-    """Told by model or file, with what bases say; no where nothing can be told."""
-    (tmp_path / "breeze_tts.yaml").write_text("connectors: {c: {name: Shm, extra: {codec_chunk_ramp: [1, 2, 4]}}}")
-    (tmp_path / name).write_text(text or "stages: []")
-    assert overlay.lacks_ramp(tmp_path / name, model) is expected
-
-
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """A deploy YAML without a block."""
