@@ -199,7 +199,7 @@ def test_a_hook_that_must_be_awaited_is_switched_off(hook: Any) -> None:
     manager = HookManager()
     manager.register(plugin(is_routable=hook), "waits")
     assert manager.policy(never)(VIEW) is False
-    assert "a hook is called, and neither awaited nor iterated" in manager._switched_off["waits"]
+    assert "a hook is neither awaited nor iterated" in manager._switched_off["waits"]
     assert manager.policy(never) is never
 
 

@@ -1,4 +1,4 @@
-"""The slots of ``budgeted_drain``: both loops, and the attach of a replica at run time."""
+"""The wrappers of ``budgeted_drain``: for both loops, and for the attach of a replica at run time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wrapped_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: A
 
 
 def wrapped_add_client(wrapped: Callable[..., int], _instance: Any, args: Any, kwargs: Any) -> int:
-    """Attach as upstream does, then let the loops notice the new replica: one of them serves its pool."""
+    """Attach as upstream does, then notify the loops of the new replica, because one of them serves its pool."""
     replica_id = wrapped(*args, **kwargs)
     for loop in DrainLoop.running:
         loop.attached()
