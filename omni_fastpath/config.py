@@ -411,7 +411,7 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
     Args:
         blocks: The blocks, the base first. Empty without a deploy YAML.
         environ: The environment, which overrides the blocks.
-        patches: The declarations. A patch comes after those that it requires.
+        patches: The declarations. A patch follows those that it requires.
 
     Raises:
         ConfigError: There is an invalid key or value, an unknown variable while a patch is enabled, or an enabled patch
@@ -490,7 +490,7 @@ def read_blocks(path: str | Path) -> list[Block]:
         data = _load(current)  # first, because the path of a readable file can be resolved
         if current.resolve() in {file.resolve() for file, _ in files}:
             chain = " -> ".join(str(each) for each in [*(file for file, _ in files), current])
-            raise UnreadableError(f"base_config in {files[-1][0]}: the chain comes back to a file: {chain}")
+            raise UnreadableError(f"base_config in {files[-1][0]}: the chain returns to a file: {chain}")
         files.append((current, data))
         base = data.get("base_config")
         if not isinstance(base, str | None):

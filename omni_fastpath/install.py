@@ -380,7 +380,7 @@ def _write(written: list[_Written], slot: Slot, ours: Any) -> None:
     slot.write(ours)
     if slot.raw() is not ours:
         slot.write(raw)
-        raise RuntimeError(f"{slot.seam.path} does not hold what was just written into it")
+        raise RuntimeError(f"{slot.seam.path} does not contain what was just written into it")
     written.append((slot, raw, ours))
 
 

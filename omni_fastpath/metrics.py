@@ -1,7 +1,7 @@
 """``/metrics``: all patches in all processes of a server, in one scrape of any of its API processes.
 
 The thread that updates this process's state file (``omni_fastpath.statefile``) also collects the metrics: those of this
-process from its ledger, and those of the other processes of the server from their state files. A scrape returns the
+process from its ledger, and those of the server's other processes from their state files. A scrape returns the
 last collection and reads no file. The label ``process`` is upstream's name of a process, or ``server``. ``stage`` and
 ``replica`` are empty if a process belongs to no stage.
 """

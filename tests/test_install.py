@@ -131,7 +131,7 @@ class _Copies(type):
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({}, "does not hold what was just written"),
+        ({}, "does not contain what was just written"),
         ({"wrappers_module": "made_up_missing"}, "made_up_missing"),
     ],
 )

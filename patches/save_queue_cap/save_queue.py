@@ -49,7 +49,7 @@ def stream_of(task: Mapping[str, Any]) -> str:
 
 
 def has_receiver(request: Any, stage_id: int) -> bool:
-    """Whether the next stage takes part in this request. Nobody fetches the chunks of a request for text alone."""
+    """Whether the next stage takes part in this request. Chunks of a request for text alone are never fetched."""
     info = getattr(request, "additional_information", None)
     if info is None:
         return True
@@ -87,7 +87,7 @@ class SaveQueue:
         self._number = 0
         self._put_before = (0, 0)
 
-    # ---- What others read ----
+    # ---- Figures ----
 
     def __len__(self) -> int:
         """Tasks that were not taken."""
@@ -127,7 +127,7 @@ class SaveQueue:
             _counters["max_outstanding_bytes"] = max(_counters["max_outstanding_bytes"], self.nbytes)
 
     def _take_over(self, queued: QueuedTask) -> None:
-        """Weigh a payload and, unless the save thread has taken the task, copy what it must not share."""
+        """Weigh a payload and, unless the save thread has taken the task, copy the parts that it must not share."""
         task = queued.task
         self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
         if queued.is_waiting and queued.nbytes:

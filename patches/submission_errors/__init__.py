@@ -3,7 +3,7 @@
 What:
     Upstream's orchestrator submits a request to its stages, and with ``async_chunk`` announces it to later ones. If
     that raises, this request fails through upstream's own helper. Its client gets status 400 with the text of the
-    exception, its stages drop it, and the orchestrator continues. The same holds for a companion of a CFG request,
+    exception, its stages drop it, and the orchestrator continues. The same applies to a companion of a CFG request,
     whose parent fails, and for an update of a streaming-input session. The exception is logged with its traceback, and
     counted.
 Why:
