@@ -88,8 +88,8 @@ def collect(
 
 def _asked_by(found: Resolved | None, patches: Sequence[Patch]) -> set[str]:
     """The patches that must be supported: the default set, as the YAML is unknown, and those of the environment."""
-    said = found.origins if found is not None else {}
-    missing = (each.name for each in patches if each.default_on and not said.get(each.name))
+    origins = found.origins if found is not None else {}
+    missing = (each.name for each in patches if each.default_on and not origins.get(each.name))
     return {*(found.enabled if found is not None else ()), *missing}
 
 

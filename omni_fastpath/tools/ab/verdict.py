@@ -161,15 +161,15 @@ def legend(primary: Measure, others: int, starts: int) -> str:
         others: The number of other measures with a verdict.
         starts: The number of starts per arm.
     """
-    said = (
+    text = (
         f"Verdict: exact Mann-Whitney test over starts. {primary.title} was chosen in advance (level "
         f"{PRIMARY_ALPHA:g}), and the {others} others share {OTHERS_ALPHA:g} by Holm. The ratio is the median over all "
         "pairs of starts. In brackets are the ratios that the test does not reject."
     )
     enough = starts_for(0), starts_for(others)
     if starts >= enough[1]:
-        return said
-    return f"{said} Each arm has {starts} starts. {primary.title} needs {enough[0]}, all measures need {enough[1]}."
+        return text
+    return f"{text} Each arm has {starts} starts. {primary.title} needs {enough[0]}, all measures need {enough[1]}."
 
 
 def _holm(p: Mapping[str, float]) -> dict[str, float]:
