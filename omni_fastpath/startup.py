@@ -97,7 +97,7 @@ def _register_server() -> None:
     wrap_starts(STARTUP)
     for slot in (READER, PLANS, HEADLESS) if serves else ():
         if not _is_there(slot[0]):
-            STARTUP.is_gone(slot, "no such module")
+            STARTUP.on_missing(slot, "no such module")
 
 
 def _already_starting() -> str:
@@ -161,7 +161,7 @@ class Startup:
         if self._gone and asked:
             self.before_stages(source, _role())
 
-    def is_gone(self, slot: tuple[str, str], why: object) -> None:
+    def on_missing(self, slot: tuple[str, str], why: object) -> None:
         """Handle the configuration without one of the three functions, which is missing or cannot be wrapped."""
         logger.warning("omni-fastpath: %s cannot be wrapped: %s", ":".join(slot), why)
         is_plain = sys.argv[1:2] == ["serve"] and not process_role.is_serve(sys.argv[1:])  # of vLLM alone
@@ -394,7 +394,7 @@ def _wrap(startup: Startup, slot: tuple[str, str], wrapper: Callable[..., Any], 
 
         wrap_function_wrapper(module, slot[1], wrapper)
     except Exception as error:
-        startup.is_gone(slot, repr(error))
+        startup.on_missing(slot, repr(error))
 
 
 STARTUP = Startup()

@@ -15,16 +15,16 @@ class Ticket:
         reserved: Places for requests that the engine does not have yet.
         requests: Requests that the engine has or had.
         was_admitted: Whether it got places.
-        may_come_back: Whether it was refused and may be admitted later.
+        may_retry: Whether it was refused and may be admitted later.
     """
 
-    __slots__ = ("is_socket", "may_come_back", "requests", "reserved", "was_admitted")
+    __slots__ = ("is_socket", "may_retry", "requests", "reserved", "was_admitted")
 
     def __init__(self, *, is_socket: bool = False) -> None:
         self.is_socket = is_socket
         self.reserved = 0
         self.requests: set[str] = set()
-        self.was_admitted = self.may_come_back = False
+        self.was_admitted = self.may_retry = False
 
 
 class Places:
@@ -60,7 +60,7 @@ class Places:
         taken = len(self._unfinished) - len(self._left) + self._reserved + wanted
         if taken > self.limit:
             self._counters["refused"] += 1
-            ticket.may_come_back = wanted <= self.limit
+            ticket.may_retry = wanted <= self.limit
             return False
         self._counters["admitted"] += 1
         self._counters["most_at_once"] = max(self._counters["most_at_once"], taken)

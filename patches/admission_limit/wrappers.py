@@ -75,7 +75,7 @@ async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: A
 async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any, receive: Any, send: Any) -> None:
     async def answer(message: Any) -> None:
         with _answering:
-            if ticket.may_come_back and message["type"] == "http.response.start" and message["status"] == 503:
+            if ticket.may_retry and message["type"] == "http.response.start" and message["status"] == 503:
                 message = {**message, "headers": [*message.get("headers", ()), _RETRY_AFTER]}
         await send(message)
 

@@ -77,7 +77,7 @@ class Account:
                 if (journey := self._journeys.get(request_id)) is not None:
                     # The queue is first in, first out, so those ahead were dequeued since this one was made.
                     ahead = sum(at_s > made_s for at_s in replica.dequeued_s) - 1
-                    journey.was_made(str(replica.gives), stage_id, (made_s, now_s), ahead)
+                    journey.note_made(str(replica.gives), stage_id, (made_s, now_s), ahead)
 
         return processed
 

@@ -68,13 +68,13 @@ class First:
     ahead: list[int]
     message: Any = None
 
-    def was_put(self, message: Any, ahead: int) -> None:
+    def note_put(self, message: Any, ahead: int) -> None:
         """Note that it was put into the front end's queue, behind *ahead* messages."""
         self.times.append(monotonic())
         self.ahead.append(ahead)
         self.message = message
 
-    def arrived(self) -> None:
+    def note_arrived(self) -> None:
         """Note that its bytes were passed to the transport, and count its legs."""
         self.times.append(monotonic())
         self.message = None
@@ -107,11 +107,11 @@ class Journey:
 
     # On the orchestrator's thread.
 
-    def was_submitted(self) -> None:
+    def note_submitted(self) -> None:
         """Note that a stage has the request. Later stages do not count."""
         self.submitted_s = self.submitted_s or monotonic()
 
-    def was_made(self, output: str, stage_id: int, times: tuple[float, float], ahead: int) -> None:
+    def note_made(self, output: str, stage_id: int, times: tuple[float, float], ahead: int) -> None:
         """Note that a raw output with a first output was processed. *times*: of its construction and its dequeue."""
         if self.submitted_s is not None and all(first.output != output for first in self.firsts):
             self.firsts.append(First(output, stage_id, [self.began_s, self.submitted_s, *times], [ahead]))
@@ -123,25 +123,25 @@ class Journey:
 
     # On the front end's thread.
 
-    def was_handed_over(self, message: Any) -> bool:
+    def note_handed_over(self, message: Any) -> bool:
         """Note that a message is in the request's own queue. Returns True if nothing is left to observe."""
         for first in self._in(message, _PUT):
             first.times.append(monotonic())
         return self.arrived == len(OUTPUTS)
 
-    def was_taken(self, message: Any) -> bool:
+    def note_taken(self, message: Any) -> bool:
         """Note that the request's handler took a message. Returns the same."""
         self.taken += self._in(message, _HANDED_OVER)
         return self.arrived == len(OUTPUTS)
 
-    def was_sent(self, message: Any) -> None:
+    def note_sent(self, message: Any) -> None:
         """Note that a part of the answer was sent. An answer with a content length has no parts and is not followed."""
         if any(name == b"content-length" for name, _ in message.get("headers", ())):
             self.submitted_s = None
             self.firsts, self.taken = [], []
         elif self.taken and message.get("body"):
             for first in self.taken:
-                first.arrived()
+                first.note_arrived()
             self.arrived += len(self.taken)
             self.taken = []
 

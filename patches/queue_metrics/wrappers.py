@@ -93,7 +93,7 @@ def _observed_send(send: Callable[[Any], Awaitable[None]], journey: Journey) -> 
     async def observed(message: Any) -> None:
         await send(message)
         with _guard:
-            journey.was_sent(message)
+            journey.note_sent(message)
 
     return observed
 
@@ -105,8 +105,8 @@ def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
     if journey is not None and not journey.request_id and isinstance(queue, asyncio.Queue):
         journey.request_id = request.request_id
         _journeys[request.request_id] = journey
-        _override(queue, "_put", journey.was_handed_over)
-        _override(queue, "_get", journey.was_taken)
+        _override(queue, "_put", journey.note_handed_over)
+        _override(queue, "_get", journey.note_taken)
 
 
 def _override(queue: Any, name: str, observe: Callable[[Any], bool]) -> None:
@@ -141,7 +141,7 @@ def _put(queue: Any, message: Any) -> bool:
     journey = _journeys.get(getattr(message, "request_id", None) or "")
     first = None if journey is None else journey.first_in(message)
     if first is not None:
-        first.was_put(message, queue.qsize() - 1 + way_out.kept())
+        first.note_put(message, queue.qsize() - 1 + way_out.kept())
     return not _observed
 
 
@@ -164,7 +164,7 @@ def wrapped_output_handler(orchestrator: Any) -> None:
 def wrapped_submit_initial(_pool: Any, request_id: str, *_: Any, **__: Any) -> End:
     """Observe the submission of a request to a stage."""
     journey = _journeys.get(request_id)
-    return None if journey is None else journey.was_submitted
+    return None if journey is None else journey.note_submitted
 
 
 @_around

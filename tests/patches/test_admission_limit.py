@@ -103,7 +103,7 @@ def test_who_wants_more_than_there_is_need_not_come_back() -> None:
     assert not places.take(more, 3)
     assert places.take(Ticket(), 1)
     assert not places.take(much, 2)
-    assert (more.may_come_back, much.may_come_back) == (False, True)
+    assert (more.may_retry, much.may_retry) == (False, True)
 
 
 # ---- Upstream's routes ----
