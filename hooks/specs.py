@@ -108,7 +108,7 @@ class Specs:
 
     @hookspec
     def on_dequeued(self, stage_id: int, replica_id: int, raw_outputs: Any) -> None:
-        """A raw output, or a held part of it, was taken and was kept by upstream's keep-or-drop rule."""
+        """A raw output, or a held part of it, was taken, and upstream's keep-or-drop rule kept it."""
 
     @hookspec
     def on_pass_end(self, report: PassReport) -> None:

@@ -1,4 +1,4 @@
-"""What was taken from a replica and is not finished, the remaining steps, and how each step is done exactly once.
+"""A raw output that was taken and is not finished. Each of its remaining steps is done exactly once.
 
 In each step, one line takes the argument out of a list, calls upstream, and records the remaining steps. So if an
 exception is raised between two lines of this patch, ``finish`` continues where the work was left, and neither omits nor

@@ -120,4 +120,4 @@ def wrapped_record_output_timestamps(wrapped: Call, instance: Any, args: Any, kw
 
 _WITHOUT_PAYLOAD = frozenset({BareOutput, TextCompletion})
 _KNOWN = _WITHOUT_PAYLOAD | {MultimodalCompletionOutput}
-"""Outputs and completions for which it is known where a payload is."""
+"""The outputs and completions whose payload is in a known attribute, or that have none."""

@@ -11,8 +11,8 @@ What:
     hold that expired. Nothing is dropped, and the order within a stream does not change. The end of a request, the end
     of a segment and clean-up are never held.
 Why:
-    Upstream's queue is first in, first out and has no bound, nor has what is behind it in shared memory. One slow
-    receiver delays everybody's chunks, and memory grows as long as it is slow.
+    Upstream's queue is first in, first out, and neither it nor the chunks in shared memory have a bound. One slow
+    receiver delays the chunks of all streams, and memory grows as long as it is slow.
 Why not a hook:
     The queue is a private member, and upstream's scheduler has no hook that decides whether a stream may run.
 Scope:

@@ -82,7 +82,7 @@ class SaveQueue:
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
         self._next_check_s = 0.0
-        # Of the task that is being sent: when it was taken, its stream's next chunk, and the connector's figures then.
+        # When the current task was taken, and its stream's next chunk and the connector's figures at that time.
         self._since_s = 0.0
         self._number = 0
         self._put_before = (0, 0)
@@ -213,7 +213,7 @@ class SaveQueue:
                 self._fair.forget_idle(is_live)
 
     def _count_put(self, unfetched: Unfetched, key: str, now: float) -> None:
-        """Count what the send that is over put into shared memory, by the connector's own figures."""
+        """Count what the last send put into shared memory, by the connector's own figures."""
         connector = self._adapter.connector
         puts, nbytes = connector._metrics["puts"], connector._metrics["bytes_transferred"]
         if puts > self._put_before[0]:

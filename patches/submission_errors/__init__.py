@@ -11,7 +11,7 @@ Why:
     with it every running and every later request of the server. A speech request whose ``input`` has a lone surrogate
     (U+D800) is enough, because msgpack cannot encode it.
 Why not a hook:
-    Upstream has none between the queue of requests and a stage, and nothing in front of it knows what can be encoded.
+    Upstream has none between the queue of requests and a stage, and nothing in front of it checks what can be encoded.
 Scope:
     Orchestrator thread of the API server, both modes. ``EngineDeadError`` keeps its meaning, as do errors that are not
     about the request, such as those of the operating system, of ZMQ and of memory. For these it is better that the
