@@ -334,7 +334,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
                 case Add(function=name):
                     _write(written, slot, getattr(wrappers, name))
     except Exception as error:
-        logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
+        logger.exception("omni-fastpath: installing %s failed, and everything is put back", patch.name)
         _put_back(entry, written)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = written

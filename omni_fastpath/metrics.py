@@ -66,7 +66,7 @@ class Collector:
         try:
             processes += list(_elsewhere())
         except Exception as error:
-            warn_once(f"the state files cannot be read, /metrics shows this process alone: {error}")
+            warn_once(f"the state files cannot be read, so /metrics shows only this process: {error}")
         declared = {entry.patch.name: entry.patch for entry in self._ledger}
         families = (*_families(processes, declared), *_figure_families(processes, declared))
         return [family for family in families if family.samples]

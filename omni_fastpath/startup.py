@@ -76,7 +76,7 @@ def register() -> None:
     except Exception as error:
         if _is_refusal(error):
             raise
-        logger.exception("omni-fastpath: registration failed; this process runs as stock")
+        logger.exception("omni-fastpath: registration failed, so this process runs as stock")
 
 
 def _register_server() -> None:
@@ -155,7 +155,7 @@ class Startup:
         except Exception as error:
             if _is_refusal(error):
                 _refuse(error)
-            logger.debug("omni-fastpath: %s cannot be resolved: %r; the engine's start answers that", given, error)
+            logger.debug("omni-fastpath: %s cannot be resolved: %r; the engine's start will report it", given, error)
             return
         self._last = source
         if self._gone and asked:
@@ -223,7 +223,7 @@ class Startup:
         finally:
             self._publish(role, resolved.source)
         if kept := [each for each in handed.enabled if each not in resolved.enabled and not install.is_installed(each)]:
-            warn_once(f"{', '.join(kept)}: on in the stages of this engine too, as in those of an earlier one")
+            warn_once(f"{', '.join(kept)}: also on in the stages of this engine, as in those of an earlier engine")
         if handed.enabled and not moved:
             self._handed, os.environ[HANDOFF] = handed, text
 
@@ -270,7 +270,7 @@ class Startup:
             self._load_hooks()
             install.apply(resolved, Process(role))
         except Exception as error:
-            logger.exception("omni-fastpath: the parent's configuration cannot take effect; this stage runs as stock")
+            logger.exception("omni-fastpath: the parent's configuration cannot take effect, this stage runs as stock")
             if resolved is None or not _is_refusal(error):
                 self.set_states("failed", f"the parent's configuration cannot take effect: {error!r}", role, resolved)
         self._publish(role, None if resolved is None else resolved.source)
@@ -301,7 +301,7 @@ class Startup:
             HOOKS.load()
             LEDGER.listen(HOOKS.on_patch_state)
         except Exception:
-            logger.exception("omni-fastpath: hook plugins cannot be loaded; the patches work without them")
+            logger.exception("omni-fastpath: hook plugins cannot be loaded, and the patches work without them")
 
     def _publish(self, role: str, source: str | None) -> None:
         """Start the state file and the metrics. A later call only updates the source of the configuration."""

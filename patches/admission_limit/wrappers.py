@@ -43,7 +43,7 @@ async def wrapped_init_app_state(wrapped: AwaitedCall, _instance: Any, args: Any
 def _open(engine_client: Any, state: Any, args: Any) -> None:
     limit, servers = getattr(args, "max_num_queued_reqs", None), getattr(state, "api_server_count", 1)
     if getattr(args, "max_num_queued_tokens", None) is not None:
-        warn_once("--max-num-queued-tokens limits nothing: vLLM-Omni accepts it and does not count tokens")
+        warn_once("--max-num-queued-tokens has no effect, because vLLM-Omni accepts it but does not count tokens")
     if limit is None:
         _runtime.report(State.NOT_APPLICABLE, "the server was started without --max-num-queued-reqs")
         return

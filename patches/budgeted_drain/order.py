@@ -55,8 +55,8 @@ def floor_of(floor: float | None, stages: int) -> float:
     greatest = FLOORS_TOGETHER / max(stages, 1)
     if floor is not None and floor > greatest:
         logger.warning(
-            "omni-fastpath: budgeted_drain.floor is %s, but with %s stages at most %.3g, which is used",
-            *(floor, stages, greatest),
+            "omni-fastpath: budgeted_drain.floor %s is limited to %.3g, because there are %s stages",
+            *(floor, greatest, stages),
         )
     return min(FLOOR if floor is None else floor, greatest)
 

@@ -406,4 +406,4 @@ async def test_without_the_flag_nobody_is_asked(served: Served, monkeypatch: pyt
     assert _counters() == (0, 0, 0)
     served.state.api_server_count = 2
     await served.start(limit=8)
-    assert [("tokens limits nothing" in line, "up to 16" in line) for line in said] == [(True, False), (False, True)]
+    assert [("tokens has no effect" in line, "up to 16" in line) for line in said] == [(True, False), (False, True)]
