@@ -132,9 +132,7 @@ class HookManager:
                 if _is_ctrl_c(error):
                     raise
                 self._switched_off[name] = f"{hook} raised {type(error).__name__}: {error}"
-                logger.exception(
-                    "omni-fastpath: hook %s of plugin %s raised, so the plugin is switched off", hook, name
-                )
+                logger.exception("omni-fastpath: hook %s of plugin %s raised, the plugin is switched off", hook, name)
                 if self._pluggy.is_registered(plugin):
                     self._pluggy.unregister(plugin)
                 return None

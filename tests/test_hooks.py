@@ -164,7 +164,7 @@ def test_a_plugin_that_raises_is_switched_off_and_others_go_on(
     assert (len(calls), len(answers)) == (1, 2)
     assert len(recorder.events) == (0 if name == "is_routable" else 2)
     assert [record.getMessage() for record in caplog.records] == [
-        f"omni-fastpath: hook {name} of plugin broken raised, so the plugin is switched off"
+        f"omni-fastpath: hook {name} of plugin broken raised, the plugin is switched off"
     ]
     assert (used(manager), manager._switched_off) == (["good"], {"broken": f"{name} raised {error.__name__}: "})
 
