@@ -44,7 +44,7 @@ def test_a_chain_that_comes_back_is_refused(tmp_path: Path, names: list[str]) ->
     """Files that build on each other are refused with the whole chain, also by way of another spelling of a path."""
     for name, base in zip(names, [*names[1:], names[0]], strict=True):
         write(tmp_path / f"{name}.yaml", f"base_config: ../{tmp_path.name}/{base}.yaml\n")
-    with pytest.raises(ConfigError, match=r"comes back to a file: .*a\.yaml.* -> .*a\.yaml"):
+    with pytest.raises(ConfigError, match=r"returns to a file: .*a\.yaml.* -> .*a\.yaml"):
         read_blocks(tmp_path / ".." / tmp_path.name / "a.yaml")
 
 
