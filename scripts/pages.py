@@ -53,16 +53,17 @@ def matrix(patches: Sequence[Patch]) -> str:
         " | ".join(["| ---", *("---" for _ in releases)]) + " |",
     ]
     for patch in patches:
-        cells = [_cell(patch.row_on(release), words) for release in releases]
+        cells = [_cell(patch.listed(release), words) for release in releases]
         lines.append(" | ".join([f"| `{patch.name}`", *cells]) + " |")
     notes = [f"{number}. {each}" for number, each in enumerate(words, 1)]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
-def _cell(row: Row | None, words: list[str]) -> str:
+def _cell(listed: tuple[str, Row] | None, words: list[str]) -> str:
     """A state with the number of its note. A new note is added to ``words``."""
-    if row is None:
+    if listed is None:
         return State.UNSUPPORTED.value
+    _, row = listed
     if row.note and row.note not in words:
         words.append(row.note)
     mark = f"<sup>{words.index(row.note) + 1}</sup>" if row.note else ""

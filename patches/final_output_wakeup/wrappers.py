@@ -137,7 +137,7 @@ async def wrapped_get_output_blocking_async(wrapped: AwaitedCall, instance: Any,
 
 
 def taken_off() -> None:
-    """Restore ``_put`` of the queues. The timer wakes whoever waits now."""
+    """Restore ``_put`` of the queues. A drain that waits now is woken by its timer."""
     for queue in list(_queues):
         if isinstance(vars(queue).get("_put"), WakeOnPut):
             del vars(queue)["_put"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 
 from omni_fastpath import statefile, threads
 from omni_fastpath.tools import cli, servers
-from omni_fastpath.tools.servers import Server, live_servers, scrape
+from omni_fastpath.tools.servers import Server, live_servers
 from tests.tools.made import ROOT, snapshot
 
 
@@ -48,7 +46,6 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> N
         assert [(each["pid"], each["port"]) for each in server.snapshots] == [(process.pid, 8091)]
         assert server.environ is not None
         assert server.environ["OMNI_FASTPATH_FLUTE"] == "1"
-        assert server.metrics == {}
         assert server.deploy_config == Path(f"/proc/{process.pid}/cwd/deploy.yaml")
     assert process.pid not in {each.pid for each in live_servers()}
 
@@ -151,42 +148,3 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
 def test_which_command_lines_are_servers(command: str, expected: bool) -> None:
     """A Python with vLLM's own command line, and not what has such a line among its arguments."""
     assert servers._is_server(command.split()) is expected
-
-
-# ---- /metrics ----
-
-
-def test_a_scrape_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each series' samples, past a proxy that is set; what speaks no HTTP, or does not answer, ends nothing."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    answers = [
-        b'HTTP/1.0 200 OK\r\n\r\n# TYPE vllm:x counter\nvllm:x_total{r="a"} 3.0\nvllm:x_total{r="b"} 4.0\n',
-        b"220 mail.example.org ESMTP\r\n",
-    ]
-
-    def serve(listening: socket.socket) -> None:
-        for answer in answers:
-            connected, _ = listening.accept()
-            with connected:
-                connected.recv(1000)
-                connected.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
-        thread = threading.Thread(target=serve, args=(listening,))
-        thread.start()
-        assert [scrape(url), scrape(url)] == [{"vllm:x_total": 7.0}, {}]
-        thread.join()
-    assert scrape(url) == {}
-
-
-def test_only_a_port_that_the_state_file_knows_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one that the command line names: another program may have it. The host is the command line's.
-
-    Nothing is asked once the time for all servers is over.
-    """
-    monkeypatch.setattr(servers, "scrape", lambda url, timeout_s: {url: timeout_s})
-    for port, expected in ((None, {}), (8091, {"http://[::]:8091/metrics": servers.SCRAPE_S})):
-        command = ("vllm", "serve", "--port", "1", "--host", "::")
-        assert servers._metrics(command, [snapshot(0, port=port)], 60.0) == expected
-        assert servers._metrics(command, [snapshot(0, port=port)], 0.0) == {}

@@ -34,7 +34,7 @@ def test_what_still_fits_is_told(upstream: Upstream) -> None:
     found = upgrade.compare(KNOWN, "0.31.0")
     assert (found["patch"], found["beside"]) == ("a", "0.30.0")
     assert [seam["changes"] for seam in found["seams"]] == [[], [], [], []]
-    assert [seam["use"] for seam in found["seams"]] == ["pin", "wrap", "add", "read"]
+    assert [seam["use"] for seam in found["seams"]] == ["pin", "wrap", "add", "reads"]
     pinned = found["seams"][0]
     assert [pinned["shape"], pinned["fingerprint"]] == upstream.functions["0.30.0"][PINNED.path]
     assert upgrade.summary(found) == ["4 of 4 seams are as on 0.30.0"]
