@@ -81,10 +81,8 @@ class WakeOnPut:
     async def arrival(self, waiter: asyncio.Future[bool]) -> None:
         """Wait for the next put, or for ``_LIVENESS_INTERVAL_S``."""
         timer = waiter.get_loop().call_later(_LIVENESS_INTERVAL_S, _resolve, waiter, False)
-        try:
-            arrived = await waiter
-        finally:
-            timer.cancel()
+        arrived = await waiter  # if it is cancelled, the timer finds the waiter done
+        timer.cancel()
         self.left = BATCH
         _counters["woken" if arrived else "liveness_checks"] += 1
 
