@@ -1,13 +1,13 @@
-"""Hooks: how third parties watch the fast path and decide what ends a pass.
+"""Hooks, with which third parties watch the fast path, choose stages and deadlines, and decide what ends a pass.
 
-A plugin is an object (or module) with functions marked ``@hookimpl``; it is found through the entry-point group
-``omni_fastpath.hooks`` or registered with ``HOOKS.register``. ``specs`` says when each hook is called.
+A plugin is an object (or module) with functions marked ``@hookimpl``. It is found through the entry-point group
+``omni_fastpath.hooks`` or registered with ``HOOKS.register``. ``specs`` describes when each hook is called.
 """
 
 from __future__ import annotations
 
 if __name__ != "omni_fastpath.hooks":
-    # A second module object would hold a second manager, and half of the plugins would never be called.
+    # A second module object would have a second manager, and half of the plugins would never be called.
     raise ImportError(f"import omni_fastpath.hooks, not {__name__}")
 
 from omni_fastpath.hooks.manager import HOOKS, HookManager

@@ -1,9 +1,9 @@
-"""Finding and calling hook plugins; one that raises is reported once and switched off.
+"""Find and call hook plugins. A plugin that raises is reported once and switched off.
 
-A plugin that raises anything is switched off, for ``SystemExit`` and ``CancelledError`` too: a hook is called between
-two outputs and has no business in ending a server. So is one that would have to be awaited or iterated. Ctrl-C passes.
+This includes ``SystemExit`` and ``CancelledError``, because a hook is called between two outputs and must not end a
+server. A hook that would have to be awaited or iterated is switched off too. Only Ctrl-C is passed on.
 
-When no plugin implements a hook, callers get None (or the default policy itself), so that pluggy is not on the path.
+If no plugin implements a hook, callers get None (or the default policy itself), so that pluggy is not called.
 """
 
 from __future__ import annotations
@@ -24,34 +24,30 @@ Policy = Callable[[RawOutputView], bool]
 
 
 def _finite(answer: Any) -> float:
-    """A number that has a place among others."""
+    """The answer as a finite number."""
     if not math.isfinite(answer):
-        raise ValueError(f"returned {answer!r}: a deadline is a finite number of seconds")
+        raise ValueError(f"returned {answer!r}, but a deadline is a finite number of seconds")
     return float(answer)
 
 
 _ANSWERS: dict[str, Callable[[Any], Any]] = {"is_routable": bool, "next_stage": operator.index, "deadline": _finite}
-"""How an answer becomes its hook's type, for the hooks that have one."""
+"""The conversion of an answer to its hook's type, for the hooks that have one."""
 
 
 class HookManager:
     """Plugins of this process.
 
-    ``policy``, ``chooser`` and ``observer`` are looked up once by the loop that uses them: a plugin that registers
-    later is seen by the next loop, one that is switched off stays in the lookup and does nothing.
+    A loop calls ``policy``, ``chooser`` and ``observer`` once and keeps the results. So a plugin that is registered
+    later is only used by the next loop, and one that is switched off is still called and does nothing.
     """
 
     def __init__(self) -> None:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(Specs)
-        self._loaded = False
         self._switched_off: dict[str, str] = {}
 
     def load(self) -> None:
-        """Register the plugins of the entry-point group, once; one that cannot be loaded is reported and left out."""
-        if self._loaded:
-            return
-        self._loaded = True
+        """Register the plugins of the entry-point group. One that cannot be loaded is reported and left out."""
         from importlib.metadata import entry_points  # noqa: PLC0415 - scanning costs; only when patches are on
 
         for entry_point in entry_points(group=ENTRY_POINT_GROUP):
@@ -60,7 +56,7 @@ class HookManager:
             except BaseException as error:
                 if _is_ctrl_c(error):
                     raise
-                logger.exception("omni-fastpath: the hook plugin %s cannot be used; it is left out", entry_point.name)
+                logger.exception("omni-fastpath: the hook plugin %s cannot be used and is left out", entry_point.name)
 
     def register(self, plugin: object, name: str | None = None) -> None:
         """Add a plugin.
@@ -90,11 +86,11 @@ class HookManager:
         logger.info("omni-fastpath: hook plugin %s registered", registered)
 
     def unregister(self, plugin: object) -> None:
-        """Take a plugin out."""
+        """Remove a plugin."""
         self._pluggy.unregister(plugin)
 
     def policy(self, default: Policy) -> Policy:
-        """What decides that a raw output ends a pass: ``default`` itself when no plugin has a say."""
+        """The function that decides whether a raw output ends a pass. ``default`` itself if no plugin implements it."""
         ask = self._pluggy.hook.is_routable
         if not ask.get_hookimpls():
             return default
@@ -106,23 +102,23 @@ class HookManager:
         return decide
 
     def chooser(self) -> Callable[[BacklogView], int | None] | None:
-        """What chooses the next stage, or None when no plugin has a say."""
+        """The function that chooses the next stage, or None if no plugin implements it."""
         ask = self._pluggy.hook.next_stage
         return (lambda view: ask(view=view)) if ask.get_hookimpls() else None
 
     def observer(self, name: str) -> Callable[..., Any] | None:
-        """The hook of that name, to be called with keywords, or None when no plugin implements it."""
+        """The hook of that name, to be called with keywords, or None if no plugin implements it."""
         hook: pluggy.HookCaller = getattr(self._pluggy.hook, name)
         return hook if hook.get_hookimpls() else None
 
     def on_patch_state(self, patch: str, state: Any, reason: str) -> None:
-        """Pass a change of the ledger on; the ledger's listener."""
+        """Pass a change of a state on. It is a listener of the ledger."""
         self._pluggy.hook.on_patch_state(patch=patch, state=getattr(state, "value", state), reason=reason)
 
     def _guard(self, hook: str, implementation: pluggy.HookImpl) -> None:
-        """Have a plugin's hook called so that whatever goes wrong in it switches the plugin off."""
+        """Replace a plugin's function by one that switches the plugin off after an exception."""
         if implementation.hookwrapper or implementation.wrapper:
-            raise ValueError(f"{implementation.plugin_name}: {hook} is a hook wrapper; wrappers are not accepted")
+            raise ValueError(f"{implementation.plugin_name}: {hook} is a hook wrapper, which is not accepted")
         function, plugin, name = implementation.function, implementation.plugin, implementation.plugin_name
 
         @functools.wraps(function)
@@ -130,22 +126,22 @@ class HookManager:
             if name in self._switched_off:
                 return None
             try:
-                # The answer is looked at here, where a failure is the plugin's: a tensor may have no truth value.
+                # The answer is converted here, because a failure (a tensor may have no truth value) is the plugin's.
                 return _checked(hook, function(*args))
             except BaseException as error:
                 if _is_ctrl_c(error):
                     raise
                 self._switched_off[name] = f"{hook} raised {type(error).__name__}: {error}"
-                logger.exception("omni-fastpath: hook %s of plugin %s raised; the plugin is switched off", hook, name)
+                logger.exception("omni-fastpath: hook %s of plugin %s raised, the plugin is switched off", hook, name)
                 if self._pluggy.is_registered(plugin):
                     self._pluggy.unregister(plugin)
                 return None
 
-        implementation.function = guarded  # type: ignore[misc] # final in the stubs; a slot like others at run time
+        implementation.function = guarded  # type: ignore[misc] # final in the stubs, but not at run time
 
 
 def _is_ctrl_c(error: BaseException) -> bool:
-    """Whether this is the user's Ctrl-C, which Python raises on the main thread whatever runs there."""
+    """Whether this is the user's Ctrl-C, which Python raises on the main thread."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
@@ -153,18 +149,18 @@ def _checked(hook: str, answer: Any) -> Any:
     """The answer in its hook's type.
 
     Raises:
-        TypeError: It is of another type, or must be awaited or iterated, which is never done.
+        TypeError: It has another type, or must be awaited or iterated.
     """
-    # None and int, which a bool is too, go first: asking the abstract classes costs 2 us a raw output.
+    # None, int and bool are checked first, because a check of the abstract classes costs 2 us per raw output.
     if answer is None:
         return None
     if not isinstance(answer, int) and isinstance(answer, (Awaitable, Generator, AsyncGenerator)):
         close = getattr(answer, "close", None)  # else Python warns that it was never awaited
         if callable(close):
             close()
-        raise TypeError(f"returned a {type(answer).__name__}: a hook is called, and neither awaited nor iterated")
+        raise TypeError(f"returned a {type(answer).__name__}, but a hook is neither awaited nor iterated")
     return _ANSWERS[hook](answer) if hook in _ANSWERS else answer
 
 
 HOOKS = HookManager()
-"""This process's plugins."""
+"""The plugins of this process."""

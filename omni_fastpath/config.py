@@ -30,7 +30,7 @@ import dataclasses
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
@@ -188,12 +188,9 @@ def is_beside(name: str) -> bool:
     return not name.startswith((NAMESPACE, HANDOFF)) and alike.ratio() >= _VARIABLE_RATIO
 
 
-def _unknown_variables(environ: Mapping[str, str], patches: Sequence[Patch]) -> Iterator[str]:
-    """A line for each unknown ``OMNI_FASTPATH...`` variable."""
-    known = variables(patches)
-    for name in set_variables(environ, patches):
-        if name not in known:
-            yield str(unknown(name, name, known, found="an unknown variable"))
+def _unknown(name: str, known: Sequence[str]) -> str:
+    """The message about an unknown variable."""
+    return str(unknown(name, name, known, found="an unknown variable"))
 
 
 # Merging blocks and variables
@@ -384,11 +381,6 @@ class Resolved:
     source: str | None = None
     unknown: tuple[str, ...] = ()
 
-    @property
-    def asked(self) -> bool:
-        """Whether anything is on."""
-        return bool(self.enabled)
-
     def below(self, first: Resolved | None) -> Resolved:
         """The configuration for the stages of a later engine.
 
@@ -419,7 +411,7 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
     Args:
         blocks: The blocks, the base first. Empty without a deploy YAML.
         environ: The environment, which overrides the blocks.
-        patches: The declarations. A patch comes after those that it requires.
+        patches: The declarations. A patch follows those that it requires.
 
     Raises:
         ConfigError: There is an invalid key or value, an unknown variable while a patch is enabled, or an enabled patch
@@ -437,12 +429,12 @@ def resolve(blocks: Sequence[Block], environ: Mapping[str, str], patches: Sequen
     layers.settle_requirements()
     on = {name: asked.values for name, asked in layers.asked.items() if asked.on}
     enabled = {patch.name: _built(patch.options, on[patch.name]) for patch in patches if patch.name in on}
-    unknown_variables = tuple(_unknown_variables(environ, patches))
+    known = variables(patches)
+    unknown_variables = [_unknown(name, known) for name in set_variables(environ, patches) if name not in known]
     lines = [*(str(problem) for problem in layers.problems), *(unknown_variables if enabled else ())]
     if lines:
         raise ConfigError("\n".join(lines))
-    known = variables(patches)
-    nearly = [str(unknown(name, name, known, found="an unknown variable")) for name in environ if is_beside(name)]
+    nearly = [_unknown(name, known) for name in environ if is_beside(name)]
     for block in blocks:
         nearly += [
             f"{block.path}: the top-level key {key!r} is ignored; did you mean {KEY!r}?" for key in block.misspelt
@@ -485,12 +477,7 @@ def blocks_of(path: str | Path, deploy: Mapping[Any, Any] | None) -> list[Block]
 
 
 def read_blocks(path: str | Path) -> list[Block]:
-    """Read the ``fastpath`` blocks of a deploy YAML and its bases, like ``read_chain``."""
-    return [_block(file, data) for file, data in read_chain(path).items()]
-
-
-def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
-    """Read a deploy YAML and its bases, the base first.
+    """Read the ``fastpath`` blocks of a deploy YAML and its bases, the base first.
 
     ``base_config`` is relative to the directory of the file that names it, as in upstream's ``resolve_deploy_yaml``.
 
@@ -503,14 +490,14 @@ def read_chain(path: str | Path) -> dict[Path, Mapping[Any, Any]]:
         data = _load(current)  # first, because the path of a readable file can be resolved
         if current.resolve() in {file.resolve() for file, _ in files}:
             chain = " -> ".join(str(each) for each in [*(file for file, _ in files), current])
-            raise UnreadableError(f"base_config in {files[-1][0]}: the chain comes back to a file: {chain}")
+            raise UnreadableError(f"base_config in {files[-1][0]}: the chain returns to a file: {chain}")
         files.append((current, data))
         base = data.get("base_config")
         if not isinstance(base, str | None):
             wrong = refusal(f"base_config in {current}", found=short_repr(base), allowed="the path of a deploy YAML")
             raise UnreadableError(str(wrong))
         current = None if base is None else current.parent / base
-    return dict(files[::-1])
+    return [_block(file, data) for file, data in reversed(files)]
 
 
 def _load(path: Path) -> Mapping[Any, Any]:

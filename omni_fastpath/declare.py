@@ -11,7 +11,6 @@ import enum
 import re
 import sys
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
@@ -65,9 +64,6 @@ class Seam:
         qualname: The path inside the module, for example ``StagePool.add_client``.
     """
 
-    use: ClassVar[str]
-    """The word for it in ``explain --full``."""
-
     module: str
     qualname: str
 
@@ -100,8 +96,6 @@ class Wrap(Function):
         wrapper: The wrapper's name in the patch's wrappers module.
     """
 
-    use = "wrap"
-
     wrapper: str = field(kw_only=True)
 
 
@@ -119,14 +113,10 @@ class Replace(Wrap):
 class Call(Function):
     """Call the function, so it must exist and have the same parameters. Nothing is written."""
 
-    use = "pin"
-
 
 @dataclass(frozen=True)
 class Pin(Function):
     """Rely on the function's body. Nothing is written."""
-
-    use = "pin"
 
     pinned: bool = field(default=True, init=False)
 
@@ -139,8 +129,6 @@ class Reads(Seam):
         names: The attributes.
     """
 
-    use = "read"
-
     names: tuple[str, ...]
 
 
@@ -151,8 +139,6 @@ class Add(Seam):
     Attributes:
         function: The name of the added function in the patch's wrappers module.
     """
-
-    use = "add"
 
     function: str = field(kw_only=True)
 
@@ -178,11 +164,6 @@ class Row:
     note: str = ""
     preview: bool = False
     seams: tuple[AnySeam, ...] = ()
-
-    def seams_in(self, process: Process | None) -> tuple[AnySeam, ...]:
-        """The seams that are used in a kind of process. None means all processes."""
-        del process
-        return self.seams
 
     @property
     def remarks(self) -> str:
@@ -318,11 +299,6 @@ class Patch:
         """The release as its row spells it, and the row. None if no row has it, or it is not a version."""
         found = _version(release)
         return next(((each, row) for version, each, row in self._known() if version == found), None)
-
-    def row_on(self, release: str | None) -> Row | None:
-        """The row of this release. None if there is none."""
-        found = self.listed(release)
-        return None if found is None else found[1]
 
     def nearest_first(self, release: str) -> list[tuple[str, Row]]:
         """All listed releases with their rows: those up to this release, the newest first, then the later ones."""

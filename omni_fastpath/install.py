@@ -19,7 +19,7 @@ import importlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType, NoneType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from omni_fastpath.config import Resolved
@@ -98,7 +98,8 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
     moved = ""
     for release, row in patch.candidates(found.version, on_unlisted) if found else ():
         try:
-            slots = [verify(seam, release, exact=True) for seam in row.seams_in(process)]
+            seams = row.seams_in(process) if isinstance(row, Fit) else row.seams
+            slots = [verify(seam, release, exact=True) for seam in seams]
         except SeamMovedError as error:
             moved = moved or f"; unlike {release}: {error}"  # only the nearest release is named
         else:
@@ -109,7 +110,8 @@ def find_row(patch: Patch, process: Process | None, on_unlisted: str | None) -> 
 def row_here(patch: Patch) -> Row | None:
     """The patch's row for the installed vLLM-Omni. None if that release is not listed."""
     found = vllm_omni_release()
-    return patch.row_on(found and found.version)
+    listed = patch.listed(found and found.version)
+    return listed and listed[1]
 
 
 def state_here(patch: Patch) -> State:
@@ -251,9 +253,9 @@ def _apply_one(resolved: Resolved, patch: Patch, process: Process, moved: Sequen
         LEDGER.set(
             patch, State.NOT_APPLICABLE, f"it is used in a {where} process, and this is a {process.value} process"
         )
-    elif (lacking := _lacking(patch, resolved.on_unlisted)) is not None:
-        required = LEDGER.named(lacking)
-        LEDGER.set(patch, required.state, f"requires {lacking}, which is {required.state.value}: {required.reason}")
+    elif lacking := [each for each in map(LEDGER.named, patch.requires) if not each.state.satisfies_requirement]:
+        name, state = lacking[0].patch.name, lacking[0].state
+        LEDGER.set(patch, state, f"requires {name}, which is {state.value}: {lacking[0].reason}")
     else:
         install(patch, process, resolved.on_unlisted)
 
@@ -263,13 +265,6 @@ def _warn_of_difference(patch: Patch, here: Options | None, asked: Options | Non
         warn_once(f"{patch.name} stays on, because an installed patch stays until the process ends")
     elif asked != here:
         warn_once(f"{patch.name} keeps its values {here!r} until the process ends; requested now: {asked!r}")
-
-
-def _lacking(patch: Patch, on_unlisted: str | None) -> str | None:
-    """A required patch that does not serve. None if there is none, or if this patch is not installed here anyway."""
-    if not isinstance(row_here(patch), (Fit, NoneType)) or release_problem(patch, on_unlisted):
-        return None
-    return next((name for name in patch.requires if not LEDGER.named(name).state.satisfies_requirement), None)
 
 
 def _refuse_trouble(resolved: Resolved, process: Process, patches: Sequence[Patch]) -> None:
@@ -339,7 +334,7 @@ def _install_verified(patch: Patch, found: Found, wrappers: ModuleType) -> State
                 case Add(function=name):
                     _write(written, slot, getattr(wrappers, name))
     except Exception as error:
-        logger.exception("omni-fastpath: installing %s failed; putting everything back", patch.name)
+        logger.exception("omni-fastpath: installing %s failed, and everything is put back", patch.name)
         _put_back(entry, written)
         return LEDGER.set(patch, State.FAILED, f"installing it failed, everything was put back: {error!r}")
     _installed[patch.name] = written
@@ -385,7 +380,7 @@ def _write(written: list[_Written], slot: Slot, ours: Any) -> None:
     slot.write(ours)
     if slot.raw() is not ours:
         slot.write(raw)
-        raise RuntimeError(f"{slot.seam.path} does not hold what was just written into it")
+        raise RuntimeError(f"{slot.seam.path} does not contain what was just written into it")
     written.append((slot, raw, ours))
 
 

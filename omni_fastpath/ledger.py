@@ -41,7 +41,7 @@ class Entry:
         cause: The reason of the state.
         options: Its values, an instance of the declaration's model.
         counters: Its counters by name.
-        remarks: What the declaration says about this release.
+        remarks: The declaration's remarks about this release.
         same_as: The listed release with the same code as the installed one. Empty if the installed one is listed.
         figures: Returns the samples of its metrics, while it is installed. None if it has no metrics.
         taken_off: Releases everything that others wait for. It is called when the patch fails or is uninstalled.

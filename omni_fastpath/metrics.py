@@ -1,7 +1,7 @@
 """``/metrics``: all patches in all processes of a server, in one scrape of any of its API processes.
 
 The thread that updates this process's state file (``omni_fastpath.statefile``) also collects the metrics: those of this
-process from its ledger, and those of the other processes of the server from their state files. A scrape returns the
+process from its ledger, and those of the server's other processes from their state files. A scrape returns the
 last collection and reads no file. The label ``process`` is upstream's name of a process, or ``server``. ``stage`` and
 ``replica`` are empty if a process belongs to no stage.
 """
@@ -13,7 +13,7 @@ import itertools
 import multiprocessing
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -66,10 +66,10 @@ class Collector:
         try:
             processes += list(_elsewhere())
         except Exception as error:
-            warn_once(f"the state files cannot be read, /metrics shows this process alone: {error}")
+            warn_once(f"the state files cannot be read, so /metrics shows only this process: {error}")
         declared = {entry.patch.name: entry.patch for entry in self._ledger}
-        more = [_thread_family(processes), *_figure_families(processes, declared)]
-        return [*_families(processes, declared), *(family for family in more if family.samples)]
+        families = (*_families(processes, declared), *_figure_families(processes, declared))
+        return [family for family in families if family.samples]
 
     def describe(self) -> list[Any]:
         """An empty list, so that the registry does not compare names when this is registered."""
@@ -142,14 +142,18 @@ _Labels = tuple[str, ...]
 
 
 def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]:
-    """States, counters and maxima. Counts with the same labels are added.
+    """States, counters, maxima, and the processor time of the two threads of each API process.
 
-    Every process exports the state of every patch, but only the counters of patches for its kind of process.
+    Counts and times with the same labels are added. Every process exports the state of every patch, but only the
+    counters of patches for its kind of process.
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
-    states, counts, greatest = Counter[_Labels](), Counter[_Labels](), Counter[_Labels]()
+    found: list[dict[_Labels, float]] = [defaultdict(float) for _ in range(4)]
+    states, counts, greatest, times = found
     for where, snapshot in processes:
+        for name, seconds in threads.used(snapshot["pid"], snapshot.get("threads") or {}).items():
+            times[(*where, name)] += seconds
         for name, record in snapshot["patches"].items():
             labels = (name, *where)
             states[(*labels, record["state"], record.get("same_as", ""))] = 1
@@ -162,30 +166,17 @@ def _families(processes: _Processes, declared: Mapping[str, Patch]) -> list[Any]
                     greatest[(*labels, event)] = max(greatest[(*labels, event)], count)
                 else:
                     counts[(*labels, event)] += count
-    families: list[tuple[Any, Counter[_Labels]]] = [
-        (GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=_STATE_LABELS), states),
-        (CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=[*_LABELS, "event"]), counts),
-        (GaugeMetricFamily("omni_fastpath_greatest", "Greatest values seen", labels=[*_LABELS, "value"]), greatest),
+    of_threads = "Processor time of the front end's and of the orchestrator's thread"
+    families: list[Any] = [
+        GaugeMetricFamily("omni_fastpath_patch_state", "1 for the patch's state", labels=_STATE_LABELS),
+        CounterMetricFamily("omni_fastpath_events", "Engagement counters", labels=[*_LABELS, "event"]),
+        GaugeMetricFamily("omni_fastpath_greatest", "Greatest values seen", labels=[*_LABELS, "value"]),
+        CounterMetricFamily("omni_fastpath_thread_cpu_seconds", of_threads, labels=[*_OF_PROCESS, "thread"]),
     ]
-    for family, samples in families:
+    for family, samples in zip(families, found, strict=True):
         for key, value in samples.items():
             family.add_metric(key, value)
-    return [family for family, _ in families]
-
-
-def _thread_family(processes: _Processes) -> Any:
-    """The processor time of the two threads of each API process, from the kernel."""
-    from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
-
-    found: dict[_Labels, float] = {}
-    for where, snapshot in processes:
-        for name, seconds in threads.used(snapshot["pid"], snapshot.get("threads") or {}).items():
-            found[(*where, name)] = found.get((*where, name), 0.0) + seconds
-    meaning = "Processor time of the front end's and of the orchestrator's thread"
-    family = CounterMetricFamily("omni_fastpath_thread_cpu_seconds", meaning, labels=[*_OF_PROCESS, "thread"])
-    for labels, seconds in found.items():
-        family.add_metric(labels, seconds)
-    return family
+    return families
 
 
 def _figure_families(processes: _Processes, declared: Mapping[str, Patch]) -> Iterator[Any]:

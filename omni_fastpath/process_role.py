@@ -24,6 +24,7 @@ begin with ``OMNI_FASTPATH``, because unknown names that do are refused."""
 
 TRUE_WORDS = ("1", "true", "on", "yes")
 FALSE_WORDS = ("0", "false", "off", "no")
+_BOOLEANS = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}
 BOOLEAN_WORDS = f"{' '.join(TRUE_WORDS)} or {' '.join(FALSE_WORDS)}"
 
 _PROC = Path("/proc")
@@ -72,12 +73,7 @@ def port(arguments: Sequence[str]) -> int | None:
 
 def boolean(text: str) -> bool | None:
     """The boolean that a word means, in any case. None for any other word."""
-    word = text.strip().lower()
-    if word in TRUE_WORDS:
-        return True
-    if word in FALSE_WORDS:
-        return False
-    return None
+    return _BOOLEANS.get(text.strip().lower())
 
 
 def master_off(environ: Mapping[str, str]) -> bool:

@@ -76,7 +76,7 @@ def register() -> None:
     except Exception as error:
         if _is_refusal(error):
             raise
-        logger.exception("omni-fastpath: registration failed; this process runs as stock")
+        logger.exception("omni-fastpath: registration failed, so this process runs as stock")
 
 
 def _register_server() -> None:
@@ -97,7 +97,7 @@ def _register_server() -> None:
     wrap_starts(STARTUP)
     for slot in (READER, PLANS, HEADLESS) if serves else ():
         if not _is_there(slot[0]):
-            STARTUP.is_gone(slot, "no such module")
+            STARTUP.on_missing(slot, "no such module")
 
 
 def _already_starting() -> str:
@@ -151,17 +151,17 @@ class Startup:
         try:
             source = str(given[0])
             self._read[source] = deploy
-            asked = self._resolve(source).asked
+            asked = self._resolve(source).enabled
         except Exception as error:
             if _is_refusal(error):
                 _refuse(error)
-            logger.debug("omni-fastpath: %s cannot be resolved: %r; the engine's start answers that", given, error)
+            logger.debug("omni-fastpath: %s cannot be resolved: %r; the engine's start will report it", given, error)
             return
         self._last = source
         if self._gone and asked:
             self.before_stages(source, _role())
 
-    def is_gone(self, slot: tuple[str, str], why: object) -> None:
+    def on_missing(self, slot: tuple[str, str], why: object) -> None:
         """Handle the configuration without one of the three functions, which is missing or cannot be wrapped."""
         logger.warning("omni-fastpath: %s cannot be wrapped: %s", ":".join(slot), why)
         is_plain = sys.argv[1:2] == ["serve"] and not process_role.is_serve(sys.argv[1:])  # of vLLM alone
@@ -212,19 +212,19 @@ class Startup:
 
         for line in resolved.unknown:
             warn_once(line)
-        if not resolved.asked and self._publisher is None:
+        if not resolved.enabled and self._publisher is None:
             return  # nothing is enabled, now or before, so nothing is published
         self._load_hooks()
         handed = resolved.below(self._handed)
         text = json.dumps({"parent": os.getpid(), "resolved": handed.to_json()})
-        moved = install.start_problems(Process(role)) if resolved.asked else []
+        moved = install.start_problems(Process(role)) if resolved.enabled else []
         try:
             install.apply(resolved, Process(role), moved=moved)
         finally:
             self._publish(role, resolved.source)
         if kept := [each for each in handed.enabled if each not in resolved.enabled and not install.is_installed(each)]:
-            warn_once(f"{', '.join(kept)}: on in the stages of this engine too, as in those of an earlier one")
-        if handed.asked and not moved:
+            warn_once(f"{', '.join(kept)}: also on in the stages of this engine, as in those of an earlier engine")
+        if handed.enabled and not moved:
             self._handed, os.environ[HANDOFF] = handed, text
 
     def _answer(self, error: Exception, resolved: Resolved | None, source: str | None, role: str) -> None:
@@ -270,7 +270,7 @@ class Startup:
             self._load_hooks()
             install.apply(resolved, Process(role))
         except Exception as error:
-            logger.exception("omni-fastpath: the parent's configuration cannot take effect; this stage runs as stock")
+            logger.exception("omni-fastpath: the parent's configuration cannot take effect, this stage runs as stock")
             if resolved is None or not _is_refusal(error):
                 self.set_states("failed", f"the parent's configuration cannot take effect: {error!r}", role, resolved)
         self._publish(role, None if resolved is None else resolved.source)
@@ -301,7 +301,7 @@ class Startup:
             HOOKS.load()
             LEDGER.listen(HOOKS.on_patch_state)
         except Exception:
-            logger.exception("omni-fastpath: hook plugins cannot be loaded; the patches work without them")
+            logger.exception("omni-fastpath: hook plugins cannot be loaded, and the patches work without them")
 
     def _publish(self, role: str, source: str | None) -> None:
         """Start the state file and the metrics. A later call only updates the source of the configuration."""
@@ -394,7 +394,7 @@ def _wrap(startup: Startup, slot: tuple[str, str], wrapper: Callable[..., Any], 
 
         wrap_function_wrapper(module, slot[1], wrapper)
     except Exception as error:
-        startup.is_gone(slot, repr(error))
+        startup.on_missing(slot, repr(error))
 
 
 STARTUP = Startup()

@@ -284,7 +284,7 @@ class Publisher:
             with self._lock:
                 self._write(now)
         except Exception as error:
-            warn_once(f"the state file cannot be written, status will not show this: {error}")
+            warn_once(f"the state file cannot be written, so status does not show this process: {error}")
         self._keep_fresh()
 
     def _write(self, now: dict[str, Any]) -> None:

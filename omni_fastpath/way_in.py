@@ -1,4 +1,4 @@
-"""Requests on their way in, for whatever drains outputs. There are none while no patch records them."""
+"""Requests on their way in, for the loop that drains outputs. Empty if no patch records them."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ The machinery reads ``PATCHES`` and knows no patch by name. No patch imports ano
 To add a patch ``NAME``, with ``final_output_wakeup`` as a small example:
 
 1. ``patches/NAME/__init__.py``: a docstring with one summary line and the seven headings that every patch has, which
-   ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. A row says what it is on a release: a
+   ``omni-fastpath explain`` prints, and ``PATCH = Patch(name="NAME", ...)``. A row declares its state on a release: a
    ``Fit`` if it is installed there, otherwise a ``Row`` (``omni_fastpath.declare``). Every upstream function that it
    replaces or calls is a seam in a ``Fit``, of the kind that fits (``Wrap``, ``Replace``, ``Add``, ``Call``, ``Pin``).
    Attributes that it reads are ``Reads``. Those that no class declares are named under Fragility.
@@ -17,7 +17,7 @@ To add a patch ``NAME``, with ``final_output_wakeup`` as a small example:
    and ``report`` for a state that is known later, such as a stage's. An exception of the patch must never reach
    upstream. The machinery ensures this for wrappers (``Entry.guarded``). Other functions that upstream calls, such as a
    callback or a method of a subclass, use ``Entry.guard`` or ``Entry.fail``. ``taken_off()``, if the module
-   has that function, releases whatever others wait for.
+   has that function, releases everything that others wait for.
 3. This file: the import, and its place in ``PATCHES``, after the patches that it requires.
 4. ``tests/patches/test_NAME.py``: users get the same with the patch and without it. A scenario in
    ``test_errors_of_ours.py``: the same with an exception at any line of the patch.

@@ -13,60 +13,47 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from omni_fastpath import config
-from omni_fastpath.declare import Patch, Row, State
+from omni_fastpath.declare import Patch, State
 from omni_fastpath.patches import PATCHES
-from omni_fastpath.process_role import MASTER, ON_UNLISTED, ON_UNSUPPORTED
 from omni_fastpath.tools.tables import values
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 def keys(patches: Sequence[Patch]) -> str:
-    """Every key of the block and every variable, as Markdown."""
-    every = "which patches are on; `true` is the default set"
-    refuse = "`fail`: refuse to start if a patch that is on cannot serve"
+    """Every key of the block that is not the name of a patch, as Markdown."""
+    refuse = "`fail`: refuse to start if a patch that is on cannot serve. `warn`: start without it"
     same = "`same_code`: treat an untested release like a tested one if every function is the same"
     lines = [
-        "| key | default | allowed | what it does | variable |",
-        "| --- | --- | --- | --- | --- |",
-        f"| `{config.KEY}` | absent: off | true, false or a mapping | {every} | `{MASTER}` |",
-        f"| `on_unsupported` | `warn` | `warn` or `fail` | {refuse} | `{ON_UNSUPPORTED}` |",
-        f"| `on_unlisted` | by the release | `same_code` or `unsupported` | {same} | `{ON_UNLISTED}` |",
+        "| key | default | allowed | what it does |",
+        "| --- | --- | --- | --- |",
+        f"| `on_unsupported` | `warn` | `warn` or `fail` | {refuse} |",
+        f"| `on_unlisted` | by the release | `same_code` or `unsupported` | {same} |",
     ]
     for patch in patches:
-        default = "in the default set" if patch.default_on else "opt-in"
-        allowed = "true, false or a mapping" if patch.options.model_fields else "true or false"
-        lines.append(f"| `{patch.name}` | {default} | {allowed} | {patch.summary} | `{patch.env}` |")
-        for key, default, *told, variable in values(patch):
-            lines.append(" | ".join([f"| `{patch.name}.{key}` | `{default}`", *told, f"`{variable}` |"]))
+        for key, default, allowed, description, _ in values(patch):
+            lines.append(f"| `{patch.name}.{key}` | `{default}` | {allowed} | {description} |")
     return "\n".join(lines)
 
 
 def matrix(patches: Sequence[Patch]) -> str:
-    """The state of each patch on each listed release, as Markdown, with notes below the table."""
+    """The listed releases and, as Markdown, each patch whose state on one of them needs a remark."""
     previews = {release: row.preview for patch in patches for row in patch.rows for release in row.releases}
     releases = sorted(previews, key=Version)
-    words: list[str] = []
+    names = ", ".join(f"{each} (preview)" if previews[each] else each for each in releases)
     lines = [
-        " | ".join(["| patch", *(f"{each} (preview)" if previews[each] else each for each in releases)]) + " |",
-        " | ".join(["| ---", *("---" for _ in releases)]) + " |",
+        f"Tested: {names}. A patch that is on is applied there, except:",
+        "",
+        "| patch | release | state | why |",
+        "| --- | --- | --- | --- |",
     ]
     for patch in patches:
-        cells = [_cell(patch.row_on(release), words) for release in releases]
-        lines.append(" | ".join([f"| `{patch.name}`", *cells]) + " |")
-    notes = [f"{number}. {each}" for number, each in enumerate(words, 1)]
-    return "\n".join([*lines, *(["", *notes] if notes else [])])
-
-
-def _cell(row: Row | None, words: list[str]) -> str:
-    """A state with the number of its note. A new note is added to ``words``."""
-    if row is None:
-        return State.UNSUPPORTED.value
-    if row.note and row.note not in words:
-        words.append(row.note)
-    mark = f"<sup>{words.index(row.note) + 1}</sup>" if row.note else ""
-    return f"{row.state.value}{mark}".replace("_", " ")
+        for release in releases:
+            listed = patch.listed(release)
+            state, note = (listed[1].state, listed[1].note) if listed else (State.UNSUPPORTED, "")
+            if note or state is not State.APPLIED:
+                lines.append(f"| `{patch.name}` | {release} | {state.value.replace('_', ' ')} | {note} |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -257,7 +257,7 @@ def test_an_empty_variable_is_not_set(empty: str) -> None:
 def test_values_are_read_by_their_type(key: str, text: str, value: Any) -> None:
     """The text of a variable becomes a value of the key's type and does not switch the patch on."""
     environ = {f"OMNI_FASTPATH_VALVE__{key.upper()}": text}
-    assert not resolve([], environ, MADE_UP).asked
+    assert not resolve([], environ, MADE_UP).enabled
     found = getattr(resolve(chain({"valve": True}), environ, MADE_UP).enabled["valve"], key)
     assert found == value
     assert isinstance(found, type(value))

@@ -36,7 +36,7 @@ def test_the_chain_is_read_base_first(tmp_path: Path) -> None:
 
 def test_master_off_opens_no_file(tmp_path: Path) -> None:
     """Under ``OMNI_FASTPATH=0`` an unreadable YAML does not stop a server."""
-    assert not resolve_file(tmp_path / "missing.yaml", {"OMNI_FASTPATH": "0"}, PATCHES).asked
+    assert not resolve_file(tmp_path / "missing.yaml", {"OMNI_FASTPATH": "0"}, PATCHES).enabled
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
@@ -44,7 +44,7 @@ def test_a_chain_that_comes_back_is_refused(tmp_path: Path, names: list[str]) ->
     """Files that build on each other are refused with the whole chain, also if a path is spelt in two ways."""
     for name, base in zip(names, [*names[1:], names[0]], strict=True):
         write(tmp_path / f"{name}.yaml", f"base_config: ../{tmp_path.name}/{base}.yaml\n")
-    with pytest.raises(ConfigError, match=r"comes back to a file: .*a\.yaml.* -> .*a\.yaml"):
+    with pytest.raises(ConfigError, match=r"returns to a file: .*a\.yaml.* -> .*a\.yaml"):
         read_blocks(tmp_path / ".." / tmp_path.name / "a.yaml")
 
 

@@ -286,7 +286,7 @@ def test_state_files_that_cannot_be_read_leave_this_process(
         collector.refresh()
         assert [family.name for family in collector.collect() if family.samples]
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == ["omni-fastpath: the state files cannot be read, /metrics shows this process alone: a link"]
+    assert told == ["omni-fastpath: the state files cannot be read, so /metrics shows only this process: a link"]
 
 
 def test_a_ledger_that_fails_costs_only_our_own_samples(

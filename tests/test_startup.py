@@ -447,7 +447,7 @@ def test_engines_share_what_is_installed(tmp_path: Path) -> None:
         assert engine(file) == []
         assert stages_get() == handed
     assert sum("stays on" in message for message in messages) == len({"nonblocking_dequeue", "budgeted_drain"})
-    assert sum("forward_gate: on in the stages of this engine too" in message for message in messages) == 1
+    assert sum("forward_gate: also on in the stages of this engine" in message for message in messages) == 1
     second = {"budgeted_drain": {"max_items": 9}, "save_queue_cap": {"max_tasks": 7}}
     assert engine(yaml(tmp_path, "four.yaml", fastpath=second)) == []
     assert {**stages_get(), "save_queue_cap": None} == {**handed, "save_queue_cap": None}

@@ -99,7 +99,7 @@ def test_disk_that_fails_is_told_once_and_disturbs_nobody(
         LEDGER.set(DRUM, State.FAILED, f"reason {number}")
         publisher.write()
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "state file" in r.getMessage()]
-    assert told == ["omni-fastpath: the state file cannot be written, status will not show this: disk full"]
+    assert told == ["omni-fastpath: the state file cannot be written, so status does not show this process: disk full"]
     monkeypatch.setattr(statefile, "write", real)
     publisher.write()
     assert on_disk()["patches"]["drum"]["reason"] == "reason 2"

@@ -20,8 +20,8 @@ LATE_MS = 1.0
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Which arms are compared: each that has something of ours with each stock one, else all with the first."""
     stock = [name for name in names if name in ("stock", "event")] or [names[0]]
-    ours = [name for name in names if name.startswith(("fastpath", "only-"))]
-    return [(a, b) for b in ours or [name for name in names if name not in stock[:1]] for a in stock if a != b]
+    ours = [name for name in names if name.startswith(("fastpath", "only-")) and name not in stock]
+    return [(a, b) for b in ours or [name for name in names if name != stock[0]] for a in stock if a != b]
 
 
 def show(found: Mapping[str, Sequence[Start]], load: Load, host: Host) -> None:

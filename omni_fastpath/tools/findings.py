@@ -25,13 +25,9 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 HERE = "installation"
 START = "start-up"
 """The name of the start-up's seams, which belong to no patch, in the report of ``--verify``."""
-FEWEST_ANSWERS = 20
-"""Answers from which on the average underrun is judged."""
 FULL, ALONE = 0.85, 0.2
 """Shares of a core. Above ``FULL`` together, the two threads of an API process delay each other. While a server starts,
 only one of them is busy, and the other uses less than ``ALONE``."""
-UNDERRUN_S, UNDERRUN = 0.1, "vllm_omni:audio_underrun_s"
-"""The underrun above which upstream calls an answer interrupted, and upstream's histogram of underruns."""
 API_PROCESS_S, ENGINES_S = 0.05, 0.3
 """The times above which a shorter time in the API process or in the engines is a gain for listeners, unless the other
 one takes ten times as long."""
@@ -53,7 +49,6 @@ class Facts:
         asked: The patches that must be supported on the installed release.
         servers: The running servers of this user.
         misspelt: Misspellings of ``fastpath`` in deploy YAMLs, as pairs of subject and key.
-        unramped: The subjects of servers whose audio chunks could grow but do not (``overlay.lacks_ramp``).
         refused: Why a server that is started here now would refuse to start. Empty if it would start.
     """
 
@@ -63,7 +58,6 @@ class Facts:
     asked: frozenset[str] = frozenset()
     servers: Sequence[Server] = ()
     misspelt: Sequence[tuple[str, str]] = ()
-    unramped: Sequence[str] = ()
     refused: str = ""
 
 
@@ -149,23 +143,6 @@ def patch_unsupported(facts: Facts) -> Iterator[Finding]:
             severity: Severity = "error" if name in facts.asked else "info"
             evidence = {"patch": name, "tested": list(patch["tested"])}
             yield Finding(severity, HERE, f"{name}: {problem}", do, evidence)
-
-
-@_rule("release-unlisted", threshold="a patch is applied as on a release that the installed one is not")
-def release_unlisted(facts: Facts) -> Iterator[Finding]:
-    """The installed release has the same code as a tested one: a build, a post-release, or another one on request."""
-    do = "Nothing, if you run this release on purpose. `omni-fastpath status --verify` compares every function."
-    for server in facts.servers:
-        same = {
-            (name, record["same_as"])
-            for each in server.snapshots
-            for name, record in each["patches"].items()
-            if record.get("same_as")
-        }
-        for known in sorted({known for _, known in same}):
-            names = sorted(name for name, each in same if each == known)
-            what = f"applied because every function is as in {known}: {', '.join(names)}"
-            yield Finding("info", server.subject, what, do, {"patch": names})
 
 
 @_rule("seam-moved", threshold="a function differs from this release's (checked with --verify)")
@@ -290,25 +267,6 @@ def _relief(server: Server, facts: Facts) -> Iterator[str]:
         yield f"switch on the patches that are off: {', '.join(off)}" if on else f"{MASTER}=1, because no patch is on"
     if "--disable-log-stats" not in given:
         yield "`--disable-log-stats`, which also removes vLLM-Omni's own metrics"
-
-
-@_rule(
-    "audio-runs-dry",
-    threshold=f"the average {UNDERRUN} of {FEWEST_ANSWERS} or more answers is above {UNDERRUN_S}, for Qwen3-TTS or "
-    "Breeze without increasing chunk sizes",
-)
-def audio_runs_dry(facts: Facts) -> Iterator[Finding]:
-    """Listeners hear silence within answers, and an option of vLLM-Omni against that is off."""
-    do = (
-        "In the deploy YAML, add `codec_chunk_ramp` to the `extra` of the connector between its stages, with sizes up "
-        "to codec_chunk_frames that increase, such as [4, 4, 8, 16, 25]. Qwen3-TTS also has `codec_chunk_adaptive: "
-        "true`."
-    )
-    for server in facts.servers:
-        silent_s, answers = (server.metrics.get(f"{UNDERRUN}_{part}", 0.0) for part in ("sum", "count"))
-        if server.subject in facts.unramped and answers >= FEWEST_ANSWERS and silent_s > UNDERRUN_S * answers:
-            what = f"the longest silence within an answer was {silent_s / answers:.2f} s on average"
-            yield Finding("warning", server.subject, what, do, {"answers": answers})
 
 
 _FIRST = "omni_fastpath_first_output"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,7 @@ def bundled() -> dict[str, Path]:
 
 
 def find(name_or_path: str) -> Path:
-    """The deploy YAML for a path, the name of a bundled one, or a model. An existing file takes precedence.
+    """The deploy YAML for a path or the name of a bundled one. An existing file takes precedence.
 
     Raises:
         ConfigError: There is no such file; the message has the bundled names with the nearest spelling.
@@ -36,21 +33,10 @@ def find(name_or_path: str) -> Path:
     if path.is_file():
         return path.resolve()
     known, name = bundled(), name_or_path.removesuffix(".yaml")
-    for described in _descriptions(name_or_path):
-        with contextlib.suppress(ValueError, RecursionError, AttributeError):  # it is not a JSON object
-            name = str(json.loads(described.read_bytes()).get("model_type", name))
     if name in known:
         return known[name].resolve()
     hint = f"nearest: {', '.join(config.close(name, known)) or 'none'}; `omni-fastpath overlay --list` names them all"
     raise ConfigError(f"{name_or_path}: no such file and no deploy YAML of an installed vllm-omni; {hint}")
-
-
-def _descriptions(model: str) -> Iterator[Path]:
-    """The ``config.json`` in a model's folder, and in the local Hugging Face cache of the model's name."""
-    yield from Path(model).glob("config.json")
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("HOME", ""), ".cache", "huggingface")
-    hub = os.environ.get("HF_HUB_CACHE") or Path(home, "hub")
-    yield from Path(hub, f"models--{model.replace('/', '--')}", "snapshots").glob("*/config.json")
 
 
 def misspelt(path: Path) -> list[str]:
@@ -59,30 +45,6 @@ def misspelt(path: Path) -> list[str]:
         return [key for block in read_blocks(path) for key in block.misspelt]
     except ConfigError:
         return []
-
-
-_RAMPED = ("qwen3tts", "breezetts")
-"""Models with an option for increasing chunk sizes, as their names or those of their deploy YAMLs contain it."""
-_RAMPS = ("codec_chunk_ramp", "codec_chunk_adaptive")
-
-
-def lacks_ramp(path: Path, model: str | None) -> bool:
-    """Whether a server of one of these models sends audio chunks of the full size from the second one on.
-
-    Args:
-        path: Its deploy YAML. If it or a base cannot be read, the answer is no.
-        model: The model in its command line.
-    """
-    try:
-        files = config.read_chain(path)
-        connectors = [each for data in files.values() for each in (data.get("connectors") or {}).values()]
-        extra = {key: value for each in connectors for key, value in (each.get("extra") or {}).items()}
-    except (ConfigError, AttributeError):  # it was edited and is no longer a valid deploy YAML
-        return False
-    names = [re.sub("[^a-z0-9]", "", name.lower()) for name in (model or "", *(file.name for file in files))]
-    is_streamed = all(data.get("async_chunk") is not False for data in files.values())
-    is_one = any(each in name for each in _RAMPED for name in names)
-    return is_one and is_streamed and not any(extra.get(key) for key in _RAMPS)
 
 
 def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Patch]) -> Any:
@@ -96,7 +58,7 @@ def block_value(base: Sequence[Block], sets: Sequence[str], patches: Sequence[Pa
     """
     if not sets:
         return True
-    inherits = resolve(base, {}, patches).asked
+    inherits = resolve(base, {}, patches).enabled
     block: dict[str, Any] = {} if inherits else {patch.name: True for patch in patches if patch.default_on}
     wrong = []
     for assignment in sets:

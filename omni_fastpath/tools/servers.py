@@ -1,4 +1,4 @@
-"""The running servers of this user, with their command lines, variables, state files and ``/metrics``.
+"""The running servers of this user, with their command lines, variables and state files.
 
 A server has no state file if no patch is enabled there or its ``VLLM_PLUGINS`` excludes this plugin. Such a server is
 found by its command line. Environments and command lines are used here but never shown.
@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import time
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +20,6 @@ import psutil
 from omni_fastpath import process_role, statefile, threads
 from omni_fastpath.declare import State
 from omni_fastpath.threads import FRONT_END, ORCHESTRATOR
-
-SCRAPE_S, SCRAPES_S = 2.0, 4.0
-"""Timeouts in seconds for the ``/metrics`` of one server and of all servers."""
 
 WATCH_S = 2.0
 """Seconds for which threads are watched. That is enough for shares of a core with two digits."""
@@ -44,7 +40,6 @@ class Server:
         command: Its command line, the program first. Empty if it cannot be read.
         environ: Its variables. None if they cannot be read.
         snapshots: The state files of its processes.
-        metrics: The sum of the samples of each series in its ``/metrics``. Empty if there was no answer.
         busy: The shares of a core that ``front_end`` and ``orchestrator`` of its busiest API process used. Empty if
             they were not watched, or no state file names these threads.
     """
@@ -53,7 +48,6 @@ class Server:
     command: tuple[str, ...] = ()
     environ: Mapping[str, str] | None = None
     snapshots: tuple[Mapping[str, Any], ...] = ()
-    metrics: Mapping[str, float] = field(default_factory=dict)
     busy: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -73,16 +67,6 @@ class Server:
         named = next(iter(read), None) or process_role.value(self.command, "--deploy-config")
         return None if named is None else Path(f"/proc/{self.pid}/cwd", named)
 
-    @property
-    def model(self) -> str | None:
-        """The model's name or path in its arguments."""
-        first = next(iter(self._arguments), "-")
-        return shown_model(process_role.value(self._arguments, "--model") if first.startswith("-") else first)
-
-    @property
-    def _arguments(self) -> Sequence[str]:
-        return self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
-
     def figures(self, metric: str, **labels: str) -> list[Mapping[str, Any]]:
         """The samples of a patch's metric with these labels, from the state files of its processes."""
         records = (record for each in self.snapshots for record in each["patches"].values())
@@ -90,8 +74,15 @@ class Server:
         return [sample for sample in found if labels.items() <= sample["labels"].items()]
 
     def summary(self) -> dict[str, Any]:
-        """Its ``pid``, and ``model`` and ``port`` from its arguments, for ``status``."""
-        return {"pid": self.pid, "model": self.model, "port": process_role.port(self._arguments)}
+        """Its ``pid``, and ``model`` and ``port`` from its arguments, for ``status``.
+
+        ``model`` is None for an address, which may contain a password.
+        """
+        given = self.command[self.command.index("serve") + 1 :] if "serve" in self.command else ()
+        first = next(iter(given), "-")
+        model = process_role.value(given, "--model") if first.startswith("-") else first
+        is_shown = model is not None and not {":", "@", "="} & {*model}
+        return {"pid": self.pid, "model": model if is_shown else None, "port": process_role.port(given)}
 
 
 @dataclass(frozen=True)
@@ -134,34 +125,17 @@ def histogram(samples: Sequence[Mapping[str, Any]], fewest: int) -> Histogram:
     return Histogram(samples[0]["bounds"], recent if is_recent else counts, is_recent)
 
 
-def shown_model(model: str | None) -> str | None:
-    """A model's name or path. None for an address, which may contain a password."""
-    return model if model is not None and not {":", "@", "="} & {*model} else None
-
-
-def live_servers(*, scrape: bool = False) -> list[Server]:
-    """The running servers of this user, by process id.
-
-    Args:
-        scrape: Request the ``/metrics`` of each server with a port in its state file.
-    """
+def live_servers() -> list[Server]:
+    """The running servers of this user, by process id."""
     started = by_command_line()
     snapshots = _snapshots([None, *(_facts(pid).get("environ") for pid in started)])
     above = {pid: set(process_role.ancestors(pid)) for pid in {*started, *snapshots}}
-    found, until = [], time.monotonic() + SCRAPES_S
+    found = []
     for root in sorted(pid for pid, ancestors in above.items() if ancestors.isdisjoint(above)):
         own = tuple(snapshots[pid] for pid in sorted(snapshots) if pid == root or root in above[pid])
         facts = _facts(root)
-        command = tuple(facts.get("cmdline") or ())
-        found.append(
-            Server(
-                pid=root,
-                command=command,
-                environ=facts.get("environ") or None,  # a process that sets its own title overwrites it
-                snapshots=own,
-                metrics=_metrics(command, own, until - time.monotonic()) if scrape else {},
-            )
-        )
+        environ = facts.get("environ") or None  # a process that sets its own title overwrites it
+        found.append(Server(root, tuple(facts.get("cmdline") or ()), environ, own))
     return found
 
 
@@ -231,28 +205,3 @@ def _facts(pid: int) -> dict[str, Any]:
         return psutil.Process(pid).as_dict(["cmdline", "environ"])
     except (psutil.Error, OSError):
         return {}
-
-
-def _metrics(command: Sequence[str], snapshots: Sequence[Mapping[str, Any]], left_s: float) -> dict[str, float]:
-    """The metrics at the port in a state file. Another program may use the port on the command line."""
-    port = next((each["port"] for each in snapshots if each.get("port")), None)
-    host = (process_role.value(command, "--host") or "localhost").strip("[]")
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
-    return scrape(url, min(SCRAPE_S, left_s)) if port and left_s > 0 else {}
-
-
-def scrape(url: str, timeout_s: float = SCRAPE_S) -> dict[str, float]:
-    """The sum of the samples of each series at this address, without a proxy. Empty if there is no answer."""
-    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only when asked for
-
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    totals: dict[str, float] = {}
-    try:
-        with contextlib.closing(opener.open(url, timeout=timeout_s)) as answer:
-            text = answer.read().decode(errors="replace")
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-    except Exception:  # no answer, another protocol (HTTPException), or no metrics
-        return {}
-    return totals

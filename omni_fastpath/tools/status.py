@@ -56,7 +56,7 @@ def collect(
         patches: The declarations.
         deploy_config: The name or path of a deploy YAML that is resolved with these variables.
         verify: Compare every seam with the installed code.
-        deep: Request the ``/metrics`` of running servers, and watch their threads.
+        deep: Watch the threads of running servers.
     """
     file, resolved, refused = None, None, ""
     try:
@@ -65,7 +65,7 @@ def collect(
     except ConfigError as error:  # a new server would refuse with the same message, but running ones are shown
         refused = str(error)
     on_unlisted = resolved.on_unlisted if resolved is not None else None
-    live = servers.live_servers(scrape=deep)
+    live = servers.live_servers()
     used = servers.used(live) if deep else None
     moved, same_as = _verify(patches, on_unlisted) if verify else (None, None)
     report: dict[str, Any] = {
@@ -81,17 +81,15 @@ def collect(
     asked = resolved.enabled if file and resolved else _asked_by(resolved, patches)
     yamls = {HERE: file, **{server.subject: server.deploy_config for server in live}}
     misspelt = [(subject, key) for subject, path in yamls.items() if path for key in overlay.misspelt(path)]
-    read = [(each, each.deploy_config) for each in live if deep]
-    unramped = [server.subject for server, path in read if path and overlay.lacks_ramp(path, server.model)]
-    if used is not None:  # at last, since what takes time stands between
+    if used is not None:  # last, so that everything above counts towards the time for which they are watched
         live = servers.watched(live, used)
-    return Facts(patches, environ, report, frozenset(asked), live, misspelt, unramped, refused)
+    return Facts(patches, environ, report, frozenset(asked), live, misspelt, refused)
 
 
 def _asked_by(found: Resolved | None, patches: Sequence[Patch]) -> set[str]:
     """The patches that must be supported: the default set, as the YAML is unknown, and those of the environment."""
-    said = found.origins if found is not None else {}
-    missing = (each.name for each in patches if each.default_on and not said.get(each.name))
+    origins = found.origins if found is not None else {}
+    missing = (each.name for each in patches if each.default_on and not origins.get(each.name))
     return {*(found.enabled if found is not None else ()), *missing}
 
 

@@ -156,8 +156,8 @@ def _show_patches(processes: Sequence[Mapping[str, Any]], report: Mapping[str, A
         counter, count = _took_effect(records)
         words = declared.get(name, {}).get("counts") or counter
         did = f"{count:,} {words}" if counter and state is State.APPLIED else ""
-        told = [record[key] for key in ("reason", "remarks") for record in records]
-        table.add_row(name, state.value, "; ".join(filter(None, dict.fromkeys([did, *told]))))
+        notes = [record[key] for key in ("reason", "remarks") for record in records]
+        table.add_row(name, state.value, "; ".join(filter(None, dict.fromkeys([did, *notes]))))
     _print(table, to)
 
 
@@ -247,8 +247,8 @@ def _issue(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _variables(of_environment: Mapping[str, str | None]) -> str:
-    said = [name if value is None else f"{name}={value}" for name, value in of_environment.items()]
-    return f"variables: {', '.join(said) or 'none'}"
+    shown = [name if value is None else f"{name}={value}" for name, value in of_environment.items()]
+    return f"variables: {', '.join(shown) or 'none'}"
 
 
 def _versions(installation: Mapping[str, Any]) -> str:
@@ -304,7 +304,7 @@ def _reliances(patch: Patch) -> tuple[Table, Table]:
     seams = _table(f"Seams on {', '.join(fit.releases)}", "use", "slot")
     for seam in fit.seams:
         names = f" {', '.join(seam.names)}" if isinstance(seam, Reads) else ""
-        seams.add_row(seam.use, f"{seam.path}{names}")
+        seams.add_row(type(seam).__name__.lower(), f"{seam.path}{names}")
     releases = _table("Releases", "releases", "state", "note")
     for each in patch.rows:
         releases.add_row(", ".join(each.releases), each.state.value, each.remarks)

@@ -27,7 +27,7 @@ def compare(patch: Patch, release: str) -> dict[str, Any]:
         release is not listed, all bodies are compared.
     """
     beside, row = nearest(patch, release)
-    exact = patch.row_on(release) is None
+    exact = patch.listed(release) is None
     return {"patch": patch.name, "beside": beside, "seams": [describe(seam, beside, exact=exact) for seam in row.seams]}
 
 
@@ -43,10 +43,11 @@ def describe(seam: AnySeam, release: str, *, exact: bool) -> dict[str, Any]:
     """The installed object of a seam, and its differences from a release.
 
     Returns:
-        ``seam`` and ``use``: from the declaration. ``place``: file and line. ``shape`` and ``fingerprint``: of the
+        ``seam``: its path. ``use``: its class. ``place``: file and line. ``shape`` and ``fingerprint``: of the
         installed function, or None if it is not one. ``changes``: the differences in words.
     """
-    found: dict[str, Any] = {"seam": seam.path, "use": seam.use, "place": None, "shape": None, "fingerprint": None}
+    use = type(seam).__name__.lower()
+    found: dict[str, Any] = {"seam": seam.path, "use": use, "place": None, "shape": None, "fingerprint": None}
     try:
         slot = find(seam)
         if not isinstance(seam, Function):

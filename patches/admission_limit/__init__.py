@@ -11,18 +11,18 @@ What:
     is checked, but no place is reserved for it.
 Why:
     vLLM-Omni accepts the flag and prints what it promises, but ``AsyncOmni.check_admission`` is the empty method of its
-    base class, and chat and speech do not call it. Under a load beyond the server's capacity everybody's first audio
-    then gets later for as long as the load lasts. vLLM itself counts only after rendering, and lets a burst through
+    base class, and chat and speech do not call it. Under a load beyond the server's capacity all first audio then gets
+    later for as long as the load lasts. vLLM itself counts only after rendering, and lets a burst through
     (vllm issue #58192).
 Why not a hook:
     The method could be overridden, but a plugin has no place between a request's body and its rendering.
 Scope:
-    Chat and speech, batches too, streamed or not. Completions, responses, messages, transcriptions and whatever else
-    calls ``check_admission``. On ``/v1/audio/speech/stream`` each sentence is checked, so that the error may be for a
-    sentence in the middle. Web sockets that answer by chat are checked as chat is. ``/v1/realtime``, images, videos and
-    audio of diffusion models count and are never refused. Duplex sessions do not count. Each of several API servers
-    counts its own requests, so M servers admit up to M times N. Tokens are not counted, and a warning says so if
-    ``--max-num-queued-tokens`` is set. Without ``--max-num-queued-reqs`` the patch is ``not_applicable``.
+    Chat and speech, batches too, streamed or not. Completions, responses, messages, transcriptions and everything else
+    that calls ``check_admission``. On ``/v1/audio/speech/stream`` each sentence is checked, so that the error may be
+    for a sentence in the middle. Web sockets that answer by chat are checked as chat is. ``/v1/realtime``, images,
+    videos and audio of diffusion models count and are never refused. Duplex sessions do not count. Each of several API
+    servers counts its own requests, so M servers admit up to M times N. Tokens are not counted, and a warning says so
+    if ``--max-num-queued-tokens`` is set. Without ``--max-num-queued-reqs`` the patch is ``not_applicable``.
 Fragility:
     Relies on ``generate`` to record a request in the engine's ``request_states`` and to submit it without an await in
     between, so that body is pinned. No class declares ``api_server_count`` of the application's state, which is read.
@@ -46,7 +46,7 @@ ERRORS = "vllm.entrypoints.serve.engine.serving"
 
 
 def _fit(release: str) -> Fit:
-    """What a release needs."""
+    """The row of a release."""
     seams: tuple[AnySeam, ...] = (
         Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap("vllm.engine.protocol", "EngineClient.check_admission", wrapper="wrapped_check_admission"),

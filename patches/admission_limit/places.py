@@ -1,4 +1,4 @@
-"""How many requests there may be at once, those that the engine has and those that are admitted and not there yet."""
+"""The limit of requests: those that the engine has, and admitted ones that have not reached it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ class Ticket:
     """The places of one HTTP request, or of one web socket, until the application has ended.
 
     Attributes:
-        is_socket: Each request of a web socket is checked, and no place is reserved, because upstream reports nothing
-            when one fails before the engine has it while the socket stays open. An HTTP request is checked once.
+        is_socket: Whether it is of a web socket. Then each request is checked and no place is reserved, because
+            upstream reports nothing if a request fails before the engine has it and the socket stays open. An HTTP
+            request is checked once.
         reserved: Places for requests that the engine does not have yet.
-        requests: Requests that the engine has, or had.
+        requests: Requests that the engine has or had.
         was_admitted: Whether it got places.
-        may_come_back: Whether it was refused and may be admitted at another time.
+        may_retry: Whether it was refused and may be admitted later.
     """
 
-    __slots__ = ("is_socket", "may_come_back", "requests", "reserved", "was_admitted")
+    __slots__ = ("is_socket", "may_retry", "requests", "reserved", "was_admitted")
 
     def __init__(self, *, is_socket: bool = False) -> None:
         self.is_socket = is_socket
         self.reserved = 0
         self.requests: set[str] = set()
-        self.was_admitted = self.may_come_back = False
+        self.was_admitted = self.may_retry = False
 
 
 class Places:
@@ -36,7 +37,7 @@ class Places:
         counters: The patch's counters.
 
     Attributes:
-        limit: Most places that may be taken. None: every request is admitted.
+        limit: The maximum number of taken places. None admits every request.
     """
 
     def __init__(self, counters: dict[str, int]) -> None:
@@ -59,7 +60,7 @@ class Places:
         taken = len(self._unfinished) - len(self._left) + self._reserved + wanted
         if taken > self.limit:
             self._counters["refused"] += 1
-            ticket.may_come_back = wanted <= self.limit
+            ticket.may_retry = wanted <= self.limit
             return False
         self._counters["admitted"] += 1
         self._counters["most_at_once"] = max(self._counters["most_at_once"], taken)
@@ -70,7 +71,7 @@ class Places:
         return True
 
     def hand_over(self, ticket: Ticket, request: str) -> None:
-        """The engine counts a request now, so that its place is no longer reserved."""
+        """Note that the engine counts a request now, so that its place is no longer reserved."""
         if request in self._unfinished and request not in ticket.requests:
             ticket.requests.intersection_update(self._unfinished)
             ticket.requests.add(request)
@@ -79,7 +80,7 @@ class Places:
                 self._reserved -= 1
 
     def give_back(self, ticket: Ticket) -> None:
-        """Its connection has ended, and nothing of it counts any more."""
+        """Free the places of a ticket, because its connection has ended."""
         self._reserved -= ticket.reserved
         ticket.reserved = 0
         self._left |= ticket.requests

@@ -21,9 +21,8 @@ _places = Places(_runtime.counters)
 _answering = _runtime.guard("adding Retry-After")
 
 _ticket: ContextVar[Ticket | None] = ContextVar("admission_limit", default=None)
-"""The ticket of the connection that the running task works for, or of one that has ended, because uvicorn may start the
-next request of a connection in the context of the last one. None for a request that did not arrive over HTTP, which is
-admitted."""
+"""The ticket of the running task's connection, or of one that has ended, because uvicorn may start the next request of
+a connection in the context of the last one. None for a request that did not arrive over HTTP, which is admitted."""
 
 
 def _admits(wanted: int) -> bool:
@@ -36,7 +35,7 @@ def _admits(wanted: int) -> bool:
 
 
 async def wrapped_init_app_state(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
-    """Runs once in each API server, when it has its engine. The limit applies from here on."""
+    """Apply the limit. Called once in each API server, when it has its engine."""
     await wrapped(*args, **kwargs)
     _open(*args, **kwargs)
 
@@ -44,7 +43,7 @@ async def wrapped_init_app_state(wrapped: AwaitedCall, _instance: Any, args: Any
 def _open(engine_client: Any, state: Any, args: Any) -> None:
     limit, servers = getattr(args, "max_num_queued_reqs", None), getattr(state, "api_server_count", 1)
     if getattr(args, "max_num_queued_tokens", None) is not None:
-        warn_once("--max-num-queued-tokens limits nothing: vLLM-Omni accepts it and does not count tokens")
+        warn_once("--max-num-queued-tokens has no effect, because vLLM-Omni accepts it but does not count tokens")
     if limit is None:
         _runtime.report(State.NOT_APPLICABLE, "the server was started without --max-num-queued-reqs")
         return
@@ -60,7 +59,7 @@ def _open(engine_client: Any, state: Any, args: Any) -> None:
 
 
 async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """The application. At its end the places of the connection are free."""
+    """Run the application. At its end the places of the connection are freed."""
     scope = args[0] if args else kwargs["scope"]
     is_socket = scope["type"] == "websocket"
     if _places.limit is None or not (is_socket or (scope["type"] == "http" and scope["method"] == "POST")):
@@ -76,7 +75,7 @@ async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: A
 async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any, receive: Any, send: Any) -> None:
     async def answer(message: Any) -> None:
         with _answering:
-            if ticket.may_come_back and message["type"] == "http.response.start" and message["status"] == 503:
+            if ticket.may_retry and message["type"] == "http.response.start" and message["status"] == 503:
                 message = {**message, "headers": [*message.get("headers", ()), _RETRY_AFTER]}
         await send(message)
 
@@ -84,7 +83,7 @@ async def _serve(app: Callable[..., Awaitable[None]], ticket: Ticket, scope: Any
 
 
 async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """Submission to the orchestrator, of a request that upstream has just recorded in ``request_states``."""
+    """Submit a request that upstream has just recorded in ``request_states`` to the orchestrator."""
     ticket = _ticket.get()
     if ticket is not None:
         _places.hand_over(ticket, args[0] if args else kwargs["request_id"])
@@ -95,7 +94,7 @@ async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: 
 
 
 def wrapped_check_admission(wrapped: Call, _instance: Any, args: Any, kwargs: Any) -> None:
-    """Upstream's empty check, which completions, responses, messages and transcriptions call."""
+    """Check a request for completions, responses, messages and transcriptions. Upstream's method is empty."""
     if not _admits(args[0] if args else kwargs.get("n", 1)):
         raise wrapped.meant(QueueOverflowError())
     wrapped(*args, **kwargs)
@@ -119,12 +118,12 @@ wrapped_speech_batch = _checked(lambda request: len(request.items))
 
 
 async def wrapped_sentence(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """Preparation of speech. An HTTP request was checked before, and a sentence over a web socket is checked here."""
+    """Check a sentence over a web socket before it is prepared. An HTTP request was checked earlier."""
     if not _admits(1):
         raise wrapped.meant(QueueOverflowError())
     return await wrapped(*args, **kwargs)
 
 
 def taken_off() -> None:
-    """Every request is admitted."""
+    """Admit every request from now on."""
     _places.open(None)

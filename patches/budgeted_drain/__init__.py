@@ -7,7 +7,7 @@ What:
     replicas. A pass ends when the queue is empty or the item or the time budget is spent. A routable output, one that
     has something for the user or the next stage, ends a pass only under ``stage_order`` and where a plugin chooses the
     stage. Under ``visible_first``, the default, and ``downstream_first`` outputs are not judged.
-    Raw outputs go one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
+    Raw outputs pass one by one, in order, through upstream's own keep-or-drop rule, payload rehydration, processing,
     routing and terminal bookkeeping. They are never merged, because merging changes audio. Anything that ends a request
     (an entry, an error, a diffusion stage's output, a replica's death) is processed only after the outputs of that
     request that arrived earlier. While an end waits for a replica, that replica is served first.
@@ -106,12 +106,12 @@ PATCH = Patch(
         Counter("ended_routable", "passes that ended at a routable output with more queued"),
         Counter("ended_items", "passes that ended on the item budget with more queued (NAPI's time_squeeze)"),
         Counter("ended_time", "passes that ended on the time budget with more queued (NAPI's time_squeeze)"),
-        Counter("ended_floor", "passes over a stage that had less than its floor: one raw output ahead of the order"),
-        Counter("ended_outranked", "passes that ended because another stage goes first since the last yield"),
-        Counter("held", "ends of requests, and what followed them, held until what arrived before was dispatched"),
+        Counter("ended_floor", "passes over a stage that had less than its floor, with one raw output each"),
+        Counter("ended_outranked", "passes that ended because another stage precedes it since the last yield"),
+        Counter("held", "ends of requests, and outputs after them, held until earlier arrivals were dispatched"),
         Counter("wakeups", "times the idle loop woke"),
         Counter("longest_stretch_us", "longest stretch between two yields to the event loop", is_maximum=True),
-        Counter("longest_away_us", "longest time that a yield took: socket readers and others", is_maximum=True),
+        Counter("longest_away_us", "longest yield, in which socket readers and others run", is_maximum=True),
     ),
     rows=ROWS,
 )

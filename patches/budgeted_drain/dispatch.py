@@ -1,7 +1,7 @@
 """Takes a raw output from a replica and runs all of upstream's handling on it.
 
 All processing is upstream's (``vllm_omni/engine/orchestrator.py``, ``stage_pool.py``), step by step (``work.py``). This
-file decides what of it must wait (``held_ends.py``). The loop decides when something is taken, and from which replica.
+file decides which parts must wait (``held_ends.py``). The loop decides when something is taken, and from which replica.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .routable import is_routable
 from .work import Death, DiffusionOutput, Work
 
 POLL_WAIT_S = 0.001
-"""Upstream's cadence for what can only be polled: diffusion stages and clients without an output queue."""
+"""Upstream's interval for replicas that can only be polled: of diffusion stages, and without an output queue."""
 
 Outcome = Literal["nothing", "failed", "dropped", "dispatched", "routable"]
-"""What became of one attempt to take a raw output.
+"""The result of one attempt to take a raw output.
 
 ``nothing``: the queue had no raw output, or it had an exception, which was handled. ``failed``: processing raised an
 exception, which was handled. ``dropped``: nothing of it was dispatched, because upstream's rule drops an output
@@ -39,16 +39,16 @@ and the output ends a pass.
 
 
 class Dispatcher:
-    """Takes raw outputs and dispatches them, except for what must wait.
+    """Takes raw outputs and dispatches them, except for those that must wait.
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
-        members: The replicas that there are.
+        members: The current replicas.
         runtime: The patch in this process.
         charge: Called with the stage of a held end and the nanoseconds that its processing took.
 
     Attributes:
-        held_ends: What is held.
+        held_ends: The held ends.
         works: Everything that was taken and is not finished, in the order of taking. The values have no meaning.
     """
 
@@ -63,7 +63,7 @@ class Dispatcher:
         self._members = members
         self.held_ends = HeldEnds(members)
         self.works: dict[Work, None] = {}
-        self._at: Replica | None = None  # from which something was taken or dispatched last
+        self._at: Replica | None = None  # of which something was taken or dispatched last
         self._shutdown: asyncio.Event = orchestrator._shutdown_event
         self._is_routable = HOOKS.policy(is_routable)
         self._on_dequeued = HOOKS.observer("on_dequeued")
@@ -78,12 +78,12 @@ class Dispatcher:
         """Take the next raw output of a replica and dispatch it.
 
         Args:
-            replica: Where from.
-            judge: Whether to ask if it is routable.
+            replica: The replica.
+            judge: Whether to determine if the output is routable.
         """
         arrivals = replica.arrivals
         if len(arrivals) != len(replica.waiting):
-            replica.follow_queue()  # another one has put or taken
+            replica.follow_queue()  # other code has put or taken items
         if not arrivals:
             return "nothing"
         outcome: Outcome = "nothing"
@@ -126,7 +126,7 @@ class Dispatcher:
         return found
 
     async def release(self, replica: QueuedReplica) -> None:
-        """Dispatch the ends that waited for what was taken from a replica or lost with it, and charge their stages."""
+        """Dispatch the ends that waited for arrivals of a replica, and charge their stages."""
         for end in self.held_ends.release(replica):
             started_ns = perf_counter_ns()
             await self._dispatch(end.work)
@@ -165,20 +165,20 @@ class Dispatcher:
         self._counters["held"] += 1
 
     def _end_of(self, work: Work, request_id: str, *, ends: bool, failed: bool) -> HeldEnd | None:
-        """An end of a request, or what follows a held one, to be held if something goes before it."""
+        """An end of a request, or what follows a held end, to be held if it has a blocker. None for other outputs."""
         state = self._orchestrator.request_states.get(request_id)
         if state is None or not (ends or request_id in self.held_ends):
-            return None  # without a state the request has ended: upstream drops what is left of it
+            return None  # without a state the request has ended, and upstream drops the rest of it
         limits = self._limits(work.replica.stage, work.number, state, failed=failed) if ends else {}
         return HeldEnd(work, frozenset((request_id,)), limits, failed=failed)
 
     def _limits(self, stage: Stage, number: float, state: Any, *, failed: bool) -> dict[int, float]:
         """Return, by stage, the number below which queued outputs are dispatched before an end.
 
-        It is an end of ``stage`` or of the whole request. An error ends the request, and so does the end of a
-        session, which the stage that ends last reports. Text of a stage that was not requested is dispatched first
-        whenever it arrives, because upstream would overwrite this message with it. The message is not later for
-        that, because upstream sends it only when the earlier stages have ended.
+        It is an end at ``stage`` or of the whole request. An error ends the request, and so does the end of a session,
+        which the stage that ends last reports. Text of a stage that was not requested is dispatched first whenever it
+        arrives, because upstream would overwrite this message with it. That does not delay the message, because
+        upstream sends it only when the earlier stages have ended.
         """
         stages = self._members.stages
         if failed or state.streaming.enabled:
@@ -216,10 +216,10 @@ class Dispatcher:
                 self._on_routed(stage_id=replica.slot[0], replica_id=replica.slot[1], output=output)
         return "routable" if routable else "dispatched"
 
-    # ---- Exceptions: upstream's rule, but a replica's death waits for what arrived before it ----
+    # ---- Exceptions: upstream's rule, but a replica's death waits for earlier arrivals ----
 
     async def _handle_failure(self, replica: Replica, error: Exception) -> None:
-        """What upstream's loops do with an exception: evict a dead replica, ignore during shutdown, else give up.
+        """Handle an exception as upstream's loops do: evict a dead replica, ignore it during shutdown, else raise it.
 
         Raises:
             Exception: ``error``, unless it is a dead replica's or the orchestrator is shutting down.
@@ -235,8 +235,7 @@ class Dispatcher:
         """Let upstream evict a dead replica and fail its requests after their earlier outputs are dispatched.
 
         Until then the replica keeps its bindings, because upstream finds the requests to fail by them. It is not
-        selected, so that it gets no new request and no other request waits. But a distributed pool's ``pick`` asks
-        only the hub.
+        selected, so that it gets no new request. But ``pick`` of a distributed pool asks only the hub.
         """
         pool, replica_id = replica.pool, replica.slot[1]
         if not replica.is_in_slot():
@@ -255,16 +254,16 @@ class Dispatcher:
     # ---- After an exception in this patch ----
 
     async def finish(self, interrupted: BaseException | None) -> None:
-        """Do what is left of all that was taken, and dispatch what waits, in the order of arrival.
+        """Finish all works, and dispatch what is queued, in the order of arrival.
 
-        Nothing else of this patch may be relied on here. What has no number yet is left to upstream's loop.
+        The rest of this patch may not work any more. Outputs that have no number yet are left to upstream's loop.
 
         Args:
-            interrupted: An exception in upstream that was being handled.
+            interrupted: An exception of upstream that was being handled.
         """
         died = self._at if isinstance(interrupted, upstream.EngineDeadError) else None
         if died is not None and died.is_in_slot():
-            died.pool._unavailable_replicas.add(died.slot[1])  # no request is given to it until it is evicted
+            died.pool._unavailable_replicas.add(died.slot[1])  # it gets no request until it is evicted
         for work in sorted([*self.works, *self._take_waiting()], key=attrgetter("number")):
             try:
                 await work.finish()
@@ -280,7 +279,7 @@ class Dispatcher:
             raise interrupted
 
     def _take_waiting(self) -> Iterator[Work]:
-        """Take what is queued and has a number. An exception and what follows it are left to upstream's loop."""
+        """Take queued outputs that have a number. An exception and the outputs after it are left to upstream's loop."""
         for replica in self._members.queued():
             queue = replica.client.outputs_queue
             for arrival in replica.arrivals if not replica.is_gone() else ():

@@ -46,15 +46,15 @@ refresh of membership, because every arrival, attach and shutdown wakes the loop
 
 
 class DrainLoop:
-    """Serves one orchestrator's stages until shutdown, with the hooks that plugins implement when it is made.
+    """Serves one orchestrator's stages until shutdown, with the hooks that plugins implement when it is created.
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
-        runtime: The patch in this process: its values, which are kept, and its counters.
+        runtime: The patch in this process. Its values are read once.
     """
 
     running: ClassVar[tuple[DrainLoop, ...]] = ()
-    """The loops of this process that run now; replaced, never changed, because other threads read it."""
+    """The running loops of this process. It is replaced and never changed, because other threads read it."""
 
     def __init__(self, orchestrator: Any, runtime: Entry) -> None:
         limits, counters = runtime.options, runtime.counters
@@ -77,14 +77,14 @@ class DrainLoop:
     async def run(self, upstreams_loop: Callable[[], Awaitable[None]]) -> None:
         """Dispatch until the orchestrator's shutdown event is set.
 
-        After an exception in this patch upstream's loop serves the same clients. What upstream raises propagates as
-        its own loops let it.
+        After an exception in this patch upstream's loop serves the same clients. Exceptions of upstream propagate as
+        from its own loops.
 
         Args:
             upstreams_loop: The loop that this one replaces.
         """
         interrupted: BaseException | None = None
-        outside = sys.exc_info()[1]  # what is being handled where the event loop runs
+        outside = sys.exc_info()[1]  # what is handled outside of this call
         DrainLoop.running = (*DrainLoop.running, self)
         try:
             await self._serve()
@@ -129,14 +129,14 @@ class DrainLoop:
         members = self._members
         self._monitor.note_loop(idle=True)
         if members.stale or members.has_backlog():
-            await self._wakeup.yield_turns()  # it arrived unnoticed, but other tasks must run too
+            await self._wakeup.yield_turns()  # an output arrived unnoticed, but other tasks must run too
         elif not self._shutdown.is_set():
             await self._wakeup.sleep(POLL_WAIT_S if members.polled else _IDLE_WAIT_S)
 
     def _arrived(self, replica: QueuedReplica) -> None:
-        """Notice a put by vLLM's reader, where an exception would be a failure of the engine. Never raises.
+        """Notice a put. Never raises, because vLLM's reader would take an exception for a failure of the engine.
 
-        After a failure nothing is numbered, so that whatever has a number arrived before whatever has none.
+        After a failure nothing is numbered, so that all numbered arrivals are earlier than those without a number.
         """
         try:
             self._wakeup.wake()
@@ -147,23 +147,23 @@ class DrainLoop:
             self._runtime.fail("noticing an arrival", error)
 
     def _report_backlog(self) -> None:
-        """Report to upstream's monitor how many raw outputs wait, as its event-driven loop does at each put and get."""
+        """Report the number of queued raw outputs to upstream's monitor, as its event-driven loop does."""
         if self._gauge is not None:
             self._gauge(sum(len(replica.waiting) for replica in self._members.queued()))
 
-    # ---- The replicas, and what can only be polled ----
+    # ---- The replicas, and those that can only be polled ----
 
     def attached(self) -> None:
-        """A client was attached, on any thread: it is served from now on."""
+        """Note that a client was attached. May be called on any thread."""
         self._members.stale = True
         self._wakeup.wake_from_any_thread()
 
     async def _refresh(self) -> None:
-        """Update the replicas, and release the ends that waited for removed replicas or for what others took."""
+        """Update the replicas. Release the ends that waited for removed replicas, or for what other code has taken."""
         joined, left = self._members.refresh(perf_counter_ns())
         for replica in joined:
             if not replica.waiting and not replica.is_gone():
-                replica.dequeue()  # the queue is empty, but the call starts upstream's socket reader
+                replica.dequeue()  # returns None, but starts upstream's socket reader
         for replica in (*left, *self._members.queued()):
             await self._dispatcher.release(replica)
 
@@ -174,7 +174,7 @@ class DrainLoop:
         found = False
         for replica in self._members.polled:
             if replica.is_gone():
-                self._members.stale = True  # a refresh finds what is in its place
+                self._members.stale = True  # a refresh finds its successor
             elif not self._shutdown.is_set():
                 found |= await self._dispatcher.poll(replica)
         self._poll_ns = 0 if found else perf_counter_ns() + int(POLL_WAIT_S * 1e9)

@@ -1,14 +1,14 @@
-"""What ends a request is processed only after the outputs of that request that arrived earlier.
+"""An end of a request is processed only after the outputs of that request that arrived earlier.
 
-An order of stages can reach a request's last audio while its text is still queued. An error, or a replica's death, ends
-a request at once, and where only audio was asked for upstream loses a message whose text ends later. So an end is held
-until what arrived before it, of its request, has been dispatched. Only what was read from the sockets is seen here.
-For the rest the order is upstream's.
+An order of stages can reach the last audio of a request while its text is still queued. An error, or the death of a
+replica, ends a request at once. If only audio was requested, upstream loses a message whose text ends later. So an end
+is held until everything of its request that arrived earlier has been dispatched. Only outputs that were read from the
+sockets are known here. For all others the order is upstream's.
 
-A held end is parked behind one thing that goes first, its blocker. That is an *arrival* in the queue of a replica,
-which is awaited from then on and served first, so that it leaves its queue soon. Or it is a *held end* of the same
-request with a smaller number, so that no two wait for each other. When the blocker has been dispatched, or was lost,
-the end is parked behind the next blocker, or is dispatched.
+A held end is parked behind one *blocker*, which must be dispatched first. The blocker is an *arrival* in the queue of a
+replica, which is then awaited and served first, so that the arrival soon leaves its queue. Or it is a *held end* of the
+same request with a smaller number, so that no two ends wait for each other. When the blocker has been dispatched or was
+lost, the end is parked behind the next blocker, or is dispatched.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .work import Work
 
 @dataclass(eq=False, slots=True)
 class HeldEnd:
-    """What ends requests, or follows such an end.
+    """An end of requests, or an output that follows a held end of its request.
 
     Attributes:
-        work: What is to be dispatched.
-        request_ids: The requests that it ends: one, or those that a death strands.
-        limits: By stage, the number below which arrivals are dispatched first. Empty for what follows a held end
-            from the same replica, because it waits only for that end.
-        failed: Whether it fails the requests. If so, it waits only for the end (the stage's statistics) of a stage
-            without final output.
+        work: The work to be dispatched.
+        request_ids: The requests that it ends, which is one, or all those that a dead replica leaves behind.
+        limits: By stage, the number below which arrivals are dispatched first. Empty for an output that follows a held
+            end from the same replica, because it waits only for that end.
+        failed: Whether it fails the requests. Then, at a stage without final output, it waits only for the end of the
+            request, which has the stage's statistics.
         behind: The held ends that are parked behind this one.
     """
 
@@ -44,10 +44,10 @@ class HeldEnd:
 
 
 class HeldEnds(dict[str, list[HeldEnd]]):
-    """What is held, by request.
+    """The held ends by request.
 
     Args:
-        members: The stages that there are now.
+        members: The current stages.
     """
 
     def __init__(self, members: Membership) -> None:
@@ -55,11 +55,11 @@ class HeldEnds(dict[str, list[HeldEnd]]):
         self._members = members
 
     def blocker(self, end: HeldEnd) -> Arrival | HeldEnd | None:
-        """Return what must be dispatched before an end, or None if it may be dispatched now."""
+        """Return what must be dispatched before an end, or None if the end may be dispatched now."""
         number, slot = end.work.number, end.work.replica.slot
         for request_id in end.request_ids:
             for other in self.get(request_id, ()):
-                source = other.work.replica.slot  # nothing of a request overtakes what is held of it from there
+                source = other.work.replica.slot  # no output of a request overtakes a held one from the same replica
                 if other.work.number < number and (source == slot or source[0] in end.limits):
                     return other
         for stage in self._members.stages:
@@ -71,15 +71,15 @@ class HeldEnds(dict[str, list[HeldEnd]]):
         return None
 
     def hold(self, end: HeldEnd, blocker: Arrival | HeldEnd) -> None:
-        """Hold an end, parked behind its blocker."""
+        """Hold an end and park it behind its blocker."""
         for request_id in end.request_ids:
             self.setdefault(request_id, []).append(end)
         self._park(end, blocker)
 
     def release(self, replica: QueuedReplica) -> Iterator[HeldEnd]:
-        """Yield the ends without a blocker left, after one left a replica's queue and was dispatched or lost.
+        """Yield the ends that have no blocker left, after an arrival of a replica was dispatched or lost.
 
-        They are in the order in which they must be dispatched. An end is held until the next one is asked for.
+        They are in the order in which they must be dispatched. An end is held until the next one is requested.
         """
         ready, replica.passed = deque(replica.passed), []
         while ready:

@@ -1,4 +1,4 @@
-"""Which replicas the orchestrator's pools have: those with an output queue, and those that can only be polled."""
+"""The replicas in the orchestrator's pools: those with an output queue, and those that can only be polled."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from .replicas import QueuedReplica, Replica, Stage
 
 REFRESH_EVERY_NS = 500_000_000
 """Longest time between two refreshes, half a second, as in upstream's event-driven loop. An attach causes one at once,
-and so does a replica that is gone, which is checked before each raw output."""
+and so does a replica that is gone. Each raw output is preceded by that check."""
 
 
 class Membership:
-    """The replicas that upstream's pools have, and the stages that these make.
+    """The stages of an orchestrator, and the replicas in upstream's pools.
 
-    A refresh reads upstream's pools and writes nothing but the wrapper that notices a put into a client's queue.
+    A refresh reads the pools. The only thing that it writes is the wrapper that notices a put into a client's queue.
 
     Args:
-        orchestrator: Upstream's ``OrchestratorBase``, of which ``num_stages`` and ``stage_pools`` are read.
-        can_dequeue: Whether raw outputs can be taken from a client without waiting; any other client is polled.
-        on_put: Called after each put into a client's output queue; it must not raise.
+        orchestrator: Upstream's ``OrchestratorBase``. Its ``num_stages`` and ``stage_pools`` are read.
+        can_dequeue: Whether raw outputs can be taken from a client without waiting. Any other client is polled.
+        on_put: Called after each put into a client's output queue. It must not raise.
         first_audio_key: See ``Stage``.
 
     Attributes:
-        numbers: The count that numbers the arrivals at all replicas, and what is held.
+        numbers: The count that numbers the arrivals at all replicas, polled outputs and deaths.
         stages: The stages, with their replicas that have an output queue.
         polled: The other replicas, which are those of diffusion stages and those without such a queue.
         stale: Whether something has changed, so that a refresh is due now.
-        refresh_ns: When the next one is due.
+        refresh_ns: When the next refresh is due.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Membership:
         return [replica for stage in self.stages for replica in stage.replicas]
 
     def has_backlog(self) -> bool:
-        """Whether a raw output waits anywhere."""
+        """Whether a raw output is queued at any replica."""
         return any(stage.has_backlog() for stage in self.stages)
 
     def refresh(self, now_ns: int) -> tuple[list[QueuedReplica], list[QueuedReplica]]:
-        """Update the replicas, and return those with an output queue that joined and those that left."""
-        self.stale = False  # first: an attach on another thread may set it meanwhile
+        """Update the replicas. Return those with an output queue that joined, and those that left."""
+        self.stale = False  # first, because an attach on another thread may set it meanwhile
         self.refresh_ns = now_ns + REFRESH_EVERY_NS
         left = [replica for replica in self.queued() if replica.is_gone()]
         for replica in left:
@@ -87,12 +87,12 @@ class Membership:
         return joined, left
 
     def close(self) -> None:
-        """Give all queues back to upstream."""
+        """Stop watching all queues."""
         for replica in self.queued():
             replica.stop_watching()
 
     def _waiting(self, client: Any) -> deque[Any] | None:
-        """What is in a client's output queue; None for a client that can only be polled."""
+        """The content of a client's output queue. None for a client that can only be polled."""
         queue = getattr(client, "outputs_queue", None)
         if not isinstance(queue, asyncio.Queue) or not self._can_dequeue(client):
             return None

@@ -1,12 +1,12 @@
-"""Which stage is served next: the order of the stages, and a floor of processing time for each.
+"""Decides which stage is served next, by the order of the stages and a floor of processing time for each.
 
-Stages are served without preemption: a decision is made after each pass and after each yield. The floor is deficit
-round robin (Shreedhar and Varghese, SIGCOMM 1995) on *processing time*, kept on one clock that only processing moves. A
-stage whose last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing was spent, on
-any stage, and a stage that is due gets one raw output ahead of the order. So in any stretch of processing time ``T`` in
-which a stage has a backlog it gets at least ``floor * T`` less its dearest raw output, and never less than one in
-``WINDOW_NS``. The floor alone gives it at most that plus one. An idle stage saves nothing up, and the
-other stages get its share.
+Stages are served without preemption. A decision is made after each pass and after each yield. The floor is deficit
+round robin (Shreedhar and Varghese, SIGCOMM 1995) on *processing time*, with a clock that advances only by processing.
+A stage whose last raw output cost ``c`` is due once it has had a backlog while ``c / floor`` of processing time was
+spent on any stage. A stage that is due gets one raw output ahead of the order. So in any period of processing time
+``T`` in which a stage has a backlog, it gets at least ``floor * T`` minus its most expensive raw output, and at least
+one raw output in each ``WINDOW_NS``. The floor alone gives it at most that plus one raw output. An idle stage saves
+nothing up, and the other stages get its share.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from omni_fastpath.ledger import logger
 from .replicas import Stage
 
 FLOOR = 0.1
-"""Floor of a stage where none is set, with up to five stages; more stages share a half."""
+"""The default floor of a stage, for up to five stages. More stages share a half."""
 
 FLOORS_TOGETHER = 0.5
-"""Greatest sum of the floors of all stages, as a share of processing time. With more, there is no order left."""
+"""Greatest sum of the floors of all stages, as a share of processing time. With more, the order has no effect."""
 
 WINDOW_NS = 250e6
 """Longest processing time, a quarter of a second, before a stage with a backlog is due again. It gets at least one raw
@@ -32,7 +32,7 @@ output in each such window, however expensive the last one was. Without the wind
 output (half a second was measured under overload) would cost the stage its floor for seconds."""
 
 NextStage = Callable[[BacklogView], int | None]
-"""A plugin's choice among the stages with a backlog; None leaves it to the built-in order."""
+"""A plugin's choice among the stages with a backlog. None means the built-in order."""
 
 
 class Decision(NamedTuple):
@@ -40,9 +40,9 @@ class Decision(NamedTuple):
 
     Attributes:
         stage: The stage.
-        due: It goes ahead of the order, because it got less than its floor.
-        contested: When its pass ends, another stage may get its turn: another one has a backlog, and the stages take
-            turns or a plugin chooses.
+        due: Whether it precedes the order, because it got less than its floor.
+        contested: Whether another stage may be next when its pass ends, because another one has a backlog, and the
+            stages take turns or a plugin chooses.
     """
 
     stage: Stage
@@ -55,8 +55,8 @@ def floor_of(floor: float | None, stages: int) -> float:
     greatest = FLOORS_TOGETHER / max(stages, 1)
     if floor is not None and floor > greatest:
         logger.warning(
-            "omni-fastpath: budgeted_drain.floor is %s, but with %s stages at most %.3g, which is used",
-            *(floor, stages, greatest),
+            "omni-fastpath: budgeted_drain.floor %s is limited to %.3g, because there are %s stages",
+            *(floor, greatest, stages),
         )
     return min(FLOOR if floor is None else floor, greatest)
 
@@ -66,10 +66,10 @@ class Order:
 
     Args:
         order: ``stage_order`` (each in turn), ``downstream_first`` or ``visible_first``.
-        floor: Least share of processing time of a stage with a backlog; 0 for none.
-        ask: A plugin's choice, asked when more than one stage has a backlog, and none is due or awaited; None without
-            one.
-        request_states: The orchestrator's live requests, for the plugin.
+        floor: Minimum share of processing time of a stage with a backlog. 0 means none.
+        ask: Asks a plugin to choose, if several stages have a backlog and none is due or awaited. None without a
+            plugin.
+        request_states: The orchestrator's current requests, for the plugin.
         stages: The stages, whose replicas may change.
     """
 
@@ -91,10 +91,10 @@ class Order:
         self._turn = 0  # in stage_order, the stage at which the round begins
 
     def decide(self, current: Stage | None = None) -> Decision | None:
-        """The stage that is served now, or goes on being served; None when no stage has a backlog.
+        """The stage that is served next, which may be the current one. None if no stage has a backlog.
 
         Args:
-            current: The stage whose pass is not over: in ``stage_order`` it is still its turn.
+            current: The stage whose pass has not ended. In ``stage_order`` it still has its turn.
         """
         now = self._spent_ns
         waiting: list[Stage] = []
@@ -102,7 +102,7 @@ class Order:
             if stage.has_backlog():
                 waiting.append(stage)
             else:
-                stage.due_ns = now + stage.pause_ns  # idle: nothing is saved up
+                stage.due_ns = now + stage.pause_ns  # an idle stage saves nothing up
         if len(waiting) < 2:
             return Decision(waiting[0], due=False, contested=False) if waiting else None
         turn = self._turn if current is None else current.stage_id
@@ -118,19 +118,19 @@ class Order:
         return Decision(first, due=False, contested=self._takes_turns)
 
     def _place(self, stage: Stage, turn: int) -> tuple[bool, bool, int]:
-        """The place of a stage in the built-in order, where one that a held end waits for is before all others."""
+        """The place of a stage in the built-in order. A stage that a held end waits for precedes all others."""
         if self._order == "stage_order":
             return not stage.is_awaited(), stage.stage_id < turn, stage.stage_id
         first = self._order == "downstream_first" or stage.final_output or stage.has_first_audio()
         return not stage.is_awaited(), not first, -stage.stage_id
 
     def pass_ended(self, decision: Decision) -> None:
-        """Note the end of a pass. In ``stage_order`` the next stage gets its turn, unless this one was out of turn."""
+        """Note the end of a pass. In ``stage_order`` the next stage gets its turn, unless this one was due."""
         if not decision.due:
             self._turn = decision.stage.stage_id + 1
 
     def charge(self, stage: Stage, nanoseconds: int) -> None:
-        """Note that processing a raw output of ``stage`` took so long."""
+        """Note how long processing a raw output of ``stage`` took."""
         self._spent_ns = now = self._spent_ns + nanoseconds
         stage.pause_ns = pause = min(nanoseconds * self._period, WINDOW_NS)
         if stage.due_ns <= now:

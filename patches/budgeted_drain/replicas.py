@@ -1,4 +1,4 @@
-"""The stages and their replicas as the loop sees them, and what arrived at each replica in which order."""
+"""The stages and their replicas, and the numbered arrivals at each replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Slot = tuple[int, int]
 
 
 class Replica:
-    """One replica of a stage: a client that is, or was, in one slot of upstream's pool.
+    """One replica of a stage, which is a client that is or was in a slot of upstream's pool.
 
     Attributes:
         stage: Its stage.
@@ -32,22 +32,22 @@ class Replica:
         self.client = client
 
     def is_in_slot(self) -> bool:
-        """Whether it was neither evicted, detached nor replaced."""
+        """Whether it is still in its slot, because it was not evicted, detached or replaced."""
         return self.pool.clients[self.slot[1]] is self.client
 
     def is_gone(self) -> bool:
-        """Whether it was evicted, detached, replaced or marked unavailable meanwhile."""
+        """Whether it was evicted, detached, replaced or marked unavailable."""
         return not (self.is_in_slot() and self.pool.is_replica_available(self.slot[1]))
 
 
 class Arrival:
-    """A raw output, or an exception, that waits in a client's queue.
+    """A raw output or an exception in a client's queue.
 
     Attributes:
         replica: The replica whose queue it is.
         number: Its place among the arrivals at all replicas.
         item: The raw output or the exception.
-        entries: Its requests, and whether it has an entry with a finish reason of each; None until an end asks.
+        entries: Its requests, and for each whether it has an entry with a finish reason. None until it is needed.
         behind: The held ends that wait until it has been dispatched.
     """
 
@@ -68,21 +68,21 @@ class QueuedReplica(Replica):
     attribute overrides its ``put_nowait``, and ``stop_watching`` removes that attribute.
 
     Args:
-        stage: Its stage, whose replica it is from now on.
+        stage: Its stage, to which it is added.
         slot: Stage and replica.
         client: Upstream's client, with the dequeue of ``nonblocking_dequeue``.
-        waiting: What is in that client's queue; read only.
+        waiting: The content of that client's queue. Read only.
         numbers: The count that numbers the arrivals at all replicas.
 
     Attributes:
-        waiting: What is in the queue; nothing once the replica has left.
-        arrivals: The same, numbered, in the order of arrival.
-        dequeue: Takes the next raw output. None when the queue is empty. Raises the exception that was put in a raw
-            output's place, as upstream formats it.
-        last_taken: Number of the last arrival that has left the queue; -1 before the first.
+        waiting: The content of the queue. Empty after the replica has left.
+        arrivals: The same content with numbers, in the order of arrival.
+        dequeue: Takes the next raw output. Returns None if the queue is empty. Raises an exception that is in the
+            queue, as upstream formats it.
+        last_taken: Number of the last arrival that has left the queue. -1 before the first.
         awaited: Number of the last arrival that a held end waits for.
-        passed: The held ends whose arrival has left the queue: they may go when it has been dispatched.
-        first_audio: Number of the last arrival that brings a request's first audio from a stage without final output.
+        passed: The held ends whose arrival has left the queue. They are released when it has been dispatched.
+        first_audio: Number of the last arrival with a request's first audio from a stage without final output.
     """
 
     __slots__ = (
@@ -98,14 +98,14 @@ class QueuedReplica(Replica):
         self.last_taken = self.first_audio = self.awaited = -1
         self._by_request: defaultdict[str, deque[Arrival]] = defaultdict(deque)
         self._numbers = numbers
-        # Bound once: a class that is changed later must not change a loop that runs.
+        # Bound once, so that a later change of the class does not change a running loop.
         self.dequeue: Callable[[], Any] = client.get_output_nowait
         self._put: Callable[[Any], None] | None = None
         self.follow_queue()
         stage.join(self)
 
     def watch(self, on_put: Callable[[QueuedReplica], None]) -> None:
-        """Call ``on_put``, which must not raise, after each put."""
+        """Call ``on_put`` after each put. It must not raise."""
         queue = self.client.outputs_queue
         put = queue.put_nowait
 
@@ -116,14 +116,14 @@ class QueuedReplica(Replica):
         self._put = vars(queue)["put_nowait"] = put_and_notify
 
     def stop_watching(self) -> None:
-        """Restore the queue's own ``put_nowait`` unless another wrapper covers this one, and forget the queue."""
+        """Restore the queue's own ``put_nowait``, unless another wrapper covers this one, and forget the queue."""
         attributes = vars(self.client.outputs_queue)
         if attributes.get("put_nowait") is self._put:
             attributes.pop("put_nowait", None)
         self.waiting = deque()
 
     def follow_queue(self) -> None:
-        """Make ``arrivals`` agree with the queue, whoever has put and taken."""
+        """Make ``arrivals`` equal to the queue, also if other code has put or taken items."""
         arrivals, waiting = self.arrivals, self.waiting
         while arrivals and (len(arrivals) > len(waiting) or arrivals[0].item is not waiting[0]):
             self.pass_first()
@@ -135,7 +135,7 @@ class QueuedReplica(Replica):
                 self.first_audio = arrival.number
 
     def pass_first(self) -> None:
-        """The first arrival has left the queue."""
+        """Note that the first arrival has left the queue."""
         arrival = self.arrivals.popleft()
         self.last_taken = arrival.number
         self.passed += arrival.behind
@@ -146,9 +146,9 @@ class QueuedReplica(Replica):
                 del self._by_request[request_id]
 
     def last_before(self, limit: float, request_ids: frozenset[str], *, ends: bool) -> Arrival | None:
-        """The last arrival below ``limit`` that waits with an entry (``ends``: the end) of any of these requests.
+        """The last queued arrival below ``limit`` with an entry (``ends``: the end) of any of these requests.
 
-        What waits is indexed by request when it is first asked for: as a rule no end waits, and nothing is read.
+        The queue is indexed by request when this is first called, because usually no end waits.
         """
         unread: list[Arrival] = []
         for arrival in reversed(self.arrivals):
@@ -169,22 +169,22 @@ class QueuedReplica(Replica):
         return found
 
     def is_awaited(self) -> bool:
-        """Whether a held end waits for something in the queue."""
+        """Whether a held end waits for an arrival in the queue."""
         return self.awaited > self.last_taken and bool(self.waiting)
 
 
 class Stage:
-    """One stage with its replicas that have output queues; it may have none yet, or none any more.
+    """One stage with its replicas that have output queues. It may have none.
 
     Attributes:
         stage_id: The stage.
         pool: Upstream's ``StagePool``.
-        final_output: Whether its outputs go to the user.
-        replicas: The one whose turn it is first.
+        final_output: Whether users receive its outputs.
+        replicas: Its replicas, the one whose turn it is first.
         due_ns: When it is due, on the clock of processing time.
-        pause_ns: What must be spent for its floor to be worth a raw output such as its last one.
-        first_audio_key: The name in a payload by which upstream knows first audio that it gives the user although its
-            stage is not seen; None where there is no such thing.
+        pause_ns: The processing time after which its floor allows another raw output that costs as much as its last.
+        first_audio_key: The key in a payload by which upstream recognizes first audio that it sends to the user from a
+            stage without final output. None if upstream has no such key.
     """
 
     __slots__ = ("due_ns", "final_output", "first_audio_key", "pause_ns", "pool", "replicas", "stage_id")
@@ -203,7 +203,7 @@ class Stage:
         self.replicas.append(replica)
 
     def take_turn(self) -> QueuedReplica | None:
-        """The next replica in rotation that has a backlog, an awaited one before others; None when there is none."""
+        """The next replica in rotation that has a backlog, an awaited one before others. None if there is none."""
         replicas, is_awaited = self.replicas, self.is_awaited()
         for _ in range(len(replicas)):
             replicas.rotate(-1)
@@ -212,14 +212,14 @@ class Stage:
         return None
 
     def has_backlog(self) -> bool:
-        """Whether a raw output waits at any of its replicas."""
+        """Whether a raw output is queued at any of its replicas."""
         for replica in self.replicas:  # noqa: SIM110 - a generator would cost more than the loop; it runs for each pass
             if replica.waiting:
                 return True
         return False
 
     def has_first_audio(self) -> bool:
-        """Whether first audio waits at any of its replicas."""
+        """Whether first audio is queued at any of its replicas."""
         return any(replica.first_audio > replica.last_taken for replica in self.replicas)
 
     def is_awaited(self) -> bool:

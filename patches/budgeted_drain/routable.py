@@ -1,7 +1,7 @@
-"""The default policy: which raw output has something for the user or the next stage, and so ends a pass.
+"""The default policy: which raw outputs have something for the user or the next stage, and so end a pass.
 
-The policy does not check for an output object, because upstream makes one for nearly every step, and every later
-snapshot repeats the keys that are never drained (``sr``, hidden states, codes). It reads no field of a specific model.
+It does not depend on whether there is an output object, because upstream makes one for nearly every step, and every
+later one repeats the keys that are never drained (``sr``, hidden states, codes). It reads no field of a specific model.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from .upstream import DRAINABLE, RequestOutputKind
 
 
 def is_routable(view: RawOutputView) -> bool:
-    """Whether a raw output is terminal, an error, makes a forward happen, or brings the user something new.
+    """Whether a raw output is terminal or an error, causes a forward, or has something new for the user.
 
-    Of a DELTA request that is text, token ids or a modality with elements in this output; of any other, any output.
+    For a DELTA request that is text, token ids or a modality with elements in this output. For any other request it is
+    any output.
     """
     for entry in view.raw_outputs.outputs:
         if entry.finish_reason is not None or _forwards(entry):
@@ -28,7 +29,7 @@ def _is_new(view: RawOutputView, output: Any) -> bool:
     if output.finished or getattr(output, "error", None) is not None:
         return True
     state = view.request_states.get(output.request_id)
-    if state is None or not view.final_output:  # upstream drops the first and shows no user the second
+    if state is None or not view.final_output:  # upstream drops the former, and users do not receive the latter
         return False
     if getattr(state.sampling_params_list[view.stage_id], "output_kind", None) is not RequestOutputKind.DELTA:
         return True
@@ -42,9 +43,10 @@ def _is_new(view: RawOutputView, output: Any) -> bool:
 
 
 def _forwards(entry: Any) -> bool:
-    """Whether a raw entry without a finish reason makes a forward happen: a segment's end, or a KV-ready mark.
+    """Whether a raw entry without a finish reason causes a forward: a segment's end or a KV-ready mark.
 
-    Read from the raw output, like errors and swallowed terminals: they leave no processed object behind.
+    This is read from the raw output, as are errors and swallowed terminals, because none of them has a processed
+    output.
     """
     if getattr(entry, "is_segment_finished", False):
         return True
@@ -53,7 +55,7 @@ def _forwards(entry: Any) -> bool:
 
 
 def _has_elements(value: Any) -> bool:
-    """Whether a modality value, a tensor, a list of them or anything with a length, is not empty."""
+    """Whether the value of a modality (a tensor, a list of them, anything with a length) is not empty."""
     if isinstance(value, (list, tuple)):
         return any(_has_elements(each) for each in value)
     numel = getattr(value, "numel", None)

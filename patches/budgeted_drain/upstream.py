@@ -1,4 +1,4 @@
-"""What the drain needs of upstream's modules, and what the supported releases call differently."""
+"""The parts of upstream's modules that the drain uses, and their names on each supported release."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ __all__ = ["EngineDeadError", "FinishReason", "RequestOutputKind"]
 
 
 DRAINABLE = tuple(sorted(map(str, DRAINABLE_MODALITIES)))
-"""The keys of a payload that upstream empties after each DELTA output; any other is state that is repeated."""
+"""The keys of a payload that upstream empties after each DELTA output. Any other key is repeated state."""
 
 
 def _never(_output: Any) -> bool:
     return False
 
 
-# From 0.30 on. 0.28 has no such output and no such gauge, and sends a request's last message at once.
+# From 0.30 on. 0.28 has no such output, and sends a request's last message at once.
 is_diffusion_start: Callable[[Any], bool] = getattr(
     vllm_omni.diffusion.data, "is_diffusion_request_started_output", _never
 )
 KEEPS_LAST_MESSAGE = "pending_final_output" in OrchestratorRequestState.__dataclass_fields__
 
-# From 0.32 on. Before, the reading has another name, and no stage sends the first audio of another.
+# From 0.32 on. Earlier, the function has another name, and no stage sends the first audio of another.
 read = getattr(StagePool, "read_llm_raw_output", None) or StagePool._poll_stage_raw
 FIRST_AUDIO_KEY: str | None = getattr(vllm_omni.data_entry_keys, "FIRST_AUDIO_KEY", None)
 
 
 def can_dequeue(client: Any) -> bool:
-    """Whether a client has the dequeue of ``nonblocking_dequeue``, or upstream's, beside upstream's waiting one."""
+    """Whether a client has both dequeues of ``AsyncMPClient``, the waiting and the other one, and overrides neither."""
     names = ("get_output_nowait", "get_output_async")
     return all(getattr(type(client), name, None) is getattr(AsyncMPClient, name) for name in names)
 
 
 def gauge_of(orchestrator: Any) -> Callable[[int], None] | None:
-    """Return the function to which upstream's event-driven loop reports its queued raw outputs, if there is one."""
+    """Return the function to which upstream's event-driven loop reports its queued raw outputs, or None."""
     monitor = orchestrator._orch_monitor
-    is_told = orchestrator._event_driven_orch and isinstance(monitor, OrchestratorMonitor)
-    return getattr(monitor, "set_dispatch_queue_size", None) if is_told else None
+    has_gauge = orchestrator._event_driven_orch and isinstance(monitor, OrchestratorMonitor)
+    return getattr(monitor, "set_dispatch_queue_size", None) if has_gauge else None

@@ -1,4 +1,4 @@
-"""How the loop leaves the orchestrator's thread to others: it sleeps until it is woken, and yields after work."""
+"""How the loop lets others use the orchestrator's thread: it sleeps until it is woken, and yields after work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ first turn the selector finds it, in the second its handler runs, and in the thi
 is scheduled after the first turn, the selector found nothing and the other two turns are not needed."""
 
 SUBMISSION_TURNS = 16
-"""Most turns while a request waits for its submission: from upstream's queue to a stage's socket it takes a dozen."""
+"""Most turns while a request waits for its submission. From upstream's queue to a stage's socket it takes a dozen."""
 
 
 class Wakeup:
@@ -36,14 +36,14 @@ class Wakeup:
         self.ended_ns = 0
 
     def begin(self) -> None:
-        """The loop runs from now on, on this event loop."""
+        """Begin on the running event loop."""
         self._loop = asyncio.get_running_loop()
-        # asyncio's own list of what is about to run; other event loops have none.
+        # asyncio's own list of callbacks that are about to run. Other event loops have none.
         self._scheduled = getattr(self._loop, "_ready", None)
         self.ended_ns = perf_counter_ns()
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep until ``wake``, or for so long."""
+        """Sleep until ``wake`` is called, or for this many seconds."""
         self._note_stretch(perf_counter_ns())
         self._woken.clear()
         timer = asyncio.get_running_loop().call_later(seconds, self._woken.set)
@@ -55,13 +55,13 @@ class Wakeup:
         self.ended_ns = perf_counter_ns()
 
     def wake(self) -> None:
-        """End the sleep, if there is one. On the event loop's thread."""
+        """End a sleep. Call it on the event loop's thread."""
         self._woken.set()
 
     def wake_from_any_thread(self) -> None:
-        """The same on any thread; nothing before the loop has begun."""
+        """Do the same on any thread. It has no effect before the loop has begun."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # closed meanwhile, on another thread
+            with contextlib.suppress(RuntimeError):  # another thread has closed the loop meanwhile
                 self._loop.call_soon_threadsafe(self._woken.set)
 
     async def yield_turns(self) -> None:

@@ -1,8 +1,8 @@
-"""What was taken from a replica and is not finished, what is left to do of it, and how to do that exactly once.
+"""A raw output that was taken and is not finished. Each of its remaining steps is done exactly once.
 
-Each step takes its argument out of a list in the one line that calls upstream, and adds what is left to do in the same
-line. So whatever is raised between two lines of this patch, ``finish`` goes on where the work was left, leaves nothing
-out and does nothing twice. That is all that the drain needs to step aside (``Dispatcher.finish``).
+In each step, one line takes the argument out of a list, calls upstream, and records the remaining steps. So if an
+exception is raised between two lines of this patch, ``finish`` continues where the work was left, and neither omits nor
+repeats anything. The drain needs nothing else to step aside (``Dispatcher.finish``).
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from .replicas import Replica
 
 
 class Work:
-    """A raw output, or a part of one, on its way through upstream's handling.
+    """A raw output, or a part of one, and the remaining steps of upstream's handling.
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
-        replica: Where it is from.
+        replica: The replica that sent it.
         number: Its place among the arrivals at all replicas.
 
     Attributes:
-        raw: What is not processed, the first one first. None where there was nothing; two while an end is split off.
+        raw: The raw outputs that are not processed, in order. It contains None if a poll found nothing, and two while
+            an end is split off.
         made: Upstream's request outputs that are not routed, if any.
-        ended: The ids whose ends are not in upstream's books, if any.
+        ended: The ids of requests whose ends upstream has not recorded, if any.
     """
 
     __slots__ = ("ended", "made", "number", "orchestrator", "raw", "replica")
@@ -39,25 +40,25 @@ class Work:
         self.ended: list[set[str]] = []
 
     async def get_output_async(self) -> Any:
-        """Return the raw output as a client would, so that upstream's reading can process it."""
+        """Return the raw output as a client does, so that upstream's function can read it."""
         return self.raw[0]
 
     async def read(self) -> bool:
-        """Unpack the next one, and drop it where upstream's rule says so; whether it is kept. May be repeated."""
+        """Unpack the next raw output, and return False if upstream's rule drops it. May be repeated."""
         if self.raw[0] is not None and await upstream.read(self.replica.pool, self) is not None:
             return True
         del self.raw[0]
         return False
 
     async def process(self) -> list[Any]:
-        """Let upstream process the next one; upstream's request outputs, which ``finish`` routes."""
+        """Let upstream process the next raw output, and return its request outputs. ``finish`` routes them."""
         process, slot = self.orchestrator._process_llm_stage_outputs, self.replica.slot
         ids: set[str] = set()
         self.made, self.ended = [await process(*slot, self.raw.pop(0), ids)], [ids]
         return self.made[0]
 
     async def finish(self) -> None:
-        """Do what is left to do."""
+        """Do the remaining steps."""
         while self.made or self.ended or self.raw:
             if self.made:
                 await self.orchestrator._handle_processed_outputs(*self.replica.slot, self.made.pop())
@@ -68,12 +69,12 @@ class Work:
 
 
 class DiffusionOutput(Work):
-    """An output of a diffusion stage: there is no batch to process."""
+    """An output of a diffusion stage, which has no batch to process."""
 
     __slots__ = ()
 
     async def read(self) -> bool:
-        """Take the metrics out of it; whether it has anything else."""
+        """Remove the metrics, and return whether anything else is left."""
         output = self.raw[0]
         if output is not None and not self.orchestrator._absorb_diffusion_metrics(*self.replica.slot, output):
             return True
@@ -81,7 +82,7 @@ class DiffusionOutput(Work):
         return False
 
     async def process(self) -> list[Any]:
-        """Let upstream note its time, which must not be repeated; a list of itself."""
+        """Let upstream record its time, which must not be repeated, and return it in a list."""
         self.made.append(made := [self.raw.pop(0)])
         if not upstream.is_diffusion_start(made[0]):
             self.replica.pool.record_output_timestamps(made)
@@ -89,7 +90,7 @@ class DiffusionOutput(Work):
 
 
 class Death(Work):
-    """The death of a replica: upstream evicts it and fails its requests. All of it may be repeated.
+    """The death of a replica. Upstream evicts it and fails its requests. All steps may be repeated.
 
     Args:
         orchestrator: Upstream's ``OrchestratorBase``.
@@ -98,7 +99,7 @@ class Death(Work):
         error: The exception that reported it.
 
     Attributes:
-        stranded: The states of the requests, by id, that upstream would have failed when it died.
+        stranded: The states of the requests, by id, that upstream would have failed when the replica died.
     """
 
     __slots__ = ("_bound", "stranded")
@@ -124,12 +125,12 @@ class Death(Work):
         if client is died:
             await self.orchestrator._handle_dead_replica(stage_id, replica_id, self.raw[0])
         else:
-            if client is not None:  # upstream does not shut down a client that was replaced
+            if client is not None:  # upstream does not shut down a replaced client
                 with contextlib.suppress(Exception):
                     died.shutdown()
             for request_id, state in self.stranded.items():
-                # By upstream's rule (``_handle_dead_replica``), but for the requests of another client in the slot. A
-                # detach drops the rows of the coordinator's bindings and fails those requests itself.
+                # Upstream's rule (``_handle_dead_replica``), except for the requests of another client in the slot. A
+                # detach removes the bindings and fails those requests itself.
                 now_at = pool.get_bound_replica_id(request_id)
                 lost = request_id in self._bound and (now_at == replica_id or (now_at is None and client is not None))
                 if not lost and pool.live_replica_ids():

@@ -1,4 +1,4 @@
-"""The slots of ``budgeted_drain``: both loops, and the attach of a replica at run time."""
+"""The wrappers of ``budgeted_drain``: for both loops, and for the attach of a replica at run time."""
 
 from __future__ import annotations
 
@@ -11,23 +11,16 @@ from omni_fastpath.ledger import runtime
 from .drain import DrainLoop
 
 _runtime = runtime("budgeted_drain")
-_attach_guard = _runtime.guard("noticing an attach")
 
 
 def wrapped_loop(wrapped: Callable[..., Awaitable[None]], instance: Any, args: Any, kwargs: Any) -> Awaitable[None]:
-    """Run this patch's loop in place of either of upstream's loops, or upstream's loop if this one cannot start."""
-    if not _runtime.has_failed:
-        try:
-            return DrainLoop(instance, _runtime).run(partial(wrapped, *args, **kwargs))
-        except Exception as error:
-            _runtime.fail("starting the drain", error)
-    return wrapped(*args, **kwargs)
+    """Run this patch's loop in place of either of upstream's loops."""
+    return DrainLoop(instance, _runtime).run(partial(wrapped, *args, **kwargs))
 
 
 def wrapped_add_client(wrapped: Callable[..., int], _instance: Any, args: Any, kwargs: Any) -> int:
-    """Attach as upstream does, then let the loops notice the new replica: one of them serves its pool."""
+    """Attach as upstream does, then notify the loops of the new replica, because one of them serves its pool."""
     replica_id = wrapped(*args, **kwargs)
-    with _attach_guard:
-        for loop in DrainLoop.running:
-            loop.attached()
+    for loop in DrainLoop.running:
+        loop.attached()
     return replica_id

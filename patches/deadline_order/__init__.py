@@ -1,35 +1,35 @@
-"""The front end hands out the orchestrator's messages by deadline, first text and first audio at once.
+"""The front end delivers the orchestrator's messages by deadline, first text and first audio at once.
 
 What:
-    Takes everything that is queued between the orchestrator and the front end, and hands it out by earliest deadline
-    first (EDF). The first text and the first audio of a request are due at once, and before anything else. Later audio
-    is due when a listener who has played since the first packet would run out of it, but at most 5 s after it arrived.
-    Everything else, text included, is due when it arrives. Within a request the order never changes: a request's turn
-    is at the earliest deadline among its queued messages, and the messages before that one go first.
+    Takes all messages that are queued between the orchestrator and the front end, and delivers the one with the
+    earliest deadline first (EDF). The first text and the first audio of a request are due at once, before anything
+    else. Later audio is due when a listener who has played since the first packet would run out of it, but at most 5 s
+    after it arrived. Everything else, text included, is due when it arrives. The order within a request never changes.
+    If a later message of a request is due first, the messages before it are delivered first.
 Why:
-    One thread hands out all messages. When the API process is full, thousands of messages are queued in front of it in
+    One thread delivers all messages. When the API process is overloaded, thousands of messages are queued for it in
     order of arrival, and most of them are audio that no listener needs for seconds. First audio waits behind them
     (vllm-omni issue #4561, one hop after the place that it describes).
 Why not a hook:
     The drain is a closure, and the queue is a janus queue that the orchestrator's thread fills.
 Scope:
     Event loop of the API server or of ``AsyncOmni``, in both modes. Complete answers, text without audio, diffusion
-    outputs, errors and statistics have no listener: they are due when they arrive. An acknowledgement belongs to no
-    request and is handed out at once. Any other message without a request, for example the error that ends an engine,
-    waits for everything before it, and everything after it waits for that message. While anything is queued something
-    is handed out. No message waits for one that arrives more than 15 s after it. An output that repeats earlier audio
-    (CUMULATIVE, which only users of the library ask for) counts that audio again, so that it is due as late as audio
-    can be.
+    outputs, errors and statistics have no listener, so they are due when they arrive. An acknowledgement belongs to no
+    request and is delivered at once. Any other message without a request, for example the error that ends an engine, is
+    delivered after everything that arrived before it and before everything that arrived after it. While anything is
+    queued, something is delivered. No message waits for one that arrives more than 15 s after it. An output that
+    repeats earlier audio (CUMULATIVE, which only library users request) counts that audio again, so that it is due as
+    late as audio can be.
 Fragility:
-    Wraps the engine's drains, whose contract is "a message, or None". What is queued is taken from ``output_queue``
-    with janus' own ``get_nowait``; 0.32 has a function for that. Another queue than janus' is left to upstream. Of a
-    message without a request the class is read. The seconds of audio come from upstream's own functions for its
-    metrics. Where these do not know the sample rate, audio is due when it arrives. After an error
-    messages are put back into the ``deque`` inside of the janus queue.
+    Wraps the engine's drains, whose contract is "a message, or None". Messages are taken from ``output_queue`` with
+    janus' own ``get_nowait``, and on 0.32 with upstream's function for that. A queue that is not a janus queue is left
+    to upstream. Of a message without a request the class is read. The seconds of audio are computed by the functions
+    that upstream uses for its metrics. If they do not find the sample rate, audio is due when it arrives. After an
+    error, messages are put back into the ``deque`` inside the janus queue.
 Upstream thread:
     vllm-omni issue #4561 (first audio under load), PR #5221 (event-driven loop).
 Remove when:
-    Upstream's front end hands out first audio before later audio of other requests.
+    Upstream's front end delivers first audio before later audio of other requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MESSAGES = "vllm_omni.engine.messages"
 
 
 def _seams(module: str, owner: str, *drains: str) -> tuple[AnySeam, ...]:
-    """The drains of an engine, and what its messages and their audio are read with."""
+    """The drains of an engine, and the functions and attributes with which messages and their audio are read."""
     return (
         *(Wrap(module, f"{owner}.{drain}", wrapper=f"wrapped_{drain.lstrip('_')}") for drain in drains),
         Call(UTILS, "iter_mm_outputs"),
@@ -58,12 +58,12 @@ _ONE_BY_ONE = ("try_get_output_async", "get_output_blocking_async")  # poll mode
 
 PATCH = Patch(
     name="deadline_order",
-    summary="the front end hands out messages by deadline: first text and first audio at once",
+    summary="the front end delivers messages by deadline, first text and first audio at once",
     processes=frozenset({Process.SERVER}),
     docs=__doc__,
     counters=(
-        Counter("messages", "messages handed out"),
-        Counter("overtaken", "messages that were handed out after one that had arrived later"),
+        Counter("messages", "messages delivered"),
+        Counter("overtaken", "messages that were delivered after one that had arrived later"),
         Counter("most_queued", "most messages queued at the front end", is_maximum=True),
     ),
     rows=(

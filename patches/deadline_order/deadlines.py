@@ -1,4 +1,4 @@
-"""When a message is due: at once, when its listener would run out of audio, or when it arrived."""
+"""The deadline of a message: at once, when its listener would run out of audio, or when it arrived."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from vllm_omni.metrics.definitions import resolve_audio_sample_rate_or_none
 from vllm_omni.metrics.utils import count_audio_frames, iter_mm_outputs
 
 AT_ONCE_S = 10.0
-"""How long before its arrival a first output is due: before anything that has been queued for less."""
+"""A first output is due this long before its arrival, and so before anything that has been queued for less."""
 
 LONGEST_SLACK_S = 5.0
 """Latest deadline of audio, after its arrival. A stage makes audio several times faster than a listener plays it."""
 
 FORGOTTEN_AFTER_S = 60.0
-"""After which a request without outputs is forgotten: it was aborted, and nothing says so here. If it goes on after
-all, its next output counts as its first."""
+"""After this time without outputs a request is forgotten. It was probably aborted, which is not reported here. If it
+continues, its next output counts as its first."""
 
 
 class _Answer:
-    """What is known of one request's answer.
+    """The state of one request's answer.
 
     Attributes:
-        kinds: Of which outputs were seen: the stages with text, and audio.
-        rate: Samples per second of its audio; 0 while that is not known.
-        plays_until: When a listener who began at the first audio has played everything that arrived.
+        kinds: The kinds of outputs that were seen: each stage with text, and None for audio.
+        rate: Samples per second of its audio. 0 if unknown.
+        plays_until: When a listener who started with the first audio has played everything that arrived.
         last_s: When its last output arrived.
     """
 
@@ -44,8 +44,8 @@ class Deadlines:
     """The deadlines of one engine's messages.
 
     Args:
-        ask: A plugin's deadline of a message, which is given the one here; None without a plugin.
-        clock: In seconds.
+        ask: Asks plugins for the deadline of a message. None without plugins.
+        clock: Returns seconds.
     """
 
     def __init__(self, ask: Callable[..., float | None] | None, clock: Callable[[], float]) -> None:
@@ -57,8 +57,8 @@ class Deadlines:
         """The request of a message that has just arrived, and its deadline.
 
         Returns:
-            The request's id and the deadline in seconds on the clock. Of a message without a request the deadline is
-            minus infinity (it goes at once), or infinity: nothing may overtake it, and it overtakes nothing.
+            The request's id, and the deadline in seconds on the clock. For a message without a request the deadline is
+            minus infinity (deliver it at once) or infinity (nothing overtakes it, and it overtakes nothing).
         """
         request_id = getattr(message, "request_id", None)
         if request_id is None:
@@ -83,19 +83,19 @@ class Deadlines:
         if message.finished:
             return max(deadline, now)
         answer.kinds.add(kind)
-        self._answers[message.request_id] = answer  # the last one in the dictionary
+        self._answers[message.request_id] = answer  # at the end of the dictionary
         self._forget(now)
         return now - AT_ONCE_S if is_first else deadline
 
     def _forget(self, now: float) -> None:
-        """Forget the request with the oldest last output if that is too old. Each output forgets at most one."""
+        """Forget the request whose last output is the oldest, if it is too old. Each call forgets at most one."""
         longest = next(iter(self._answers))
         if now - self._answers[longest].last_s > FORGOTTEN_AFTER_S:
             del self._answers[longest]
 
 
 def _seconds(outputs: Any, answer: _Answer) -> float | None:
-    """Seconds of audio in an output; None where there is none, or the sample rate is not known."""
+    """Seconds of audio in an output. None if there is none, or if the sample rate is unknown."""
     payloads = iter_mm_outputs(outputs)
     frames = sum(map(count_audio_frames, payloads))
     if not frames:

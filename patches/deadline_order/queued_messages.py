@@ -1,7 +1,7 @@
-"""Queued messages in the order in which they are handed out: earliest deadline first, in order within a request.
+"""Queued messages, by earliest deadline first and in order within a request.
 
-The messages themselves are in one dictionary by number of arrival, and everything else is an index of it. After an
-error that dictionary is all that is needed to give them back.
+The messages are in one dictionary, by number of arrival. All other structures only refer to it, so that after an error
+the dictionary is enough to return the messages.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 Due = tuple[float, int]
-"""A deadline, and the number of the message that has it."""
+"""A deadline and the number of the message that has it."""
 
 
 class Deadlines(Protocol):
-    """What says when a message is due: ``deadlines.Deadlines``."""
+    """The part of ``deadlines.Deadlines`` that is used here."""
 
     def of(self, message: Any) -> tuple[str | None, float]:
         """The request of a message that has just arrived, and its deadline in seconds."""
 
 
 class _Request:
-    """What is queued of one request.
+    """The queued messages of one request.
 
     Attributes:
         numbers: Its messages, in order of arrival.
-        earliest: Those that have an earlier deadline than each one after them, in order of arrival: the first one has
-            the earliest deadline of all.
+        earliest: Those that are due before every message after them, in order of arrival. The first one has the
+            earliest deadline of all.
     """
 
     __slots__ = ("earliest", "numbers")
@@ -39,7 +39,7 @@ class _Request:
         self.earliest: deque[Due] = deque()
 
     def add(self, due: Due) -> None:
-        """A message arrived."""
+        """Add a message that has arrived."""
         self.numbers.append(due[1])
         while self.earliest and self.earliest[-1][0] > due[0]:
             self.earliest.pop()
@@ -50,17 +50,17 @@ class QueuedMessages:
     """Queued messages of one engine. All methods are called on the front end's event loop.
 
     Args:
-        deadlines: What says when a message is due.
+        deadlines: The deadlines of its messages.
+        counters: The patch's counters.
 
     Attributes:
         deadlines: The same.
-        messages: By number of arrival, in order of arrival.
-        is_open: Whether more may arrive: a message with an infinite deadline closes it until it has been taken, so that
-            nothing overtakes it.
-        overtaken: Messages that were taken after one that had arrived later.
+        messages: The messages by number of arrival, in order of arrival.
+        is_open: Whether more messages may be collected. A message with an infinite deadline prevents that until it is
+            taken, so that nothing overtakes it.
     """
 
-    def __init__(self, deadlines: Deadlines) -> None:
+    def __init__(self, deadlines: Deadlines, counters: dict[str, int]) -> None:
         self.deadlines = deadlines
         self.messages: dict[int, Any] = {}
         self.is_open = True
@@ -68,10 +68,10 @@ class QueuedMessages:
         self._turns: list[tuple[float, int, str | None]] = []
         self._arrived = 0
         self._latest = -1
-        self.overtaken = 0
+        self._counters = counters
 
     def collect(self, get: Callable[[], Any], is_empty: Callable[[], bool]) -> None:
-        """Take everything that ``get`` gives, until there is nothing or it raises."""
+        """Take all messages from ``get``, until it has none or raises."""
         while self.is_open and not is_empty():
             try:
                 self.messages[self._arrived] = get()
@@ -81,7 +81,7 @@ class QueuedMessages:
             self._index(self._arrived - 1)
 
     def _index(self, number: int) -> None:
-        """Give a message that is new in ``messages`` its place in the order."""
+        """Insert a new message of ``messages`` into the order."""
         request_id, deadline = self.deadlines.of(self.messages[number])
         self.is_open = deadline != math.inf
         queued = self._requests.setdefault(request_id, _Request())
@@ -93,13 +93,13 @@ class QueuedMessages:
             insort(self._turns, (*queued.earliest[0], request_id))
 
     def take(self) -> Any:
-        """The message whose turn it is; None when nothing is queued."""
+        """Take the next message. None if nothing is queued."""
         if not self._turns:
             return None
         deadline, due_number, request_id = self._turns[0]
         queued = self._requests[request_id]
         number = queued.numbers.popleft()
-        self.overtaken += number < self._latest
+        self._counters["overtaken"] += number < self._latest
         self._latest = max(self._latest, number)
         if number == due_number:
             queued.earliest.popleft()

@@ -1,4 +1,4 @@
-"""The front end wakes when the orchestrator sends a message, and does not keep its event loop to itself.
+"""The front end wakes when the orchestrator sends a message, and lets other tasks of its event loop run.
 
 What:
     In poll mode, upstream's front end checks the orchestrator's queue and sleeps for a millisecond when it is empty.

@@ -81,10 +81,8 @@ class WakeOnPut:
     async def arrival(self, waiter: asyncio.Future[bool]) -> None:
         """Wait for the next put, or for ``_LIVENESS_INTERVAL_S``."""
         timer = waiter.get_loop().call_later(_LIVENESS_INTERVAL_S, _resolve, waiter, False)
-        try:
-            arrived = await waiter
-        finally:
-            timer.cancel()
+        arrived = await waiter  # if it is cancelled, the timer finds the waiter done
+        timer.cancel()
         self.left = BATCH
         _counters["woken" if arrived else "liveness_checks"] += 1
 
@@ -137,7 +135,7 @@ async def wrapped_get_output_blocking_async(wrapped: AwaitedCall, instance: Any,
 
 
 def taken_off() -> None:
-    """Restore ``_put`` of the queues. The timer wakes whoever waits now."""
+    """Restore ``_put`` of the queues. A drain that waits now is woken by its timer."""
     for queue in list(_queues):
         if isinstance(vars(queue).get("_put"), WakeOnPut):
             del vars(queue)["_put"]

@@ -26,12 +26,12 @@ Scope:
     and ``is_finished``. One for whole payloads lacks the first or both. On 0.28 a stage process does not know whether
     it is a final-output stage, so that clients get what the roots determine, as with upstream's own split of a thinker.
     Per request, pooling requests, streaming sessions in all their segments and CFG companions are left alone. Per step,
-    so is an output whose payload list is not the very list that goes to the connector, for example because the model
+    so is an output whose payload list is not the very list that is sent to the connector, for example because the model
     names the keys that its clients get (``omni_client_multimodal_output_keys``).
 Fragility:
     Wraps ``OmniARScheduler.update_from_output`` and works on its result. The payload itself, which the connector's save
-    task has, is never changed. The body is pinned, because the patch relies on what it passes to the connector and what
-    to the outputs, and so is the check of the edges. Not recognized: a middle stage of four or more with a processor
+    task has, is never changed. The body is pinned, because the patch relies on what it passes to the connector and to
+    the outputs, and so is the check of the edges. Not recognized: a middle stage of four or more with a processor
     for chunks and no connector on its outgoing edge, if the stage after it has one on its own outgoing edge. Upstream
     passes the payload on through the orchestrator there, and leaves the stage's chunks in shared memory. No pipeline of
     0.30 is like that. Companions have ``__cfg_`` in one of their two ids. A step's ``multimodal_outputs`` and

@@ -17,7 +17,7 @@ _runtime = runtime("forward_gate")
 _counters = _runtime.counters
 
 _CFG_COMPANION = "__cfg_"
-"""Is in the id of every companion that upstream's input processors make. Its output is bundled with its parent's."""
+"""Part of the id of every companion that upstream's input processors make. Its output is bundled with its parent's."""
 
 _gating: WeakSet[Any] = WeakSet()
 """The schedulers whose outputs are gated. A scheduler that was made before the patch was installed is not one."""

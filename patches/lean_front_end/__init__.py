@@ -74,7 +74,7 @@ TABLES: tuple[AnySeam, ...] = (
 
 
 def _fit(release: str, deltas: str, *tables: AnySeam, note: str = "") -> Fit:
-    """What a release needs, by the module of its delta model."""
+    """The row of a release, by the module of its delta model."""
     stream = "OmniOpenAIServingChat.chat_completion_stream_generator"
     return Fit(
         releases=(release,),

@@ -15,7 +15,7 @@ class WithOtherGlobals:
         others: The objects behind the global names that differ.
 
     Attributes:
-        function: Is called as upstream's function is.
+        function: The function, with the parameters of upstream's.
     """
 
     def __init__(self, upstream: Any, others: Mapping[str, Any]) -> None:
@@ -27,5 +27,5 @@ class WithOtherGlobals:
         self.function: Callable[..., Any] = made
 
     def is_of(self, upstream: Any) -> bool:
-        """Whether it is made of this function, and the globals of that function's module have not changed since."""
+        """Whether it was made from this function, and the globals of that function's module have not changed since."""
         return upstream is self._upstream and upstream.__globals__ == self._names

@@ -1,4 +1,4 @@
-"""The text of a token's event: what upstream's model would write, filled in around the token and its usage.
+"""The text of a token's event as upstream's model would write it, with the token and its usage filled in.
 
 Upstream's generator of a streamed answer gets a subclass of its class of an event. The text of a plain token's event is
 a *form* that is filled in. A form is taken from an event of upstream with marks in the places of the token and the
@@ -23,7 +23,7 @@ LONGEST_ID = 256
 
 _TEXT = "\ue000text\ue001"
 _NUMBERS = (7_310_482_956_173_849, 7_310_482_956_173_857, 7_310_482_956_173_863)
-"""Marks in the places of what differs, in the event from which a form is taken."""
+"""Marks for the token and the numbers, in the event from which a form is taken."""
 
 _OF_TOKEN = frozenset({"content"})
 _OF_CHOICE = frozenset({"index", "delta", "logprobs", "finish_reason", "token_ids"})

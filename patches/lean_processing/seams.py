@@ -28,7 +28,7 @@ _ENTRY = (
 
 
 def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ...]:
-    """What every release has.
+    """The seams on every release.
 
     Args:
         orchestrator: The orchestrator's class.
@@ -44,7 +44,7 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
             pinned=True,
         ),
         Pin(CORE_CLIENT, "BackgroundResources.__call__"),
-        # What receives an output, and what is done with one that nothing receives.
+        # Which outputs are received, and how others are handled.
         Wrap(ORCHESTRATOR, f"{orchestrator}._process_llm_stage_outputs", wrapper="wrapped_process_llm_stage_outputs"),
         Pin(ORCHESTRATOR, f"{orchestrator}._handle_processed_outputs"),
         Pin(ORCHESTRATOR, f"{orchestrator}._route_output"),
@@ -52,7 +52,7 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         Call(ORCHESTRATOR, f"{orchestrator}._stage_receives_async_chunks"),
         Call(COMPANIONS, "CfgCompanionTracker.is_companion"),
         Call(COMPANIONS, "CfgCompanionTracker.has_companions"),
-        # What is done with an entry apart from making an output.
+        # How an entry is handled, apart from making an output.
         Wrap(
             OMNI_PROCESSOR,
             "MultimodalOutputProcessor.process_outputs",
@@ -61,11 +61,11 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         ),
         Pin(PROCESSOR, "OutputProcessor.process_outputs"),
         Pin(DETOKENIZER, "IncrementalDetokenizer.update"),
-        # What appends to a record of latencies, reads it and removes it.
+        # The functions that append to a record of latencies, read it and remove it.
         Pin(OMNI_PROCESSOR, "MultimodalOutputProcessor._update_stats_from_output"),
         Pin(OMNI_PROCESSOR, "MultimodalOutputProcessor._update_stats_from_finished"),
         Pin(OMNI_PROCESSOR, "MultimodalOutputProcessor.pop_native_text_metrics"),
-        # What making an output changes, and where it takes the token ids from.
+        # The state that changes when an output is made, and the source of its token ids.
         Pin(OMNI_PROCESSOR, "OmniRequestState.make_request_output"),
         Pin(OMNI_PROCESSOR, "OmniRequestState._new_completion_output"),
         Pin(PROCESSOR, "RequestState._new_completion_output"),
@@ -73,11 +73,11 @@ def _seams(orchestrator: str, intercept: str, session: str) -> tuple[AnySeam, ..
         Pin(DETOKENIZER, "BaseIncrementalDetokenizer.update"),
         Pin(DETOKENIZER, "SlowIncrementalDetokenizer.num_output_tokens"),
         Call(DETOKENIZER, "IncrementalDetokenizer.num_output_tokens"),
-        # What makes an output of plain tokens here.
+        # The functions with which the patch makes an output of plain tokens.
         Call(DETOKENIZER, "IncrementalDetokenizer.get_next_output_text"),
         Call(DETOKENIZER, "BaseIncrementalDetokenizer.get_next_output_text"),
         Pin(OMNI_PROCESSOR, "OmniRequestState._new_request_output"),
-        # What is recorded of an output.
+        # The records of an output.
         Wrap(
             STAGE_POOL,
             "StagePool.record_output_timestamps",

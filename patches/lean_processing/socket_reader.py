@@ -1,4 +1,4 @@
-"""How a client's reader gets its next message: at once if one is in the socket, otherwise as soon as one arrives.
+"""Gives a client's reader its next message, at once if one is in the socket, otherwise as soon as one arrives.
 
 vLLM's reader awaits ``recv_multipart`` of its socket for each message. For each call ``zmq.asyncio`` makes a future, a
 callback and several checks of the socket's state. The socket gets a ``recv_multipart`` that does less.
@@ -68,7 +68,7 @@ class SocketReader:
         self._is_upstreams = False
 
     async def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Frames:
-        """The next message, as ``zmq.asyncio`` gives it. Another call than that of upstream's reader is pyzmq's."""
+        """The next message, as from ``zmq.asyncio``. Calls with other arguments than the reader's are left to pyzmq."""
         try:
             while not (self._is_upstreams or flags or copy or track or _runtime.has_failed):
                 if self._left and self._get(EVENTS) & POLLIN:
@@ -76,7 +76,7 @@ class SocketReader:
                     _counters["messages"] += 1
                     return self._take(NOBLOCK, False)
                 await self._next_arrival()
-        except ZMQError:  # pyzmq reports what is wrong with the socket
+        except ZMQError:  # pyzmq reports the problem of the socket
             pass
         except Exception as error:
             _runtime.fail("waiting for a message", error)
@@ -85,7 +85,7 @@ class SocketReader:
         return await self._upstreams(flags, copy, track)
 
     def leave(self, _task: object = None) -> None:
-        """Take our callback off the socket's descriptor."""
+        """Remove the patch's callback from the socket's descriptor."""
         with _leaving:
             loop, self._loop = self._loop, None
             if loop is not None:

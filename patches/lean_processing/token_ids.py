@@ -42,14 +42,14 @@ class LeanState(OmniRequestState):  # type: ignore[misc]
     """Upstream's state of a request, whose class is changed to this one at its first entry.
 
     Attributes:
-        unseen: What ``unseen.py`` knows of the request, or None if that is not known yet.
+        unseen: The request's ``Unseen``. False if something receives its outputs, None if that is not known yet.
     """
 
     detokenizer: Any
     unseen: Any = None
 
     def make_request_output(self, new_token_ids: Any, *others: Any, **more: Any) -> Any:
-        """What upstream makes. In the middle of a request of plain tokens it is made here."""
+        """Make an output as upstream does. In the middle of a request of plain tokens it is made here."""
         try:
             if all(each is None for each in (*others, *more.values())) and self._is_plain():
                 processor, detokenizer = self.logprobs_processor, self.detokenizer

@@ -71,7 +71,7 @@ class Unseen:
 
 
 def unseen_of(processor: Any, state: Any, entry: Any) -> Unseen | None:
-    """What is known of an entry's request, if no output has to be made of the entry.
+    """The ``Unseen`` of an entry's request, if no output has to be made of the entry.
 
     Args:
         processor: The stage's processor.
@@ -96,7 +96,7 @@ def attach(orchestrator: Any, stage_id: int) -> None:
 
 
 def _find_out(processor: Any, state: Any, name: str) -> Unseen | Literal[False] | None:
-    """What is known of a request at this stage. False if something receives its outputs, None if that is not known yet.
+    """The ``Unseen`` of a request at this stage. False if something receives its outputs, None if that is unknown.
 
     Upstream makes the outputs up to the first one with content, because its time may be sent to users.
     """

@@ -76,7 +76,7 @@ def _in_turn(
 
 
 def _count(processor: Any, unseen: Any, entry: Any, stamp: float | None, statistics: Any, made: list[Any]) -> None:
-    """Do for an entry what upstream does apart from making an output."""
+    """Handle an entry as upstream does, apart from making an output."""
     state = processor.request_states[entry.request_id]
     count, update, tokens = processor._update_stats_from_output, state.detokenizer.update, entry.new_token_ids
     _counters["not_built"] += 1
@@ -120,4 +120,4 @@ def wrapped_record_output_timestamps(wrapped: Call, instance: Any, args: Any, kw
 
 _WITHOUT_PAYLOAD = frozenset({BareOutput, TextCompletion})
 _KNOWN = _WITHOUT_PAYLOAD | {MultimodalCompletionOutput}
-"""Outputs and completions for which it is known where a payload is."""
+"""The outputs and completions whose payload is in a known attribute, or that have none."""

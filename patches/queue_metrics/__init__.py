@@ -1,49 +1,49 @@
-"""Where a server's time goes, what is queued and which requests get no output, on ``/metrics``, on stock too.
+"""Where a server's time is spent, queues, and requests without output, on ``/metrics``, also on stock.
 
 What:
     For the first audio and the first text of each streamed answer: how long it took, leg by leg. ``way_in`` begins when
-    the kernel has the request and ends when a stage has it. ``engines`` ends when the raw output with the first audio,
-    or text, is made, ``queue`` when the orchestrator begins to process it, ``dispatch`` when it puts the message for
-    the front end, ``hand_over`` when the message is in the request's own queue, and ``writing`` when the server has its
-    bytes. All but ``engines`` is time in the API process. Also how many raw outputs were ahead of it in its replica's
-    queue when it arrived there, and how many messages in the front end's. For each replica: how long a raw output took
-    from its construction until the orchestrator had routed it, how many are queued, how many requests had no output of
-    any stage for 30 seconds, and the longest time that one had none. For an API process: how late the event loops of
-    the orchestrator and of the front end run a timer, how long full garbage collections stopped the process, how full
-    ``/dev/shm`` is, how much of this server's requests is in it by stage, and how many chunks there nobody fetches. For
-    each stage with async-chunk: how many tasks are in its save queue.
+    the kernel has the request and ends when a stage has it. ``engines`` ends when the raw output with the first audio
+    or text is made, ``queue`` when the orchestrator begins to process it, ``dispatch`` when it puts the message for the
+    front end, ``hand_over`` when the message is in the request's own queue, and ``writing`` when the server has its
+    bytes. All legs but ``engines`` are time in the API process. Also how many raw outputs were ahead of it in its
+    replica's queue when it arrived there, and how many messages in the front end's. For each replica: how long a raw
+    output took from its construction until the orchestrator had routed it, how many are queued, how many requests had
+    no output of any stage for 30 seconds, and the longest time without one. For an API process: how late the event
+    loops of the orchestrator and of the front end run a timer, how long full garbage collections stopped the process,
+    how full ``/dev/shm`` is, how many of its bytes are chunks of this server's requests by stage, and how many chunks
+    are never fetched. For each stage with async-chunk: how many tasks are in its save queue.
 Why:
-    Upstream's metrics do not show where a server's time goes. A first audio that waits a millisecond in its stage and
-    two seconds behind the codec frames of others looks like a slow stage. A request whose stage no longer answers looks
-    like a long one. These metrics show the effect of every other patch on a live server.
+    Upstream's metrics do not show where a server's time is spent. A first audio that waits a millisecond in its stage
+    and two seconds behind the codec frames of others looks like a slow stage. A request whose stage no longer answers
+    looks like a long one. These metrics show the effect of every other patch on a running server.
 Why not a hook:
     Upstream has none around routing. Its own monitor of the orchestrator's loop writes a file at the end.
 Scope:
     Orchestrator thread, in both of upstream's loops and under ``budgeted_drain``, all of which call the wrapped
     methods. The front end's event loop of ``vllm serve`` and ``AsyncOmni`` (``Omni`` has none). Stage processes. If it
     is installed while a server runs, it begins with the next orchestrator. Legs are measured for the first request of
-    an HTTP POST whose answer is sent in parts, and counted when the last leg ends. Web sockets, library users and
-    answers in one piece have none. The time at which the kernel had the request is known for TCP connections of uvicorn
-    on Linux, to some milliseconds. Otherwise ``way_in`` begins at the application's first line. Without async-chunk,
-    ``engines`` includes the orchestrator's work between two stages. Legs and residence are measured for replicas that
-    were spawned here or send by a local transport, because another host has another clock. Outputs of a diffusion stage
-    have no time of construction. First audio is the first for which upstream counts frames, at a stage whose audio is
-    sent to the user. First text is what upstream records as the first output that is not empty. A first output is
-    missed if upstream forgets another request of that stage while it is processed, and if 0.32 routes it while it
-    processes the raw output of another stage. Raw outputs that the event-driven loop has read and not dispatched count
-    in times but not in the depth. A raw output counts twice if ``budgeted_drain`` holds the end of a request in it. A
-    request waits for the first of its stages that has not finished it. A request at a diffusion stage, whose only
-    output is the last, never counts as without output, nor does a session between two segments, which waits for its
-    client. A chunk that nobody fetches is older than ten minutes and belongs to no request of this API process. It
-    cannot be known whether another server, or another API process of this one, still waits for it. Nothing is deleted.
-    Figures of stages and of other API processes are up to two seconds old.
+    an HTTP POST whose answer is sent in parts, and counted when the last leg ends. They are not measured for web
+    sockets, library users and answers in one piece. The time at which the kernel had the request is known for TCP
+    connections of uvicorn on Linux, to some milliseconds. Otherwise ``way_in`` begins at the application's first line.
+    Without async-chunk, ``engines`` includes the orchestrator's work between two stages. Legs and residence are
+    measured for replicas that were spawned here or send by a local transport, because another host has another clock.
+    Outputs of a diffusion stage have no time of construction. First audio is the first for which upstream counts
+    frames, at a stage whose audio is sent to the user. First text is what upstream records as the first output that is
+    not empty. A first output is missed if upstream forgets another request of that stage while it is processed, and if
+    0.32 routes it while it processes the raw output of another stage. Raw outputs that the event-driven loop has read
+    and not dispatched count in times but not in the depth. A raw output counts twice if ``budgeted_drain`` holds the
+    end of a request in it. A request waits for the first of its stages that has not finished it. A request at a
+    diffusion stage, whose only output is the last, never counts as without output, nor does a session between two
+    segments, which waits for its client. A chunk counts as never fetched if it is older than ten minutes and belongs to
+    no request of this API process. Another server, or another API process of this one, may still wait for it. Nothing
+    is deleted. Figures of stages and of other API processes are up to two seconds old.
 Fragility:
     Relies on one raw output being processed and routed at a time. The queue between orchestrator and front end gets
     another ``_put`` as an attribute, and a request's queue in the front end another ``_put`` and ``_get`` until its
     first outputs have arrived. Read, but declared by no class: ``batch`` of an entry of an adapter's queue, from 0.32
     on, the names of chunks in ``/dev/shm``, and ``transport`` of uvicorn's connection.
 Upstream thread:
-    vllm-omni issue #4561 (asks for the times of a first audio, the depth of queues and what is ahead of it).
+    vllm-omni issue #4561 (requests the times of a first audio, the depth of queues and what is ahead of it).
 Remove when:
     Upstream exports these times and depths.
 """
@@ -56,7 +56,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 
 """Buckets, from an immediate result to a wait in an overloaded server, fine where listeners notice a difference."""
 
 AHEAD = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""Buckets for what is ahead in a queue."""
+"""Buckets for the number of items ahead in a queue."""
 
 PREFIX = "omni_fastpath_"
 
@@ -75,7 +75,7 @@ def _seams(
     loop: str = "OrchestratorBase",
     front_end: tuple[str, str] = ("vllm_omni.entrypoints.async_omni_base", "AsyncOmniBase._final_output_handler"),
 ) -> tuple[AnySeam, ...]:
-    """What a release needs, by its names of the orchestrator and of the front end."""
+    """The seams on a release, by its names of the orchestrator and of the front end."""
     return (
         Wrap("fastapi.applications", "FastAPI.__call__", wrapper="wrapped_app"),
         Wrap(STATE, "ClientRequestState.__init__", wrapper="wrapped_request_made"),
@@ -113,24 +113,24 @@ def _metric(name: str, meaning: str, *labels: str, bounds: tuple[float, ...] | N
 
 PATCH = Patch(
     name="queue_metrics",
-    summary="where time goes, what is queued and which requests get no output, on /metrics",
+    summary="where time is spent, queues, and requests without output, on /metrics",
     processes=frozenset({Process.SERVER, Process.STAGE}),
     docs=__doc__,
     default_on=False,
-    counters=(Counter("observed", "raw outputs that were routed, and in a stage save queues"),),
+    counters=(Counter("observed", "raw outputs that were routed, and in a stage its save queues"),),
     metrics=(
         _metric("first_output_seconds", "From a request to its first audio, or text", "output", bounds=SECONDS),
         _metric("first_output_api_process_seconds", "This time without the engines' leg", "output", bounds=SECONDS),
         _metric("first_output_leg_seconds", "The legs of this time", "output", "leg", bounds=SECONDS),
-        _metric("first_output_ahead", "What was ahead of it in each queue", "output", "queue", bounds=AHEAD),
+        _metric("first_output_ahead", "The number of items ahead of it in each queue", "output", "queue", bounds=AHEAD),
         _metric("residence_seconds", "From a raw output's construction until it was routed", bounds=SECONDS),
         _metric("queued_raw_outputs", "Raw outputs in the queue of a replica's client"),
         _metric("queued_messages", "Messages that are queued for the front end"),
         _metric("requests_without_output", "Requests that wait for a replica, without an output for 30 seconds"),
         _metric("longest_without_output_seconds", "The longest time that a request at a replica had no output"),
-        _metric("shared_memory_used_ratio", "How much of /dev/shm is used, of 1"),
+        _metric("shared_memory_used_ratio", "The used share of /dev/shm, from 0 to 1"),
         _metric("shared_memory_chunk_bytes", "Bytes of this server's requests in /dev/shm, by sending stage"),
-        _metric("shared_memory_orphans", "Files of chunks in /dev/shm that nobody fetches any more"),
+        _metric("shared_memory_orphans", "Files of chunks in /dev/shm that are never fetched"),
         _metric("event_loop_lag_seconds", "How late an event loop ran a timer", "loop", bounds=SECONDS),
         _metric("gc_pause_seconds", "How long a full garbage collection stopped the process", bounds=SECONDS),
         _metric("save_queue_tasks", "Tasks in a stage's save queue"),

@@ -1,4 +1,4 @@
-"""What is observed of one orchestrator: raw outputs, the first audio and text in them, requests without an output."""
+"""The observations of one orchestrator: raw outputs, the first audio and text in them, requests without output."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from omni_fastpath.figures import Distribution
 from .journey import SEEN, Journey
 
 End = Callable[[], None] | None
-"""Is called when upstream's method has ended."""
+"""Called when upstream's method has returned."""
 
 _FIRSTS = {"audio": "_audio_frames_by_request", "text": "_non_empty_first_output_timestamps_by_request"}
-"""Upstream's records in a pool. A request is in one from its first audio, or text, until the stage ends it."""
+"""Upstream's records in a pool. A request is in one of them from its first audio or text until the stage ends it."""
 
 
 @dataclass(slots=True)
@@ -28,9 +28,10 @@ class Replica:
     """One replica of a stage.
 
     Attributes:
-        gives: The kind of output that its stage sends to the user, such as ``audio`` or ``text``. None for nothing.
+        gives: The kind of output that its stage sends to the user, such as ``audio`` or ``text``. None if it sends
+            none.
         residence: Residence of its raw outputs, in seconds. None if it is on another host, whose clock differs.
-        dequeued_s: When its last raw outputs were dequeued. Their number bounds how many are counted ahead of one.
+        dequeued_s: When its last raw outputs were dequeued. Their number limits how many are counted ahead of one.
     """
 
     gives: str | None
@@ -39,7 +40,7 @@ class Replica:
 
 
 class Account:
-    """What is observed of one orchestrator.
+    """The observations of one orchestrator.
 
     Args:
         orchestrator: The orchestrator.
@@ -55,11 +56,11 @@ class Account:
         self._output_s: dict[str, float] = {}  # when a stage last made an output of each request
 
     def processing(self, stage_id: int, replica_id: int, raw_outputs: Any, *_: Any, **__: Any) -> End:
-        """The processing of a raw output begins. None if its replica is gone.
+        """Called when processing begins. Returns what to call when it ends, or None if the replica is gone.
 
         Takes the arguments of upstream's method.
         """
-        self._processed = None  # what is routed while this one is processed belongs to it
+        self._processed = None  # outputs that are routed while this one is processed are made from it
         now_s, made_s, pool = monotonic(), raw_outputs.timestamp, self.pools[stage_id]
         if (replica := self._replica(stage_id, replica_id, pool)) is None:
             return None
@@ -74,14 +75,14 @@ class Account:
             new = max(0, len(had_first) - before) if replica.residence is not None else 0
             for request_id in islice(reversed(had_first), new):  # the newest keys of a dict are last
                 if (journey := self._journeys.get(request_id)) is not None:
-                    # The queue is first in, first out, so what was ahead was dequeued since this one was made.
+                    # The queue is first in, first out, so those ahead were dequeued since this one was made.
                     ahead = sum(at_s > made_s for at_s in replica.dequeued_s) - 1
-                    journey.was_made(str(replica.gives), stage_id, (made_s, now_s), ahead)
+                    journey.note_made(str(replica.gives), stage_id, (made_s, now_s), ahead)
 
         return processed
 
     def routing(self, stage_id: int, *_: Any, **__: Any) -> End:
-        """The routing of outputs begins. None if they are of no raw output, such as those of a diffusion stage.
+        """Called when routing begins. Returns what to call when it ends, or None for outputs of a diffusion stage.
 
         Takes the arguments of upstream's method.
         """
@@ -95,16 +96,16 @@ class Account:
 
     @property
     def pools(self) -> Any:
-        """The orchestrator's pools, or none when it is gone."""
+        """The orchestrator's pools. Empty if it no longer exists."""
         return getattr(self._orchestrator(), "stage_pools", ())
 
     @property
     def requests(self) -> dict[str, Any]:
         """The orchestrator's states of its current requests, by id."""
-        return dict(getattr(self._orchestrator(), "request_states", {}))  # in one step: another thread may change it
+        return dict(getattr(self._orchestrator(), "request_states", {}))  # one step, as another thread may change it
 
     def depths(self) -> Iterator[tuple[int, int, int]]:
-        """Stage, replica, and the depth of its client's queue. From the first call on the replica has metrics."""
+        """Stage, replica, and the depth of its client's queue. A replica has metrics from the first call on."""
         for stage_id, pool in enumerate(self.pools):
             for replica_id, client in enumerate(list(pool.clients)):
                 if hasattr(client, "outputs_queue"):  # a diffusion stage's outputs have no time of construction
@@ -112,9 +113,9 @@ class Account:
                     yield stage_id, replica_id, client.outputs_queue.qsize()
 
     def without_output(self) -> Iterator[tuple[tuple[int, int | None], float]]:
-        """For each request the stage and replica that it waits for, and how long no stage has made an output of it.
+        """For each request, the stage and replica that it waits for, and the seconds since any stage made an output.
 
-        Without requests that wait for their client, or for a diffusion stage, whose only output is the last.
+        Requests that wait for their client are left out, and those at a diffusion stage, whose only output is the last.
         """
         pools, states = self.pools, self.requests
         for request_id in self._output_s.copy().keys() - states.keys():

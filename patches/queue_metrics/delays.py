@@ -1,7 +1,7 @@
-"""What delays a whole process: late event loops, and garbage collections of Python's oldest generation.
+"""Delays of a whole process: late event loops, and garbage collections of Python's oldest generation.
 
-Plain numbers and not a prometheus_client ``Histogram``, because Python may call ``Pauses`` on a thread that holds the
-lock of a metric, which would then wait for itself.
+These are plain numbers and not a prometheus_client ``Histogram``, because Python may call ``Pauses`` on a thread that
+has locked a metric, and that thread would then wait for itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OLDEST = 2
 _guard = runtime("queue_metrics").guard("measuring a delay")
 
 LOOPS: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-"""Event loops that are measured. One that is removed is no longer measured."""
+"""The measured event loops. A loop that is removed is no longer measured."""
 
 
 def measure_lag(name: str) -> None:

@@ -1,7 +1,7 @@
-"""Where the time of a request's first audio and first text went, leg by leg, from the application to the transport.
+"""Where the time to a request's first audio and first text is spent, leg by leg, from the application to the transport.
 
-A request is followed while its connection is open. Two threads write, the orchestrator's until a first output is in the
-front end's queue, and the front end's from then on.
+A request is followed while its connection is open. Two threads write: the orchestrator's until a first output is in the
+front end's queue, and then the front end's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def unread_s(receive: Any) -> float:
 
 
 def distributions(output: str) -> list[Distribution]:
-    """For a kind of first output: its whole time, that in the API process, each leg, and what was ahead of it."""
+    """For a kind of first output: its time, the part in the API process, each leg, and the items ahead of it."""
     whole = [SEEN.of(f"first_output_{each}", output=output) for each in ("seconds", "api_process_seconds")]
     legs = [SEEN.of("first_output_leg_seconds", output=output, leg=leg) for leg in LEGS]
     return [*whole, *legs, *(SEEN.of("first_output_ahead", output=output, queue=queue) for queue in QUEUES)]
@@ -52,14 +52,14 @@ def distributions(output: str) -> list[Distribution]:
 
 @dataclass(slots=True, eq=False)
 class First:
-    """A request's first audio, or text, on its way.
+    """A request's first audio or first text, until it is sent.
 
     Attributes:
-        output: Which of the two.
+        output: ``audio`` or ``text``.
         stage_id: The stage that made it.
         times: The beginning of the request, and the end of each leg so far.
-        ahead: How much was ahead of it in its replica's queue, and in the front end's.
-        message: The message with it in the front end, until it was sent.
+        ahead: The number of items ahead of it in its replica's queue, and in the front end's.
+        message: The front end's message that contains it, until it was sent.
     """
 
     output: str
@@ -68,14 +68,14 @@ class First:
     ahead: list[int]
     message: Any = None
 
-    def was_put(self, message: Any, ahead: int) -> None:
-        """It was put into the front end's queue, behind *ahead* messages."""
+    def note_put(self, message: Any, ahead: int) -> None:
+        """Note that it was put into the front end's queue, behind *ahead* messages."""
         self.times.append(monotonic())
         self.ahead.append(ahead)
         self.message = message
 
-    def arrived(self) -> None:
-        """Its bytes were given to the transport."""
+    def note_arrived(self) -> None:
+        """Note that its bytes were passed to the transport, and count its legs."""
         self.times.append(monotonic())
         self.message = None
         legs = [end_s - begin_s for begin_s, end_s in pairwise(self.times)]
@@ -94,8 +94,8 @@ class Journey:
             connection are not followed.
         submitted_s: When a stage had the request. None also if the request is no longer followed.
         firsts: Its first outputs so far.
-        taken: Those of them that the request's handler has taken and not sent.
-        arrived: How many were sent.
+        taken: The first outputs that the request's handler has taken and not sent.
+        arrived: The number of first outputs that were sent.
     """
 
     began_s: float
@@ -107,41 +107,41 @@ class Journey:
 
     # On the orchestrator's thread.
 
-    def was_submitted(self) -> None:
-        """A stage has the request. Later stages do not count."""
+    def note_submitted(self) -> None:
+        """Note that a stage has the request. Later stages do not count."""
         self.submitted_s = self.submitted_s or monotonic()
 
-    def was_made(self, output: str, stage_id: int, times: tuple[float, float], ahead: int) -> None:
-        """A raw output with a first output was processed. *times* are of its construction and of its dequeuing."""
+    def note_made(self, output: str, stage_id: int, times: tuple[float, float], ahead: int) -> None:
+        """Note that a raw output with a first output was processed. *times*: of its construction and its dequeue."""
         if self.submitted_s is not None and all(first.output != output for first in self.firsts):
             self.firsts.append(First(output, stage_id, [self.began_s, self.submitted_s, *times], [ahead]))
 
     def first_in(self, message: Any) -> First | None:
-        """The first output in a message for the front end."""
+        """The first output that a message for the front end contains, or None."""
         made = (each for each in self.firsts if len(each.times) == _MADE and hasattr(message, "engine_outputs"))
         return next((each for each in made if each.stage_id == message.stage_id), None)
 
-    # On the front end's.
+    # On the front end's thread.
 
-    def was_handed_over(self, message: Any) -> bool:
-        """The request's own queue has a message. True when there is nothing more to observe of the request."""
+    def note_handed_over(self, message: Any) -> bool:
+        """Note that a message is in the request's own queue. Returns True if nothing is left to observe."""
         for first in self._in(message, _PUT):
             first.times.append(monotonic())
         return self.arrived == len(OUTPUTS)
 
-    def was_taken(self, message: Any) -> bool:
-        """The request's handler took a message. The result is as above."""
+    def note_taken(self, message: Any) -> bool:
+        """Note that the request's handler took a message. Returns the same."""
         self.taken += self._in(message, _HANDED_OVER)
         return self.arrived == len(OUTPUTS)
 
-    def was_sent(self, message: Any) -> None:
-        """The server was given a part of the answer. An answer with a content length is not sent in parts."""
+    def note_sent(self, message: Any) -> None:
+        """Note that a part of the answer was sent. An answer with a content length has no parts and is not followed."""
         if any(name == b"content-length" for name, _ in message.get("headers", ())):
             self.submitted_s = None
             self.firsts, self.taken = [], []
         elif self.taken and message.get("body"):
             for first in self.taken:
-                first.arrived()
+                first.note_arrived()
             self.arrived += len(self.taken)
             self.taken = []
 

@@ -1,4 +1,4 @@
-"""The content of ``/dev/shm``: how full it is, the chunks of this server's requests, and chunks that nobody fetches."""
+"""The content of ``/dev/shm``: the used share, chunks of this server's requests, and chunks that are never fetched."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FOLDER = "/dev/shm"  # noqa: S108 - where upstream's connector puts chunks
 _CHUNK = re.compile(r"(?P<request>.+)_(?P<stage>\d+)_\d+")
 """The name of a chunk: a request, the stage that sent it, and a number. Its lock has no data and is not counted."""
 _LOST_S = 600.0
-"""The age at which a chunk is not fetched any more, if its request is not known here, because after this time upstream
-gives up a request that waits for a chunk. Requests of another server are never known."""
+"""The age at which a chunk of an unknown request counts as never fetched, because upstream gives up a request that
+waits that long for a chunk. Requests of another server are never known."""
 
 
 def content(requests: Collection[str], stages: int) -> Iterator[tuple[str, float, dict[str, str]]]:
-    """How full it is, the bytes of the chunks of these requests by stage, and how many chunks nobody fetches any more.
+    """The used share, the bytes of the chunks of these requests by stage, and the number that are never fetched.
 
-    Nothing if there is no such folder.
+    Empty if there is no such folder.
     """
     sizes, orphans = Counter[str](), 0
     with contextlib.suppress(OSError), os.scandir(FOLDER) as files:

@@ -1,6 +1,6 @@
-"""The wrappers of ``queue_metrics``: what is observed in a server and in a stage, and what ``/metrics`` shows of it.
+"""The wrappers of ``queue_metrics``: what is observed in a server and in a stage, and what ``/metrics`` shows.
 
-Upstream's function runs first wherever that is possible, so an exception of this patch only costs figures.
+Upstream's function runs first where possible, so an exception of this patch costs only figures.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ WITHOUT_S = 30.0
 
 _accounts: list[Account] = []
 _observed: WeakKeyDictionary[Any, Account] = WeakKeyDictionary()
-"""The accounts by orchestrator, or empty when observation has ended."""
+"""The accounts by orchestrator. Empty after observation has ended."""
 _queues: list[ref[Any]] = []
 """The queues between an orchestrator and its front end."""
 _adapters: list[ref[Any]] = []
-"""Not a ``WeakSet``, which cannot be read while another thread adds to it."""
+"""It is not a ``WeakSet``, which cannot be read while another thread adds to it."""
 _journeys: dict[str, Journey] = {}
-"""By the orchestrator's id of a request."""
+"""By the orchestrator's request id."""
 _journey: ContextVar[Journey | None] = ContextVar("queue_metrics", default=None)
-"""The one that the running task works for, or one that has ended, because uvicorn may start the next request of a
-connection in the context of the last one."""
+"""The journey of the running task, or one that has ended, because uvicorn may start the next request of a connection in
+the context of the last one."""
 
 
 def _after(observe: Callable[..., None]) -> Callable[..., Any]:
-    """A wrapper that calls upstream's function, and then this one with the same instance and arguments."""
+    """A wrapper that calls upstream's function, and then ``observe`` with the same instance and arguments."""
 
     def wrapper(wrapped: Call, instance: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
@@ -60,7 +60,7 @@ def _after(observe: Callable[..., None]) -> Callable[..., Any]:
 
 
 def _around(begin: Callable[..., End]) -> Callable[..., Any]:
-    """A wrapper of a coroutine function that calls this one, upstream's, and then what this one returned."""
+    """A wrapper of a coroutine function that calls ``begin``, upstream's function, and the result of ``begin``."""
 
     async def wrapper(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> Any:
         end = begin(instance, *args, **kwargs)
@@ -76,7 +76,7 @@ def _around(begin: Callable[..., End]) -> Callable[..., Any]:
 
 
 async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """The application. A POST request is followed from here on."""
+    """Run the application. A POST request is followed from here on."""
     scope, receive, send = args
     if scope["type"] != "http" or scope["method"] != "POST":
         return await wrapped(*args, **kwargs)
@@ -93,20 +93,20 @@ def _observed_send(send: Callable[[Any], Awaitable[None]], journey: Journey) -> 
     async def observed(message: Any) -> None:
         await send(message)
         with _guard:
-            journey.was_sent(message)
+            journey.note_sent(message)
 
     return observed
 
 
 @_after
 def wrapped_request_made(request: Any, *_: Any, **__: Any) -> None:
-    """The front end's state of a request, whose queue is observed from here on."""
+    """Observe the queue of a new request in the front end."""
     journey, queue = _journey.get(), request.queue
     if journey is not None and not journey.request_id and isinstance(queue, asyncio.Queue):
         journey.request_id = request.request_id
         _journeys[request.request_id] = journey
-        _override(queue, "_put", journey.was_handed_over)
-        _override(queue, "_get", journey.was_taken)
+        _override(queue, "_put", journey.note_handed_over)
+        _override(queue, "_get", journey.note_taken)
 
 
 def _override(queue: Any, name: str, observe: Callable[[Any], bool]) -> None:
@@ -128,7 +128,7 @@ def _override(queue: Any, name: str, observe: Callable[[Any], bool]) -> None:
 
 @_after
 def wrapped_final_output_handler(front_end: Any) -> None:
-    """Is called when a request begins, on the front end's event loop."""
+    """Observe the orchestrator's queue. Called when a request begins, on the front end's event loop."""
     measure_lag("front_end")
     queue = front_end.engine.output_queue
     if isinstance(queue, janus.Queue) and all(each() is not queue for each in _queues):  # else an embedder's own
@@ -137,11 +137,11 @@ def wrapped_final_output_handler(front_end: Any) -> None:
 
 
 def _put(queue: Any, message: Any) -> bool:
-    """The orchestrator's put, under the queue's lock. True when observation has ended."""
+    """Observe the orchestrator's put, under the queue's lock. Returns True if observation has ended."""
     journey = _journeys.get(getattr(message, "request_id", None) or "")
     first = None if journey is None else journey.first_in(message)
     if first is not None:
-        first.was_put(message, queue.qsize() - 1 + way_out.kept())
+        first.note_put(message, queue.qsize() - 1 + way_out.kept())
     return not _observed
 
 
@@ -150,7 +150,7 @@ def _put(queue: Any, message: Any) -> bool:
 
 @_around
 def wrapped_output_handler(orchestrator: Any) -> None:
-    """Runs on the orchestrator's event loop before either of its loops begins. It is observed from here on."""
+    """Observe an orchestrator. Called on its event loop before either of its loops begins."""
     if orchestrator not in _observed:
         if not _accounts:
             gc.callbacks.append(Pauses())
@@ -162,21 +162,21 @@ def wrapped_output_handler(orchestrator: Any) -> None:
 
 @_around
 def wrapped_submit_initial(_pool: Any, request_id: str, *_: Any, **__: Any) -> End:
-    """Submission of a request to a stage."""
+    """Observe the submission of a request to a stage."""
     journey = _journeys.get(request_id)
-    return None if journey is None else journey.was_submitted
+    return None if journey is None else journey.note_submitted
 
 
 @_around
 def wrapped_process_llm_stage_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
-    """Processing of one raw output. What is routed meanwhile belongs to it."""
+    """Observe the processing of one raw output."""
     account = _observed.get(orchestrator)
     return None if account is None else account.processing(*args, **kwargs)
 
 
 @_around
 def wrapped_handle_processed_outputs(orchestrator: Any, *args: Any, **kwargs: Any) -> End:
-    """Routing of what was just processed."""
+    """Observe the routing of the outputs that were just processed."""
     account = _observed.get(orchestrator)
     return None if account is None else account.routing(*args, **kwargs)
 
@@ -186,16 +186,16 @@ def wrapped_handle_processed_outputs(orchestrator: Any, *args: Any, **kwargs: An
 
 @_after
 def wrapped_adapter_made(adapter: Any, *_: Any, **__: Any) -> None:
-    """The adapter of a stage, whose save queue is observed from here on."""
+    """Observe the save queue of a stage's new adapter."""
     _adapters.append(ref(adapter))
     _counters["observed"] += 1
 
 
-# ---- What is shown ----
+# ---- Figures ----
 
 
 def figures() -> dict[str, list[Sample]]:
-    """What ``/metrics`` shows now. The thread that writes the state file calls it."""
+    """The current samples for ``/metrics``. The thread that writes the state file calls it."""
     found: dict[str, list[Sample]] = {}
     gauges = ((name, gauge(labels, value)) for name, value, labels in _gauges())
     for name, sample in itertools.chain(gauges, SEEN.samples()):
@@ -228,7 +228,7 @@ def _labels(stage_id: int, replica_id: int | None) -> dict[str, str]:
 
 
 def tasks_in(queue: Any) -> int:
-    """How many tasks are in a save queue. From 0.32 on one entry may have all tasks of a scheduler's step."""
+    """The number of tasks in a save queue. From 0.32 on one entry may contain all tasks of a scheduler's step."""
     # A list is made in one step of the interpreter, during which no other thread changes the queue.
     entries = list(queue) if type(queue) is deque else [{}] * len(queue)
     return sum(len(entry["batch"]) if "batch" in entry else 1 for entry in entries)
@@ -238,7 +238,7 @@ def tasks_in(queue: Any) -> int:
 
 
 def taken_off() -> None:
-    """End all observation, and forget what was observed."""
+    """End all observation, and forget all figures."""
     for known in (_observed, _journeys, LOOPS, _accounts, _queues, _adapters, SEEN):
         known.clear()
     for pauses in [each for each in gc.callbacks if isinstance(each, Pauses)]:

@@ -16,7 +16,7 @@ Scope:
     Event loop of the API server, both modes. POST requests for chat, completions, responses, messages, speech and
     transcriptions. Images, videos, web sockets, ``/metrics``, ``/health`` and requests of a library user never count. A
     request that has not reached the orchestrator after 0.25 s stops counting, so that a slow client, a remote file or a
-    paused engine delays nobody.
+    paused engine delays no outputs.
 Fragility:
     Only timing changes. Every wrapped function runs once, unchanged, with its own arguments. A drain that is cancelled
     in a pause has taken no output. A request stops counting in ``finally``, whether it was submitted, refused, failed,

@@ -56,14 +56,14 @@ _on_their_way: set[Journey] = set()
 """The requests that have not been handed to an orchestrator yet."""
 
 _journey: ContextVar[Journey | None] = ContextVar("requests_first", default=None)
-"""The one that the running task works for, or one that has ended, because uvicorn may start the next request of a
-connection in the context of the last one."""
+"""The journey of the running task, or one that has ended, because uvicorn may start the next request of a connection in
+the context of the last one."""
 
 _pause = Pause(_on_their_way, _counters)
 
 
 async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """The application. A request for generation is on its way from here on."""
+    """Run the application. A request for generation is on its way from here on."""
     scope = args[0] if args else kwargs["scope"]
     counts = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith(ROUTES)
     if not counts or _journey.get() in _on_their_way:  # an application inside of another has the request already
@@ -81,7 +81,7 @@ async def wrapped_app(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: A
 
 
 async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """Submission to the orchestrator, which ends the front end's part of the way in."""
+    """Submit a request to the orchestrator, which ends the front end's part of the way in."""
     _counters["submitted"] += 1
     journey = _journey.get()
     if journey is None or journey not in _on_their_way:  # it has stopped counting, or was submitted before
@@ -98,7 +98,7 @@ async def wrapped_add_request_async(wrapped: AwaitedCall, _instance: Any, args: 
 
 
 async def wrapped_handle_add_request(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> None:
-    """Handling in the orchestrator's thread, which ends the way in."""
+    """Handle a request in the orchestrator's thread, which ends the way in."""
     try:
         await wrapped(*args, **kwargs)
     finally:
@@ -106,12 +106,12 @@ async def wrapped_handle_add_request(wrapped: AwaitedCall, _instance: Any, args:
 
 
 async def wrapped_drain(wrapped: AwaitedCall, _instance: Any, args: Any, kwargs: Any) -> Any:
-    """A drain of the orchestrator's outputs, after a pause for requests. Cancelled in it, it has taken nothing."""
+    """Drain the orchestrator's outputs after a pause for requests. If cancelled in the pause, it has taken nothing."""
     await _pause.before_output()
     return await wrapped(*args, **kwargs)
 
 
 def taken_off() -> None:
-    """No request counts any more, so that no output waits."""
+    """Stop counting all requests, so that no output waits."""
     _on_their_way.clear()
     way_in.NOT_AT_A_STAGE.clear()

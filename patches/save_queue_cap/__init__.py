@@ -11,10 +11,10 @@ What:
     hold that expired. Nothing is dropped, and the order within a stream does not change. The end of a request, the end
     of a segment and clean-up are never held.
 Why:
-    Upstream's queue is first in, first out and has no bound, nor has what is behind it in shared memory. One slow
-    receiver delays everybody's chunks, and memory grows as long as it is slow.
+    Upstream's queue is first in, first out, and neither it nor the chunks in shared memory have a bound. One slow
+    receiver delays the chunks of all streams, and memory grows as long as it is slow.
 Why not a hook:
-    The queue is a private member, and upstream's scheduler asks nobody whether a stream may run.
+    The queue is a private member, and upstream's scheduler has no hook that decides whether a stream may run.
 Scope:
     Stage processes with async-chunk, an autoregressive scheduler, model runner v1 and a next stage. A hold asks
     upstream to skip a running request for one step (``next_decode_eligible_step``). The request stays in the running
@@ -32,9 +32,9 @@ Fragility:
     made. ``save_loop`` and the adapter's constructor are pinned. Relies on ``Scheduler.schedule`` to count
     ``current_step`` and to skip requests by ``next_decode_eligible_step``, so that body is pinned too. Unfetched chunks
     are found by the names that ``SharedMemoryConnector`` gives its segments, and their sizes come from its figures, so
-    ``put`` is pinned, and so is what numbers the chunks. A payload may wait without a copy on a GPU stage because of
-    how the runner makes it (`payload`), so what it slices is pinned.
-    No class declares ``omni_final_stage_id`` of a request's additional information, nor from 0.32 on
+    ``put`` is pinned, and so is the function that numbers the chunks. A payload may wait without a copy on a GPU stage
+    because of how the runner makes it (`payload`), so the functions that slice it are pinned. No class declares
+    ``omni_final_stage_id`` of a request's additional information, nor from 0.32 on
     ``custom_process_next_stage_input_batch_func`` of the adapter. A task has ``request``, ``multimodal_output``,
     ``cleanup_shm`` or ``release_shm``. One of another shape makes the patch step aside. Set: ``_pending_save_reqs`` of
     the adapter, ``next_decode_eligible_step`` of a request, an attribute of the patch on the scheduler.

@@ -1,4 +1,4 @@
-"""Which task is sent next: one deque per stream, and start-time fair queueing by the time that their sends took.
+"""Chooses the next task: one deque per stream, and start-time fair queueing by the time that their sends took.
 
 Streams that are not behind are served in order of arrival. All streams are, while no send is slow. A stream whose send
 was slow is behind until the others have had as much of the save thread as it had. Before that it is sent only when no
@@ -117,7 +117,7 @@ class FairQueue:
         return queued
 
     def sent(self, seconds: float, *, has_put: bool) -> None:
-        """The task in ``sending`` was sent, successfully or not.
+        """Note that the task in ``sending`` was sent, successfully or not.
 
         Args:
             seconds: How long it took.
@@ -153,7 +153,7 @@ class FairQueue:
         return [queued.task for queued in sorted(found, key=lambda each: each.number)]
 
     def _offer(self, stream: Stream) -> None:
-        """The first task of a stream may be sent."""
+        """Let the first task of a stream be taken."""
         number = stream.waiting[0].number
         stream.virtual_s = max(stream.virtual_s, self._virtual_s)
         end_s = stream.virtual_s + stream.cost_s

@@ -1,4 +1,4 @@
-"""Which streams are left out of the next step because too much payload is under way, and for how long.
+"""Chooses the streams that are left out of the next step because too much payload is under way.
 
 Over the limit each stream may have the limit, less twice the excess of the total over it. So one stream alone may have
 the whole limit, and many equal ones have equal shares. As the total falls the share grows, and held streams continue. A
@@ -97,7 +97,7 @@ class Holds:
                 self.began += 1
             holds[each.request_id] = hold
             if hold.passing_at is None and now - hold.began_s > self._max_hold_s:
-                # What it waits for may itself wait for something that it keeps (KV blocks), so that it takes one step.
+                # Its receiver may wait for something that this stream keeps (KV blocks), so it takes one step.
                 hold.passing_at = each.progress
                 self.expired += 1
             if hold.passing_at is None:

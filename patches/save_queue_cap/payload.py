@@ -1,9 +1,9 @@
 """The size of a payload, and the copy of one that would keep or share memory of the runner.
 
-What upstream's runner hands over (``gpu_ar_model_runner``, ``mm_outputs``, ``prefix_cache``): on a GPU the outputs of
-every step are moved to new main memory, and a request's payload is a part of it. Nothing writes into it later, but it
-keeps the whole batch alive. If the device's memory is main memory, ``.to("cpu")`` moves nothing, and the payload is the
-runner's own buffer, which the next step overwrites.
+Payloads are made by upstream's runner (``gpu_ar_model_runner``, ``mm_outputs``, ``prefix_cache``). On a GPU the outputs
+of every step are moved to new main memory, and a request's payload is a part of it. Nothing writes into it later, but
+it keeps the whole batch alive. If the device's memory is main memory, ``.to("cpu")`` moves nothing, and the payload is
+the runner's own buffer, which the next step overwrites.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def stream_of(task: Mapping[str, Any]) -> str:
 
 
 def has_receiver(request: Any, stage_id: int) -> bool:
-    """Whether the next stage takes part in this request. Nobody fetches the chunks of a request for text alone."""
+    """Whether the next stage takes part in this request. Chunks of a request for text alone are never fetched."""
     info = getattr(request, "additional_information", None)
     if info is None:
         return True
@@ -82,12 +82,12 @@ class SaveQueue:
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
         self._next_check_s = 0.0
-        # Of the task that is being sent: when it was taken, its stream's next chunk, and the connector's figures then.
+        # When the current task was taken, and its stream's next chunk and the connector's figures at that time.
         self._since_s = 0.0
         self._number = 0
         self._put_before = (0, 0)
 
-    # ---- What others read ----
+    # ---- Figures ----
 
     def __len__(self) -> int:
         """Tasks that were not taken."""
@@ -127,7 +127,7 @@ class SaveQueue:
             _counters["max_outstanding_bytes"] = max(_counters["max_outstanding_bytes"], self.nbytes)
 
     def _take_over(self, queued: QueuedTask) -> None:
-        """Weigh a payload and, unless the save thread has taken the task, copy what it must not share."""
+        """Weigh a payload and, unless the save thread has taken the task, copy the parts that it must not share."""
         task = queued.task
         self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
         if queued.is_waiting and queued.nbytes:
@@ -213,7 +213,7 @@ class SaveQueue:
                 self._fair.forget_idle(is_live)
 
     def _count_put(self, unfetched: Unfetched, key: str, now: float) -> None:
-        """Count what the send that is over put into shared memory, by the connector's own figures."""
+        """Count what the last send put into shared memory, by the connector's own figures."""
         connector = self._adapter.connector
         puts, nbytes = connector._metrics["puts"], connector._metrics["bytes_transferred"]
         if puts > self._put_before[0]:

@@ -1,7 +1,7 @@
 """Bytes of chunks that are in shared memory because the next stage has not fetched them.
 
-The receiver unlinks a segment when it has read it, the chunks of a stream in order, and reports it to nobody. Checking
-is a system call, so the save thread does it, never the scheduler's, for the streams that have something there.
+The receiver unlinks a segment when it has read it, in order within a stream, and does not report it. Checking is a
+system call, so the save thread does it and not the scheduler's, and only for streams that have chunks there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Unfetched:
         return 0 if chunks is None else chunks.nbytes
 
     def put(self, stream: str, stage: int, number: int, nbytes: int, now: float) -> None:
-        """The chunk of this number was put."""
+        """Note that the chunk of this number was put."""
         chunks = self._streams.get(stream)
         if chunks is not None and chunks.first + len(chunks.sizes) != number:
             self._forget(stream, chunks)  # a new request has an old one's external id and reuses its names
@@ -64,7 +64,7 @@ class Unfetched:
         self.nbytes += nbytes
 
     def sent(self, stream: str, now: float) -> None:
-        """A task of the stream was sent, with or without a chunk."""
+        """Note that a task of the stream was sent, with or without a chunk."""
         chunks = self._streams.get(stream)
         if chunks is not None:
             chunks.moved_s = now

@@ -1,4 +1,4 @@
-"""Where the queue and the holds are installed in upstream's stage, and for which stages."""
+"""The wrappers of ``save_queue_cap``: the queue and the holds in upstream's stage, and which stages get them."""
 
 from __future__ import annotations
 

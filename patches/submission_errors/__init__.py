@@ -3,7 +3,7 @@
 What:
     Upstream's orchestrator submits a request to its stages, and with ``async_chunk`` announces it to later ones. If
     that raises, this request fails through upstream's own helper. Its client gets status 400 with the text of the
-    exception, its stages drop it, and the orchestrator continues. The same holds for a companion of a CFG request,
+    exception, its stages drop it, and the orchestrator continues. The same applies to a companion of a CFG request,
     whose parent fails, and for an update of a streaming-input session. The exception is logged with its traceback, and
     counted.
 Why:
@@ -11,7 +11,7 @@ Why:
     with it every running and every later request of the server. A speech request whose ``input`` has a lone surrogate
     (U+D800) is enough, because msgpack cannot encode it.
 Why not a hook:
-    Upstream has none between the queue of requests and a stage, and nothing in front of it knows what can be encoded.
+    Upstream has none between the queue of requests and a stage, and nothing in front of it checks what can be encoded.
 Scope:
     Orchestrator thread of the API server, both modes. ``EngineDeadError`` keeps its meaning, as do errors that are not
     about the request, such as those of the operating system, of ZMQ and of memory. For these it is better that the

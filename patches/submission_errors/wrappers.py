@@ -1,4 +1,4 @@
-"""The wrapper of ``submission_errors``: where the orchestrator submits a request to its stages."""
+"""The wrapper of ``submission_errors`` around the submission of a request to its stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_OF_THE_REQUEST = (EngineDeadError, MemoryError, OSError, ZMQError)
 
 
 async def wrapped_submission(wrapped: AwaitedCall, instance: Any, args: Any, kwargs: Any) -> None:
-    """A submission. An exception that upstream raises about a request ends that request and nothing else."""
+    """Submit a request. An exception of upstream about the request fails only that request."""
     try:
         await wrapped(*args, **kwargs)
     except _NOT_OF_THE_REQUEST:

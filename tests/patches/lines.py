@@ -1,7 +1,8 @@
 """The lines of a patch, and an exception of ours at one of them, by ``sys.settrace``.
 
-A line is left out where nothing of ours can fail: the head of a ``try`` or ``with``, which the exception table does not
-cover, and what is outside of both in a function that upstream calls past any slot (`ENTRIES`), where it only hands on.
+A line is left out where the patch cannot fail: the head of a ``try`` or ``with``, which the exception table does not
+cover, the head of an ``except``, which only compares types, and what is outside of them in a function that upstream
+calls past any slot (`ENTRIES`), where it only passes a call on.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ def left_out(file: str) -> frozenset[int]:
             covered = node.body[-1].end_lineno or 0
             found.difference_update(range(node.body[0].lineno, covered + 1))
             found.update(range(node.lineno, node.body[0].lineno))
+            for handler in getattr(node, "handlers", ()):
+                found.update(range(handler.lineno, handler.body[0].lineno))
             for inner in node.body:
                 look(inner, "")  # the heads in it, again
 

@@ -103,7 +103,7 @@ def test_who_wants_more_than_there_is_need_not_come_back() -> None:
     assert not places.take(more, 3)
     assert places.take(Ticket(), 1)
     assert not places.take(much, 2)
-    assert (more.may_come_back, much.may_come_back) == (False, True)
+    assert (more.may_retry, much.may_retry) == (False, True)
 
 
 # ---- Upstream's routes ----
@@ -406,4 +406,4 @@ async def test_without_the_flag_nobody_is_asked(served: Served, monkeypatch: pyt
     assert _counters() == (0, 0, 0)
     served.state.api_server_count = 2
     await served.start(limit=8)
-    assert [("tokens limits nothing" in line, "up to 16" in line) for line in said] == [(True, False), (False, True)]
+    assert [("tokens has no effect" in line, "up to 16" in line) for line in said] == [(True, False), (False, True)]

@@ -127,7 +127,7 @@ class Script:
         monkeypatch.setattr(account, "monotonic", lambda: self.now_s)
         self.orchestrator = _Object(stage_pools=[pool("text"), pool(None), pool("audio")])
         self.made: list[tuple[Any, ...]] = []
-        journey: Any = SimpleNamespace(was_made=lambda *made: self.made.append(made))
+        journey: Any = SimpleNamespace(note_made=lambda *made: self.made.append(made))
         self.counters = {"observed": 0}
         self.account = account.Account(self.orchestrator, {"a": journey, "b": journey}, self.counters)
 

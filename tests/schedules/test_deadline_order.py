@@ -47,7 +47,7 @@ def queued_messages() -> Any:
     """The patch's, of messages that say themselves whose they are and when they are due."""
     from omni_fastpath.patches.deadline_order.queued_messages import QueuedMessages
 
-    return QueuedMessages(SimpleNamespace(of=lambda message: message[:2]))
+    return QueuedMessages(SimpleNamespace(of=lambda message: message[:2]), {"overtaken": 0})
 
 
 @given(schedules)

@@ -67,7 +67,6 @@ SERVER = Server(
     command=("python", "vllm", "serve", "model", "--omni", "--port", "8091"),
     environ={"OMNI_FASTPATH": "1", "PATH": "/bin"},
     snapshots=(snapshot(10), snapshot(12, "stage", source=None)),
-    metrics={"vllm:request_success_total": 100.0},
 )
 HEALTHY = Facts(
     patches=PATCHES,

@@ -25,7 +25,7 @@ from tests.fakes.upstream import seams_here
 from tests.tools.made import record, snapshot
 
 FIRST = PATCHES[0]
-KNOWN = next(each for each in reversed(FIRST.releases) if all(patch.row_on(each) for patch in PATCHES))
+KNOWN = next(each for each in reversed(FIRST.releases) if all(patch.listed(each) for patch in PATCHES))
 """A release that every patch knows."""
 INSTALLED = (EntryPoint("omni_fastpath", "omni_fastpath.startup:register", ""),)
 """The entry points of an installation without trouble."""

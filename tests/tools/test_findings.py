@@ -11,7 +11,7 @@ import pytest
 
 from omni_fastpath.figures import Recent, gauge
 from omni_fastpath.patches.queue_metrics import SECONDS
-from omni_fastpath.tools import cli, findings, status
+from omni_fastpath.tools import cli, status
 from omni_fastpath.tools.findings import RULES, Facts, Severity, judge
 from omni_fastpath.tools.servers import Histogram
 from tests.tools.made import (
@@ -49,12 +49,6 @@ UNKNOWN = "vllm-omni 0.99.0 (by a test) is not among the tested releases: 0.30.0
 FAILED = {"patches": {"drum": record("failed", reason="a seam moved")}}
 
 BUSY = {"front_end": 0.5, "orchestrator": 0.4}
-
-
-def silent(seconds: float, answers: int = 20, server: str = SERVER.subject) -> Facts:
-    """A server whose answers have so many seconds of silence and whose chunks do not grow."""
-    histogram = {f"{findings.UNDERRUN}_sum": seconds, f"{findings.UNDERRUN}_count": float(answers)}
-    return dataclasses.replace(serving(metrics={**SERVER.metrics, **histogram}), unramped=[server])
 
 
 def showing(**figures: Any) -> Facts:
@@ -101,11 +95,6 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
     "start-refused": (lambda: dataclasses.replace(HEALTHY, refused="found 'maybe'"), "error", "found 'maybe'"),
     "upstream-missing": (lambda: installation(vllm_omni=None, patches={}), "error", "vllm-omni is not installed"),
     "patch-unsupported": (lambda: with_patch(release_problem=UNKNOWN), "error", f"drum: {UNKNOWN}"),
-    "release-unlisted": (
-        lambda: saying(patches={"drum": {**record(), "same_as": "0.28.0"}}),
-        "info",
-        "applied because every function is as in 0.28.0: drum",
-    ),
     "seam-moved": (lambda: reporting(verify={"drum": ["m:run: moved"]}), "error", "drum: m:run: moved"),
     "entry-point-missing": (lambda: installation(entry_points=[]), "error", "no entry point"),
     "plugins-leave-us-out": (lambda: shell(VLLM_PLUGINS="vllm_omni_register_models"), "error", "an allow-list without"),
@@ -125,7 +114,6 @@ BROKEN: dict[str, tuple[Callable[[], Facts], Severity, str]] = {
         "2 requests wait for stage 1 replica 0 and had no output",
     ),
     "shared-memory": (lambda: memory(0.9), "warning", "shared memory is 90% full; 2 MiB"),
-    "audio-runs-dry": (lambda: silent(4.0), "warning", "the longest silence within an answer was 0.20 s on average"),
 }
 
 
@@ -253,11 +241,6 @@ def test_a_full_api_process_is_told_what_helps(changed: Any, said: str, not_said
     assert not_said not in found.do
     assert judge(serving(busy={**BUSY, "front_end": 0.44}, **changed)) == []
     assert judge(serving(busy={"front_end": 0.12, "orchestrator": 0.86}, **changed)) == []  # it starts
-
-
-def test_silence_is_told_where_a_ramp_would_help() -> None:
-    """Little silence, few answers, or a server whose chunks grow are no finding."""
-    assert [judge(each) for each in (silent(2.0), silent(4.0, 19), silent(4.0, server="server 12"))] == [[], [], []]
 
 
 @pytest.mark.parametrize(("state", "found"), [("applied", []), ("superseded", []), ("off", ["option-not-held"])])

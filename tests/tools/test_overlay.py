@@ -14,26 +14,6 @@ from omni_fastpath.tools import overlay
 from tests.test_config import MADE_UP
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "text", "expected"),
-    [
-        ("qwen3_tts.yaml", None, "", True),
-        ("mine.yaml", "Qwen/Qwen3-TTS-12Hz-0.6B", "", True),
-        ("mine.yaml", "Qwen/Qwen3-Omni-30B-A3B-Instruct", "", False),
-        ("mine.yaml", "mine", "base_config: breeze_tts.yaml", False),
-        ("mine.yaml", "mine", "{base_config: breeze_tts.yaml, connectors: {c: {extra: {codec_chunk_ramp: []}}}}", True),
-        ("qwen3_tts.yaml", None, "connectors: {c: {extra: {codec_chunk_adaptive: true}}}", False),
-        ("qwen3_tts.yaml", None, "async_chunk: false", False),
-        ("qwen3_tts.yaml", None, "base_config: gone.yaml", False),
-    ],
-)
-def test_who_lacks_a_ramp(tmp_path: Path, name: str, model: str | None, text: str, expected: bool) -> None:
-    """Model, file name and the chain's values decide, and the answer is no if they are unknown."""
-    (tmp_path / "breeze_tts.yaml").write_text("connectors: {c: {name: Shm, extra: {codec_chunk_ramp: [1, 2, 4]}}}")
-    (tmp_path / name).write_text(text or "stages: []")
-    assert overlay.lacks_ramp(tmp_path / name, model) is expected
-
-
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """A deploy YAML without a block."""
@@ -92,19 +72,6 @@ def test_a_file_comes_before_a_bundled_name(base: Path, tmp_path: Path, monkeypa
     assert overlay.find("some_model") == overlay.find("some_model.yaml") == named.resolve()
     with pytest.raises(ConfigError, match="nearest: some_model"):
         overlay.find("some_modl")
-
-
-def test_a_model_means_the_yaml_of_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model folder or a downloaded model means the bundled YAML of its type."""
-    monkeypatch.setattr(overlay, "bundled", lambda: {"some_model": tmp_path / "some_model.yaml"})
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    (tmp_path / "some_model.yaml").write_text("stages: []\n")
-    for model, folder in ((str(tmp_path / "mine"), "mine"), ("Org/Big-8B", "models--Org--Big-8B/snapshots/0a1b")):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "config.json").write_text('{"model_type": "some_model"}')
-        assert "over some_model.yaml;" in overlay.build(overlay.find(model), [], MADE_UP)
-    with pytest.raises(ConfigError, match="no such file"):
-        overlay.find("Org/Other")
 
 
 @pytest.mark.upstream

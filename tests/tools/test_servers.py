@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +14,7 @@ import pytest
 
 from omni_fastpath import statefile, threads
 from omni_fastpath.tools import cli, servers
-from omni_fastpath.tools.ab.serving import healthy
-from omni_fastpath.tools.servers import Server, live_servers, scrape
+from omni_fastpath.tools.servers import Server, live_servers
 from tests.tools.made import ROOT, snapshot
 
 _SERVER = """
@@ -43,7 +40,6 @@ def test_a_server_is_read_from_its_own_folder_and_variables(tmp_path: Path) -> N
         assert [(each["pid"], each["port"]) for each in server.snapshots] == [(process.pid, 8091)]
         assert server.environ is not None
         assert server.environ["OMNI_FASTPATH_FLUTE"] == "1"
-        assert server.metrics == {}
         assert server.deploy_config == Path(f"/proc/{process.pid}/cwd/deploy.yaml")
     assert process.pid not in {each.pid for each in live_servers()}
 
@@ -141,40 +137,3 @@ def test_nothing_but_model_and_port_of_a_command_line_is_told(
 def test_which_command_lines_are_servers(command: str, expected: bool) -> None:
     """A server is Python running vLLM's command line, not a command that has one among its arguments."""
     assert servers._is_server(command.split()) is expected
-
-
-# ---- /metrics ----
-
-
-def test_a_scrape_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples of a series are added, proxies are ignored, and a port without HTTP has no metrics and is not healthy."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    answers = [
-        b'HTTP/1.0 200 OK\r\n\r\n# TYPE vllm:x counter\nvllm:x_total{r="a"} 3.0\nvllm:x_total{r="b"} 4.0\n',
-        *[b"220 mail.example.org ESMTP\r\n"] * 2,
-    ]
-
-    def serve(listening: socket.socket) -> None:
-        for answer in answers:
-            connected, _ = listening.accept()
-            with connected:
-                connected.recv(1000)
-                connected.sendall(answer)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        base = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        url = f"{base}/metrics"
-        thread = threading.Thread(target=serve, args=(listening,))
-        thread.start()
-        assert [scrape(url), scrape(url), healthy(base)] == [{"vllm:x_total": 7.0}, {}, False]
-        thread.join()
-    assert scrape(url) == {}
-
-
-def test_only_a_port_that_the_state_file_knows_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the state file's port is scraped, because another program may use the command line's, and only in time."""
-    monkeypatch.setattr(servers, "scrape", lambda url, timeout_s: {url: timeout_s})
-    for port, expected in ((None, {}), (8091, {"http://[::]:8091/metrics": servers.SCRAPE_S})):
-        command = ("vllm", "serve", "--port", "1", "--host", "::")
-        assert servers._metrics(command, [snapshot(0, port=port)], 60.0) == expected
-        assert servers._metrics(command, [snapshot(0, port=port)], 0.0) == {}

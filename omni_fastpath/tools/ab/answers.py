@@ -107,8 +107,8 @@ def _loose_differences(a: Sequence[Answers], b: Sequence[Answers], arms: tuple[s
         for key in _MUST_HOLD:
             known, new = _values(key, mine), _values(key, others)
             if new - known:
-                said = f"{' or '.join(sorted(known))} in {arms[0]}, {' or '.join(sorted(new - known))} in {arms[1]}"
-                found.append(f"request {index}: {key}: {said}"[:_LONGEST_LINE])
+                values = f"{' or '.join(sorted(known))} in {arms[0]}, {' or '.join(sorted(new - known))} in {arms[1]}"
+                found.append(f"request {index}: {key}: {values}"[:_LONGEST_LINE])
     for key in ("text", "audio_bytes") if len(a) > 1 else ():
         lengths = [(index, _lengths(key, mine), _lengths(key, others)) for index, (mine, others) in pairs]
         widest = max(most / least for _, (least, most), _ in lengths)

@@ -154,8 +154,8 @@ def _measure(plan: series.Plan) -> int:
 def _last_words(ended: Exception | Interrupted) -> str:
     if isinstance(ended, Interrupted):
         return "Interrupted. No process is left, and the report has what was measured until then."
-    said = str(ended) if isinstance(ended, series.EXPECTED) else "".join(traceback.format_exception(ended))
-    return f"omni-fastpath ab: the measurement failed: {said}"
+    reason = str(ended) if isinstance(ended, series.EXPECTED) else "".join(traceback.format_exception(ended))
+    return f"omni-fastpath ab: the measurement failed: {reason}"
 
 
 def _reported(judged: report.Report, folder: Path) -> int:

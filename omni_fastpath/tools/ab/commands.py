@@ -169,8 +169,8 @@ def check_reachable(serve: Sequence[str]) -> None:
 
 def digest(requests: Sequence[Request]) -> str:
     """A hash of the requests without the model's name. Starts with different requests have different ones."""
-    said = [(each.path, {**each.body, "model": None}) for each in requests]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    kept = [(each.path, {**each.body, "model": None}) for each in requests]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fixed(bench: Sequence[str]) -> list[Request]:

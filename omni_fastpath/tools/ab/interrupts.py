@@ -34,7 +34,7 @@ class Interrupts:
         # SIGINT too, because Python leaves it ignored if a shell started this in the background. An ignored SIGHUP
         # stays ignored, because it is intended (nohup).
         meant = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-        before = {number: signal.signal(number, self._came) for number in SIGNALS if number not in meant}
+        before = {number: signal.signal(number, self._received) for number in SIGNALS if number not in meant}
         try:
             yield
         finally:
@@ -56,7 +56,7 @@ class Interrupts:
         finally:
             self._at_once = False
 
-    def _came(self, _number: int, _frame: FrameType | None) -> None:
+    def _received(self, _number: int, _frame: FrameType | None) -> None:
         self.count += 1
         if self._at_once:
             raise Interrupted(130)

@@ -194,8 +194,8 @@ def _cell(text: str) -> str:
 
 def write(report: Report, folder: Path) -> list[str]:
     """Write ``ab.json`` and ``ab.md`` into a folder. Returns lines with their paths."""
-    numbers, told = folder / "ab.json", folder / "ab.md"
-    texts = {numbers: json.dumps(as_data(report), indent=1) + "\n", told: markdown(report)}
+    numbers, page = folder / "ab.json", folder / "ab.md"
+    texts = {numbers: json.dumps(as_data(report), indent=1) + "\n", page: markdown(report)}
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
-    return [f"numbers: {numbers}", f"for a pull request: {told}"]
+    return [f"numbers: {numbers}", f"for a pull request: {page}"]

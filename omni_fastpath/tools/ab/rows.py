@@ -99,12 +99,12 @@ def summary(table: Sequence[Row]) -> list[str]:
         return ["There is no verdict, because the primary measure has no value in a start, or an arm has no start."]
     [primary] = [row for row in table if row.measure.primary]
     first, second = primary.values
-    said = ["too few starts for a verdict, so the table only describes these starts"]
+    parts = ["too few starts for a verdict, so the table only describes these starts"]
     if set(words) != {"too few starts"}:
-        said = [f"{word} in {_counted(named(table, word))}" for word in ("better", "worse")]
-        said += [f"{word} in {words.count(word)}" for word in sorted({*words} - {"better", "worse"})]
+        parts = [f"{word} in {_counted(named(table, word))}" for word in ("better", "worse")]
+        parts += [f"{word} in {words.count(word)}" for word in sorted({*words} - {"better", "worse"})]
     return [
-        f"{second} compared with {first} in {len(words)} measures chosen in advance: {', '.join(said)}.",
+        f"{second} compared with {first} in {len(words)} measures chosen in advance: {', '.join(parts)}.",
         verdict.legend(primary.measure, len(words) - 1, min(map(len, primary.values.values()))),
     ]
 

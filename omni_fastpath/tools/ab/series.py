@@ -139,7 +139,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
                 answers = _ask(server.url, plan.requests, commands.headers(bench))
             time.sleep(states.SETTLE_S if wanted.enabled else 0.0)
             server.check()
-            said = states.prove(server, arm.name, wanted)
+            snapshots = states.prove(server, arm.name, wanted)
         start = Start(
             arm=arm.name,
             variables=shown_variables(arm),
@@ -152,7 +152,7 @@ def _start(plan: Plan, arm: Arm, place: int, phases: Phases, interrupts: Interru
             failed=found.get("failed") or 0,
             answers=[Answer(**each) for each in answers],
             questions=commands.digest(plan.requests),
-            states=states.as_data(said),
+            states=states.as_data(snapshots),
         )
         start.write(plan.out / "starts" / f"{named}.json")
         measured.append(start)

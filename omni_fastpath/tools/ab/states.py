@@ -50,7 +50,7 @@ def expected(environ: Mapping[str, str], serve: Sequence[str]) -> Expected:
     if found.unknown:
         raise ConfigError("\n".join(found.unknown))
     allowed = environ.get(entrypoint.ALLOW_LIST)
-    asked = master_off(environ) or found.asked
+    asked = master_off(environ) or bool(found.enabled)
     if asked and entrypoint.is_left_out(allowed):
         raise refusal(entrypoint.ALLOW_LIST, found=str(allowed), allowed=f"a list with {entrypoint.ENTRY_POINT}")
     return Expected(

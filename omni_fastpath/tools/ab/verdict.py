@@ -12,11 +12,11 @@ itself have a false verdict.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -125,14 +125,19 @@ def p_value(a: Sequence[float], b: Sequence[float]) -> float:
     """
     both, ranks = sorted((*a, *b)), Counter((*a, *b))
     twice = {value: 2 * both.index(value) + count + 1 for value, count in ranks.items()}  # the mean of equal ones
-    ways: list[Counter[int]] = [Counter([0]), *(Counter() for _ in a)]  # of each size: how often which sum
-    for value in both:
-        for smaller, larger in zip(ways[-2::-1], ways[:0:-1], strict=True):
-            for total, many in smaller.items():
-                larger[total + twice[value]] += many
-    seen, dealt = sum(twice[value] for value in a), ways[-1]
+    seen, dealt = sum(twice[value] for value in a), _sums([twice[value] for value in both], len(a))
     tails = (sum(many for total, many in dealt.items() if way * (total - seen) >= 0) for way in (-1, 1))
     return min(1.0, 2 * min(tails) / math.comb(len(both), len(a)))
+
+
+def _sums(ranks: Iterable[int], size: int) -> Counter[int]:
+    """How often each sum occurs among the subsets of this size."""
+    ways: list[Counter[int]] = [Counter([0]), *(Counter() for _ in range(size))]
+    for rank in ranks:
+        for smaller, larger in zip(ways[-2::-1], ways[:0:-1], strict=True):
+            for total, many in smaller.items():
+                larger[total + rank] += many
+    return ways[-1]
 
 
 def least_p(a: int, b: int) -> float:
@@ -156,15 +161,15 @@ def legend(primary: Measure, others: int, starts: int) -> str:
         others: The number of other measures with a verdict.
         starts: The number of starts per arm.
     """
-    said = (
+    text = (
         f"Verdict: exact Mann-Whitney test over starts. {primary.title} was chosen in advance (level "
         f"{PRIMARY_ALPHA:g}), and the {others} others share {OTHERS_ALPHA:g} by Holm. The ratio is the median over all "
         "pairs of starts. In brackets are the ratios that the test does not reject."
     )
     enough = starts_for(0), starts_for(others)
     if starts >= enough[1]:
-        return said
-    return f"{said} Each arm has {starts} starts. {primary.title} needs {enough[0]}, all measures need {enough[1]}."
+        return text
+    return f"{text} Each arm has {starts} starts. {primary.title} needs {enough[0]}, all measures need {enough[1]}."
 
 
 def _holm(p: Mapping[str, float]) -> dict[str, float]:
@@ -210,14 +215,7 @@ def interval(a: Sequence[float], b: Sequence[float], threshold: float) -> tuple[
 
 @functools.cache
 def _greatest_u(a: int, b: int, threshold: float) -> int:
-    """The greatest U at which samples of these sizes without ties differ at ``threshold``."""
-
-    def with_u(u: int) -> list[int]:
-        """Ranks of A with U = u: from the lowest ranks, the highest ones are raised by at most ``b`` each."""
-        return [rank + min(b, max(0, u - b * (a - 1 - rank))) for rank in range(a)]
-
-    def differs(u: int) -> bool:
-        ranks = with_u(u)
-        return p_value(ranks, [rank for rank in range(a + b) if rank not in ranks]) <= threshold
-
-    return bisect_left(range(a * b), True, key=lambda u: not differs(u + 1))
+    """The greatest U at which samples of these sizes without ties differ at ``threshold``. U 0 must differ."""
+    dealt = _sums(range(a + b), a)  # every sum from that of the lowest ranks on, which is U 0
+    tails = itertools.accumulate(dealt[total] for total in sorted(dealt))
+    return sum(2 * tail / math.comb(a + b, a) <= threshold for tail in tails) - 1

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,6 +214,24 @@ def _wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} never came"
         time.sleep(0.05)
+
+
+def test_a_port_that_speaks_no_http_is_not_healthy() -> None:
+    """A server of another protocol, such as SSH, is not healthy."""
+    from omni_fastpath.tools.ab.serving import healthy
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def banner() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        thread = threading.Thread(target=banner)
+        thread.start()
+        assert healthy(f"http://127.0.0.1:{listening.getsockname()[1]}") is False
+        thread.join(10)
 
 
 def test_the_fixed_requests_have_the_clients_headers(monkeypatch: pytest.MonkeyPatch) -> None:
