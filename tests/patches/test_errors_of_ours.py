@@ -78,11 +78,12 @@ def requests_come_in(monkeypatch: pytest.MonkeyPatch, _folder: Path) -> Any:
         return "Hello."
 
     async def script() -> None:
-        found.extend([await ask(answer, path) for path in ("/v1/chat/completions", "/health")])
+        for path in ("/v1/chat/completions", "/health"):
+            await ask(answer, path)
         asking = asyncio.create_task(ask(slowly))
         await asyncio.sleep(0)
-        taken = await front_end_takes(20, event_driven=False)
-        found.append((taken, await asking))
+        found.append(await front_end_takes(20, event_driven=False))
+        await asking
 
     async def slowly() -> str:
         await asyncio.sleep(0.01)

@@ -52,8 +52,9 @@ def test_yield_takes_the_turns_that_it_needs(wakeup: Wakeup, has_data: bool) -> 
     async def reader() -> None:
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
-        loop.add_reader(ours, lambda: loop.remove_reader(ours) and arrived.set_result(ours.recv(9)))
+        loop.add_reader(ours, lambda: arrived.set_result(ours.recv(9)))
         read.append(await arrived)
+        loop.remove_reader(ours)
 
     async def run() -> int:
         wakeup.begin()

@@ -124,8 +124,9 @@ class Judged(World):
 
     def armed(self) -> Any:
         """An exception in the drain may be raised inside."""
-        is_armed = self.broken is not None and self.broken.at is None
-        return traced("budgeted_drain", self.broken) if is_armed else nullcontext()
+        if self.broken is None or self.broken.at is not None:
+            return nullcontext()
+        return traced("budgeted_drain", self.broken)
 
     def advance(self, seconds: float) -> None:
         """Time goes by."""
