@@ -1,8 +1,8 @@
 """Fresh processes that need not import the world first: a test's body runs in a fork of one that has.
 
-vLLM takes ten seconds to import, nearly all of it in third parties that nobody patches. ``cold`` has imported those and
-no module that a patch touches, nor anything of ours; ``warm`` has imported the patched modules too. Neither knows
-pytest's process: its patches, its monkeypatching and its filters.
+vLLM takes ten seconds to import, nearly all of it in third parties that no patch touches. ``cold`` has imported those,
+but no module that a patch touches and nothing of this package. ``warm`` has imported the patched modules too. Neither
+knows pytest's process: its patches, its monkeypatching and its filters.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ ALL_ON: dict[str, Any] = {
 }
 ON = dict.fromkeys(ALL_ON["fastpath"], "applied")
 NOTHING = {READER}
-"""The slots that hold ours where no patch is installed, of those that ``ours`` looks at."""
+"""The slots in ``ours`` where no patch is installed."""
 
 
 def yaml(folder: Path, name: str = "deploy.yaml", **content: Any) -> Path:
@@ -51,13 +51,13 @@ def raw(key: Key) -> Any:
 
 
 def is_ours(value: Any) -> bool:
-    """Whether a slot holds something of ours."""
+    """Whether a slot has an object of this package."""
     module = str(getattr(value, "__module__", ""))
     return type(value).__name__ == "FunctionWrapper" or module.startswith("omni_fastpath")
 
 
 def ours() -> set[Key]:
-    """Every slot of a patch, and the reader's, that holds something of ours."""
+    """Every slot of a patch, and the reader's, that has an object of this package."""
     from omni_fastpath.patches import PATCHES
     from tests.fakes.upstream import seams_here
 
@@ -66,7 +66,7 @@ def ours() -> set[Key]:
 
 
 def written(*names: str) -> set[Key]:
-    """The slots that hold something of ours in a server when these patches are applied."""
+    """The slots that have an object of this package in a server when these patches are applied."""
     from omni_fastpath.declare import Add, Fit, Process, Replace, Wrap
     from omni_fastpath.install import row_here
     from omni_fastpath.patches import PATCHES
@@ -162,7 +162,7 @@ def headless() -> Any:
 
 STAGE = "StageEngineCoreProc_stage0_replica0"
 Seen = tuple[dict[str, str], list[dict[str, Any]], list[str]]
-"""What a process sees: its states, its state files, and the packages of upstream's that it imported."""
+"""What a process sees: its states, its state files, and the upstream packages that it imported."""
 
 
 def spawned(name: str = STAGE, below: str | None = None) -> Seen:

@@ -14,7 +14,7 @@ from tests.patches.upstream_calls import UpstreamCalls
 
 @pytest.fixture(autouse=True)
 def _seams_alone_are_called(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With ``--traced`` no patch calls a function of upstream's that it does not declare while a test runs."""
+    """With ``--traced`` no patch calls an upstream function that it does not declare while a test runs."""
     if not request.config.getoption("traced"):
         yield
         return

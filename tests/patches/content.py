@@ -45,7 +45,7 @@ def completion(output: Any) -> dict[str, Any]:
 
 
 def message(found: Any) -> tuple[Any, ...]:
-    """One message; the request-level ``finished`` is left out, because it stands on whichever stage ends last."""
+    """One message without the request-level ``finished``, which is in the message of the stage that ends last."""
     kind = type(found).__name__
     if kind == "ErrorMessage":
         return (kind, found.error, found.status_code, found.error_type, found.fatal)

@@ -1,4 +1,4 @@
-"""The lines of a patch, and an exception of ours at one of them, by ``sys.settrace``.
+"""The lines of a patch, and an exception at one of them, by ``sys.settrace``.
 
 A line is left out where the patch cannot fail: the head of a ``try`` or ``with``, which the exception table does not
 cover, the head of an ``except``, which only compares types, and what is outside of them in a function that upstream
@@ -8,13 +8,14 @@ calls past any slot (`ENTRIES`), where it only passes a call on.
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 ENTRIES = frozenset(
@@ -40,20 +41,31 @@ ENTRIES = frozenset(
         "SaveQueue.popleft",
         "SaveQueue.__bool__",
         "SaveQueue.__len__",
+        "watch.put_and_notify",
     }
 )
 """Functions that upstream, or a library, calls past any slot; each with what it is defined in."""
+
+WHOLE = frozenset({".wrapped_loop", ".wrapped_add_client", "DrainLoop.run", "DrainLoop._arrived"})
+"""Functions that are left out with their ``try`` and ``with``: the drain notices their exceptions when it wakes."""
+
+UNBROKEN = frozenset({"wrapped_loop", "Dispatcher.finish", "Membership.close"})
+"""What begins before a patch serves, or runs after an exception: not broken, and neither is what they call."""
 
 Line = tuple[str, int]
 """File and number."""
 
 
+class InjectedError(Exception):
+    """What is raised."""
+
+
 def _raises() -> None:
-    raise RuntimeError("injected")
+    raise InjectedError
 
 
 fail = FunctionType(_raises.__code__, {**globals(), "__name__": "omni_fastpath.patches.injected"})
-"""Raises an exception that is ours, because its innermost frame is."""
+"""Raises an exception that counts as the patch's, because its innermost frame is in this package."""
 
 
 @cache
@@ -75,9 +87,26 @@ def left_out(file: str) -> frozenset[int]:
                 found.update(range(handler.lineno, handler.body[0].lineno))
             for inner in node.body:
                 look(inner, "")  # the heads in it, again
+        if f"{within}.{name}" in WHOLE:
+            found.update(range(node.lineno, node.end_lineno + 1))  # type: ignore[attr-defined]
 
     look(ast.parse(Path(file).read_text()), "")
     return frozenset(found)
+
+
+def lines_of(patch: str) -> list[Line]:
+    """Every line of the functions of a patch, but for those that are left out."""
+    from omni_fastpath import patches  # here, because `tests.trust.broken` imports only the standard library
+
+    found: set[Line] = set()
+    for path in (Path(patches.__file__).parent / patch).glob("*.py"):
+        codes = [compile(path.read_text(encoding="utf-8"), str(path), "exec")]
+        for code in codes:
+            codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+            if code.co_flags & inspect.CO_OPTIMIZED:
+                numbers = {number for _, _, number in code.co_lines()} - {None, code.co_firstlineno}
+                found |= {(str(path), number) for number in numbers - left_out(str(path)) if number is not None}
+    return sorted(found)
 
 
 def tracer(patch: str, at: Callable[[Line], None]) -> Callable[..., Any]:
@@ -107,16 +136,30 @@ def traced(patch: str, at: Callable[[Line], None]) -> Iterator[None]:
 
 
 class FailsAt:
-    """Raises once, at the so many-th time that a line is reached."""
+    """Raises once, when any of some lines is reached for the given time.
 
-    def __init__(self, line: Line, time: int) -> None:
-        self.has_raised = False
-        self._line, self._left = line, time
+    Attributes:
+        at: The line at which it has raised.
+        reached: Those of the lines that were reached.
+    """
+
+    def __init__(self, lines: Collection[Line], times: float) -> None:
+        self.at: Line | None = None
+        self.reached: dict[Line, None] = {}
+        self._lines, self._left = frozenset(lines), times
 
     def __call__(self, line: Line) -> None:
         """A thread has reached it."""
-        if line == self._line:
+        if self.at is None and line in self._lines and not _is_unbroken():
+            self.reached[line] = None
             self._left -= 1
-            if self._left == 0:
-                self.has_raised = True
+            if not self._left:
+                self.at = line
                 fail()
+
+
+def _is_unbroken() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_qualname not in UNBROKEN:
+        frame = frame.f_back
+    return frame is not None

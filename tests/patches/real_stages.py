@@ -2,10 +2,10 @@
 
 Real are the engine core of each stage, its scheduler, the runner with its persistent batch and KV cache, sampling, the
 transfer adapters and shared memory. What `StageEngineCoreProc` adds of sockets and of a process of its own is left out:
-the steps are taken here, one stage after the other, so that who is held when is known.
+the steps are taken here, one stage after the other, so that it is known which stream is held when.
 
 A process for all of it, because the platform, torch's threads and the distributed groups are a process's:
-``python -m tests.patches.real_stages MODEL_FOLDER`` fails where a stream that was held comes out otherwise.
+``python -m tests.patches.real_stages MODEL_FOLDER`` fails if a held stream gets another result.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ THINKER_STREAMS = (
 
 
 class Stage(StageEngineCoreProc):  # type: ignore[misc]
-    """Upstream's engine core of one stage, to be stepped by whoever made it.
+    """Upstream's engine core of one stage, which its owner steps.
 
     Attributes:
         left_out: By stream: steps that a running request was left out of.
@@ -124,7 +124,7 @@ class Stage(StageEngineCoreProc):  # type: ignore[misc]
         scheduler = self.scheduler
         held = list(self._held(self._holds)) if self._holds else []
         for request in held:
-            # schedule() counts its step first and leaves out whoever is eligible only later than that.
+            # schedule() counts its step first and leaves out a request that is eligible only later than that.
             request.next_decode_eligible_step = max(request.next_decode_eligible_step, scheduler.current_step + 2)
         running = list(scheduler.running)
         output = self._schedule(*args, **kwargs)
@@ -163,7 +163,7 @@ def built(model: Path, count: int, overrides: Mapping[str, Any], seed: int | Non
         model: A folder that `omni_simulated_device.models` wrote.
         count: How many stages.
         overrides: Engine arguments of the thinker.
-        seed: Of who is held when; None: nobody.
+        seed: Of the random holds; None for none.
     """
     resolution = resolve_omni_config(
         str(model),
@@ -268,11 +268,11 @@ def slow_sends(stage: Stage, name: str, turns: int) -> None:
 
 
 def compare(model: Path, streams: Sequence[Stream], slow: Mapping[str, int], **overrides: Any) -> list[Stage]:
-    """Nobody held; then under the patch, and others left out at random: the same comes. The stages of the latter.
+    """Serve without holds, then with the patch and random holds, and compare the results; the stages of the latter.
 
     Args:
         model: As for `built`.
-        streams: Who comes when.
+        streams: The requests, with their rounds of arrival.
         slow: For each stage a stream, and how many steps each of its sends lasts.
         overrides: As for `built`.
     """

@@ -1,7 +1,7 @@
 """A stage of whatever release is first on ``PYTHONPATH``: its real scheduler, adapter, connector and save thread.
 
-Only the runner behind them is ours: each step it answers with one token and one payload for each request. The stage is
-the first of its pipeline, so that nobody feeds it; the next stage is who puts its chunks into the connector.
+Only the runner behind them is a fake, which answers each step with one token and one payload for each request. The
+stage is the first of its pipeline, so that it needs no chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from typing_extensions import Self
 
 PATIENCE_S = 30.0
-"""A guard, never something that a test measures."""
+"""A guard; no test measures it."""
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where upstream's connector keeps its chunks)
 
@@ -40,7 +40,7 @@ def _known_model() -> str:
     from vllm.model_executor.models import ModelRegistry
 
     class NoModel(torch.nn.Module):  # type: ignore[misc]  # upstream is not typed here
-        """What vLLM asks of a model that generates text; nobody runs it."""
+        """What vLLM requires of a model that generates text; it is not run."""
 
         def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
             super().__init__()
@@ -254,7 +254,7 @@ class SmallStage:
         """Step until no request is left, and wait until the next stage has every chunk.
 
         Raises:
-            TimeoutError: That took longer than anybody has patience for.
+            TimeoutError: That took longer than ``PATIENCE_S``.
         """
         deadline = time.monotonic() + PATIENCE_S
         while self.scheduler.has_requests() or self._is_owed():

@@ -1,4 +1,4 @@
-"""Who is admitted, who is refused and in which words, and when a place is free again: on upstream's own routes."""
+"""Which requests are admitted, how refused ones are answered, and when a place is free again, on upstream's routes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _opened(limit: int, requests: set[Any]) -> tuple[Places, dict[str, int]]:
 
 
 def test_places_are_taken_up_to_the_limit_and_given_back() -> None:
-    """What is under way counts, and what is reserved; who is refused takes nothing; less than one place is one."""
+    """Unfinished requests and reservations count, a refused request takes nothing, and at least one place is taken."""
     requests = {"one"}
     places, counters = _opened(4, requests)
     first = Ticket()
@@ -55,7 +55,7 @@ def test_places_are_taken_up_to_the_limit_and_given_back() -> None:
 
 
 def test_a_reserved_place_goes_over_to_the_engine_once() -> None:
-    """An HTTP request asks once, whatever becomes of it; a web socket asks for each request, and keeps nothing."""
+    """An HTTP request is checked once; a web socket is checked for each request and reserves nothing."""
     requests: set[Any] = set()
     places, counters = _opened(2, requests)
     once, socket = Ticket(), Ticket(is_socket=True)
@@ -75,7 +75,7 @@ def test_a_reserved_place_goes_over_to_the_engine_once() -> None:
 
 @pytest.mark.parametrize("is_socket", [False, True])
 def test_what_the_engine_keeps_of_an_ended_connection_counts_no_more(is_socket: bool) -> None:
-    """However long it keeps it; others' requests count, and so does one of that connection that begins afterwards."""
+    """Requests of other connections still count, and so does a later request of the same connection."""
     requests: set[Any] = set()
     places, _ = _opened(2, requests)
     ended, other = Ticket(is_socket=is_socket), Ticket()
@@ -96,8 +96,8 @@ def test_what_the_engine_keeps_of_an_ended_connection_counts_no_more(is_socket: 
     assert places.take(Ticket(), 2)
 
 
-def test_who_wants_more_than_there_is_need_not_come_back() -> None:
-    """It is refused on an idle server too, and told nothing of later."""
+def test_more_places_than_the_limit_are_refused_for_good() -> None:
+    """A request for more places than the limit is refused without a Retry-After header, even by an idle server."""
     places, _ = _opened(2, set())
     much, more = Ticket(), Ticket()
     assert not places.take(more, 3)
@@ -172,7 +172,7 @@ class Served:
         self.state.openai_serving_chat_batch = object.__new__(batch_serving.OmniOpenAIServingChatBatch)
 
     async def start(self, under_way: int = 0, limit: int | None = LIMIT, tokens: int | None = None) -> None:
-        """What upstream does when its engine is there, with so many requests."""
+        """Do what upstream does when its engine has started, with so many unfinished requests."""
         from omni_fastpath.patches.admission_limit import wrappers
 
         self.engine.request_states = dict.fromkeys(map(str, range(under_way)))
@@ -181,7 +181,7 @@ class Served:
         await wrappers.wrapped_init_app_state(AwaitedCall(lambda *_: asyncio.sleep(0)), None, given, {})
 
     async def answer(self) -> AsyncIterator[str]:
-        """As the engine's ``generate`` keeps its books."""
+        """Record and forget a request as the engine's ``generate`` does."""
         me = f"request-{next(self.numbers)}"
         self.engine.request_states[me] = None
         await self.engine.engine.add_request_async(request_id=me, prompt="Hello.")
@@ -194,7 +194,7 @@ class Served:
             del self.engine.request_states[me]
 
     async def _serve(self, scope: dict[str, Any], *said: Any) -> list[Any]:
-        """What the application answers to a client that says this, and stays until `left` is set."""
+        """What the application sends to a client that sends this and stays until `left` is set."""
         to_say, answers = list(said), []
         base = {"query_string": b"", "root_path": "", "headers": [(b"content-type", b"application/json")]}
 
@@ -211,18 +211,30 @@ class Served:
         return answers
 
     async def ask(self, path: str, body: Any, **scope: Any) -> tuple[int, dict[bytes, bytes], bytes]:
-        """Status, headers and body of an answer; to bytes that may be no JSON too."""
+        """Status, headers and body of the answer to a body, which is sent as it is if it is bytes."""
         scope |= {"type": "http", "method": "POST", "path": path, "asgi": {"spec_version": "2.0"}}
         said = {"type": "http.request", "body": body if isinstance(body, bytes) else json.dumps(body).encode()}
         begun, *rest = await self._serve(scope, said)
         return begun["status"], dict(begun["headers"]), b"".join(each["body"] for each in rest)
 
-    async def talk(self, connect: Any, *messages: Any) -> list[Any]:
-        """What a web socket of this endpoint is sent that says this."""
+    async def speak(self, sentences: int = 1) -> list[Any]:
+        """What a web socket receives for so many sentences; the engine forgets each one after its preparation."""
+
+        async def connect(websocket: Any) -> None:
+            await websocket.accept()
+            for _ in range(sentences):
+                try:
+                    await self.speech._prepare_speech_generation(None)
+                except Exception as error:
+                    await websocket.send_text(type(error).__name__)
+                self.engine.request_states.clear()
+
         connect.__annotations__["websocket"] = importlib.import_module("fastapi").WebSocket
         self.app.websocket("/made")(connect)
-        said = [{"type": "websocket.receive", "text": json.dumps(message)} for message in messages]
-        return await self._serve({"type": "websocket", "path": "/made"}, {"type": "websocket.connect"}, *said)
+        self.engine.errored = True
+        _, *sent = await self._serve({"type": "websocket", "path": "/made"}, {"type": "websocket.connect"})
+        self.engine.errored = False
+        return [each.get("text") for each in sent[:sentences]]
 
 
 @pytest.fixture
@@ -239,7 +251,7 @@ def _counters() -> tuple[int, ...]:
 
 
 def _busy() -> Any:
-    """What vLLM says."""
+    """The body of vLLM's refusal."""
     from vllm.entrypoints.serve import create_error_response
     from vllm.exceptions import QueueOverflowError
 
@@ -257,8 +269,8 @@ def _busy() -> Any:
         ("/v1/made", {}, 1),
     ],
 )
-async def test_who_is_too_many_is_told_what_vllm_tells(served: Served, path: str, body: Any, under_way: int) -> None:
-    """Its status, words and body, and when to come again; nothing was rendered, and no place is taken."""
+async def test_a_full_server_answers_as_vllm_does(served: Served, path: str, body: Any, under_way: int) -> None:
+    """The 503 has vLLM's body and a Retry-After header; no prompt is rendered, and no place is taken."""
     await served.start(under_way)
     status, headers, text = await served.ask(path, body)
     assert (status, json.loads(text), headers.get(b"retry-after")) == (503, _busy(), b"1")
@@ -268,7 +280,7 @@ async def test_who_is_too_many_is_told_what_vllm_tells(served: Served, path: str
 
 @pytest.mark.parametrize("ends", ["answered", "left", "failed"])
 async def test_an_answer_has_its_places_until_its_end(served: Served, ends: str) -> None:
-    """However it ends, and those of its places too that the engine never counted."""
+    """However an answer ends, all of its places are free again, also those that the engine never counted."""
     await served.start()
     served.fails = ends == "failed"
     first = asyncio.create_task(served.ask(CHAT, BOTH))
@@ -286,40 +298,20 @@ async def test_an_answer_has_its_places_until_its_end(served: Served, ends: str)
     assert _counters() == (2, int(ends != "failed"), LIMIT)
 
 
-async def test_a_middleware_that_raises_late_takes_no_place(served: Served) -> None:
-    """In a stream's second message: upstream's generator, which nobody closes, keeps its request in the books."""
+async def test_a_handler_that_raises_gives_its_places_back(served: Served) -> None:
+    """A connection whose application raises has no places any more."""
+    from vllm.entrypoints.generate.base.serving import GenerateBaseServing
 
-    class Raises:
-        def __init__(self, app: Any) -> None:
-            self.app = app
+    async def raises() -> None:
+        GenerateBaseServing._preflight(served.speech, LIMIT)
+        raise OSError("a handler's")
 
-        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            answers = itertools.count()
-
-            async def passed_on(message: Any) -> None:
-                if next(answers) == 2:
-                    raise OSError("this message is not sent")
-                await send(message)
-
-            await self.app(scope, receive, passed_on)
-
-    served.app.add_middleware(Raises)
-    served.go.set()
+    served.app.add_api_route("/v1/raises", raises, methods=["POST"])
     await served.start()
-    kept = []
-    answer = served.answer
-
-    async def kept_alive() -> AsyncIterator[str]:
-        kept.append(generator := answer())
-        async for each in generator:
-            yield each
-
-    served.answer = kept_alive  # type: ignore[method-assign]
-    for _ in range(3 * LIMIT):
-        with pytest.raises(OSError, match="not sent"):
-            await served.ask(CHAT, ONE)
-    assert len(served.engine.request_states) == 3 * LIMIT
-    assert _counters() == (3 * LIMIT, 0, 1)
+    for _ in range(2):
+        with pytest.raises(OSError, match="a handler's"):
+            await served.ask("/v1/raises", {})
+    assert _counters() == (2, 0, LIMIT)
 
 
 NUMBERS: list[Any] = [0, -1, 2, 10**4000, True, False, None, "2", "\ud800", 1.5, [], {}]
@@ -339,7 +331,7 @@ HEADERS = st.sampled_from([(b"content-type", b"text/plain"), (b"x-request-id", b
 
 
 def test_whatever_a_client_sends_is_answered_as_stock_answers(served: Served) -> None:
-    """Where there are places; where there are none, or it is told that. No place is lost over it."""
+    """With free places the answer is stock's; without any it is stock's or the refusal. No place stays reserved."""
     from omni_fastpath.patches.admission_limit import wrappers
 
     served.go.set()
@@ -373,26 +365,14 @@ def test_whatever_a_client_sends_is_answered_as_stock_answers(served: Served) ->
 
 
 async def test_a_sentence_over_a_web_socket_asks(served: Served) -> None:
-    """Before it is prepared, each for itself."""
-
-    async def connect(websocket: Any) -> None:
-        await websocket.accept()
-        for _ in range(2):
-            try:
-                await served.speech._prepare_speech_generation(None)
-            except Exception as error:
-                await websocket.send_text(type(error).__name__)
-            served.engine.request_states.clear()
-
+    """Each sentence is checked before it is prepared."""
     await served.start(LIMIT)
-    served.engine.errored = True
-    _, *texts = await served.talk(connect)
-    assert [each.get("text") for each in texts[:2]] == ["QueueOverflowError", "SystemError"]
+    assert await served.speak(2) == ["QueueOverflowError", "SystemError"]
     assert _counters() == (1, 1, 1)
 
 
-async def test_without_the_flag_nobody_is_asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state says so; of the flag for tokens it is said that it limits nothing, of several servers what it means."""
+async def test_without_the_flag_no_request_is_checked(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state says so; a limit on tokens, and a limit with several servers, cause a warning."""
     from omni_fastpath.patches.admission_limit import wrappers
 
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Order and content are sacred: the same raw outputs give the same messages on stock and with the drain.
+"""What reaches upstream's processing with the drain, and in which order.
 
 The real orchestrator, stage pools, output processors and client; both arms in one process, one after the other.
 """
@@ -19,7 +19,9 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from benchmarks.rigs.inprocess import Pipeline, audio, batch, codes, silent, text
 from omni_fastpath.ledger import LEDGER
-from tests.patches.drive import switched_on
+from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
+from tests.patches.content import plain
+from tests.patches.drive import before_processing, run, stages, switched_on
 
 pytestmark = pytest.mark.upstream
 
@@ -28,7 +30,7 @@ Script = Callable[[Any], None]
 
 @pytest.fixture
 def both(event_driven: bool) -> Callable[[Script], None]:
-    """Run a script on stock, then with the default set on, whose counters must say that it was."""
+    """Run a script on stock, then with the default set on, and check by a counter that it was."""
 
     def run(script: Script) -> None:
         for arm in (contextlib.nullcontext(), switched_on()):
@@ -79,24 +81,15 @@ def three_stage_script(seed: int, kind: Any, *, bursts: bool) -> Script:
 def test_statistics_only_batches_are_kept(both: Any) -> None:
     """A batch with scheduler statistics and no outputs reaches upstream's processing, and one with nothing does not."""
     seen: list[Any] = []
+    stats = SchedulerStats(num_waiting_reqs=3)
 
     def script(pipeline: Any) -> None:
-        orchestrator = pipeline.orchestrator
-        process = orchestrator._process_llm_stage_outputs
-
-        async def spy(stage_id: int, replica_id: int, raw: Any, ids: set[str]) -> Any:
-            seen.append((stage_id, raw.scheduler_stats, raw.finished_requests))
-            return await process(stage_id, replica_id, raw, ids)
-
-        orchestrator._process_llm_stage_outputs = spy
-        pipeline.put(1, batch(stats=SchedulerStats(num_waiting_reqs=3)), batch(), batch(finished=["somebody"]))
+        before_processing(pipeline, lambda stage, raw: seen.append((stage, raw.scheduler_stats, raw.finished_requests)))
+        pipeline.put(1, batch(stats=stats), batch(), batch(finished=["somebody"]))
         pipeline.settle()
 
     both(script)
-    assert [(stage, stats and stats.num_waiting_reqs, ids) for stage, stats, ids in seen] == [
-        (1, 3, None),
-        (1, None, {"somebody"}),
-    ] * 2
+    assert seen == [(1, stats, None), (1, None, {"somebody"})] * 2
 
 
 def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
@@ -113,17 +106,80 @@ def test_payload_carrier_is_rehydrated(both: Any, event_driven: bool) -> None:
         entry = codes("somebody")
         entry.multimodal_output = None
         entry.pooling_output_payload = serialize_additional_information({"codes": {"audio": torch.ones(2, 3)}})
-        process = pipeline.orchestrator._process_llm_stage_outputs
-
-        async def spy(stage_id: int, replica_id: int, raw: Any, ids: set[str]) -> Any:
-            payload = raw.outputs[0].pooling_output
-            seen.append(payload and {key: value.tolist() for key, value in payload.items()})
-            return await process(stage_id, replica_id, raw, ids)
-
-        pipeline.orchestrator._process_llm_stage_outputs = spy
+        before_processing(pipeline, lambda _stage, raw: seen.append(plain(raw.outputs[0].pooling_output)))
         pipeline.put(1, batch(entry))
         pipeline.settle()
 
     both(script)
-    restored = {"codes.audio": [[1.0] * 3] * 2}
+    restored = plain({"codes.audio": torch.ones(2, 3)})
     assert seen == [None if event_driven else restored, restored]
+
+
+def test_raw_output_is_split_where_an_end_is_held(event_driven: bool) -> None:
+    """Statistics, finished ids and other entries are processed at once; the held entry keeps nothing else alive."""
+    pipeline = Pipeline(event_driven=event_driven)
+    pipeline.add_request("R")
+    pipeline.add_request("S")
+    pipeline.put(0, batch(text("R", 1)), batch(text("R", 2, finish=FinishReason.STOP)))
+    stats = SchedulerStats(num_waiting_reqs=3)
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP), audio("S", 1.0), stats=stats, finished=["R"]))
+    seen: list[Any] = []
+    kept: list[Any] = []
+
+    def see(stage_id: int, raw: Any) -> None:
+        seen.append((stage_id, len(raw.outputs), raw.scheduler_stats, raw.finished_requests))
+        kept.append([each.raw[0] for each in DrainLoop.running[-1]._dispatcher.works if each.raw])
+
+    before_processing(pipeline, see)
+    with switched_on(floor=0.0):
+        run(pipeline)
+        assert LEDGER.named("budgeted_drain").counters["held"] == 1
+    assert seen == [(2, 1, stats, {"R"}), (0, 1, None, None), (0, 1, None, None), (2, 1, None, None)]
+    [held] = kept[1]
+    assert [each.request_id for each in held.outputs] == ["R"]
+    assert (held.scheduler_stats, held.finished_requests) == (None, None)
+
+
+@pytest.mark.parametrize("audio_only", [False, True])
+def test_end_waits_for_what_came_before_it(recorder: Any, audio_only: bool) -> None:
+    """An end does not wait for text that arrives later, unless upstream would overwrite the audio message with it."""
+    pipeline = Pipeline(stages(1))
+    state = pipeline.add_request("R")
+    if audio_only:
+        state.final_output_stage_ids = {2}
+    pipeline.put(0, batch(text("R", 1)))
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
+    handle = pipeline.orchestrator._handle_processed_outputs
+    more = [batch(text("R", 2)), batch(text("R", 3, finish=FinishReason.STOP))]
+
+    async def arrives(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+        await handle(stage_id, replica_id, outputs)
+        if stage_id == 0 and more:
+            pipeline.replicas[0][0].outputs_queue.put_nowait(more.pop(0))
+
+    pipeline.orchestrator._handle_processed_outputs = arrives
+    with switched_on(floor=0.0):
+        messages = run(pipeline, lambda running: running.put(1, batch(text("R", 9, finish=FinishReason.STOP))))
+    order = [stage for stage, _, raw in recorder.of("dequeued") if raw.outputs]
+    assert order[:4] == ([0, 0, 0, 2] if audio_only else [0, 2, 0, 0])
+    assert [type(each).__name__ for each in messages if each.stage_id == 2] == ["OutputMessage"]
+
+
+def test_end_goes_when_what_it_waits_for_has_left(recorder: Any, event_driven: bool) -> None:
+    """An end is released when the output that it waits for is lost with a detached replica."""
+    pipeline = Pipeline(stages(1), event_driven=event_driven)
+    pipeline.add_request("R")
+    pipeline.put(0, batch(text("R", 1)), batch(text("R", 2)))
+    pipeline.put(2, batch(audio("R", 1.0, finish=FinishReason.STOP)))
+    handle = pipeline.orchestrator._handle_processed_outputs
+
+    async def detaching(stage_id: int, replica_id: int, outputs: list[Any]) -> None:
+        await handle(stage_id, replica_id, outputs)
+        if stage_id == 0:
+            pipeline.pools[0].clients[0] = None
+            pipeline.replicas[0].clear()
+
+    pipeline.orchestrator._handle_processed_outputs = detaching
+    with switched_on(floor=0.0):
+        run(pipeline)
+    assert [stage for stage, _, raw in recorder.of("dequeued") if raw.outputs] == [0, 2]

@@ -1,10 +1,12 @@
-"""The drain on whatever release is first on ``PYTHONPATH``: the same messages as stock's, the same ends, and no traces.
+"""The drain on the release that is first on ``PYTHONPATH``: stock's messages and ends.
 
 The real orchestrator, stage pools, output processors and client; both arms in one process, one after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,16 +23,20 @@ THINKER, TALKER = range(2)
 DRAIN = ("nonblocking_dequeue", "budgeted_drain")
 
 
-def run(script: Any, event_driven: bool) -> list[Any]:
-    """Every message of a pipeline of three stages with two replicas each."""
+def served(script: Any, *modes: bool, drains: int = 0) -> list[list[Any]]:
+    """The messages of an orchestrator in each of these modes, served at the same time, and so many by a drain."""
     from benchmarks.rigs.inprocess import Pipeline
+    from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 
-    with Pipeline(stages(2), event_driven=event_driven) as running:
-        script(running)
-        running.settle()
-        found: list[Any] = running.messages()
-    assert running.crash is None
-    return found
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(Pipeline(stages(2), event_driven=mode)) for mode in modes]
+        threads = stack.enter_context(ThreadPoolExecutor())
+        list(threads.map(script, running))
+        for each in running:
+            each.settle()
+        assert len(DrainLoop.running) == drains
+    assert not any(each.crash for each in running)
+    return [each.messages() for each in running]
 
 
 def assert_stock_or_more(stock: list[Any], fast: list[Any]) -> None:
@@ -57,9 +63,9 @@ def test_messages_are_the_same(event_driven: bool, seed: int, kind: str, values:
     from omni_fastpath.ledger import LEDGER
 
     script = three_stage_script(seed, RequestOutputKind[kind], bursts=kind != "CUMULATIVE")
-    stock = run(script, event_driven)
+    [stock] = served(script, event_driven)
     with only(*DRAIN, **values):
-        fast = run(script, event_driven)
+        [fast] = served(script, event_driven, drains=1)
     assert LEDGER.named("budgeted_drain").counters["items"] > 0
     assert not LEDGER.named("budgeted_drain").has_failed
     assert_stock_or_more(stock, fast)
@@ -67,8 +73,8 @@ def test_messages_are_the_same(event_driven: bool, seed: int, kind: str, values:
 
 
 @pytest.mark.parametrize("slot", ["kept", "replaced", "detached"])
-def test_a_death_is_told_once_whatever_becomes_of_its_slot(event_driven: bool, slot: str) -> None:
-    """Who was bound to the dead replica gets what came before, then one error; the one in its slot is not touched."""
+def test_a_death_is_reported_once_whatever_happens_to_its_slot(event_driven: bool, slot: str) -> None:
+    """A request of the dead replica gets its earlier outputs, then one error; a new replica in its slot stays."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     from benchmarks.rigs.inprocess import QWEN3_OMNI, Pipeline, Replica, audio, batch, codes
@@ -105,3 +111,16 @@ def test_a_death_is_told_once_whatever_becomes_of_its_slot(event_driven: bool, s
     if slot == "replaced":
         assert pool.clients[1] is new
         assert pool.is_replica_available(1)
+
+
+@pytest.mark.parametrize("modes", [(False, False), (True, True), (False, True)], ids=["poll", "event-driven", "both"])
+def test_two_orchestrators_are_served_as_on_stock(modes: tuple[bool, bool]) -> None:
+    """Two engines in one process, in the same mode or not: each has its own drain, and messages as on stock."""
+    from vllm.sampling_params import RequestOutputKind
+
+    script = three_stage_script(0, RequestOutputKind.DELTA, bursts=True)
+    stock = served(script, *modes)
+    with only(*DRAIN, "lean_processing"):
+        fast = served(script, *modes, drains=2)
+    for one, other in zip(stock, fast, strict=True):
+        assert_stock_or_more(one, other)

@@ -1,4 +1,4 @@
-"""What is measured of a request from the application to the transport, and of requests that get no output."""
+"""The metrics of a request's first output, of requests without output, and of shared memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -33,11 +34,11 @@ WHOLE = [*STREAMED, (b"content-length", b"9")]
 
 
 async def _nothing(*_: Any) -> None:
-    """Stands for a function of upstream."""
+    """In the place of a function of upstream."""
 
 
 def guarded(name: str) -> Any:
-    """A wrapper as it is installed; what it wraps itself where the patch is off."""
+    """A wrapper as it is installed, or the wrapped function if the patch is off."""
     from omni_fastpath.patches.queue_metrics import wrappers
 
     if not is_installed("queue_metrics"):
@@ -58,7 +59,7 @@ def answered(
     """
     from vllm_omni.entrypoints.client_request_state import ClientRequestState
 
-    from benchmarks.rigs.inprocess import Pipeline, audio, batch, front_end, text
+    from benchmarks.rigs.inprocess import Pipeline, audio, batch, front_end, silent, text
 
     pipeline, taken = Pipeline(stages(1), event_driven=event_driven), []
     pipeline.add_request("one")
@@ -79,7 +80,7 @@ def answered(
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(submit(), pipeline._loop))  # type: ignore[arg-type]
         pipeline.put(THINKER, batch(text("one", 5)))
-        pipeline.put(CODE2WAV, batch(audio("one", 1.0)), batch(audio("one", 2.0)))
+        pipeline.put(CODE2WAV, batch(silent("one")), batch(audio("one", 1.0)), batch(audio("one", 2.0)))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for _ in range(takes):
             taken.append(await asyncio.wait_for(state.queue.get(), 30))
@@ -99,7 +100,7 @@ def answered(
 
 
 def _content(messages: list[Any]) -> list[tuple[int, Any]]:
-    """Of each stage in order; which of two stages comes first is a matter of time."""
+    """The messages of each stage in order; how two stages interleave is a matter of time."""
     found = [(each.stage_id, sequences([each])) for each in messages]
     return sorted(found, key=lambda each: each[0])
 
@@ -110,7 +111,7 @@ def _content(messages: list[Any]) -> list[tuple[int, Any]]:
 @every_release
 @pytest.mark.parametrize("others", [(), ("requests_first",), ("final_output_wakeup",)], ids=str)
 def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, others: tuple[str, ...]) -> None:
-    """Each leg once of the first text and the first audio, in both modes; all but the engines' is the API process's."""
+    """Each leg is observed once for first text and first audio; all but the engines' leg is the API process's part."""
     with only(*others, "queue_metrics"):
         assert len(answered(event_driven=event_driven)) == 3
         for output in ("text", "audio"):
@@ -121,6 +122,7 @@ def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, othe
             api_process = shown("first_output_api_process_seconds")[output,]["sum"]
             assert api_process == pytest.approx(sum(legs.values()) - legs["engines"])
             assert [counts("first_output_ahead")[output, queue] for queue in ("replica", "front_end")] == [1, 1]
+            assert shown("first_output_ahead")[output, "replica"]["sum"] == (output == "audio")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_the_legs_of_a_first_output_make_its_whole_time(event_driven: bool, othe
     ],
 )
 def test_an_answer_that_cannot_be_followed_is_not_counted(scope: Any, headers: Any, takes: int) -> None:
-    """No leg of it, and nothing of it is remembered."""
+    """None of its legs is observed, and nothing of it is kept."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
 
@@ -144,7 +146,7 @@ def test_an_answer_that_cannot_be_followed_is_not_counted(scope: Any, headers: A
 
 
 def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits for the front end is what is in the queue and what was taken out of it and not handed on."""
+    """Messages in the janus queue and messages that a patch has taken out of it are both ahead."""
     monkeypatch.setattr(way_out, "KEPT", [lambda: 7, lambda: 2])
     with only("queue_metrics"):
         answered()
@@ -153,7 +155,7 @@ def test_messages_that_a_patch_keeps_are_ahead_too(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -> None:
-    """By the kernel, of a connection over TCP; by nothing, of anything else."""
+    """The time that a request was unread in a TCP socket counts; of any other connection none does."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics.journey import unread_s
 
@@ -176,28 +178,28 @@ def test_a_request_that_the_event_loop_did_not_read_at_once_has_begun_before() -
 # ---- Requests without an output ----
 
 
-def waiting(*, ago_s: float = 40.0, sessions: bool = False) -> Any:
-    """A pipeline with a request on the second of two replicas, which was submitted so long ago."""
+def waiting() -> Any:
+    """A pipeline with a request on the second of two replicas, which was submitted 40 seconds ago."""
     from benchmarks.rigs.inprocess import Pipeline
 
     pipeline = Pipeline(stages(2))
-    state = pipeline.add_request("one", replicas=(1, 1, 1), resumable=sessions)
-    state.stage_submit_ts = {stage: time.time() - ago_s for stage in state.stage_submit_ts}
-    return pipeline, state
+    state = pipeline.add_request("one", replicas=(1, 1, 1))
+    state.stage_submit_ts = {stage: time.time() - 40.0 for stage in state.stage_submit_ts}
+    return pipeline
 
 
 def quiet(metric: str = "requests_without_output") -> dict[tuple[str, ...], float]:
-    """The replicas at which something is without an output."""
+    """The replicas at which a metric is not zero."""
     return {labels: each["value"] for labels, each in shown(metric).items() if each["value"]}
 
 
 @every_release
 def test_a_request_without_output_waits_for_its_first_unfinished_stage(event_driven: bool) -> None:
-    """Counted from its last output at any stage, or its submission, on; at the stage's replica that has it."""
+    """It counts at the replica of that stage, from its last output at any stage or its submission on."""
     from benchmarks.rigs.inprocess import batch, codes
 
     with only("queue_metrics"):
-        pipeline, _ = waiting()
+        pipeline = waiting()
         pipeline.orchestrator._event_driven_orch = event_driven
         with pipeline:
             pipeline.settle()
@@ -214,51 +216,41 @@ def test_a_request_without_output_waits_for_its_first_unfinished_stage(event_dri
             assert quiet("longest_without_output_seconds") == {}
 
 
+def _session(pipeline: Any, account: Any, *, finished: bool, answered_s: float) -> None:
+    pipeline.orchestrator.request_states["one"].streaming.segments[THINKER] = SimpleNamespace(finished=finished)
+    account._output_s["one"] = time.monotonic() - answered_s
+
+
+def _finished(pipeline: Any, _account: Any) -> None:
+    for each in pipeline.pools:
+        each.output_processor.request_states.clear()
+
+
+def _diffusion(pipeline: Any, _account: Any) -> None:
+    pipeline.pools[THINKER].__class__ = type("Diffusion", (type(pipeline.pools[0]),), {"stage_type": "diffusion"})
+
+
 @pytest.mark.parametrize(
-    ("finished", "answered_s", "expected"),
+    ("change", "expected"),
     [
-        pytest.param(True, 35.0, {}, id="between two segments"),
-        pytest.param(False, 35.0, {("0", "1"): 1}, id="in a segment"),
-        pytest.param(True, 50.0, {("0", "1"): 1}, id="after new input"),
+        pytest.param(partial(_session, finished=True, answered_s=35.0), {}, id="between two segments"),
+        pytest.param(partial(_session, finished=False, answered_s=35.0), {("0", "1"): 1}, id="in a segment"),
+        pytest.param(partial(_session, finished=True, answered_s=50.0), {("0", "1"): 1}, id="after new input"),
+        pytest.param(_finished, {("2", "1"): 1}, id="finished by every stage, its end not sent"),
+        pytest.param(_diffusion, {}, id="at a diffusion stage, whose only output is the last"),
     ],
 )
-def test_a_session_that_waits_for_its_client_does_not_count(finished: bool, answered_s: float, expected: Any) -> None:
-    """Every stage has ended its segment and the client has said nothing since."""
+def test_which_requests_wait_for_an_output(change: Any, expected: Any) -> None:
+    """A session that waits for its client does not, and neither does a request at a diffusion stage."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import wrappers
         from omni_fastpath.patches.queue_metrics.account import Account
 
-        pipeline, state = waiting(sessions=True)
-        state.streaming.segments[THINKER] = SimpleNamespace(finished=finished)
+        pipeline = waiting()
         account = Account(pipeline.orchestrator, {}, {})
-        account._output_s["one"] = time.monotonic() - answered_s
+        change(pipeline, account)
         wrappers._accounts.append(account)
         assert quiet() == expected
-
-
-def test_a_request_that_every_stage_has_finished_and_none_ended_waits_for_its_last() -> None:
-    """Upstream has not sent its end: it is not forgotten."""
-    with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import wrappers
-        from omni_fastpath.patches.queue_metrics.account import Account
-
-        pipeline, _ = waiting()
-        for pool in pipeline.pools:
-            pool.output_processor.request_states.clear()
-        wrappers._accounts.append(Account(pipeline.orchestrator, {}, {}))
-        assert quiet() == {("2", "1"): 1}
-
-
-def test_a_request_at_a_diffusion_stage_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its only output is the last."""
-    with only("queue_metrics"):
-        from omni_fastpath.patches.queue_metrics import wrappers
-        from omni_fastpath.patches.queue_metrics.account import Account
-
-        pipeline, _ = waiting()
-        monkeypatch.setattr(type(pipeline.pools[0]), "stage_type", "diffusion")
-        wrappers._accounts.append(Account(pipeline.orchestrator, {}, {}))
-        assert quiet() == {}
 
 
 # ---- Shared memory ----
@@ -283,7 +275,7 @@ def put(folder: Path, name: str, ago_s: float = 0.0) -> None:
 
 
 def look(*requests: str) -> dict[tuple[str, ...], float]:
-    """What is seen of it, by metric and stage."""
+    """The metrics of shared memory, by name and stage."""
     from omni_fastpath.patches.queue_metrics import shared_memory
 
     return {(name, *labels.values()): value for name, value, labels in shared_memory.content(requests, 2)}
@@ -311,6 +303,6 @@ def test_chunks_are_counted_by_stage_and_what_nobody_can_fetch_apart(shm: Path) 
 
 
 def test_where_there_is_no_shared_memory_nothing_is_shown(shm: Path) -> None:
-    """And nothing fails."""
+    """There is no sample and no exception."""
     shm.rmdir()
     assert look() == {}

@@ -24,11 +24,11 @@ def gate() -> Iterator[Any]:
         yield entry
 
 
-# ---- What is taken out, and what is not ----
+# ---- Which list is recognised ----
 
 
 def test_list_is_recognised_after_pickling(gate: Any) -> None:
-    """One list for two fields stays one in the runner's pickle; one that was filtered for the client is another."""
+    """One list for two fields stays one list in the runner's pickle, and a filtered list is another one."""
     from vllm_omni.outputs import OmniModelRunnerOutput
 
     from omni_fastpath.patches.forward_gate import wrappers
@@ -44,12 +44,12 @@ def test_list_is_recognised_after_pickling(gate: Any) -> None:
     assert wrappers._kept_in_step(scheduler, step, output) is None
 
 
-# ---- Left alone: each with whom it would be missed by ----
+# ---- Payloads that are kept ----
 
 
 @pytest.mark.parametrize(("name", "fields"), [("a__cfg_uncond", {}), ("a", {"resumable": True})])
 def test_left_alone(name: str, fields: dict[str, Any], tmp_path: Path, gate: Any) -> None:
-    """The outputs of a companion, which are bundled with its parent's, and of a session, also at a segment's end."""
+    """The outputs of a companion and of a session keep their payload."""
     with SmallStage(stage_config(tmp_path)) as stage:
         stage.add(name, tokens=3, **fields)
         stage.add("another", tokens=3)
@@ -66,7 +66,7 @@ def test_left_alone(name: str, fields: dict[str, Any], tmp_path: Path, gate: Any
     [({}, False), ({"pooling_params": object()}, True), ({"resumable": True}, True), ({"streaming_queue": []}, True)],
 )
 def test_whose_payload_is_left_alone(said: dict[str, Any], needs: bool) -> None:
-    """A pooling request's user gets all of it; a session's segments have metadata that session plugins read."""
+    """The payload of a pooling request and of a session is kept, because users or plugins receive it."""
     from omni_fastpath.patches.forward_gate import wrappers
 
     plain = {"request_id": "a", "external_req_id": "a", "pooling_params": None, "resumable": False}
@@ -81,7 +81,7 @@ def chunks(transfer_manager: Any, multimodal_output: Any, request: Any, is_finis
 
 
 def scheduler(**changes: Any) -> Any:
-    """As much of a talker's scheduler as is judged."""
+    """As much of a talker's scheduler as the verdict reads."""
     processor = changes.pop("processor", chunks)
     adapter = SimpleNamespace(custom_process_next_stage_input_func=processor)
     kv = changes.pop("kv_transfer_config", None)
@@ -125,7 +125,7 @@ def scheduler(**changes: Any) -> Any:
     ],
 )
 def test_verdict(changes: dict[str, Any], state: State, reason: str) -> None:
-    """A stage is gated only if all holds, and says what does not."""
+    """A stage is gated only if every condition is met, and the reason names the one that is not."""
     from omni_fastpath.patches.forward_gate import wrappers
 
     found, why = wrappers.verdict(scheduler(**changes))
@@ -133,8 +133,8 @@ def test_verdict(changes: dict[str, Any], state: State, reason: str) -> None:
     assert reason in why
 
 
-def test_every_chunk_processor_of_upstreams_is_known() -> None:
-    """Of all that upstream registers for async-chunk each is one that makes chunks; none for whole payloads is."""
+def test_every_chunk_processor_of_upstream_is_known() -> None:
+    """All processors that upstream registers for async-chunk make chunks, and no processor of whole payloads does."""
     from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES
     from vllm_omni.config.stage_config import PipelineConfig

@@ -1,4 +1,4 @@
-"""``forward_gate`` and ``save_queue_cap`` on the real scheduler and adapter of whatever release is at hand."""
+"""``forward_gate`` and ``save_queue_cap`` on the real scheduler and adapter of the installed release."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def patched(*names: str, **values: Any) -> AbstractContextManager[Any]:
 
 
 def played(config: Any, device: str = "cuda") -> SmallStage:
-    """Three requests from their beginning to their end, in a stage that is over."""
+    """A stage that has served three requests and was closed."""
     with SmallStage(config, device=device) as stage:
         stage.add_all(TOKENS)
         stage.run()
@@ -54,7 +54,7 @@ def complete(stage: SmallStage, tokens: dict[str, int]) -> None:
 
 
 def said(output: Any) -> list[Any]:
-    """An output but for its payload; 0.28 has not all of it."""
+    """The fields of an output without its payload; 0.28 lacks some."""
     names = ("new_token_ids", "finish_reason", "stop_reason", "num_generation_tokens", "is_segment_finished")
     found = [getattr(output, name, None) for name in (*names, "kv_transfer_params", "pooling_output")]
     return [*found, repr(getattr(output, "prefill_stats", None))]
@@ -67,7 +67,7 @@ def keys(output: Any) -> Any:
 
 @pytest.mark.parametrize("others", [(), ("save_queue_cap",)], ids=["alone", "both patches"])
 def test_gate_leaves_all_but_the_payload(config: Any, others: tuple[str, ...]) -> None:
-    """The orchestrator gets the same outputs without it, the next stage the same chunks; where a slot is shared too."""
+    """The orchestrator gets the same outputs without the payload, and the next stage the same chunks."""
     stock = played(config)
     with patched(*others, "forward_gate") as entry:
         row = row_here(entry.patch)
@@ -90,7 +90,7 @@ def test_gate_leaves_all_but_the_payload(config: Any, others: tuple[str, ...]) -
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_queue_sends_what_upstreams_does(device: str, config: Any) -> None:
-    """Every chunk once and in order, and what was not fetched is counted."""
+    """Every chunk is sent once and in order, and unfetched bytes are counted."""
     with patched("save_queue_cap") as entry:
         assert entry.state is State.APPLIED, entry.reason
         stage = played(config, device)
@@ -105,7 +105,7 @@ def test_queue_sends_what_upstreams_does(device: str, config: Any) -> None:
 
 
 def test_streams_are_held(config: Any) -> None:
-    """While nothing is sent, streams with the most are left out of steps; all is complete and in order after it."""
+    """While nothing is sent, the largest streams are left out of steps; afterwards all are complete and in order."""
     tokens = {"a": 100, "b": 100, "c": 100}
     with patched("save_queue_cap", max_tasks=32, max_hold_s=600.0) as entry:
         with SmallStage(config) as stage:
@@ -122,7 +122,7 @@ def test_streams_are_held(config: Any) -> None:
 
 
 def test_abort_costs_the_others_nothing(config: Any) -> None:
-    """What was queued of an aborted request goes out in order or not at all, as upstream has it; the others' does."""
+    """Queued chunks of an aborted request are sent in order or not at all, and the other streams are complete."""
     with patched("save_queue_cap") as entry:
         with SmallStage(config) as stage:
             stage.add_all(TOKENS)
@@ -139,25 +139,8 @@ def test_abort_costs_the_others_nothing(config: Any) -> None:
         assert entry.state is State.APPLIED
 
 
-def test_unknown_task_ends_no_thread(config: Any) -> None:
-    """A task of a shape that was not read makes the queue step aside; the save thread lives and loses nothing."""
-    with patched("save_queue_cap") as entry:
-        with SmallStage(config) as stage:
-            stage.add_all(TOKENS)
-            stage.open.clear()
-            for _ in range(4):
-                stage.step()
-            stage.queue.append({"is_finished": False, "of": "another shape"})
-            stage.step()
-            stage.open.set()
-            stage.run()
-            assert stage.adapter.save_thread.is_alive()
-            complete(stage, TOKENS)
-        assert entry.state is State.FAILED
-
-
 def test_released_segments_go_when_the_chunks_before_them_are_sent(config: Any) -> None:
-    """Where upstream takes back what nobody fetched (0.32), that is one more task of the stream, behind its others."""
+    """Where upstream releases unfetched segments (0.32), that is one more task of the stream, after its others."""
     with patched("save_queue_cap") as entry, SmallStage(config) as stage:
         release: Callable[[str], None] | None = getattr(stage.adapter, "release_shm_resources", None)
         if release is None:
@@ -182,14 +165,14 @@ def test_released_segments_go_when_the_chunks_before_them_are_sent(config: Any) 
 
 @pytest.mark.parametrize("name", ["forward_gate", "save_queue_cap"])
 def test_generation_stage_says_that_it_sends_nothing(config: Any, name: str) -> None:
-    """Both patches say of a stage with the other kind of scheduler that there is nothing to do; its queue is stock."""
+    """Both patches are not applicable to a stage with the generation scheduler, and its queue is upstream's."""
     with patched(name) as entry, SmallStage(config, generates=True) as stage:
         assert type(stage.queue) is deque
         assert entry.state is State.NOT_APPLICABLE
 
 
 def test_stage_that_sends_batches_is_not_applicable(config: Any) -> None:
-    """A task with the chunks of all requests of a step is of no one stream."""
+    """Its save tasks have the chunks of all requests of a step."""
     with patched("save_queue_cap"), SmallStage(config) as stage:
         from omni_fastpath.patches.save_queue_cap.wrappers import not_applicable
 

@@ -1,14 +1,10 @@
-"""The rule of what may not be overtaken: what an end waits for, and when it goes. Without threads or upstream."""
+"""What a held end waits for, where the state machine in ``tests/schedules`` does not show it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from omni_fastpath.patches.budgeted_drain.held_ends import HeldEnd, HeldEnds
 from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica, Stage
@@ -19,7 +15,7 @@ SEEN = (True, False, True)
 
 
 class _Stages:
-    """Three stages with a replica each, and what is held of them.
+    """Three stages with a replica each, and their held ends.
 
     Args:
         arrivals: Stage and raw output of each arrival, in order; numbered from 0.
@@ -36,14 +32,14 @@ class _Stages:
             self.replicas[stage_id].follow_queue()
 
     def hold(self, end: HeldEnd) -> bool:
-        """Hold an end if something goes before it; whether it is held."""
+        """Hold an end if it has a blocker; whether it is held."""
         blocker = self.held_ends.blocker(end)
         if blocker is not None:
             self.held_ends.hold(end, blocker)
         return blocker is not None
 
     def take(self, stage_id: int) -> list[HeldEnd]:
-        """Take and dispatch the next raw output of a stage; the ends that may go then."""
+        """Take the next raw output of a stage; the ends that are released then."""
         replica = self.replicas[stage_id]
         assert replica.dequeue() is not None
         replica.follow_queue()
@@ -55,86 +51,55 @@ def of(*request_ids: str, finish: str | None = None) -> Any:
     return SimpleNamespace(outputs=[SimpleNamespace(request_id=each, finish_reason=finish) for each in request_ids])
 
 
-def end(number: int, *request_ids: str, stage: int = 2, at: Iterable[int] | None = None, **more: Any) -> HeldEnd:
-    """What ends these requests at a stage, and arrived with this number; it waits at these stages, or those before."""
+def end(number: int, *request_ids: str, stage: int = 2, at: tuple[int, ...] = (0, 1), failed: bool = False) -> HeldEnd:
+    """The end of requests at a stage, which arrived with this number and waits for these stages."""
     replica: Any = SimpleNamespace(slot=(stage, 0))
-    limits = dict.fromkeys(range(stage) if at is None else at, float(number))
-    return HeldEnd(Work(None, replica, number), frozenset(request_ids), limits, **more)
+    limits = dict.fromkeys(at, float(number))
+    return HeldEnd(Work(None, replica, number), frozenset(request_ids), limits, failed)
 
 
-def test_end_waits_for_what_arrived_before_it_of_its_request() -> None:
-    """At the stages before, up to the last such arrival; neither another request's nor what came later."""
+def test_a_stage_is_awaited_while_an_end_waits_for_its_arrivals() -> None:
+    """Up to the last arrival of the request before its end; other requests and later arrivals are not waited for."""
     found = _Stages((0, of("R")), (0, of("S", "R")), (0, of("S")), (1, of("R")), (0, of("R")))
     held = end(4, "R")
     assert found.hold(held)
-    assert "R" in found.held_ends
     assert not found.hold(end(4, "T"))
-    assert [found.take(stage) for stage in (0, 0, 1)] == [[], [], [held]]
-    assert not found.held_ends
-    assert not any(stage.is_awaited() for stage in found.stages)
+    for stage, released in ((0, []), (0, []), (1, [held])):
+        assert [each.stage_id for each in found.stages if each.is_awaited()] == [stage]
+        assert found.take(stage) == released
+    assert not any(each.is_awaited() for each in found.stages)
 
 
-@pytest.mark.parametrize(("at", "waits"), [((), False), ((0,), False), ((1,), True), (range(3), True)])
-def test_where_an_end_waits(at: Iterable[int], waits: bool) -> None:
-    """At the stages of which it has a limit."""
-    found = _Stages((1, of("R")))
-    assert found.hold(end(1, "R", at=at)) is waits
-    assert found.stages[1].is_awaited() is waits
-
-
-def test_failure_waits_for_ends_alone_where_nothing_is_seen() -> None:
-    """Of a stage that is not seen the end carries the stage's statistics; what the user sees goes first in any case."""
+def test_failure_waits_only_for_ends_at_a_stage_without_final_output() -> None:
+    """That end carries the stage's statistics; at a final-output stage the failure waits for every output."""
     found = _Stages((1, of("R")), (0, of("R")))
-    failure = end(2, "R", at=range(3), failed=True)
+    failure = end(2, "R", at=(0, 1, 2), failed=True)
     assert found.hold(failure)
     assert found.take(0) == [failure]
-    assert _Stages((1, of("R", finish="stop"))).hold(end(1, "R", at=range(3), failed=True))
+    assert _Stages((1, of("R", finish="stop"))).hold(end(1, "R", at=(0, 1, 2), failed=True))
 
 
-def test_end_goes_behind_those_that_are_held_of_its_request() -> None:
-    """An end behind that of the stage before; a death of several requests behind each of theirs."""
+def test_end_is_released_after_those_that_are_held_of_its_requests() -> None:
+    """After that of an earlier stage; a death of several requests after each of theirs."""
     found = _Stages((0, of("R")), (1, of("R")))
-    middle, last, death = end(2, "R", stage=1), end(3, "R"), end(4, "S", "R", stage=0, at=range(3))
-    for each in (middle, last, death):
-        assert found.hold(each)
+    middle, last, death = end(2, "R", stage=1, at=(0,)), end(3, "R"), end(4, "S", "R", stage=0, at=(0, 1, 2))
+    assert all(map(found.hold, (middle, last, death)))
     assert found.take(1) == []
     assert found.take(0) == [middle, last, death]
 
 
 def test_what_follows_a_held_end_from_the_same_replica_stays_behind_it() -> None:
-    """Also what ends nothing; the same request's end at an earlier stage does not wait for either."""
+    """Also an entry that ends nothing; the same request's end at an earlier stage waits for neither."""
     found = _Stages((1, of("R")))
-    held, follower, other = end(1, "R"), end(2, "R", at=()), end(3, "R", stage=0)
+    held, follower = end(1, "R"), end(2, "R", at=())
     assert found.hold(held)
     assert found.hold(follower)
-    assert not found.hold(other)
+    assert not found.hold(end(3, "R", stage=0, at=()))
     assert found.take(1) == [held, follower]
 
 
-def test_message_that_later_text_would_overwrite_waits_for_it() -> None:
-    """What waits at such a stage goes first whenever it came; an error there that came later waits for the message."""
-    found = _Stages((0, of("R")))
-    held, error = end(1, "R"), end(3, "R", stage=0, at=range(3), failed=True)
-    held.limits = {0: math.inf, 1: 1}
-    assert found.hold(held)
-    found.replicas[0].waiting.append(of("R"))
-    assert found.take(0) == []
-    assert found.hold(error)
-    assert found.take(0) == [held, error]
-
-
-def test_what_an_end_waits_for_may_be_asked_twice() -> None:
-    """Asking changes nothing: the same blocker, nothing awaited, nothing parked."""
-    found = _Stages((0, of("R")), (0, of("R")))
-    asked = [found.held_ends.blocker(end(2, "R")) for _ in range(2)]
-    assert asked == [found.replicas[0].arrivals[1]] * 2
-    assert not found.held_ends
-    assert not found.stages[0].is_awaited()
-    assert not any(arrival.behind for arrival in found.replicas[0].arrivals)
-
-
 def test_what_waits_is_read_once_whatever_the_backlog() -> None:
-    """Each raw output is read when the first end asks, and not for each end; what has left is forgotten."""
+    """Each raw output is read once, when the first end asks, and forgotten when it has left the queue."""
     reads: list[str] = []
 
     class Read:
@@ -158,7 +123,7 @@ def test_what_waits_is_read_once_whatever_the_backlog() -> None:
 
 
 def test_arrivals_follow_the_queue_whatever_puts_and_takes() -> None:
-    """What another reader took is past, and what it put is numbered when it is noticed."""
+    """What another reader takes counts as passed, and what it puts is numbered when it is noticed."""
     found = _Stages((0, "a"), (0, "b"), (1, "c"))
     replica = found.replicas[0]
 
@@ -174,8 +139,3 @@ def test_arrivals_follow_the_queue_whatever_puts_and_takes() -> None:
     assert numbers() == ([3], 1)
     replica.waiting.clear()
     assert numbers() == ([], 3)
-
-
-def test_an_exception_in_a_queue_is_waited_for_by_none() -> None:
-    """It is no request's."""
-    assert not _Stages((0, EOFError())).hold(end(2, "R"))

@@ -1,4 +1,4 @@
-"""A request's summary, its events and its chunks of audio: upstream's own text and bytes, made with less work."""
+"""A request's summary, events and chunks of audio are upstream's own text and bytes."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def switched_on(summary: str = "full") -> Iterator[dict[str, int]]:
 
 
 def needs_tables() -> None:
-    """Skip where upstream itself logs one line a request."""
+    """Skip where upstream itself logs one line per request."""
     from omni_fastpath.patches.lean_front_end import PATCH
     from tests.fakes.upstream import seams_here
 
     if not any("_format_table" in seam.path for seam in seams_here(PATCH)):
-        pytest.skip("upstream itself logs one line a request on this release")
+        pytest.skip("upstream itself logs one line per request on this release")
 
 
 def _state() -> tuple[str, str]:
@@ -59,34 +59,24 @@ def _state() -> tuple[str, str]:
 # ---- The tables of a summary ----
 
 
-class _Log(logging.Handler):
-    """Keeps records, and what vLLM's formatter makes of them, in the order in which they were written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from vllm.logging_utils import NewLineFormatter
-
-        self.setFormatter(NewLineFormatter("%(levelname)s [%(fileinfo)s:%(lineno)d] %(message)s"))
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name == STATS:
-            self.lines.append(self.format(record))
-
-
 @contextmanager
 def logged() -> Iterator[list[str]]:
-    """The lines of upstream's statistics that are written meanwhile."""
-    handler, root = _Log(), logging.getLogger("vllm")
-    root.addHandler(handler)
+    """What vLLM's formatter makes of each record that upstream's statistics log meanwhile, in order."""
+    from vllm.logging_utils import NewLineFormatter
+
+    formatter = NewLineFormatter("%(levelname)s [%(fileinfo)s:%(lineno)d] %(message)s")
+    handler, lines = logging.Handler(), list[str]()
+    handler.emit = lambda record: lines.append(formatter.format(record))  # type: ignore[method-assign]
+    logger = logging.getLogger(STATS)
+    logger.addHandler(handler)
     try:
-        yield handler.lines
+        yield lines
     finally:
-        root.removeHandler(handler)
+        logger.removeHandler(handler)
 
 
 def aggregator(seed: int) -> Any:
-    """A random one: any number of stages, transfers and kinds of output, ended well, failed, or with nothing at all."""
+    """A random aggregator with any number of stages, transfers and kinds of output, finished, failed or empty."""
     from vllm_omni.metrics.stats import OrchestratorAggregator, StageRequestStats, StageStats
 
     rng = random.Random(seed)
@@ -144,7 +134,7 @@ def stock() -> tuple[list[Any], list[str]]:
 
 
 def test_the_text_is_upstreams(stock: tuple[list[Any], list[str]]) -> None:
-    """``full``: every record of a random request's summary, its place and order are stock's, and the result."""
+    """``full``: every log record of a random request's summary, their order and the result are stock's."""
     with switched_on() as counters, logged() as lines:
         results = summaries()
         assert _state()[0] == "applied"
@@ -158,7 +148,7 @@ def _is_table(line: str) -> bool:
 
 
 def test_a_line_is_upstreams_line(stock: tuple[list[Any], list[str]]) -> None:
-    """``line``: of each request upstream's [OmniTiming] line alone, and other records of that logger."""
+    """``line``: only upstream's [OmniTiming] line of each request, and other records of that logger, are logged."""
     with switched_on("line") as counters, logged() as lines:
         results = summaries()
         assert counters["left_out"] == sum(map(_is_table, stock[1]))
@@ -168,8 +158,8 @@ def test_a_line_is_upstreams_line(stock: tuple[list[Any], list[str]]) -> None:
     assert results == stock[0]
 
 
-def test_what_a_line_leaves_out_stands_at_debug(stock: tuple[list[Any], list[str]]) -> None:
-    """``line``: with DEBUG on, all is written in stock's order, the tables with DEBUG as their level."""
+def test_what_line_leaves_out_is_logged_at_debug(stock: tuple[list[Any], list[str]]) -> None:
+    """``line``: with DEBUG on, everything is logged in stock's order, and the tables at level DEBUG."""
     logging.getLogger(STATS).setLevel(logging.DEBUG)
     try:
         with switched_on("line") as counters, logged() as lines:
@@ -183,7 +173,7 @@ def test_what_a_line_leaves_out_stands_at_debug(stock: tuple[list[Any], list[str
 
 
 def test_a_table_that_differs_is_upstreams(stock: tuple[list[Any], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first table of each number of columns is compared. If it differs, all text is upstream's from then on."""
+    """If the first table of a number of columns differs from upstream's, all later text is upstream's."""
     from omni_fastpath.patches.lean_front_end.summary_table import SummaryTable
 
     with switched_on() as counters, logged() as lines:
@@ -197,7 +187,7 @@ def test_a_table_that_differs_is_upstreams(stock: tuple[list[Any], list[str]], m
 
 
 def test_a_process_without_the_api_server_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library user's process does not import it for us; its tables and files are lean, and the reason says so."""
+    """The patch does not import the API server; tables and files are lean without it, and the reason says so."""
     import soundfile  # type: ignore[import-untyped]
 
     monkeypatch.delitem(sys.modules, chat_stream.SERVING, raising=False)
@@ -216,7 +206,7 @@ def test_a_process_without_the_api_server_has_the_rest(monkeypatch: pytest.Monke
 
 
 def _samples(seed: int) -> Any:
-    """Random floats of one channel: levels of 16 bits and their ties, all exponents, beyond the range, none at all."""
+    """Random floats of one channel: 16-bit levels and ties, all exponents, beyond the range, or no samples."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -233,7 +223,7 @@ def _samples(seed: int) -> Any:
 
 
 def test_files_are_soundfiles() -> None:
-    """Every byte of WAV and 16-bit PCM is what soundfile writes, of random chunks through upstream's own function."""
+    """Every byte of WAV and 16-bit PCM is what soundfile writes, for random chunks through upstream's own function."""
     from vllm_omni.entrypoints.openai import audio_utils_mixin
     from vllm_omni.entrypoints.openai.protocol.audio import CreateAudio
 
@@ -255,7 +245,7 @@ def test_files_are_soundfiles() -> None:
 
 
 def test_what_is_not_plain_is_soundfiles() -> None:
-    """Two channels, other numbers, values that are not finite, other formats and a buffer in use go to soundfile."""
+    """Two channels, other number types, infinite values, other formats and a used buffer are written by soundfile."""
     import numpy as np
     import soundfile
 
@@ -294,7 +284,7 @@ def test_what_is_not_plain_is_soundfiles() -> None:
 
 
 def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If libsndfile writes other bytes, the first file shows it, and this and all later files are libsndfile's."""
+    """If libsndfile writes other bytes, the first file and all later ones are libsndfile's."""
     import soundfile
 
     def written() -> bytes:
@@ -317,7 +307,7 @@ def test_a_file_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _outputs(texts: Sequence[str] = TEXTS, *, indexes: Sequence[int] = (0,), **more: Any) -> list[Any]:
-    """Of one request: text with audio between, and both ends."""
+    """The outputs of one request: text with audio in between, and both ends."""
     found = []
     for number, text in enumerate(texts):
         found.append(
@@ -336,43 +326,49 @@ def _outputs(texts: Sequence[str] = TEXTS, *, indexes: Sequence[int] = (0,), **m
 
 @pytest.fixture(autouse=True)
 def _one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events say when their request was made."""
+    """Freeze the time of creation that events contain."""
     import time
 
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.25)
 
 
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
-    "text and audio": ({}, {}, 8),
-    "no usage": ({"stream_options": None}, {}, 8),
-    "usage at the end": ({"stream_options": {"include_usage": True}}, {}, 8),
-    "text alone": ({"modalities": ["text"]}, {}, 8),
-    "two choices": ({"n": 2}, {"indexes": (0, 1)}, 16),
-    "token ids": ({"return_token_ids": True}, {}, 0),
-    "one tool call at a time": ({"parallel_tool_calls": False}, {}, 8),
-    "stage metrics kept back": ({}, {"metrics": {"stage_metrics": {"0": {"x": 1.5}}}}, 8),
-    "stage metrics": ({"return_stage_metrics": True}, {"metrics": {"stage_metrics": {"0": {"x": 1.5}}}}, 0),
-    "echo": ({"echo": True}, {}, 8),
+METRICS = {"metrics": {"stage_metrics": {"0": {"x": 1.5}}}}
+NAMES = {
+    'a "model"': 8,
+    "7310482956173849": 8,
+    "模型": 8,
+    "\ue000text\ue001": 0,  # marks the places of a form
 }
-NAMES = {'a "model"': 8, "7310482956173849": 8, "模型": 8, "\ue000text\ue001": 0}
-"""And how many events are ours: none, where what marks the places of a form stands in it."""
-NAMED: list[tuple[dict[str, str], int]] = [
-    *(({key: name}, lean) for key in ("model", "one") for name, lean in NAMES.items()),
-    ({"one": "chatcmpl-".ljust(256, "x")}, 8),
-    ({"one": "chatcmpl-".ljust(257, "x")}, 0),
+CASES: list[Any] = [
+    pytest.param(asked, given, named, lean, id=name)
+    for name, asked, given, named, lean in (
+        ("text and audio", {}, {}, {}, 8),
+        ("no usage", {"stream_options": None}, {}, {}, 8),
+        ("usage at the end", {"stream_options": {"include_usage": True}}, {}, {}, 8),
+        ("text alone", {"modalities": ["text"]}, {}, {}, 8),
+        ("two choices", {"n": 2}, {"indexes": (0, 1)}, {}, 16),
+        ("token ids", {"return_token_ids": True}, {}, {}, 0),
+        ("one tool call at a time", {"parallel_tool_calls": False}, {}, {}, 8),
+        ("stage metrics kept back", {}, METRICS, {}, 8),
+        ("stage metrics", {"return_stage_metrics": True}, METRICS, {}, 0),
+        ("echo", {"echo": True}, {}, {}, 8),
+        ("an id that is too long to be kept", {}, {}, {"one": "chatcmpl-".ljust(257, "x")}, 0),
+        ("a long id", {}, {}, {"one": "chatcmpl-".ljust(256, "x")}, 8),
+        *((f"{key} {name}", {}, {}, {key: name}, lean) for key in ("model", "one") for name, lean in NAMES.items()),
+    )
 ]
+"""What is asked, what the stages give, other names than the usual ones, and how many events the patch writes."""
 
 
-@pytest.mark.parametrize("case", CASES)
-async def test_events_are_upstreams(case: str) -> None:
-    """Byte for byte, whatever the request asks for, and the usage that the server's log gets."""
-    asked, given, lean = CASES[case]
+@pytest.mark.parametrize(("asked", "given", "named", "lean"), CASES)
+async def test_events_are_upstreams(asked: Any, given: Any, named: Any, lean: int) -> None:
+    """Byte for byte, whatever the request asks for and whatever its names are, and so is the usage for the log."""
     request, outputs = chat_stream.request(**asked), _outputs(**given)
-    expected = await chat_stream.events(request, outputs)
+    expected = await chat_stream.events(request, outputs, **named)
     assert sum("Hello" in event for event in expected[0]) == max(1, len(given.get("indexes", (0,))))
     assert not any('"error"' in event for event in expected[0])
     with switched_on() as counters:
-        found = await chat_stream.events(request, outputs)
+        found = await chat_stream.events(request, outputs, **named)
         assert found == expected
         assert found[1].model_fields_set == expected[1].model_fields_set
         assert repr(found[1]) == repr(expected[1])
@@ -380,17 +376,8 @@ async def test_events_are_upstreams(case: str) -> None:
         assert _state()[0] == "applied"
 
 
-@pytest.mark.parametrize(("named", "lean"), NAMED)
-async def test_names_are_written_as_they_are(named: dict[str, str], lean: int) -> None:
-    """A model or a request's id; a client chooses the id, and a form outlives its request: a longer one takes none."""
-    expected = await chat_stream.events(chat_stream.request(), _outputs(), **named)
-    with switched_on() as counters:
-        assert await chat_stream.events(chat_stream.request(), _outputs(), **named) == expected
-        assert (counters["events"], _state()[0]) == (lean, "applied")
-
-
 async def test_two_requests_of_one_id_do_not_mix() -> None:
-    """A client chooses the id: two at the same time, of another model, with and without usage."""
+    """Two requests with one id at the same time, of different models and with other options, get their own events."""
     requests = (chat_stream.request(), chat_stream.request(stream_options=None))
     alone = [await chat_stream.events(request, _outputs(), model=str(n)) for n, request in enumerate(requests)]
     with switched_on():
@@ -401,7 +388,7 @@ async def test_two_requests_of_one_id_do_not_mix() -> None:
 
 
 def test_every_character_is_escaped_as_pydantic_does() -> None:
-    """All of Unicode but half characters, which are left to upstream."""
+    """Every Unicode character except surrogates, which are left to upstream."""
     from json.encoder import encode_basestring
 
     from pydantic_core import to_json
@@ -413,8 +400,8 @@ def test_every_character_is_escaped_as_pydantic_does() -> None:
         assert encode_basestring(text) == to_json(text).decode()
 
 
-async def test_half_a_character_is_upstreams_error() -> None:
-    """What cannot be sent ends the stream with upstream's error."""
+async def test_a_lone_surrogate_is_upstreams_error() -> None:
+    """A lone surrogate, which cannot be sent, ends the stream with upstream's error."""
     outputs = _outputs(("a", "\ud800", "b"))
     expected = await chat_stream.events(chat_stream.request(), outputs)
     assert any("surrogates" in event for event in expected[0])
@@ -425,7 +412,7 @@ async def test_half_a_character_is_upstreams_error() -> None:
 
 
 async def test_an_event_that_differs_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first event of a form is compared with upstream's."""
+    """If the first event of a form differs from upstream's, upstream's is sent and the state is failed."""
     from omni_fastpath.patches.lean_front_end import stream_events as events
 
     outputs = _outputs(("世界", "b"))

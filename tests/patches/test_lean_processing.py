@@ -1,4 +1,4 @@
-"""``lean_processing``: what comes of raw outputs is stock's to the last digit; what nothing receives is not built."""
+"""``lean_processing``: results are stock's to the last digit, and outputs that nothing receives are not built."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 @contextmanager
 def switched_on(*others: str) -> Iterator[dict[str, int]]:
-    """Installed meanwhile, with these patches beside it; its counters."""
+    """The patch, and these, installed meanwhile; its counters."""
     with only(*others, "lean_processing") as entry:
         yield entry.counters
 
 
 Both = Callable[[Setting], dict[str, int]]
+TEXTS = ("fast", "slow")
+"""Both of vLLM's detokenizers."""
 
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> Both:
-    """Plays a script on stock and with the patch, and compares all that came of it; the counters."""
+    """Plays a script on stock and with the patch and compares all results; returns the counters."""
 
     def run(setting: Setting) -> dict[str, int]:
         stock = Play(setting, monkeypatch).run()
@@ -47,28 +49,19 @@ def _assert_same(stock: dict[str, Any], lean: dict[str, Any]) -> None:
     assert repr(lean) == repr(stock)  # types and last digits too
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("async_chunk", [True, False])
-def test_what_comes_of_it_is_stocks(both: Both, kind: str, seed: int, async_chunk: bool) -> None:
-    """Messages, terminals, aborts, statistics, every time and what is left are equal, without a tokenizer."""
-    counters = both(Setting(seed, kind, async_chunk))
-    if kind != "mixed":
-        assert bool(counters["not_built"]) == (async_chunk and kind != "FINAL_ONLY")
+SETTINGS = (
+    *(Setting(seed, kind, chunks) for seed in (0, 1) for kind in (*KINDS, "mixed") for chunks in (True, False)),
+    *(Setting(seed, kind, detokenizer=each) for seed in (100, 101) for kind in ("DELTA", "mixed") for each in TEXTS),
+    *(Setting(seed, "mixed", statistics=False) for seed in (300, 301)),
+)
 
 
-@pytest.mark.parametrize("kind", ["DELTA", "mixed"])
-@pytest.mark.parametrize("seed", range(100, 102))
-@pytest.mark.parametrize("detokenizer", ["fast", "slow"])
-def test_texts_and_stop_strings_are_stocks(both: Both, kind: str, seed: int, detokenizer: str) -> None:
-    """With texts, offsets, stop strings and log probabilities too, as both of vLLM's detokenizers make them."""
-    both(Setting(seed, kind, detokenizer=detokenizer))
-
-
-@pytest.mark.parametrize("seed", range(300, 302))
-def test_without_statistics_it_is_stocks(both: Both, seed: int) -> None:
-    """As with ``--disable-log-stats``."""
-    both(Setting(seed, "mixed", statistics=False))
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_results_are_stocks(both: Both, setting: Setting) -> None:
+    """Messages, terminals, aborts, statistics, times, texts, stop strings and log probabilities are equal."""
+    counters = both(setting)
+    if setting.kind != "mixed" and setting.detokenizer == "none":
+        assert bool(counters["not_built"]) == (setting.async_chunk and setting.kind != "FINAL_ONLY")
 
 
 # ---- What is built, and what is not ----
@@ -96,7 +89,7 @@ def _talk(play: Play, steps: int = 5, **fields: Any) -> list[Any]:
 
 
 def test_first_output_is_built_and_the_next_are_not(lean: tuple[Play, dict[str, int]]) -> None:
-    """The first with content is a time that users may be told of; in the place of the others is a request's id."""
+    """The first output with content is built, because users may get its time; later ones have only an id."""
     play, counters = lean
     first, *others = _talk(play)
     assert first.outputs[0].token_ids == [7]
@@ -169,7 +162,7 @@ def test_what_something_may_receive_is_built(lean: tuple[Play, dict[str, int]], 
 
 
 def test_a_request_that_becomes_a_session_is_built_again(lean: tuple[Play, dict[str, int]]) -> None:
-    """An update from the user makes a session of a request that runs."""
+    """An update from the user turns a running request into a session."""
     play, _ = lean
     assert not _talk(play)[-1].outputs
     CONDITIONS["session"](play)
@@ -177,7 +170,7 @@ def test_a_request_that_becomes_a_session_is_built_again(lean: tuple[Play, dict[
 
 
 def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[str, int]]) -> None:
-    """Whatever field it is, on any release; but for the two that only statistics read."""
+    """Any field beside tokens and the two that only statistics read, on every release."""
     import msgspec
     from vllm_omni.engine import OmniEngineCoreOutput
 
@@ -198,7 +191,7 @@ def test_an_entry_that_brings_more_than_tokens_is_built(lean: tuple[Play, dict[s
 
 
 def test_after_a_payload_everything_is_built(lean: tuple[Play, dict[str, int]]) -> None:
-    """A payload is accumulated, and upstream attaches it to each output that follows."""
+    """Upstream attaches an accumulated payload to each output that follows."""
     import torch
 
     play, _ = lean
@@ -208,7 +201,7 @@ def test_after_a_payload_everything_is_built(lean: tuple[Play, dict[str, int]]) 
 
 
 def test_a_request_twice_in_a_raw_output_is_upstreams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream accumulates all payloads before it makes the first output, so that the second has nothing to drain."""
+    """Upstream accumulates all payloads of a raw output before it makes the first output."""
     import torch
     from vllm.v1.engine import FinishReason
     from vllm_omni.engine import OmniEngineCoreOutput
@@ -234,25 +227,8 @@ def test_a_request_twice_in_a_raw_output_is_upstreams(monkeypatch: pytest.Monkey
 # ---- Token ids ----
 
 
-def test_token_ids_are_copied_when_they_are_read(lean: tuple[Play, dict[str, int]]) -> None:
-    """They are what they were when the completion was made, however late it is; a second look finds the same list."""
-    from benchmarks.rigs.inprocess import text
-
-    play, _ = lean
-
-    async def run() -> list[Any]:
-        return [(await play.step(0, text("r", n)))[0].outputs[0] for n in range(4)]
-
-    completions = asyncio.run(run())
-    assert not any("cumulative_token_ids" in vars(each) for each in completions)
-    assert [each.cumulative_token_ids for each in reversed(completions)] == [[0, 1, 2, 3], [0, 1, 2], [0, 1], [0]]
-    assert completions[2].cumulative_token_ids is completions[2].cumulative_token_ids
-    completions[2].cumulative_token_ids.append(9)
-    assert completions[3].cumulative_token_ids == [0, 1, 2, 3]
-
-
 def test_a_copy_has_the_ids_too(lean: tuple[Play, dict[str, int]]) -> None:
-    """A completion is of upstream's class; a copy of it, and what another process gets, has the same in it."""
+    """A copy of a completion, and a pickle of it, has the same content and is of upstream's class."""
     from vllm.outputs import CompletionOutput
 
     from benchmarks.rigs.inprocess import text
@@ -260,6 +236,9 @@ def test_a_copy_has_the_ids_too(lean: tuple[Play, dict[str, int]]) -> None:
     play, _ = lean
     (output,) = asyncio.run(play.step(0, text("r", 7)))
     (completion,) = output.outputs
+    assert "cumulative_token_ids" not in vars(completion)  # copied by the first read, which all later ones return
+    completion.cumulative_token_ids.append(9)
+    assert completion.cumulative_token_ids == [7, 9]
     assert isinstance(completion, CompletionOutput)
     sent = pickle.loads(pickle.dumps(completion))  # noqa: S301
     for other in (copy.copy(completion), copy.deepcopy(completion), sent):

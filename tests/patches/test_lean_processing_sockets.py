@@ -1,4 +1,4 @@
-"""``lean_processing``: what a client's reader makes of its socket is stock's, in order, whole and once."""
+"""``lean_processing``: a client receives what stock receives from its socket, complete, once and in order."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def _raw(rng: random.Random, number: int) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_comes_is_stocks(tmp_path: Path, seed: int) -> None:
-    """Every raw output comes whole, once and in the order of sending, in bursts and one by one."""
+def test_what_is_received_is_stocks(tmp_path: Path, seed: int) -> None:
+    """Every raw output is received complete, once and in the order of sending, in bursts and singly."""
 
     async def script(wire: Wire) -> list[Any]:
         rng = random.Random(seed)
@@ -138,7 +138,7 @@ def test_what_comes_is_stocks(tmp_path: Path, seed: int) -> None:
 
 
 def test_no_arrival_is_missed(tmp_path: Path) -> None:
-    """Whatever the gaps between messages, the reader wakes for each: the descriptor tells of a change only once."""
+    """The reader wakes for each message whatever the gaps, although the descriptor signals a change only once."""
 
     async def script(wire: Wire) -> list[int]:
         def feed() -> None:
@@ -159,7 +159,7 @@ def test_no_arrival_is_missed(tmp_path: Path) -> None:
 
 
 def test_others_get_their_turn(tmp_path: Path) -> None:
-    """However much stands in a socket, everything else on the event loop runs after 64 messages."""
+    """However much is queued in a socket, other tasks of the event loop run after 64 messages."""
     count = 1000
 
     async def script(wire: Wire) -> int:
@@ -178,7 +178,7 @@ def test_others_get_their_turn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last", ["dead", "garbage"])
 def test_an_error_comes_after_what_was_before_it(tmp_path: Path, last: str) -> None:
-    """A dead engine and a message that cannot be decoded are raised as on stock; what came before is not lost."""
+    """A dead engine and a message that cannot be decoded are raised as on stock, after the earlier messages."""
     from vllm.v1.engine.core import EngineCoreProc
 
     async def script(wire: Wire) -> Any:
@@ -198,7 +198,7 @@ def test_an_error_comes_after_what_was_before_it(tmp_path: Path, last: str) -> N
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_shutdown_is_upstreams(tmp_path: Path, waits: bool) -> None:
-    """Closing ends the reader with ``EngineDeadError`` for whoever waits, and leaves nothing on the event loop."""
+    """Closing raises ``EngineDeadError`` in a waiting call and leaves nothing on the event loop."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     async def script(wire: Wire) -> Any:
@@ -218,7 +218,7 @@ def test_shutdown_is_upstreams(tmp_path: Path, waits: bool) -> None:
 
 
 def test_a_client_can_be_collected(tmp_path: Path) -> None:
-    """Nothing of ours keeps a client alive while its reader waits: upstream closes the socket when it is collected."""
+    """The patch keeps no client alive while its reader waits: upstream closes the socket of a collected one."""
 
     async def script() -> Any:
         wire = Wire(tmp_path)
@@ -239,11 +239,11 @@ def test_a_client_can_be_collected(tmp_path: Path) -> None:
         assert counters["messages"] == 1
 
 
-# ---- Who is left alone ----
+# ---- Clients that keep pyzmq's reading ----
 
 
 def test_data_parallelism_is_left_alone(tmp_path: Path) -> None:
-    """A client with data parallelism keeps pyzmq's socket; the rest of the patch applies, and the reason says so."""
+    """A client with data parallelism keeps pyzmq's reading, the rest of the patch applies, and the reason says so."""
     from benchmarks.rigs.inprocess import Replica
     from omni_fastpath.declare import State
     from omni_fastpath.ledger import LEDGER

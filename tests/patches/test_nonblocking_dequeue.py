@@ -1,4 +1,4 @@
-"""``get_output_nowait`` on vLLM's real client: exceptions and the reader. ``test_errors_of_ours`` has the order."""
+"""``get_output_nowait`` on vLLM's real client: exceptions and the reader. ``test_errors_of_ours`` checks the order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def replica() -> Iterator[Any]:
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_queued_exception_is_raised_as_upstream_raises_it(replica: Any, dead: bool) -> None:
-    """Type, message, context suppression and cause equal those of ``get_output_async``, engine dead or not."""
+    """Type, message, context suppression and cause are those of ``get_output_async``, engine dead or not."""
     replica.resources.engine_dead = dead
     raised = []
     for take in (replica.get_output_nowait, lambda: asyncio.run(replica.get_output_async())):

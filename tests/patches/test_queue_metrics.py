@@ -1,4 +1,4 @@
-"""What is observed of queues: each raw output that is routed, by whichever loop, and nothing of upstream changed."""
+"""The metrics of queues and delays: what is counted, and that no message changes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from omni_fastpath.declare import Process
 from omni_fastpath.ledger import LEDGER
 from tests.patches.content import sequences
 from tests.patches.drive import only, run, stages
+from tests.schedules.virtual_time import VirtualLoop
 
 pytestmark = pytest.mark.upstream
 every_release = pytest.mark.every_release
@@ -62,7 +63,7 @@ def filled(event_driven: bool, replicas: int = 2) -> Any:
 
 @every_release
 def test_what_is_routed_is_counted_and_sent_as_without_the_patch(event_driven: bool, others: tuple[str, ...]) -> None:
-    """Each raw output once, in both of upstream's loops and under the drain; no message differs."""
+    """Each raw output counts once, in both loops of upstream and in the drain, and no message differs."""
     with only(*others):
         expected = sequences(run(filled(event_driven)))
     with only(*others, "queue_metrics"):
@@ -73,8 +74,8 @@ def test_what_is_routed_is_counted_and_sent_as_without_the_patch(event_driven: b
 
 
 @every_release
-def test_depth_is_what_waits_now() -> None:
-    """Of each replica from the start on, and of none when the orchestrator is gone; what was counted stays."""
+def test_depth_is_what_is_queued_now() -> None:
+    """Depths are shown from the start on and not after the orchestrator is gone; counts are kept."""
     with only("queue_metrics"):
         pipeline = filled(event_driven=False)
         with pipeline:
@@ -99,154 +100,97 @@ class _Object(SimpleNamespace):
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
-class Client(SimpleNamespace):
-    """One whose socket listens on an address."""
-
-    def __init__(self, address: bytes, **resources: Any) -> None:
-        socket = SimpleNamespace(LAST_ENDPOINT=address)
-        super().__init__(resources=SimpleNamespace(output_socket=socket, **resources))
+def client(address: bytes, **resources: Any) -> Any:
+    """A client whose socket listens on an address."""
+    return SimpleNamespace(resources=SimpleNamespace(output_socket=SimpleNamespace(LAST_ENDPOINT=address), **resources))
 
 
-def pool(gives: str | None) -> Any:
+def pool() -> Any:
     """A pool with one replica in this process."""
-    return _Object(
-        clients=[_Object(final_output_type=gives, outputs_queue=asyncio.Queue())],
-        final_output=gives is not None,
-        _audio_frames_by_request={},
-        _non_empty_first_output_timestamps_by_request={},
-    )
+    client = _Object(final_output_type=None, outputs_queue=asyncio.Queue())
+    return _Object(clients=[client], final_output=False)
 
 
-class Script:
-    """Calls an account as the wrappers do, by a clock of its own; stage 0 gives text, 1 nothing, 2 audio."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from omni_fastpath.patches.queue_metrics import account
-
-        self.now_s = 100.0
-        monkeypatch.setattr(account, "monotonic", lambda: self.now_s)
-        self.orchestrator = _Object(stage_pools=[pool("text"), pool(None), pool("audio")])
-        self.made: list[tuple[Any, ...]] = []
-        journey: Any = SimpleNamespace(note_made=lambda *made: self.made.append(made))
-        self.counters = {"observed": 0}
-        self.account = account.Account(self.orchestrator, {"a": journey, "b": journey}, self.counters)
-
-    def one(self, stage: int, made_s: float = 99.0, first: str = "", nested: int = -1) -> None:
-        """One raw output, in whose processing a request may have a first, and another stage's output be routed."""
-        processed = self.account.processing(stage, 0, SimpleNamespace(timestamp=made_s, outputs=[]), set())
-        assert nested < 0 or self.account.routing(nested, 0, []) is None
-        if first:
-            stages = self.orchestrator.stage_pools[stage]
-            stages._audio_frames_by_request[first] = stages._non_empty_first_output_timestamps_by_request[first] = 1
-        assert processed is not None
-        processed()
-        routed = self.account.routing(stage, 0, outputs=[])
-        assert routed is not None
-        routed()
-
-    def seen(self, stage: int) -> tuple[int, float]:
-        """How many raw outputs of a stage were timed, and their seconds."""
-        residence = shown("residence_seconds")[str(stage), "0"]
-        return sum(residence["counts"]), residence["sum"]
+RAW = SimpleNamespace(timestamp=98.0, outputs=[])
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    """One of an account that is not any server's."""
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An account of two stages with one replica each, at a clock that says 100 seconds."""
     with only("queue_metrics"):
-        yield Script(monkeypatch)
+        from omni_fastpath.patches.queue_metrics import account
+
+        monkeypatch.setattr(account, "monotonic", lambda: 100.0)
+        orchestrator = _Object(stage_pools=[pool(), pool()])
+        found = account.Account(orchestrator, {}, {"observed": 0})
+        yield found
+        del orchestrator
 
 
-def test_who_enters_upstreams_record_has_a_first(script: Script) -> None:
-    """A raw output in whose processing a followed request had its first audio, or text, is one; no other is."""
-    for stage in range(3):
-        for first in ("a", "", "b", "not followed"):
-            script.one(stage, first=first)
-    assert [script.seen(stage) for stage in range(3)] == [(4, 4.0)] * 3
-    assert [made[:3] for made in script.made] == [
-        (output, stage, (99.0, 100.0)) for output, stage in (("text", 0), ("audio", 2)) for _ in "ab"
-    ]
-    assert script.counters["observed"] == 12
-
-
-def test_what_was_dequeued_since_it_was_made_was_ahead_of_it(script: Script) -> None:
-    """Of its own replica, as a queue is first in, first out."""
-    for now_s, made_s, first in ((100.0, 99.0, ""), (101.0, 99.5, ""), (102.0, 100.5, "a"), (103.0, 102.5, "b")):
-        script.now_s = now_s
-        script.one(2, made_s, first)
-        script.one(0, made_s)
-    assert [made[3] for made in script.made] == [1, 0]
-
-
-@pytest.mark.parametrize("nested", [1, 2], ids=["of its own stage", "of another"])
-def test_what_is_routed_in_a_raw_outputs_processing_belongs_to_it(script: Script, nested: int) -> None:
-    """0.32 routes a first audio while it processes what carried it: one raw output, timed when that is routed."""
-    script.one(1, 98.0, nested=nested)
-    assert script.seen(1) == (1, 2.0)
-    assert script.counters["observed"] == 1
-
-
-def test_what_was_not_processed_is_not_counted(script: Script) -> None:
-    """Neither a raw output whose processing raised, nor a diffusion stage's output behind it; nor a dead replica's."""
-    raw = SimpleNamespace(timestamp=99.0, outputs=[])
-    script.account.processing(2, 0, raw, set())
-    assert script.account.routing(2, 0, []) is None
-    processed = script.account.processing(2, 0, raw, set())
-    assert processed is not None
+@pytest.mark.parametrize("nested", [0, 1], ids=["of its own stage", "of another"])
+def test_what_is_routed_in_a_raw_outputs_processing_belongs_to_it(account: Any, nested: int) -> None:
+    """0.32 routes first audio while it processes the raw output; that is one raw output, timed when it is routed."""
+    account.processing(0, 0, RAW, set())()  # another one, which is not routed
+    processed = account.processing(0, 0, RAW, set())
+    assert account.routing(nested, 0, []) is None
     processed()
-    assert script.account.routing(1, 0, []) is None
-    script.orchestrator.stage_pools[2].clients[0] = None
-    assert script.account.processing(2, 0, raw, set()) is None
+    account.routing(0, 0, [])()
+    residence = shown("residence_seconds")["0", "0"]
+    assert (sum(residence["counts"]), residence["sum"]) == (1, 2.0)
+    assert account._counters["observed"] == 1
+
+
+def test_what_was_not_processed_is_not_counted(account: Any) -> None:
+    """A raw output whose processing raised, a diffusion stage's output behind it, and one of a dead replica."""
+    account.processing(1, 0, RAW, set())
+    assert account.routing(1, 0, []) is None
+    account.processing(1, 0, RAW, set())()
+    assert account.routing(0, 0, []) is None
+    account.pools[1].clients[0] = None
+    assert account.processing(1, 0, RAW, set()) is None
 
 
 @pytest.mark.parametrize(
-    ("client", "expected"),
+    ("which", "expected"),
     [
         pytest.param(_Object(), True, id="in this process"),
-        pytest.param(Client(b"ipc:///tmp/x"), True, id="ipc"),
-        pytest.param(Client(b"tcp://10.0.0.1:5555"), False, id="a network"),
-        pytest.param(Client(b"tcp://10.0.0.1:5555", engine_manager=None), False, id="attached"),
-        pytest.param(Client(b"tcp://10.0.0.1:5555", engine_manager=object()), True, id="spawned here"),
+        pytest.param(client(b"ipc:///tmp/x"), True, id="ipc"),
+        pytest.param(client(b"tcp://10.0.0.1:5555"), False, id="a network"),
+        pytest.param(client(b"tcp://10.0.0.1:5555", engine_manager=None), False, id="attached"),
+        pytest.param(client(b"tcp://10.0.0.1:5555", engine_manager=object()), True, id="spawned here"),
     ],
 )
-def test_whose_clock_is_ours(client: Any, expected: bool) -> None:
-    """Only where a replica runs on this host its time of construction says something here."""
+def test_which_clocks_can_be_compared(which: Any, expected: bool) -> None:
+    """The time of construction is used only if the replica runs on this host."""
     from omni_fastpath.patches.queue_metrics.account import is_on_this_host
 
-    assert is_on_this_host(client) is expected
+    assert is_on_this_host(which) is expected
 
 
 # ---- Delays of a process ----
 
 
-def test_lag_is_how_late_a_timer_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the clock, four times a second, and never below nothing; a loop that is no longer known is not measured."""
-    due: list[Any] = []
-    loop: Any = _Object(call_later=lambda *what: due.append(what))
-    now = [10.0]
+def test_lag_is_how_late_a_timer_was() -> None:
+    """Four times per second, once per event loop; a loop that is no longer known is not measured."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import delays
 
-        monkeypatch.setattr(delays, "monotonic", lambda: now[0])
-        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
-        delays.measure_lag("front_end")
-        delays.measure_lag("front_end")
-        for late_s in (0.0, 0.04, -0.001):
-            [(delay_s, call, *given)] = due
-            due.clear()
-            now[0] += delay_s + late_s
-            call(*given)
+        loop = VirtualLoop()
+        for _ in range(2):
+            loop.call_soon(delays.measure_lag, "front_end")
+        loop.call_later(0.45, loop.spend, 0.09)  # the second timer is 40 ms late
+        loop.go_on(0.6)
         found = shown("event_loop_lag_seconds")[("front_end",)]
-        assert (delay_s, sum(found["counts"]), found["counts"][0]) == (0.25, 3, 2)
-        assert found["sum"] == pytest.approx(0.04)
+        assert (sum(found["counts"]), found["counts"][0]) == (2, 1)
+        assert found["sum"] == pytest.approx(0.04, abs=0.001)
         delays.LOOPS.clear()
-        _, call, *given = due.pop()
-        call(*given)
-        assert (counts("event_loop_lag_seconds")[("front_end",)], due) == (3, [])
+        loop.go_on(1.0)
+        assert counts("event_loop_lag_seconds")[("front_end",)] == 2
+        loop.close()
 
 
 def test_pauses_of_full_collections_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each collection of the oldest generation once, by the clock; young ones and one that had begun before are not."""
+    """Each collection of the oldest generation is timed once; younger ones, and one that had begun before, are not."""
     with only("queue_metrics"):
         from omni_fastpath.patches.queue_metrics import delays
 
@@ -263,7 +207,7 @@ def test_pauses_of_full_collections_are_timed(monkeypatch: pytest.MonkeyPatch) -
 
 @every_release
 def test_the_api_processs_delays_are_shown() -> None:
-    """Pauses and the orchestrator's lag from its beginning on, the front end's from its first request on."""
+    """Pauses and the orchestrator's lag are shown from its start on, the front end's lag from its first request on."""
     callbacks = list(gc.callbacks)
     with only("queue_metrics"):
         import janus
@@ -292,7 +236,7 @@ def test_the_api_processs_delays_are_shown() -> None:
 
 @every_release
 def test_a_stages_save_queue_is_shown() -> None:
-    """In a stage nothing of the server is wrapped; of a step's batch (0.32) each task counts."""
+    """In a stage only the adapter is wrapped, and each task of a step's batch (0.32) counts."""
     from vllm_omni.distributed.omni_connectors.transfer_adapter.base import OmniTransferAdapterBase
 
     from omni_fastpath.seams import find, is_ours

@@ -1,4 +1,4 @@
-"""Requests on their way in: who counts and until when, how long outputs wait for them, on upstream's own objects."""
+"""Incoming requests: which count and until when, and how long outputs wait for them, on upstream's own objects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from omni_fastpath import way_in
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The patch alone; a machine that stands still for a moment ends nobody's way in."""
+    """The patch alone, with a time limit that a pause of the machine does not reach."""
     with only("requests_first") as entry:
         from omni_fastpath.patches.requests_first import wrappers
 
@@ -28,38 +29,27 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def on_the_way() -> int:
-    """How many requests are."""
+    """How many requests are incoming."""
     from omni_fastpath.patches.requests_first.wrappers import _on_their_way
 
     return len(_on_their_way)
 
 
-# ---- Who counts, and until when ----
+# ---- Which requests count, and until when ----
 
 
-async def _ask(answer: Any, path: str = "/v1/chat/completions", method: str = "POST") -> Any:
+async def _ask(answer: Any, path: str = "/v1/chat/completions", method: str = "POST") -> None:
     """Ask a FastAPI application of one route, which `answer` is; its exception, if it raises one."""
     from fastapi import FastAPI
 
-    came: list[str] = []
     app = FastAPI()
     app.add_api_route("/{path:path}", answer, methods=["POST", "GET"], response_model=None)
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "root_path": ""}
-
-    async def receive() -> Any:
-        if came:
-            await asyncio.Event().wait()  # the client stays
-        came.append("its body")
-        return {"type": "http.request", "body": b""}
-
-    async def send(_message: Any) -> None:
-        await asyncio.sleep(0)
-
-    return await app(scope, receive, send)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        await client.request(method, path)
 
 
 async def _submit(refused: bool = False, *, looks: bool = True) -> None:
-    """Submit a request to upstream's engine, whose processing of inputs is ours, and may look or refuse."""
+    """Submit a request to upstream's engine, whose fake processing of inputs may check or refuse it."""
     from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 
     class Engine(AsyncOmniEngine):  # type: ignore[misc]
@@ -77,29 +67,8 @@ async def _submit(refused: bool = False, *, looks: bool = True) -> None:
     await Engine().add_request_async(request_id="one", prompt="Hello.")
 
 
-async def test_a_request_counts_until_it_is_submitted(on: Any) -> None:
-    """Not until its answer has ended; the orchestrator's count is another, which its end gives back at the latest."""
-    from starlette.responses import StreamingResponse
-
-    seen = []
-
-    async def chunks() -> Any:
-        seen.append(on_the_way())
-        await _submit()
-        seen.append(on_the_way())
-        yield b"Hello."
-        seen.append(len(way_in.NOT_AT_A_STAGE))
-
-    async def answer() -> Any:
-        return StreamingResponse(chunks())
-
-    await _ask(answer)
-    assert seen == [1, 0, 1]
-    assert (on.counters["requests"], on.counters["submitted"]) == (1, 1)
-
-
 async def test_a_request_counts_in_whichever_context_it_comes(on: Any) -> None:
-    """As uvicorn starts the next one of a connection in the context of the last; an application inside counts once."""
+    """A request in the context of an earlier one counts, as with uvicorn; an application inside another counts once."""
     from fastapi import FastAPI
 
     async def inner() -> None:
@@ -127,7 +96,7 @@ async def test_a_request_counts_in_whichever_context_it_comes(on: Any) -> None:
 
 @pytest.mark.parametrize("fails", ["before", "in the submission", "after", "cancelled", "not at all"])
 async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
-    """However it ends, and once: another one that is on the way stays so."""
+    """It counts until its submission or its end, is subtracted once, and another incoming request still counts."""
     between, both = asyncio.Event(), asyncio.Event()
 
     async def waits() -> None:
@@ -141,7 +110,7 @@ async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
         if fails == "cancelled":
             await asyncio.sleep(60)
         await _submit(refused=fails == "in the submission")
-        assert on_the_way() == 1
+        assert (on_the_way(), way_in.NOT_AT_A_STAGE) == (1, {"one"})
         if fails == "after":
             raise ValueError
         return "Hello."
@@ -153,6 +122,7 @@ async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
     with pytest.raises((ValueError, asyncio.CancelledError)) if fails != "not at all" else nullcontext():
         await asked
     assert on_the_way() == 1
+    assert (on.counters["requests"], on.counters["submitted"]) == (2, int(fails not in ("before", "cancelled")))
     between.set()
     await other
     assert on_the_way() == 0
@@ -170,7 +140,7 @@ async def test_a_request_gives_back_what_it_counts(on: Any, fails: str) -> None:
     ],
 )
 async def test_requests_for_text_and_speech_count(on: Any, method: str, path: str, counts: int) -> None:
-    """And no other route's."""
+    """Requests of other routes and methods do not."""
 
     async def answer() -> None:
         assert on_the_way() == counts
@@ -178,8 +148,8 @@ async def test_requests_for_text_and_speech_count(on: Any, method: str, path: st
     await _ask(answer, path, method)
 
 
-async def test_who_waits_for_something_else_counts_no_more(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow client, a file from elsewhere, a paused engine."""
+async def test_a_request_that_waits_for_something_else_counts_no_more(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow client, a download or a paused engine does not delay outputs for longer than the limit."""
     from omni_fastpath.patches.requests_first import wrappers
 
     monkeypatch.setattr(wrappers, "_LONGEST_WAY_S", 0.001)
@@ -192,7 +162,7 @@ async def test_who_waits_for_something_else_counts_no_more(on: Any, monkeypatch:
 
 
 async def test_a_submitted_request_counts_until_the_orchestrator_has_handled_it(on: Any) -> None:
-    """In its thread too it gives back what it counts, though handling it fails."""
+    """It is subtracted in the orchestrator's thread even if handling it fails."""
     from benchmarks.rigs.inprocess import Pipeline
 
     async def answer() -> None:
@@ -209,7 +179,7 @@ async def test_a_submitted_request_counts_until_the_orchestrator_has_handled_it(
 
 
 class _Time:
-    """A clock that sleeps move, and nothing else; ``passes`` is called when time has passed."""
+    """A clock that only sleeps advance; ``passes`` is called when time has passed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, passes: Callable[[], None] = lambda: None) -> None:
         self.ns = 0
@@ -223,7 +193,7 @@ class _Time:
 
 
 async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the one wait that is saved up at first; and no wait is longer than its bound and a tick."""
+    """Apart from one wait that is saved up at first; no wait is longer than its bound and a tick."""
     from omni_fastpath.patches.requests_first.pause import LONGEST_NS, TICK_S, Pause
 
     time = _Time(monkeypatch)
@@ -240,8 +210,8 @@ async def test_endless_requests_leave_outputs_two_thirds_of_the_time(on: Any, mo
     assert on.counters["waits"] == on.counters["cut_short"] > 1000
 
 
-async def test_a_wait_ends_with_the_way_in(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the last request that is on it; nobody waits for none."""
+async def test_a_wait_ends_with_the_submission(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait ends with the last incoming request, and without one there is no wait."""
     from omni_fastpath.patches.requests_first.pause import Pause
 
     requests = {"one"}
@@ -262,7 +232,7 @@ async def test_a_wait_ends_with_the_way_in(on: Any, monkeypatch: pytest.MonkeyPa
 async def test_upstreams_drain_waits(
     event_driven: bool, patches: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a request is on its way; all messages come, in order, whichever drain it is and whoever else wraps it."""
+    """Both drains of upstream wait while a request is incoming, and hand out all messages in order."""
     with ExitStack() as stack:
         entries = {patch: stack.enter_context(only(patch)) for patch in patches}  # the inner one is written first
         from omni_fastpath.patches.requests_first import pause, wrappers

@@ -1,4 +1,4 @@
-"""A held stream comes back with what it would have had: real schedulers and runners, a real tiny model."""
+"""A held stream gets the tokens that it would have got, with real schedulers and runners and a tiny model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ ENVIRONMENT = {
 
 
 def test_held_streams_come_out_as_without_the_patch(tmp_path: Path) -> None:
-    """Tokens and frames of thinker and talker, under the patch and left out at random, also between prompt pieces.
-
-    What must be true of it is said in `tests.patches.real_stages`, a process of its own.
-    """
+    """Tokens and frames are stock's although streams are left out of steps at random (see `real_stages`)."""
     from omni_simulated_device import models
 
     models.write_qwen3_omni_tiny(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""The save queue on upstream's scheduler and adapter: what random schedules (`tests.schedules`) do not play."""
+"""The save queue on upstream's scheduler and adapter, in cases that the state machine does not play."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def until_sent(stage: SmallStage) -> None:
 
 
 def test_an_external_id_used_again_after_an_abort(make: Make) -> None:
-    """Nothing of the old request stays in shared memory, and all chunks of the new one are put, from the first on."""
+    """No chunk of the old request is left in shared memory, and all chunks of the new one are put."""
     stage, _ = make()
     again = stage.stream("again")
     stage.stream = lambda name: again  # type: ignore[method-assign]
@@ -77,7 +77,7 @@ def test_an_external_id_used_again_after_an_abort(make: Make) -> None:
 
 
 def test_chunks_count_until_they_are_fetched(make: Make) -> None:
-    """By the sizes of their segments. Chunks of a request for text alone never count, because nobody fetches them."""
+    """By the sizes of their segments; chunks of a request for text alone never count, because they are not fetched."""
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
     stage, _ = make()
@@ -91,7 +91,7 @@ def test_chunks_count_until_they_are_fetched(make: Make) -> None:
     assert stage.queue.nbytes == stage.queue.of(stream)[0] == sum(sizes)
     receiver = SharedMemoryConnector({"stage_id": 1})
     assert all(receiver.get("0", "1", f"{stream}_0_{number}") is not None for number in range(5))
-    stage.queue._next_look_s = 0.0
+    stage.queue._next_check_s = 0.0
     until(lambda: stage.queue.nbytes == 0)
 
 
@@ -107,14 +107,14 @@ def test_chunks_count_until_they_are_fetched(make: Make) -> None:
     ],
 )
 def test_a_request_that_ends_at_this_stage_has_no_receiver(information: Any, expected: bool) -> None:
-    """Its additional information says so, plain or packed."""
+    """Plain or packed additional information says so."""
     from omni_fastpath.patches.save_queue_cap.save_queue import has_receiver
 
     assert has_receiver(SimpleNamespace(additional_information=information), 0) is expected
 
 
 def test_null_limits_hold_nothing(make: Make) -> None:
-    """Without a limit no running request is looked at, and the state says why no stream is held."""
+    """Without a limit there are no holds, and the state says why."""
     stage, entry = make(max_bytes=None, max_tasks=None)
     assert stage.scheduler._omni_fastpath_save_queue.holds is None
     assert "no stream is held: max_bytes and max_tasks are null" in entry.reason
@@ -122,7 +122,7 @@ def test_null_limits_hold_nothing(make: Make) -> None:
 
 @pytest.mark.more
 def test_the_stage_of_the_benchmarks_runs(tmp_path: Path) -> None:
-    """To its end, after which it remembers no segment that a later one may have under the same name."""
+    """It serves a request and then keeps no name of a segment, which a later stage may use again."""
     from benchmarks.save_queue.rig import Rig, stage_configs
 
     with Rig(stage_configs(tmp_path)[1]) as rig:
@@ -166,8 +166,8 @@ def scheduler(kind: str = "OmniARScheduler", **config: Any) -> Any:
         ("OmniARScheduler", {"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "pipeline"),
     ],
 )
-def test_only_what_was_read_is_held(kind: str, config: dict[str, Any], says: str | None) -> None:
-    """Limits are for schedulers and features that were read for them, by exact class."""
+def test_only_checked_schedulers_and_features_have_holds(kind: str, config: dict[str, Any], says: str | None) -> None:
+    """Streams are held only for schedulers, by exact class, and features that were checked."""
     from omni_fastpath.patches.save_queue_cap.wrappers import obstacle_to_holds
 
     found = obstacle_to_holds(scheduler(kind, **config))
@@ -175,7 +175,7 @@ def test_only_what_was_read_is_held(kind: str, config: dict[str, Any], says: str
 
 
 def test_pairs_that_a_patched_scheduler_keeps_together_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upstream's pairing of requests wraps vLLM's scheduler before it is made; who is held would leave its partner."""
+    """Upstream's pairing wraps vLLM's scheduler, and a held request would be separated from its partner."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from omni_fastpath.patches.save_queue_cap.wrappers import obstacle_to_holds

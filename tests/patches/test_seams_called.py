@@ -1,7 +1,4 @@
-"""Every upstream function that a patch calls is a seam of that patch: nothing that we rely on can move unseen.
-
-A tracer sees what is called while the other tests of this folder run (`--traced`); here is that it sees it.
-"""
+"""The tracer that finds calls of undeclared upstream functions while the tests of this folder run (`--traced`)."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ exec("async def wait(what):\n    return await what()\n", _OURS)  # noqa: S102 - 
 
 
 def test_the_tracer_sees_a_call() -> None:
-    """By where upstream defines the function, inherited, through C and awaited; not what that function calls."""
+    """An inherited, awaited function that is called through C, by where upstream defines it, and not what it calls."""
     with UpstreamCalls(PATCHES) as seen:
         asyncio.run(_OURS["wait"](functools.partial(_UPSTREAM["Pool"]().waits)))
     [line] = seen.undeclared()

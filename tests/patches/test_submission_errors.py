@@ -37,7 +37,7 @@ def begun(*, event_driven: bool) -> World:
 
 @pytest.fixture
 def world(event_driven: bool) -> Iterator[World]:
-    """One that has begun."""
+    """A world that has begun."""
     made = begun(event_driven=event_driven)
     yield made
     made.close()
@@ -92,7 +92,7 @@ def test_a_request_fails_alone(world: World, stage: int) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_what_ends_the_orchestrator(world: World, error: Exception, on: bool) -> None:
-    """Every exception ends stock's; with the patch those alone that say nothing about the request."""
+    """Every exception ends stock's orchestrator; with the patch only one that is not about the request does."""
     refuse(world, 0, error)
     with ExitStack() as stack:
         if on:
@@ -105,8 +105,8 @@ def test_what_ends_the_orchestrator(world: World, error: Exception, on: bool) ->
         assert world.task.exception() is error
 
 
-def test_what_is_told_of_it_can_be_encoded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exception's words may have what made it."""
+def test_the_error_message_can_be_encoded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception's message may contain the surrogate that caused it."""
     refuse(world, 0, ValueError("not \ud800"))
     with only("submission_errors"):
         from omni_fastpath.patches.submission_errors import wrappers
@@ -119,7 +119,7 @@ def test_what_is_told_of_it_can_be_encoded(world: World, monkeypatch: pytest.Mon
 
 
 def test_a_dead_engine_keeps_its_meaning(world: World) -> None:
-    """Upstream evicts the replica and fails the request as one that no replica can take; nothing is counted."""
+    """Upstream evicts the replica and fails the request as one without a live replica."""
     refuse(world, 0, EngineDeadError())
     with only("submission_errors") as on:
         world.submit("bad", "DELTA", (0, 2))
@@ -129,7 +129,7 @@ def test_a_dead_engine_keeps_its_meaning(world: World) -> None:
 
 
 def test_a_companion_fails_with_its_parent(world: World) -> None:
-    """And with no other request."""
+    """No other request fails."""
     refuse(world, 0, SURROGATE, "companion")
     params = [SamplingParams()]
     message = AddCompanionRequestMessage(
@@ -149,7 +149,7 @@ def test_a_companion_fails_with_its_parent(world: World) -> None:
 
 
 def test_an_update_ends_its_session(world: World) -> None:
-    """A later segment of a streaming-input session that cannot be encoded."""
+    """A later segment that cannot be encoded ends its streaming-input session with an error."""
     with only("submission_errors"):
         world.submit("bad", "DELTA", (0, 2), more=True)
         world.advance(0.01)

@@ -1,11 +1,11 @@
-"""Which of upstream's functions a patch calls, seen by ``sys.setprofile`` while its code runs.
+"""Which functions of upstream a patch calls, seen by ``sys.setprofile`` while its code runs.
 
-A call counts for the patch in whose file the calling line stands: upstream calling upstream is upstream's business.
-What stands between in C (wrapt, ``functools.partial``, ``map``) leaves no frame, so that the caller is still ours. A
-coroutine of upstream's that a patch awaits is called from the patch's frame, at its first step and at each later one.
+A call counts for the patch in whose file the calling line is. Calls within upstream do not count. Functions in C
+(wrapt, ``functools.partial``, ``map``) leave no frame, so that the caller is still the patch. A coroutine of upstream
+that a patch awaits is called from the patch's frame, at its first step and at each later one.
 
 A call is named by where the function is defined, ``module:qualname``, as a seam is: an inherited method by its base
-class. Where a rig's subclass of an upstream class overrides a method, the method of upstream's that it stands for is
+class. Where a rig's subclass of an upstream class overrides a method, the overridden method counts as
 called. Where a patch has wrapped the function, what it wraps is.
 """
 
@@ -34,7 +34,7 @@ _PROTOCOL = re.compile(r"\b__\w+__$")
 """Python's own: making, comparing, finding or freeing an object is no call by name."""
 
 _NOT_CALLED = (property, functools.cached_property)
-"""What looks like an attribute where it stands: no seam but, as an attribute, a line under Fragility."""
+"""They are read like attributes, which are no seams but lines under Fragility."""
 
 
 def declared_by(patch: Patch, patches: Sequence[Patch]) -> set[str]:
@@ -46,7 +46,7 @@ def declared_by(patch: Patch, patches: Sequence[Patch]) -> set[str]:
 
 
 class UpstreamCalls:
-    """Sees calls of upstream's functions by lines of the patches, on this thread and on all that start meanwhile.
+    """Sees calls of upstream functions by lines of the patches, on this thread and on all that start meanwhile.
 
     Attributes:
         found: For each patch the functions that it called, and from which line.
@@ -95,15 +95,17 @@ class UpstreamCalls:
 
 
 def _called(callee: FrameType, patch: str) -> str | None:
-    """The upstream function that a frame runs, or stands for; None when it is nobody's or only an attribute's."""
+    """The upstream function that a frame runs or replaces; None if there is none, or it is only an attribute's."""
     code, module = callee.f_code, callee.f_globals.get("__name__", "")
-    if module.startswith(PATCHES_PACKAGE):  # another patch's wrapper stands in the slot; one's own calls on by itself
+    if module.startswith(
+        PATCHES_PACKAGE
+    ):  # another patch's wrapper is in the slot; a patch's own wrapper calls further
         is_own = module.startswith(f"{PATCHES_PACKAGE}{patch}.")
         return None if is_own else _path_of(callee.f_locals.get("wrapped"))
     first = callee.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     kind = first if isinstance(first, type) else type(first)
     named = [raw for owner in kind.__mro__ if (raw := _own(owner, code.co_name)) is not None]
-    if not _is_upstreams(module):  # a rig's, which may stand for upstream's
+    if not _is_upstreams(module):  # a rig's, which may override upstream's
         return next(filter(None, (_path_of(raw) for raw in named)), None)
     if any(_code_of(raw) is code for raw in named if isinstance(raw, _NOT_CALLED)):
         return None
@@ -111,7 +113,7 @@ def _called(callee: FrameType, patch: str) -> str | None:
 
 
 def _own(owner: type, name: str) -> Any:
-    """What a class of upstream's has under a name itself; None for anybody else's."""
+    """What an upstream class itself has under a name; None for any other class."""
     return vars(owner).get(name) if _is_upstreams(owner.__module__) else None
 
 
@@ -125,7 +127,7 @@ def _is_upstreams(module: str) -> bool:
 
 
 def _path_of(raw: Any) -> str | None:
-    """Where a function of upstream's is defined; None for anything else."""
+    """Where an upstream function is defined; None for anything else."""
     function = inspect.unwrap(getattr(raw, "__func__", raw))
     if not isinstance(function, FunctionType) or not _is_upstreams(function.__module__ or ""):
         return None

@@ -1,7 +1,7 @@
 """The real orchestrator on a clock of its own, to which anything may happen at any time.
 
 Real are the orchestrator with its admission, forwards, aborts, evictions and detaches, the pools, the output processors
-and vLLM's dequeue. Ours is what stands behind a client. Everything that happens has a method here, with plain
+and vLLM's dequeue. Only the engine behind a client is a fake. Everything that happens has a method here, with plain
 arguments, so that the same can happen in another world.
 """
 

@@ -58,7 +58,7 @@ class Shape:
         device: Of which the payloads come; of "cpu" they are a buffer of the runner, which a later step writes over.
         blocks: Of KV cache; with few requests are preempted.
         is_counted: Whether the connector is shared memory's own class.
-        may_raise: Whether one exception of ours may be injected.
+        may_raise: Whether one exception in the patch may be injected.
         options: Of `save_queue_cap`.
     """
 
@@ -82,7 +82,7 @@ class Task:
 
 
 class Stage(SmallStage):
-    """An arm; ours where the patch is installed.
+    """An arm, with the patch if it is installed.
 
     Args:
         config: Of `stage_config`.
@@ -166,12 +166,12 @@ class Stage(SmallStage):
         self._sending = known
 
     def _goes_before(self, one: Task, other: Task) -> bool:
-        """Of the same stream, of two that were never slow, and once the queue stands aside: who came first."""
+        """Of the same stream, of two that were never slow, and after the queue stepped aside: in order of arrival."""
         is_alike = self._was_aside or one.stream == other.stream or not {one.stream, other.stream} & self._slow
         return is_alike and one.number < other.number
 
     def _end(self, known: Task, seconds: float) -> None:
-        """A send is over: nobody who is quick waits for a slow stream again and again."""
+        """A send is over; check that no fast stream waits for slow ones again and again."""
         self._sending = None
         if seconds >= SLOW_S:
             self._slow.add(known.stream)
@@ -213,7 +213,7 @@ class Stage(SmallStage):
         self.add(name, tokens=tokens, resumable=bool(segments))
 
     def steps(self, count: int, cut: Cut | None) -> None:
-        """Steps of the engine; the save thread may have turns between two lines of ours."""
+        """Steps of the engine; the save thread may have turns between two lines of the patch."""
 
         def switch() -> None:
             self.cuts += 1
@@ -229,7 +229,7 @@ class Stage(SmallStage):
             sys.settrace(before)
 
     def sends(self, seconds: list[float], cut: Cut | None) -> None:
-        """Sends that last so much longer; they may stop between two lines of ours."""
+        """Sends that last so much longer; they may stop between two lines of the patch."""
 
         def stop() -> None:
             self.cuts += 1
@@ -412,7 +412,7 @@ class Stage(SmallStage):
         return [token for tokens, *_ in self.outputs[name] for token in tokens]
 
     def _left(self, name: str) -> list[str]:
-        """What is kept of a request: attributes of upstream's adapter, and segments."""
+        """What is kept of a request: attributes of the adapter, and segments."""
         stream = self.stream(name)
         kept = [each for each in KEPT if stream in getattr(self.adapter, each)]
         return kept + sorted(path.name for path in self.segments(stream))

@@ -1,7 +1,7 @@
 """Upstream's save thread in a test's hand: one thread runs at a time, and the same schedule is the same run.
 
-It stops inside ``put``, where its loop waits for more, at a lock that the other thread has, and at a line of ours that
-was chosen. The test's thread, which is the scheduler's, lets it go on from there.
+It stops inside ``put``, where its loop waits for more, at a lock that the other thread has, and at a chosen
+line of the patch. The test's thread, which is the scheduler's, lets it go on from there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PATIENCE_S = 60.0
 
 
 class Cut(NamedTuple):
-    """At this line of ours the other thread has so many turns; 0: an exception is raised."""
+    """At this line of the patch the other thread has so many turns; 0: an exception is raised."""
 
     line: int
     turns: int
 
 
 def at_line(number: int, action: Callable[[], None]) -> Callable[..., Any]:
-    """For ``sys.settrace``: act at that line of ours, of those that a thread reaches; from 1."""
+    """For ``sys.settrace``: act at the line of this number among those of the patch that a thread reaches."""
     left = number
 
     def at(_line: Line) -> None:
@@ -41,7 +41,7 @@ class SaveThread:
     """Upstream's loop in its thread, which goes on when it is told to.
 
     Attributes:
-        parked: Where it stands: "start", "put", "wait", "lock", "line" or "ended".
+        parked: Where it is: "start", "put", "wait", "lock", "line" or "ended".
         trace: For ``sys.settrace``, from where it goes on next.
     """
 
@@ -88,7 +88,7 @@ class SaveThread:
 
 
 class Lock:
-    """In place of a lock of both threads: who waits for it lets the other go on."""
+    """In place of a lock of both threads; a thread that waits for it lets the other one run."""
 
     def __init__(self, thread: SaveThread) -> None:
         self._thread, self._test = thread, threading.get_ident()
@@ -135,7 +135,7 @@ class Condition(Lock):
         super().__enter__()
 
     def notify(self, _count: int = 1) -> None:
-        """Who waits shall go on."""
+        """Let the waiting thread run on."""
         self.is_notified = True
 
     notify_all = notify

@@ -1,19 +1,19 @@
-"""Messages in any order of arrival: what ``deadline_order`` hands out, against a plain model, and what is due when."""
+"""The order of ``deadline_order`` against a plain model, in any order of arrival, and its deadlines."""
 
 from __future__ import annotations
 
-import linecache
 import logging
 import math
 import queue
-import sys
 from collections.abc import Callable
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tests.patches.lines import Line, fail, traced
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -52,7 +52,7 @@ def queued_messages() -> Any:
 
 @given(schedules)
 def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
-    """Earliest deadline first, in order within a request; what closes the queue is overtaken by nothing; all arrive."""
+    """Earliest deadline first, in order within a request; nothing overtakes a fatal error; none is lost."""
     ours, waiting, arrived, source = queued_messages(), [], 0, list[Message]()
     for step in [*schedule, 10_000]:
         if isinstance(step, list):
@@ -77,7 +77,7 @@ def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
 
 @given(schedules, st.integers(1, 400))
 def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) -> None:
-    """What is queued then goes in order of arrival, after what was handed out before; each message once."""
+    """Queued messages are handed out once each and in order of arrival after it."""
     from omni_fastpath.ledger import LEDGER
     from omni_fastpath.patches.deadline_order import PATCH
 
@@ -88,19 +88,12 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
     ours, source, arrived, taken = queued_messages(), list[Message](), 0, list[Message]()
     left = line
 
-    def raising(frame: FrameType, event: str, _arg: object) -> Any:
+    def at(where: Line) -> None:
         nonlocal left
-        code = frame.f_code
-        # Where a `with` ends, an exception would come after the guard.
-        if event == "line" and not linecache.getline(code.co_filename, frame.f_lineno).lstrip().startswith("with "):
-            left -= 1
-            if left == 0:
-                raise KeyError("ours")
-        return raising
-
-    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
-        inside = "/deadline_order/queued_messages" in frame.f_code.co_filename
-        return raising if inside else None
+        left -= where[0].endswith("/queued_messages.py")
+        if not left:
+            left = -1
+            fail()
 
     def get() -> Message:
         if not source:
@@ -116,12 +109,8 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
                     arrived += 1
                 continue
             for _ in range(step):
-                old = sys.gettrace()
-                sys.settrace(trace)
-                try:
+                with traced("deadline_order", at):
                     message = wrappers._next(ours, get, lambda: not source)
-                finally:
-                    sys.settrace(old)
                 if entry.has_failed:  # they are given back in front of what upstream's queue has
                     source[:0] = ours.messages.values()
                     ours.messages.clear()
@@ -165,15 +154,15 @@ def output(request: str, stage: int, *, seconds: float = 0.0, finished: bool = F
     return OutputMessage(request_id=request, stage_id=stage, engine_outputs=outputs, finished=finished)
 
 
-def deadlines(clock: Callable[[], float], ask: Any = None) -> Any:
-    """The patch's, without a plugin unless *ask* is one."""
+def deadlines(clock: Callable[[], float]) -> Any:
+    """The patch's, without a plugin."""
     from omni_fastpath.patches.deadline_order.deadlines import Deadlines
 
-    return Deadlines(ask, clock)
+    return Deadlines(None, clock)
 
 
 def test_first_text_and_first_audio_are_due_at_once(clock: _Clock) -> None:
-    """Before anything that arrived in the last ten seconds; later text when it arrives."""
+    """Their deadline is ten seconds before their arrival; that of later text is its arrival."""
     due = deadlines(clock)
     assert due.of(output("a", 0)) == ("a", 90.0)
     assert due.of(output("a", 2, seconds=0.5)) == ("a", 90.0)
@@ -181,7 +170,7 @@ def test_first_text_and_first_audio_are_due_at_once(clock: _Clock) -> None:
 
 
 def test_later_audio_is_due_when_its_listener_runs_out(clock: _Clock) -> None:
-    """By seconds of audio since the first packet, five seconds after arrival at most; late audio is overdue."""
+    """The deadline follows from the seconds of audio since the first packet, at most five seconds after arrival."""
     due = deadlines(clock)
     due.of(output("a", 2, seconds=0.5))
     clock.now = 100.1
@@ -193,8 +182,8 @@ def test_later_audio_is_due_when_its_listener_runs_out(clock: _Clock) -> None:
     assert due.of(output("a", 2, seconds=0.5)) == ("a", 170.5)  # its listener has begun again
 
 
-def test_who_has_no_listener_is_due_on_arrival(clock: _Clock) -> None:
-    """A complete answer, an error and statistics; audio whose rate nobody knows, after its first."""
+def test_what_has_no_listener_is_due_on_arrival(clock: _Clock) -> None:
+    """A complete answer, an error, and audio of unknown rate after the first."""
     import torch
     from vllm_omni.engine.messages import ErrorMessage
 
@@ -207,7 +196,7 @@ def test_who_has_no_listener_is_due_on_arrival(clock: _Clock) -> None:
 
 
 def test_what_belongs_to_no_request(clock: _Clock) -> None:
-    """An acknowledgement goes at once; an engine's error after everything that came before it."""
+    """An acknowledgement is due at once, an engine's error after everything that arrived earlier."""
     from vllm_omni.engine.messages import ErrorMessage
 
     due = deadlines(clock)
@@ -215,7 +204,7 @@ def test_what_belongs_to_no_request(clock: _Clock) -> None:
     assert due.of(ErrorMessage(error="dead", fatal=True)) == (None, math.inf)
 
 
-def test_the_books_are_bounded(clock: _Clock) -> None:
+def test_what_is_kept_is_bounded(clock: _Clock) -> None:
     """A request is forgotten at its end, and one that was aborted a minute after its last output."""
     due = deadlines(clock)
     due.of(output("ended", 0))
@@ -225,16 +214,3 @@ def test_the_books_are_bounded(clock: _Clock) -> None:
         clock.now += 1.0
     assert "ended" not in due._answers
     assert len(due._answers) <= 62
-
-
-def test_a_plugin_may_choose_another_deadline(clock: _Clock) -> None:
-    """It is given ours, and None leaves it."""
-    heard = []
-
-    def ask(**given: Any) -> float | None:
-        heard.append((given["arrived"], given["deadline"]))
-        return 7.0 if len(heard) == 1 else None
-
-    due = deadlines(clock, ask)
-    assert [due.of(output("a", 0))[1] for _ in range(2)] == [7.0, 100.0]
-    assert heard == [(100.0, 90.0), (100.0, 100.0)]

@@ -1,9 +1,8 @@
 """The drain under random schedules, against a plain model and against stock.
 
-Hypothesis lets anything happen to a real orchestrator whose loop is ours, at any time of its own clock. Meanwhile a
-plain model, a line of arrivals for each request and replica, says what may be dispatched and when nothing may wait.
-Afterwards the same happens to stock, which is given time to do all of it at once: nothing ever waits there, so what a
-request gets of it is what it should get.
+Hypothesis lets anything happen to a real orchestrator with the drain, at any time of a virtual clock. A plain model, a
+queue of arrivals for each request and replica, says what may be dispatched and when nothing may be queued. Afterwards
+the same happens to stock with enough time after each event, so that a request receives what it should receive.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, floor_of
 from tests.patches.drive import options, switched_on
-from tests.schedules.drain_lines import Break, Line, lines
+from tests.patches.lines import FailsAt, Line, lines_of, traced
 from tests.schedules.drain_world import Engine, Got, Note, Shape, World
 
 pytestmark = pytest.mark.upstream
@@ -54,7 +53,7 @@ PIPELINES = {
 """Stages, and whether the next one gets chunks or waits for the whole."""
 KINDS = {"text": ("text",), "latent": ("codes",), "audio": ("audio", "silent")}
 COUNTS: Counter[str] = Counter()
-LINES = lines()
+LINES = lines_of("budgeted_drain")
 BROKEN: set[Line] = set()
 
 
@@ -67,12 +66,13 @@ class Chooser:
     @hookimpl
     def next_stage(self, view: BacklogView) -> int | None:
         """Whatever it is."""
+        COUNTS["asked"] += bool(view.request_states)
         return self._random.choice([*view.waiting, None, 0])
 
 
 @contextmanager
 def stock() -> Iterator[None]:
-    """Upstream's own objects in all of our slots."""
+    """Upstream's own objects in all slots of the patches."""
     written = [each for slots in install._installed.values() for each in slots]
     for slot, raw, _ in reversed(written):
         slot.write(raw)
@@ -93,10 +93,10 @@ class Judged(World):
         floor: Each stage's share of processing time.
 
     Attributes:
-        broken: Raises an exception of ours while anything happens; None for none.
+        broken: Raises an exception in the drain while anything happens; None for none.
     """
 
-    broken: Break | None = None
+    broken: FailsAt | None = None
 
     def __init__(self, shape: Shape, *, event_driven: bool, cost_s: tuple[float, ...], floor: float) -> None:
         self.lines: dict[tuple[Engine, str], deque[Note]] = defaultdict(deque)
@@ -123,8 +123,10 @@ class Judged(World):
         return LEDGER.named("budgeted_drain").has_failed
 
     def armed(self) -> Any:
-        """An exception of ours may be raised inside."""
-        return nullcontext() if self.broken is None else self.broken.armed()
+        """An exception in the drain may be raised inside."""
+        if self.broken is None or self.broken.at is not None:
+            return nullcontext()
+        return traced("budgeted_drain", self.broken)
 
     def advance(self, seconds: float) -> None:
         """Time goes by."""
@@ -132,7 +134,7 @@ class Judged(World):
             super().advance(seconds)
 
     def came(self, raw: Any, notes: list[Note]) -> None:
-        """It stands behind what came before it."""
+        """It is queued after what arrived earlier."""
         things = [*raw.outputs, *([raw.scheduler_stats] if raw.scheduler_stats is not None else [])]
         for thing, note in zip(things, notes, strict=True):
             self.notes[id(thing)] = thing, note  # the thing is kept, so that its id stays its own
@@ -163,7 +165,7 @@ class Judged(World):
                 self.wrong.append(f"the end {note} overtakes {other}")
 
     def _spends(self, stage_id: int) -> None:
-        """Processing takes its time. Who has a backlog waits meanwhile, but no longer than its floor allows."""
+        """Processing takes its time, and no stage with a backlog waits longer than its floor allows."""
         self.loop.spend(self.cost_s[stage_id])
         if self.has_failed:
             return
@@ -202,7 +204,7 @@ class Drain(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        """A world of ours."""
+        """A world with the drain."""
         COUNTS["examples"] += 1
         LEDGER.named("budgeted_drain").state = State.APPLIED
 
@@ -322,7 +324,7 @@ class Drain(RuleBasedStateMachine):
         """No stage ends before what it is made from; elsewhere any order may be seen of sockets.
 
         Where only audio was asked for, upstream loses a message, or sends two ends, if the text's end is seen after the
-        audio's: ``test_overtaking`` has that.
+        audio's, which ``test_budgeted_drain_content`` tests.
         """
         if finish == "error":
             return True
@@ -370,7 +372,7 @@ class Drain(RuleBasedStateMachine):
         """From now on one of some lines raises; any is as likely as any other, which hypothesis would not have it."""
         chosen += len(self.happened)
         at = [LINES[crc32(b"%d, %d" % (chosen, n)) % len(LINES)] for n in range(several)]
-        self.world.broken = Break(at, times)
+        self.world.broken = FailsAt(at, times)
 
     @rule(seconds=st.sampled_from((0.0, 5e-5, 3e-4, 2e-3, 2e-2, None)))
     def advance(self, seconds: float | None) -> None:
@@ -392,6 +394,8 @@ class Drain(RuleBasedStateMachine):
         if self.world.has_failed:
             return
         loop = DrainLoop.running[-1]
+        watched = [each for each in chain(*self.world.engines) if _is_watched(each)]
+        assert {*watched} == {each.client for each in loop._members.queued()}
         assert not loop._dispatcher.held_ends
         assert not loop._dispatcher.works
         assert not any(each.is_awaited() or each.passed or each._by_request for each in loop._members.queued())
@@ -426,8 +430,7 @@ class Drain(RuleBasedStateMachine):
             BROKEN.add(ours.broken.at)
             assert ours.has_failed, f"{ours.broken.at} raised, and the state does not say so"
             assert not DrainLoop.running
-            watched = [each.name for each in chain(*ours.engines) if "put_nowait" in vars(each.outputs_queue)]
-            assert not watched, f"still watched: {watched}"
+            assert not any(map(_is_watched, chain(*ours.engines)))
         assert {each.rpc_id for each in ours.answers()} == self.waits
         available = _available(ours)
         ours.close()
@@ -452,9 +455,13 @@ class Drain(RuleBasedStateMachine):
             self.stack.callback(theirs.close)
             for act, args, kwargs in self.happened:
                 act(theirs, *args, **kwargs)
-                theirs.advance(0.6)  # as long as upstream's loop may take to see who has come
+                theirs.advance(0.6)  # as long as upstream's loop may take to notice a new replica
         theirs.answers()
         return theirs
+
+
+def _is_watched(engine: Engine) -> bool:
+    return "put_nowait" in vars(engine.outputs_queue)
 
 
 def _available(world: World) -> list[list[str]]:
@@ -515,7 +522,7 @@ def _of_session(said: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_drain(pipeline: str) -> None:
-    """Each raw output once and in order, no end before what came before it, floors, wake-ups; what stock says."""
+    """Raw outputs are dispatched once and in order, ends after earlier outputs, with floors; answers are stock's."""
     stages, async_chunk = PIPELINES[pipeline]
     machine: Any = type("Drain", (Drain,), {"pipeline": stages, "async_chunk": async_chunk})
     examples = settings().max_examples // len(PIPELINES)
@@ -528,4 +535,5 @@ def test_drain(pipeline: str) -> None:
     finally:
         logging.disable(logging.NOTSET)
     print(f"{pipeline}: {dict(sorted(COUNTS.items()))}, at {len(BROKEN)} of {len(LINES)} lines")  # noqa: T201
-    assert all(COUNTS[each] for each in ("done", "failed", "lost", "die", "attach", "exceptions")), COUNTS
+    seen = ["done", "failed", "lost", "die", "attach", "exceptions", *(["asked"] if async_chunk else [])]
+    assert all(COUNTS[each] for each in seen), COUNTS

@@ -1,4 +1,4 @@
-"""An exception of ours at each line in turn, in schedules that never change; ``test_drain`` has all others."""
+"""An exception at each line of the drain in turn, in fixed schedules; ``test_drain`` has random ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,38 +17,54 @@ from hypothesis import settings
 pytest.importorskip("vllm_omni")
 
 from vllm.v1.engine import FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm_omni.outputs import OmniRequestOutput
 
 from benchmarks.rigs.inprocess import Pipeline, Stage, audio, batch, text
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
 from tests.patches.drive import switched_on
-from tests.patches.test_overtaking import diffusion_pipeline, of
-from tests.schedules.drain_lines import Break, Line, lines
+from tests.patches.lines import FailsAt, Line, lines_of, traced
 from tests.schedules.drain_world import Shape, World
 from tests.schedules.test_drain import PIPELINES, Drain, Judged
 from tests.schedules.virtual_time import VirtualLoop
 
 pytestmark = pytest.mark.upstream
 
-LINES = lines()
+LINES = lines_of("budgeted_drain")
 TIMES = (1, 2, 3, 5, 8, 13) if settings().max_examples > 50 else (1,)
-"""At the so-manieth time."""
+"""How often a line is reached until it raises."""
 STOCK: dict[str, World] = {}
-POLLED = ("DrainLoop._poll", "Dispatcher.", "DiffusionOutput.", "Death.", "HeldEnds.", "Work.")
+POLLED = ("dispatch", "held_ends", "work")
+"""Modules of the drain in which an exception changes nothing in poll mode, although stock's poll loop holds no end."""
 
 
 class Polled:
-    """An LLM client without an output queue."""
+    """A client that can only be polled: an LLM's without an output queue, or a diffusion stage's.
 
-    stage_type, final_output, final_output_type = "llm", True, "audio"
+    Args:
+        stage_type: Which of the two.
+        final_output_type: What it makes.
+        outputs: What waits; an exception is raised.
+    """
 
-    def __init__(self) -> None:
-        last = audio("R", 1.0, finish=FinishReason.STOP)
-        self._waiting = [*(batch(audio("R", float(n)), audio("S", float(n))) for n in range(9)), batch(last)]
+    final_output = True
+
+    def __init__(self, stage_type: str, final_output_type: str, *outputs: Any) -> None:
+        self.stage_type, self.final_output_type = stage_type, final_output_type
+        self._waiting = list(outputs)
 
     async def get_output_async(self) -> Any:
-        """The next one; one with nothing in it when there is none."""
+        """The next raw output; an empty one when there is none."""
         return self._waiting.pop(0) if self._waiting else batch()
+
+    def get_diffusion_output_nowait(self) -> Any:
+        """The next output, or None."""
+        found = self._waiting.pop(0) if self._waiting else None
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Nothing runs."""
@@ -57,27 +74,38 @@ class Polled:
 
 
 def polled_pipeline(end: str, event_driven: bool) -> Any:
-    """Text waits, and audio or an image at a stage that can only be polled, with what ends ``R``."""
-    if end != "audio":
-        return diffusion_pipeline(end, event_driven)
-    pipeline = Pipeline((Stage(True, "text"), Stage(True, "audio")), event_driven=event_driven)
+    """Text of two requests is queued, and a stage that can only be polled has what ends ``R``."""
+    last = audio("R", 1.0, finish=FinishReason.STOP)
+    sounds = [*(batch(audio("R", float(n)), audio("S", float(n))) for n in range(9)), batch(last)]
+    image = OmniRequestOutput(request_id="R", finished=True, final_output_type="image", images=[1], stage_id=1)
+    error = OmniRequestOutput.from_error("R", "it broke")
+    client = {
+        "audio": Polled("llm", "audio", *sounds),
+        "image": Polled("diffusion", "image", image),
+        "error": Polled("diffusion", "image", error),
+        "death": Polled("diffusion", "image", EngineDeadError()),
+    }[end]
+    stages = (Stage(True, "text"), Stage(True, client.final_output_type))
+    pipeline = Pipeline(stages, async_chunk=end == "audio", event_driven=event_driven)
     for request in ("R", "S"):
         pipeline.add_request(request)
+    if end != "audio":
+        pipeline.pools[1].output_processor.request_states.clear()
     pipeline.put(0, *(batch(text("R", n), text("S", n)) for n in range(9)))
     pipeline.put(0, batch(text("R", 20, finish=FinishReason.STOP)))
-    pipeline.pools[1].clients[0] = Polled()
+    pipeline.pools[1].clients[0] = client
     del pipeline.replicas[1][0]
     return pipeline
 
 
-def served(end: str, event_driven: bool, broken: Break) -> tuple[list[Any], bool]:
+def served(end: str, event_driven: bool, broken: FailsAt) -> tuple[list[Any], bool]:
     """The messages of ``R``, sorted, with the last one last; and whether its state is gone."""
     pipeline, loop = polled_pipeline(end, event_driven), VirtualLoop()
-    with broken.armed():
+    with traced("budgeted_drain", broken):
         task = loop.create_task(pipeline.orchestrator.run())
         loop.go_on(0.1)
     assert not task.done(), task.exception()
-    found = [(each.stage_id, type(each).__name__) for each in of("R", pipeline.messages())]
+    found = [(each.stage_id, type(each).__name__) for each in pipeline.messages() if each.request_id == "R"]
     for each in asyncio.all_tasks(loop):
         each.cancel()
     loop.go_on(0.1)
@@ -97,18 +125,18 @@ def _silent() -> Iterator[None]:
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 @pytest.mark.parametrize("end", ["image", "error", "death", "audio"])
 def test_where_replicas_are_polled(end: str, event_driven: bool) -> None:
-    """The same messages as on stock, its end last, whatever line of the polled path raises."""
+    """An exception at any line leaves a request the messages of stock, its end last."""
     wrong: list[tuple[Line, int, Any]] = []
     with _silent():
-        expected = served(end, True, Break((), 1))
+        expected = served(end, True, FailsAt((), 1))
         assert expected[1]
         with switched_on(floor=0.0):
             entry = LEDGER.named("budgeted_drain")
-            whole = Break(LINES, float("inf"))
+            whole = FailsAt(LINES, float("inf"))
             assert served(end, event_driven, whole) == expected
-            polled = [line for line in whole.reached if line.function.startswith(POLLED)]
+            polled = [line for line in whole.reached if Path(line[0]).stem in POLLED]
             for line, times in itertools.product(polled, TIMES):
-                broken = Break([line], times)
+                broken = FailsAt([line], times)
                 found = served(end, event_driven, broken)
                 if found != expected or entry.has_failed != (broken.at is not None):
                     wrong.append((line, times, found))
@@ -127,7 +155,7 @@ class Script(Drain):
 
     pipeline, async_chunk = PIPELINES["omni"]
 
-    def __init__(self, broken: Break, *, event_driven: bool) -> None:
+    def __init__(self, broken: FailsAt, *, event_driven: bool) -> None:
         super().__init__()
         stages = tuple(dataclasses.replace(each, replicas=2) for each in self.pipeline)
         self.shape = Shape(stages, self.async_chunk, coordinated=False, gated=False)
@@ -136,7 +164,7 @@ class Script(Drain):
         self.world.broken = broken
 
     def on_stock(self) -> World:
-        """The same happens each time, to one world."""
+        """Stock's result, computed once for the same events."""
         done = repr(self.happened)
         if done not in STOCK:
             STOCK[done] = super().on_stock()
@@ -179,11 +207,11 @@ class Script(Drain):
 
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 def test_where_all_is_queued(event_driven: bool) -> None:
-    """What stock gives each request, whatever line raises."""
+    """An exception at any line leaves each request what stock gives it."""
     wrong: list[tuple[Line, int, str]] = []
     with _silent(), switched_on():
         entry = LEDGER.named("budgeted_drain")
-        whole = Break(LINES, float("inf"))
+        whole = FailsAt(LINES, float("inf"))
         Script(whole, event_driven=event_driven).play()
         assert LEDGER.named("budgeted_drain").counters["held"] > 1
         chosen = [*whole.reached]
@@ -191,7 +219,7 @@ def test_where_all_is_queued(event_driven: bool) -> None:
         for line, times in itertools.product(chosen, TIMES):
             entry.state = State.APPLIED
             try:
-                Script(Break([line], times), event_driven=event_driven).play()
+                Script(FailsAt([line], times), event_driven=event_driven).play()
             except AssertionError as error:
                 wrong.append((line, times, str(error)[:500]))
     assert not wrong, "\n".join(map(str, wrong))
@@ -200,15 +228,16 @@ def test_where_all_is_queued(event_driven: bool) -> None:
 
 @pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 def test_what_arrives_after_a_failed_arrival_stays_behind_it(event_driven: bool) -> None:
-    """Text that got no number is not overtaken by its request's error, which arrives before the loop steps aside."""
-    line = next(line for line in LINES if line.function == "QueuedReplica.follow_queue")
+    """An error does not overtake unnumbered text of its request if it arrives before the loop steps aside."""
+    code = QueuedReplica.follow_queue.__code__
+    line = next(line for line in LINES if line[0] == code.co_filename and line[1] > code.co_firstlineno)
     with _silent(), switched_on():
-        broken = Break([line], 1)
-        script = Script(Break((), 1), event_driven=event_driven)
+        broken = FailsAt([line], 1)
+        script = Script(FailsAt((), 1), event_driven=event_driven)
         script._submit("DELTA", "all", 1, session=False)
         script.world.advance(0.01)
         script.world.broken = broken
-        with broken.armed():
+        with script.world.armed():
             for given in ((0, (("q0", "text", 1, ""),)), (2, (("q0", "audio", 2, "error"),))):
                 World.send(script.world, *given)
                 script.happened.append((World.send, given, {}))

@@ -2,7 +2,7 @@
 
 Real are upstream's scheduler (both), adapter, ``save_loop`` and shared memory; time is the schedule's, and one thread
 runs at a time (`save_thread`). Requests and sessions come, are aborted, preempted, fetched or not; sends last, fail,
-return false; the two threads change places, or an exception is raised, between any two lines of ours. The model
+return false; the two threads change places, or an exception is raised, between any two lines of the patch. The model
 (`save_stage`) says what must be true of the patch at each event; then stock gets the same events. Holds move steps
 apart, so that streams are compared, never times.
 
@@ -167,7 +167,7 @@ class Schedule(RuleBasedStateMachine):
 
 
 def test_every_schedule_is_stocks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing is lost, doubled or reordered, limits and holds are kept, and each stream gets what stock gives it."""
+    """Nothing is lost, doubled or reordered, limits and holds are kept, and each stream is stock's."""
     Schedule.config = stage_config(tmp_path_factory.mktemp("model"))
     Schedule.counts.clear()
     logging.disable(logging.CRITICAL)

@@ -6,7 +6,6 @@ What differs from run to run by nature is left out: time stamps, and how a step'
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -46,15 +45,6 @@ def _record(module: Any, path: Path) -> None:
         self.decoder = _Recorder(self.decoder, path, self)
 
     client.__init__ = init
-    apply = client._apply_ready_response
-
-    def ready(self: Any, payload: bytes) -> None:
-        import msgspec
-
-        _write(path, {"ready": msgspec.msgpack.decode(payload), "stage": self.stage_id})
-        apply(self, payload)
-
-    client._apply_ready_response = ready
 
 
 class _Recorder:
@@ -77,38 +67,16 @@ def _write(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def described(value: Any) -> Any:
-    """A value as plain JSON data: of a structure the fields that are not at their default, of a tensor its hash."""
-    fields = getattr(value, "__struct_fields__", None)
-    if fields is not None:
-        defaults = _defaults(type(value))
-        shown = {name: getattr(value, name) for name in fields}
-        return {
-            "is": type(value).__name__,
-            **{
-                name: described(each)
-                for name, each in shown.items()
-                if name != "timestamp" and (name not in defaults or each != defaults[name])
-            },
-        }
-    if dataclasses.is_dataclass(value):
-        shown = {field.name: described(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"is": type(value).__name__, **shown}
-    if isinstance(value, Mapping):
-        return {str(key): described(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [described(each) for each in value]
+    """A value as plain JSON data, a tensor by its hash."""
     if hasattr(value, "dtype"):
         data = value.contiguous().view(-1).numpy().tobytes() if value.numel() else b""
         return {"tensor": str(value.dtype), "shape": list(value.shape), "hash": hashlib.sha256(data).hexdigest()[:16]}
-    return value
-
-
-def _defaults(kind: Any) -> dict[str, Any]:
-    import msgspec
-
-    return {
-        field.name: field.default for field in msgspec.structs.fields(kind) if field.default is not msgspec.NODEFAULT
-    }
+    if isinstance(value, (list, tuple, set)):
+        return [described(each) for each in value]
+    names: Any = getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", ())
+    shown = value if isinstance(value, Mapping) else {name: getattr(value, name) for name in names}
+    plain = {str(name): described(each) for name, each in shown.items() if name != "timestamp"}
+    return {"is": type(value).__name__, **plain} if names else plain if isinstance(value, Mapping) else value
 
 
 def read(path: Path) -> list[dict[str, Any]]:

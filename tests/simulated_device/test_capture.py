@@ -1,8 +1,10 @@
 """The capture client reads what a server sends, however the transport cuts it, and compares what must be equal."""
 
+from __future__ import annotations
+
 import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,33 +12,13 @@ import pytest
 aiohttp = pytest.importorskip("aiohttp")
 
 from aiohttp import web  # noqa: E402
+from aiohttp.test_utils import TestServer  # noqa: E402
 
 from benchmarks.rigs.captures import audio_gaps_s, differences, digest, ttfp_s, ttft_s  # noqa: E402
 from omni_fastpath.tools.ab.capture import Capture, Request, chat_request, send, session  # noqa: E402
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Serve = Callable[[Handler], Awaitable[str]]
-
-
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
-    """Start a small HTTP server around one handler; gives its address."""
-    runners: list[web.AppRunner] = []
-
-    async def start(handler: Handler) -> str:
-        app = web.Application()
-        app.router.add_post("/{path:.*}", handler)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        runners.append(runner)
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        assert runner.addresses
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    yield start
-    for runner in runners:
-        await runner.cleanup()
+CHAT = chat_request("x")
 
 
 def wav(samples: bytes) -> bytes:
@@ -72,17 +54,26 @@ def events(chunks: list[dict[str, Any]], *, cut: int = 1 << 20, ends: int = 1) -
     return handler
 
 
-async def captured(url: str, request: Request) -> Capture:
-    """The capture of one request."""
-    async with session(url) as to:
-        return await send(to, request)
+async def captured(handler: Handler) -> Capture:
+    """The capture of a request that this handler answers."""
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handler)
+    async with TestServer(app) as server, session(str(server.make_url("/"))) as to:
+        return await send(to, CHAT)
 
 
-async def test_events_survive_any_cut(serve: Serve) -> None:
-    """Text with multi-byte characters and audio come out the same when the transport cuts every byte."""
+def recorded(*chunks: Mapping[str, Any], request: Request = CHAT) -> Capture:
+    """The capture of an answer that consists of these chunks."""
+    found = Capture(request, 0.0, status=200)
+    for number, each in enumerate(chunks):
+        found.add(each, float(number))
+    return found
+
+
+async def test_events_survive_any_cut() -> None:
+    """Text with multi-byte characters and audio are the same if the transport cuts behind every byte."""
     chunks = [chunk("text", "é"), audio_chunk(b"12"), chunk("text", "日本"), audio_chunk(b"34", finish="stop")]
-    whole = await captured(await serve(events(chunks)), chat_request("x"))
-    cut = await captured(await serve(events(chunks, cut=1)), chat_request("x"))
+    whole, cut = await captured(events(chunks)), await captured(events(chunks, cut=1))
     assert (whole.text, whole.audio, whole.finish_reasons) == ("é日本", b"1234", {"audio": "stop"})
     assert whole.succeeded
     assert differences([whole], [cut]) == []
@@ -91,72 +82,57 @@ async def test_events_survive_any_cut(serve: Serve) -> None:
     assert len(audio_gaps_s(whole)) == 1
 
 
-async def test_ids_and_interleaving_do_not_count(serve: Serve) -> None:
-    """Two answers that differ in ids, times, text grouping, interleaving and the last to end are the same answer."""
-    one = [chunk("text", "ab", number=1), audio_chunk(b"12", number=1), chunk("text", "c", number=1, finish="length")]
-    two = [chunk("text", "a", number=2), chunk("text", "bc", number=2), audio_chunk(b"12", number=2, finish="stop")]
-    captures = [await captured(await serve(events(chunks)), chat_request("x")) for chunks in (one, two)]
-    assert differences(captures[:1], captures[1:]) == []
-    assert digest(captures[0]) == digest(captures[1])
+def test_ids_and_interleaving_do_not_count() -> None:
+    """Answers that differ in ids, times, text grouping, interleaving and the last to end are the same answer."""
+    one = recorded(chunk("text", "ab", number=1), audio_chunk(b"12"), chunk("text", "c", finish="length"))
+    two = recorded(chunk("text", "a"), chunk("text", "bc", number=2), audio_chunk(b"12", finish="stop"))
+    assert differences([one], [two]) == []
+    assert digest(one) == digest(two)
 
 
-async def test_finish_reason_of_a_lone_modality_counts(serve: Serve) -> None:
-    """Asked for text alone, an answer that was cut differs from one that ended by itself."""
-    one, two = ([chunk("text", "a", finish=reason)] for reason in ("length", "stop"))
-    captures = [
-        await captured(await serve(events(chunks)), chat_request("x", modalities=["text"])) for chunks in (one, two)
-    ]
-    assert len(differences(captures[:1], captures[1:])) == 1
+def painted(image: str) -> dict[str, Any]:
+    """A chat answer with an image."""
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+    return {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": [part]}}]}
 
 
-async def test_merged_or_reordered_audio_counts(serve: Serve) -> None:
-    """Audio chunks that are merged or change places make a different answer."""
-    plain = [audio_chunk(b"12"), audio_chunk(b"34")]
-    first = await captured(await serve(events(plain)), chat_request("x"))
-    for other in ([audio_chunk(b"1234")], [audio_chunk(b"34"), audio_chunk(b"12")]):
-        second = await captured(await serve(events(other)), chat_request("x"))
-        assert any("audio" in line for line in differences([first], [second]))
+TEXT_ALONE = chat_request("x", modalities=["text"])
+PLAIN = recorded(audio_chunk(b"12"), audio_chunk(b"34"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(PLAIN, recorded(audio_chunk(b"1234")), id="merged audio"),
+        pytest.param(PLAIN, recorded(audio_chunk(b"34"), audio_chunk(b"12")), id="audio in another order"),
+        pytest.param(recorded(painted("ab")), recorded(painted("ac")), id="another image"),
+        pytest.param(
+            *(recorded(chunk("text", "a", finish=each), request=TEXT_ALONE) for each in ("length", "stop")),
+            id="the finish reason of a single modality",
+        ),
+    ],
+)
+def test_what_makes_another_answer(one: Capture, other: Capture) -> None:
+    """Each of these is a difference."""
+    assert differences([one], [other])
 
 
 @pytest.mark.parametrize(
     ("ends", "error"), [(0, "the event stream ended without [DONE]"), (1, None), (2, "there was an event after [DONE]")]
 )
-async def test_an_answer_ends_once_and_last(serve: Serve, ends: int, error: str | None) -> None:
-    """A stream that stops without its end mark did not succeed, nor did one that has another."""
-    capture = await captured(await serve(events([chunk("text", "a")], ends=ends)), chat_request("x"))
+async def test_an_answer_ends_once_and_last(ends: int, error: str | None) -> None:
+    """A stream without its end mark did not succeed, and neither did one with a second."""
+    capture = await captured(events([chunk("text", "a")], ends=ends))
     assert (capture.error, capture.succeeded) == (error, error is None)
 
 
-async def test_error_event_and_error_status_are_kept(serve: Serve) -> None:
-    """An error in the stream and an error status both end up in the capture with their code."""
-    streamed = await captured(
-        await serve(events([{"error": {"message": "boom", "code": 500}}])),
-        chat_request("x"),
-    )
+async def test_error_event_and_error_status_are_kept() -> None:
+    """Both are in the capture with their code."""
+    streamed = await captured(events([{"error": {"message": "boom", "code": 500}}]))
     assert (streamed.status, streamed.error, streamed.error_code, streamed.succeeded) == (200, "boom", 500, False)
 
     async def refuse(_: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": "bad", "code": 400}}, status=400)
 
-    refused = await captured(await serve(refuse), chat_request("x"))
+    refused = await captured(refuse)
     assert (refused.status, refused.error, refused.error_code) == (400, "bad", 400)
-
-
-def answered(body: object) -> Handler:
-    """A handler that answers *body* as JSON."""
-
-    async def handler(_: web.Request) -> web.StreamResponse:
-        return web.json_response(body)
-
-    return handler
-
-
-async def test_images_in_a_chat_answer_are_compared(serve: Serve) -> None:
-    """They are no text, and another image is another answer."""
-
-    def painted(image: str) -> dict[str, Any]:
-        part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
-        return {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": [part]}}]}
-
-    one, other = [await captured(await serve(answered(painted(each))), chat_request("x")) for each in ("ab", "ac")]
-    assert len(differences([other], [one])) == 1

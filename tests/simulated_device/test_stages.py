@@ -1,11 +1,11 @@
-"""What is lost or changes places on the way to a simulated stage changes its answer."""
+"""A lost, repeated or reordered chunk changes the answer of a simulated stage."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from omni_simulated_device import config, content
+from omni_simulated_device import config
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm_omni")
@@ -68,18 +68,8 @@ def thinker_rows(prompt: list[int], steps: int) -> list[Any]:
 
 
 def test_lost_or_swapped_rows_change_the_frames() -> None:
-    """A row that is missing, repeated or out of order is heard from there on."""
+    """A row that is missing, repeated or out of order changes the talker's frames."""
     rows = thinker_rows([5, 6, 7], 5)
     frames = talk(rows)
     for damaged in (rows[:2] + rows[3:], [*rows[:2], rows[1], *rows[2:]], [rows[0], rows[2], rows[1], *rows[3:]]):
         assert talk(damaged) != frames
-
-
-def test_samples_follow_from_every_code() -> None:
-    """Another code at any place of a frame gives other audio."""
-    frame = content.codec_frame(b"k" * 8, 0, 16)
-    reference = content.frame_samples(frame, 1920)
-    for place in range(16):
-        changed = [*frame]
-        changed[place] = changed[place] % (content.CODEBOOK_SIZE - 1) + 1
-        assert (reference != content.frame_samples(changed, 1920)).any()

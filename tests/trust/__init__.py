@@ -1,4 +1,4 @@
-"""What is tried with whole servers, hours and faults, and what both stand on."""
+"""Long runs and faults on whole servers, and what both of them use."""
 
 from __future__ import annotations
 

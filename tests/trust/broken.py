@@ -1,4 +1,4 @@
-"""An exception of ours in a server at a line that is reached by chance: which patch, and when, a file says.
+"""An exception in a patch of a server, at a line that is reached by chance. A file says in which patch and when.
 
 ``sitecustomize`` in the server's ``PYTHONPATH`` (see `injected.plugin`) calls `install` in each of its processes,
 before any patch is imported. Each statement of a patch is then compiled with a call before it, but for what

@@ -1,6 +1,6 @@
 """``python -m tests.trust.faults [NAME ...]``: faults on purpose, each on a stock server and on a fastpath one.
 
-In fastpath each patch in turn also gets an exception of ours, at a random line and in each of its processes (`broken`).
+In fastpath an exception is also raised in each patch in turn, at a random line and in each of its processes (`broken`).
 Both arms get the same requests, and the same fault at the same point: streams start one after another, each when the
 one before has its first piece, and the fault comes when all are under way (or a request's id says what is done to it,
 see `injected`). So each request is at the same replica in both. Of a request that ends well every byte must be equal;
@@ -49,7 +49,7 @@ STREAMS, LATER, MANY = 8, 4, 16
 TOKENS, LONG = 300, 2500
 """Of an answer; the long one is more than sockets hold."""
 STATEMENTS = 300
-"""Of a patch, of which an exception of ours is at one."""
+"""Of a patch; the exception is at one of them."""
 STAGES = {"thinker": {"base_ms": 8.0}, "talker": {"base_ms": 6.0}, "code2wav": {"base_ms": 4.0}}
 LIMIT_S = 120.0
 """After the fault; a request that has not ended by then is lost."""
@@ -93,7 +93,7 @@ class Fault:
         hits: Which of the streams.
         differ: In what their requests differ from the others'.
         is_injected: `injected` does it, in both arms; ``None``: in fastpath alone.
-        breaks: The patch in which an exception of ours is raised, by `broken`.
+        breaks: The patch in which `broken` raises an exception.
         streams: How many.
     """
 
@@ -154,7 +154,7 @@ async def _fill(_server: Server) -> None:
 
 
 def breaking(patch: str) -> Act:
-    """An exception of ours at one of the statements of a patch that are executed next, in each process that has it."""
+    """An exception at one of the next statements of a patch, in each process that has it."""
 
     async def act(server: Server) -> None:
         file = Path(server.environment()[broken.VARIABLE])
@@ -206,7 +206,7 @@ FAULTS = (
     *(
         Fault(
             f"ours-{patch.name}",
-            f"an exception of ours in {patch.name}",
+            f"an exception in {patch.name}",
             _OURS,
             breaking(patch.name),
             is_first=True,

@@ -1,7 +1,7 @@
 """Does anything grow, or get later, within an hour? ``python -m tests.trust.hours``.
 
 Whole servers at the same time, each with ports, folders and real stage processes of its own: stock and fastpath at 0.8
-of what the configuration bears, and fastpath with ``--max-num-queued-reqs`` at 2.5 times that, where most are refused.
+of the configuration's capacity, and fastpath with ``--max-num-queued-reqs`` at 2.5 times that, where most are refused.
 Requests arrive in an open loop (Poisson), with text and audio, of many lengths; one client in five leaves in the
 middle, some before the first piece. Steps are long and slots are few, so that the simulated device is what limits, and
 a server takes a fifth of a core.
@@ -67,7 +67,7 @@ SIDES: Mapping[str, tuple[ServerArm, float]] = {
     "fastpath": (ARMS["fastpath"], 0.8),
     "beyond": (dataclasses.replace(ARMS["fastpath"], arguments=("--max-num-queued-reqs", str(LIMIT))), 2.5),
 }
-"""Each side's arm, and how many times what it bears it is asked."""
+"""Each side's arm, and its load as a multiple of the capacity."""
 MEMORY = ("USS, MiB", "RSS, MiB", "blocks, 1000s")
 ALLOWED: Mapping[str, float] = {
     "USS, MiB": 8,
@@ -131,7 +131,7 @@ class Watched:
         return {"roles": roles, "chunks": len(names) - left, "chunks of clients that left": left}
 
     async def bears(self) -> float:
-        """Requests a second that it answers when there are always more than it has slots."""
+        """Requests per second that it answers while there are always more than it has slots."""
         draws = random.Random("what it bears")
         asked = [self.asked(f"b{number}", draws, leaves=0) for number in range(88)]
         captures = await asyncio.to_thread(run_closed_loop, self.server.url, asked, 2 * LIMIT)
@@ -179,7 +179,7 @@ def outcome(capture: Capture) -> str:
 
 
 async def run(name: str, folder: Path, rate: float | None, seconds: float, ready: asyncio.Barrier) -> Side:
-    """One side from its start to its end; *rate* is what it bears, None: say no more than that."""
+    """One side from its start to its end; *rate* is the capacity, or None to measure it alone."""
     arm, times = SIDES[name]
     watched = Watched(name if rate else "bears", arm, folder)
     server, found = watched.server, dict[str, Any]()
@@ -283,10 +283,10 @@ def show(sides: Mapping[str, Side], of: Mapping[str, Growth], seconds: float) ->
 
 
 async def run_all(seconds: float) -> dict[str, Any]:
-    """What the configuration bears, and then all sides at once."""
+    """The configuration's capacity, and then all sides at once."""
     with tempfile.TemporaryDirectory() as folder:
         bears = (await run(STOCK, Path(folder), None, 0.0, asyncio.Barrier(1)))["bears"]
-        results.progress(f"it bears {bears:.2f} requests a second")
+        results.progress(f"capacity: {bears:.2f} requests per second")
         ready = asyncio.Barrier(len(SIDES))
         async with asyncio.TaskGroup() as tasks:
             runs = {name: tasks.create_task(run(name, Path(folder), bears, seconds, ready)) for name in SIDES}

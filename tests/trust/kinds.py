@@ -1,7 +1,7 @@
 """Requests of every kind that the endpoints take, as data; what upstream refuses is among them.
 
-In a body "TEXT" stands for a prompt, "RECORDING" for one that is spoken, "LENGTH" for a number of tokens and "MODEL"
-for the model's name.
+In a body "TEXT" is replaced by a prompt, "RECORDING" by a spoken one, "LENGTH" by a number of tokens and "MODEL" by the
+model's name.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ _RARE = ("bad requests", "tokens and lists")
 def asked(kinds: Kinds, count: int, model: str, seed: int = 0) -> list[Asked]:
     """So many requests, the same whenever they are asked for: rounds of every body, in an order drawn for each.
 
-    Each has words of its own: a recording that another replica has had already is a 500 of upstream's ("cache drift").
+    Each has words of its own: a recording that another replica has had already is a 500 in upstream ("cache drift").
 
     Args:
         kinds: What is asked.

@@ -57,16 +57,16 @@ def arm() -> None:
 
 
 def _write_down(module: Any) -> None:
-    was_sent = module.Journey.was_sent
+    note_sent = module.Journey.note_sent
 
     def sent(self: Any, message: Any) -> None:
         taken = [*self.taken]
-        was_sent(self, message)
+        note_sent(self, message)
         found = [(first.output, first.times) for first in taken if len(first.times) > len(LEGS)]
         with Path(os.environ[_FILE]).open("a") as file:
             file.writelines(json.dumps([self.request_id, *each]) + "\n" for each in found)
 
-    module.Journey.was_sent = sent
+    module.Journey.note_sent = sent
 
 
 def _request(name: str, tokens: int) -> dict[str, Any]:

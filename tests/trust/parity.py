@@ -36,7 +36,7 @@ from tests.trust.kinds import Asked, Kinds
 
 STREAMS = 6
 STAGES = {name: {"base_ms": ms} for name, ms in (("thinker", 12), ("talker", 10), ("qwen3_tts", 3), ("code2wav", 5))}
-"""What stock bears on two cores. Where it does not, it loses audio."""
+"""What stock sustains on two cores. Beyond that it loses audio."""
 LOST = "without the end of its audio"
 
 

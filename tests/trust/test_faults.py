@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
 
 
 def test_what_fails_fails_as_on_stock() -> None:
-    """The same requests fail, with the same words; the others go on, and so do later ones; no request is lost."""
+    """The same requests fail with the same message, all others and later ones are answered, and none is lost."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.trust.faults", "put-raises", "killed", "killed-last"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""After a load beyond the limit of which a part leaves, a server is as it was before."""
+"""After a load above the limit, of which some clients left, a server has no more tasks, descriptors and chunks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ pytestmark = [pytest.mark.upstream, pytest.mark.server, pytest.mark.more]
 
 
 def test_what_a_load_took_is_given_back(tmp_path: Path) -> None:
-    """Requests that were served, refused, and left in the middle: all counted; no task, no descriptor, no chunk.
-
-    Of clients that left upstream itself leaves chunks, which are not asked for.
-    """
+    """After served, refused and aborted requests no task, descriptor or chunk of a client that stayed is left."""
     found = asyncio.run(hours.run("beyond", tmp_path, 1.6, 20.0, asyncio.Barrier(1)))
     went = Counter(went for _, went, _ in found["seen"])
     assert set(went) == {"served", "refused", "left"}, (went, found["errors"])
