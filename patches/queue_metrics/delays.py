@@ -46,9 +46,10 @@ class Pauses:
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         """``gc`` calls this before and after a collection of any generation. Only one runs at a time in a process."""
-        if info["generation"] == _OLDEST:
-            with _guard:
-                if phase == "start":
-                    self._began_ns = perf_counter_ns()
-                elif self._began_ns:  # else it began before this was made
-                    self._seen.observe((perf_counter_ns() - self._began_ns) / 1e9)
+        with _guard:
+            if info["generation"] != _OLDEST:
+                return
+            if phase == "start":
+                self._began_ns = perf_counter_ns()
+            elif self._began_ns:  # else it began before this was made
+                self._seen.observe((perf_counter_ns() - self._began_ns) / 1e9)

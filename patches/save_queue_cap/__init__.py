@@ -125,7 +125,7 @@ PATCH = Patch(
     default_on=False,
     counters=(
         Counter("tasks", "save tasks that were queued"),
-        Counter("slow_sends", "sends that took 100 ms or more"),
+        Counter("slow_sends", "sends that took 20 ms or more"),
         Counter("holds", "holds that began, each of a stream that was left out of steps until its payload had drained"),
         Counter("held_steps", "steps that held streams were left out of"),
         Counter("expired_holds", "holds that ended after max_hold_s, for one step"),
