@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SLOW_S = 0.02
-"""A send that takes this long is slow. With 0.1, sends of 60 ms to two of 16 streams delayed all others as on stock. How
-long a shorter one takes depends on which thread got the interpreter lock and on pauses of the whole process such as
+"""A send that takes this long is slow. With 0.1, sends of 60 ms to two of 16 streams delayed all others as on stock.
+How long a shorter one takes depends on which thread got the interpreter lock and on pauses of the whole process such as
 garbage collections, and not on the stream."""
 
 MOST_CHARGED_S = 1.0
