@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SLOW_S = 0.02
-"""A send that takes this long is slow. With 0.1, sends of 60 ms to two of 16 streams delayed all others as on stock.
-How long a shorter one takes depends on which thread got the interpreter lock and on pauses of the whole process such as
-garbage collections, and not on the stream."""
+"""A send that takes this long is slow. With 0.1, sends of 60 ms to two of 16 streams delayed all others as on stock. A
+shorter one depends on which thread got the interpreter lock rather than on its stream. So does a longer pause of the
+process, which is charged to the stream whose send it was in: three sends in four runs of 128 streams."""
 
 MOST_CHARGED_S = 1.0
 """The most that one send is charged. A send that hung once must not keep its stream back for long while the others have
