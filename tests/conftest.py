@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--traced",
         action="store_true",
-        help="a patch that calls a function of upstream's which is no seam fails its test",
+        help="a patch that calls an upstream function which is no seam fails its test",
     )
 
 

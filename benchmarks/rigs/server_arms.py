@@ -43,7 +43,7 @@ def prove(server: Server, arm: Arm, expected: Iterable[str]) -> dict[str, Snapsh
     """
     found = server.snapshots()
     problems = [f"{role} has no state file" for role in sorted(set(expected) - found.keys())]
-    # Each stage's patch serves in some pipelines only, and a patch with an option of upstream's only where that is set.
+    # Each stage's patch serves in some pipelines only, and a patch with an upstream option only where that is set.
     sure = [patch for patch in PATCHES if Process.SERVER in patch.processes and not patch.upstream_option]
     named = arm.enabled & {patch.name for patch in sure if not has_no_use(patch)}
     problems += states.check(list(found.values()), states.Expected(arm.enabled, named, asked=True))

@@ -89,7 +89,7 @@ class Receiver:
 def _serve(pipe: Any, stage: int, not_ours: Sequence[Any]) -> None:
     for each in not_ours:
         each.close()
-    import vllm_omni  # noqa: F401 - first, as in every process of upstream's
+    import vllm_omni  # noqa: F401 - first, as in every upstream process
     from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
     connector = SharedMemoryConnector({"stage_id": stage + 1})

@@ -228,7 +228,7 @@ def test_a_request_twice_in_a_raw_output_is_upstreams(monkeypatch: pytest.Monkey
 
 
 def test_a_copy_has_the_ids_too(lean: tuple[Play, dict[str, int]]) -> None:
-    """A copy of a completion, and a pickle of it, has the same content and is of upstream's class."""
+    """A copy of a completion, and a pickle of it, has the same content and upstream's class."""
     from vllm.outputs import CompletionOutput
 
     from benchmarks.rigs.inprocess import text

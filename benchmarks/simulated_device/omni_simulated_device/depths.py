@@ -1,7 +1,7 @@
 """How many messages are queued between orchestrator and front end, looked at from a thread of the API process.
 
 With the path of a file in ``OMNI_SIMULATED_DEVICE_DEPTHS`` each API process appends a line for each look: its id, the
-time (``time.monotonic``) and the number. Nothing of upstream's is wrapped, so that every release, loop and arm is
+time (``time.monotonic``) and the number. No upstream function is wrapped, so that every release, loop and arm is
 looked at alike: the engine is found by the thread of its orchestrator, which has one name in all releases.
 """
 
