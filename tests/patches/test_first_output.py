@@ -53,7 +53,7 @@ def answered(
     scope: dict[str, str] = SCOPE,
     takes: int = 3,
 ) -> list[Any]:
-    """What upstream's front end hands to a request that the application makes: a first text, two audios.
+    """What upstream's front end hands to a request that the application makes: a first text, then two audios.
 
     Real are the orchestrator, the front end, the request's state and its queue; the application is ours.
     """
@@ -80,10 +80,11 @@ def answered(
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(submit(), pipeline._loop))  # type: ignore[arg-type]
         pipeline.put(THINKER, batch(text("one", 5)))
-        pipeline.put(CODE2WAV, batch(silent("one")), batch(audio("one", 1.0)), batch(audio("one", 2.0)))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for _ in range(takes):
+        for index in range(takes):
             taken.append(await asyncio.wait_for(state.queue.get(), 30))
+            if index == 0:  # not before, or a first audio could be ahead of the text
+                pipeline.put(CODE2WAV, batch(silent("one")), batch(audio("one", 1.0)), batch(audio("one", 2.0)))
             await send({"type": "http.response.body", "body": b"a packet", "more_body": True})
         found.final_output_task.cancel()
         await asyncio.gather(found.final_output_task, return_exceptions=True)
