@@ -27,9 +27,7 @@ HAS_UPSTREAM = importlib.util.find_spec("vllm_omni") is not None
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--traced``."""
     parser.addoption(
-        "--traced",
-        action="store_true",
-        help="a patch that calls an upstream function which is no seam fails its test",
+        "--traced", action="store_true", help="a patch that calls an upstream function which is no seam fails its test"
     )
 
 

@@ -14,13 +14,7 @@ from pydantic import Field
 from wrapt import FunctionWrapper
 
 from omni_fastpath.declare import AnySeam, Call, Fit, Options, Patch, Pin, Process, Replace, Row, State, Wrap
-from omni_fastpath.install import (
-    apply,
-    install,
-    is_installed,
-    uninstall,
-    verify_patch,
-)
+from omni_fastpath.install import apply, install, is_installed, uninstall, verify_patch
 from omni_fastpath.ledger import LEDGER, runtime
 from omni_fastpath.startup import RefusedError
 from tests.fakes.upstream import (
@@ -130,10 +124,7 @@ class _Copies(type):
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [
-        ({}, "does not contain what was just written"),
-        ({"wrappers_module": "made_up_missing"}, "made_up_missing"),
-    ],
+    [({}, "does not contain what was just written"), ({"wrappers_module": "made_up_missing"}, "made_up_missing")],
 )
 def test_a_patch_that_cannot_be_written_whole_is_put_back(upstream: Upstream, fields: Any, named: str) -> None:
     """If a slot does not keep what was written, or a wrapper is missing, the slots before are restored."""

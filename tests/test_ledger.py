@@ -116,12 +116,7 @@ def _ours(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "is_ours"),
-    [
-        ("{}['gone']", True),
-        ("import json; json.loads('{')", True),
-        ("upstream()", False),
-    ],
+    ("what", "is_ours"), [("{}['gone']", True), ("import json; json.loads('{')", True), ("upstream()", False)]
 )
 def test_an_exception_is_whose_code_raised_it(monkeypatch: pytest.MonkeyPatch, what: str, is_ours: bool) -> None:
     """An exception of a library belongs to its caller, and one of another package does not belong to this one."""

@@ -9,19 +9,7 @@ from wrapt import FunctionWrapper
 
 from omni_fastpath.declare import Add, Call, Pin, Reads, Seam, Wrap
 from omni_fastpath.seams import MARK, SeamMovedError, verify
-from tests.fakes.upstream import (
-    ADDED,
-    CHECK,
-    LISTEN,
-    MAKE,
-    MODULE,
-    RUN,
-    TESTED,
-    Upstream,
-    load,
-    passes,
-    upstream,
-)
+from tests.fakes.upstream import ADDED, CHECK, LISTEN, MAKE, MODULE, RUN, TESTED, Upstream, load, passes, upstream
 
 __all__ = ["upstream"]
 

@@ -36,11 +36,7 @@ COLD = (
     "pytest",
     "prometheus_client",
 )
-WARM = (
-    "vllm_omni.config.stage_config",
-    "vllm_omni.engine.orchestrator",
-    "vllm_omni.entrypoints.async_omni",
-)
+WARM = ("vllm_omni.config.stage_config", "vllm_omni.engine.orchestrator", "vllm_omni.entrypoints.async_omni")
 TIMEOUT_S = 120
 _PR_SET_PDEATHSIG = 1
 

@@ -14,17 +14,7 @@ from omni_fastpath.patches.queue_metrics import SECONDS
 from omni_fastpath.tools import cli, status
 from omni_fastpath.tools.findings import RULES, Facts, Severity, judge
 from omni_fastpath.tools.servers import Histogram
-from tests.tools.made import (
-    HEALTHY,
-    REPORT,
-    SERVER,
-    installation,
-    record,
-    reporting,
-    saying,
-    serving,
-    snapshot,
-)
+from tests.tools.made import HEALTHY, REPORT, SERVER, installation, record, reporting, saying, serving, snapshot
 
 
 def with_patch(**changed: Any) -> Facts:

@@ -114,10 +114,7 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
             ["--a", "x=FLAG=0", "--b", "x=FLAG=1", "--", "SERVE", "--", "BENCH"],
             "--b: found the name x; allowed: another name",
         ),
-        (
-            ["--b", "OMNI_FASTPATH_DRIAN=1", "--", "SERVE", "--", "BENCH"],
-            "OMNI_FASTPATH_DRIAN: found an unknown",
-        ),
+        (["--b", "OMNI_FASTPATH_DRIAN=1", "--", "SERVE", "--", "BENCH"], "OMNI_FASTPATH_DRIAN: found an unknown"),
         (["--", PYTHON, "--", "BENCH"], "serve command: found no {port}"),
         (["--", "SERVE", "--", PYTHON, "{port}"], "bench command: found no {result}"),
         (["--", PYTHON, "{port}", "--host", "10.0.0.5", "--", "BENCH"], "serve command: found --host 10.0.0.5"),
