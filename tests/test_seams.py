@@ -28,11 +28,7 @@ PINNED = Pin(MODULE, "Loop.run")
         (RUN, ["staticmethod(self, rounds)"], r"is function\(self, rounds\), expected staticmethod\(self, rounds\)"),
         (LISTEN, ["function(backlog, port)"], "is function"),
         (Call(MODULE, "Base.inherited"), [], r"is function\(self\), expected not read there"),
-        (
-            PINNED,
-            ["function(self, rounds)", "0123456789abcdef"],
-            "its body has changed: fingerprint .* expected 0123456789abcdef",
-        ),
+        (PINNED, ["function(self, rounds)", "0123456789abcdef"], "its body has changed: .* expected 0123456789abcdef"),
     ],
 )
 def test_what_moved_is_refused(upstream: Upstream, seam: Seam, read: list[str], message: str) -> None:

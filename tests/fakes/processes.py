@@ -27,15 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, ParamSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-COLD = (
-    "torch",
-    "transformers",
-    "vllm.v1.engine.utils",
-    "vllm.config",
-    "vllm.v1.executor",
-    "pytest",
-    "prometheus_client",
-)
+COLD = ("torch", "transformers", "vllm.v1.engine.utils", "vllm.v1.executor", "pytest", "prometheus_client")
 WARM = ("vllm_omni.config.stage_config", "vllm_omni.engine.orchestrator", "vllm_omni.entrypoints.async_omni")
 TIMEOUT_S = 120
 _PR_SET_PDEATHSIG = 1

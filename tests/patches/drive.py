@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,24 @@ def only(*names: str, process: Process = Process.SERVER, **values: Any) -> Itera
         if entry is not None:
             entry.options = entry.patch.options(**values)
         yield entry
+
+
+def engine_without_stages(add_request: Callable[..., None] = lambda *_, **__: None) -> Any:
+    """Upstream's engine without stages, whose processing of inputs is this."""
+    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+
+    own = {"__init__": lambda _self: None, "__del__": lambda _self: None, "add_request": staticmethod(add_request)}
+    return type("Engine", (AsyncOmniEngine,), own)()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Nothing is logged meanwhile."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 @contextmanager

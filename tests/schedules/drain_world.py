@@ -290,11 +290,9 @@ class World:
             return text(name, value, finish=reason, **more)
         if kind == "codes":
             return codes(name, reason, **more)
-        return (
-            silent(name, finish_reason=reason, **more)
-            if kind == "silent"
-            else audio(name, value, finish=reason, **more)
-        )
+        if kind == "silent":
+            return silent(name, finish_reason=reason, **more)
+        return audio(name, value, finish=reason, **more)
 
     def die(self, stage: int, which: int) -> None:
         """A replica sends nothing any more but the news."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import queue
 from collections.abc import Callable
@@ -13,22 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.patches.drive import silent
 from tests.patches.lines import Line, fail, traced
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
-NOBODYS = (math.inf, -math.inf)
-
 Message = tuple[str | None, float, int]
 """Request, deadline, number of arrival."""
 
-arrivals = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from("abcde"), st.integers(-20, 20).map(float)),
-        st.tuples(st.none(), st.sampled_from(NOBODYS)),
-    ),
-    max_size=40,
-)
+of_requests = st.tuples(st.sampled_from("abcde"), st.integers(-20, 20).map(float))
+arrivals = st.lists(of_requests | st.tuples(st.none(), st.sampled_from((math.inf, -math.inf))), max_size=40)
 schedules = st.lists(st.one_of(arrivals, st.integers(0, 12)), max_size=12)
 """What arrives, and how many are taken then."""
 
@@ -100,8 +93,7 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
             raise queue.Empty
         return source.pop(0)
 
-    logging.disable()  # a line for each example
-    try:
+    with silent():  # a line for each example
         for step in [*schedule, 10_000]:
             if isinstance(step, list):
                 for each in step:
@@ -119,9 +111,7 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
                         break
                     message = get()  # upstream's own look
                 taken.append(message)
-    finally:
-        logging.disable(logging.NOTSET)
-        entry.state = before
+    entry.state = before
     assert sorted(each[2] for each in taken) == list(range(arrived))
     for request in {each[0] for each in taken} - {None}:
         mine = [each[2] for each in taken if each[0] == request]

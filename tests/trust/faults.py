@@ -184,11 +184,7 @@ FAULTS = (
     Fault("killed", "a code2wav of two: SIGKILL", _TWO, signalled("stage2_replica0", _KILL)),
     Fault("killed-last", "the code2wav that is left: SIGKILL", _TWO, signalled("stage2_replica1", _KILL)),
     Fault(
-        "sigterm",
-        f"SIGTERM with all under way; clients leave {HOLD_ON_S:g} s later",
-        _TERMINATED,
-        _stop_server,
-        ends=True,
+        "sigterm", f"SIGTERM while all run; clients leave {HOLD_ON_S:g} s later", _TERMINATED, _stop_server, ends=True
     ),
     _FILLED,
     Fault(

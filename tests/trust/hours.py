@@ -69,14 +69,7 @@ SIDES: Mapping[str, tuple[ServerArm, float]] = {
 }
 """Each side's arm, and its load as a multiple of the capacity."""
 MEMORY = ("USS, MiB", "RSS, MiB", "blocks, 1000s")
-ALLOWED: Mapping[str, float] = {
-    "USS, MiB": 8,
-    "blocks, 1000s": 20,
-    "threads": 2,
-    "descriptors": 4,
-    "tasks": 2,
-    "chunks": 0,
-}
+ALLOWED = {"USS, MiB": 8, "blocks, 1000s": 20, "threads": 2, "descriptors": 4, "tasks": 2, "chunks": 0}
 """How much more than one and a half times stock's growth is no matter, each of a process."""
 
 OUTCOMES = ("served", "refused", "left", "failed")

@@ -267,13 +267,8 @@ def differences(asked: Sequence[Asked], ours: Sequence[Answer], theirs: Sequence
 
 _COUNTED = re.compile(r"^(vllm\S*(?:_total|_count))(\{.*\})? (\S+)$")
 _REPLICA = re.compile(r'(engine|replica|replica_id)="\d+",?')
-_RACES = (
-    "transfer_rx_s",
-    "transfer_in_flight_s",
-    "stage_gen_time_s",
-    "vllm_omni:generation_tokens",
-    "vllm_omni:prompt_tokens",
-)
+_OMNI_TOKENS = ("vllm_omni:generation_tokens", "vllm_omni:prompt_tokens")
+_RACES = ("transfer_rx_s", "transfer_in_flight_s", "stage_gen_time_s", *_OMNI_TOKENS)
 """Counts that differ between two runs of stock. The transfers are counted only if the front end hears of a stage's end
 before the orchestrator has forgotten the request's replica, which the wake-up does more often (19 of 19 in one run,
 where stock counted 3). The others are missed when a request's messages happen to share an ``id()``, by which upstream
