@@ -17,7 +17,6 @@ settings.register_profile("short", derandomize=True, max_examples=50, **_BOTH)
 settings.register_profile("long", max_examples=5000, print_blob=True, **_BOTH)
 settings.load_profile("short")
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 HAS_UPSTREAM = importlib.util.find_spec("vllm_omni") is not None
 
 

@@ -75,15 +75,6 @@ def written(*names: str) -> set[Key]:
     return {(seam.module, seam.qualname) for seam in seams if isinstance(seam, (Wrap, Replace, Add))}
 
 
-def take_off() -> None:
-    """Undo every patch, the last one first."""
-    from omni_fastpath.install import uninstall
-    from omni_fastpath.patches import PATCHES
-
-    for patch in reversed(PATCHES):
-        uninstall(patch)
-
-
 # ---- States ----
 
 

@@ -106,15 +106,6 @@ def recording(plugin: Any = None) -> Iterator[Any]:
         HOOKS.unregister(registered)
 
 
-def every_reading_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
-    """``budgeted_drain`` reads the clock so much later each time: how busy the machine is says nothing."""
-    from omni_fastpath.patches.budgeted_drain import dispatch, drain, wakeup
-
-    clock = iter(range(0, 10**12, nanoseconds))
-    for module in (dispatch, drain, wakeup):
-        monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
-
-
 def queued_replica(stage: Any, *waiting: Any, replica_id: int = 0, clock: Iterator[int] | None = None) -> Any:
     """A replica of ``stage`` for tests without upstream, at which these wait."""
     from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
