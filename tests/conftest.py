@@ -6,31 +6,23 @@ import importlib.util
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples at each run, so that a change fails for what it did; `--hypothesis-profile long` draws others, many.
-_SLOW = [HealthCheck.too_slow]  # it times the machine
-settings.register_profile(
-    "short", derandomize=True, database=None, deadline=None, max_examples=50, suppress_health_check=_SLOW
-)
-settings.register_profile(
-    "long", database=None, deadline=None, max_examples=5000, print_blob=True, suppress_health_check=_SLOW
-)
+_BOTH: dict[str, Any] = {"database": None, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("short", derandomize=True, max_examples=50, **_BOTH)
+settings.register_profile("long", max_examples=5000, print_blob=True, **_BOTH)
 settings.load_profile("short")
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 HAS_UPSTREAM = importlib.util.find_spec("vllm_omni") is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--traced``."""
-    parser.addoption(
-        "--traced",
-        action="store_true",
-        help="a patch that calls an upstream function which is no seam fails its test",
-    )
+    parser.addoption("--traced", action="store_true", help="a patch that calls an undeclared upstream function fails")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -64,6 +56,12 @@ def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
     return caplog
+
+
+@pytest.fixture(params=[False, True], ids=["poll", "event-driven"])
+def event_driven(request: pytest.FixtureRequest) -> bool:
+    """Both modes of the orchestrator."""
+    return bool(request.param)
 
 
 @pytest.fixture

@@ -15,15 +15,10 @@ FOLDER = Path(omni_fastpath.__file__).parent / "tools/dashboard"
 DASHBOARD, ALERTS = FOLDER / "omni-fastpath.json", FOLDER / "alerts.yaml"
 
 
-def panels() -> list[dict[str, Any]]:
-    """The panels with queries, without rows."""
-    every = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-    return [panel for panel in every if panel["type"] != "row"]
-
-
 def queries() -> list[str]:
-    """The queries of all panels."""
-    return [target["expr"] for panel in panels() for target in panel["targets"]]
+    """The queries of all panels. Rows have none."""
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    return [target["expr"] for panel in panels if panel["type"] != "row" for target in panel["targets"]]
 
 
 def alerts() -> list[dict[str, Any]]:

@@ -63,10 +63,8 @@ def run(release: str, site: Path, tests: Path) -> bool:
     # The log's level stays as it is: it is what some tests look at.
     environment = {**clean(os.environ), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": paths}
     python = [sys.executable, "-W", "ignore"]
-    said = subprocess.run(
-        [*python, "-c", IMPORTED], env=environment, cwd=tests, check=True, stdout=subprocess.PIPE, text=True
-    )
-    ours, found = said.stdout.splitlines()[-1].split()
+    said = subprocess.check_output([*python, "-c", IMPORTED], env=environment, cwd=tests, text=True)
+    ours, found = said.splitlines()[-1].split()
     if not Path(ours).is_relative_to(site) or found != release:
         raise RuntimeError(f"on {release} the processes import {ours} and vLLM-Omni {found}")
     pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKER]

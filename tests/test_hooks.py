@@ -114,9 +114,7 @@ def raising(error: BaseException) -> Any:
     return raises
 
 
-def test_entry_points_are_loaded_and_broken_ones_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_broken_entry_points_are_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A plugin that cannot be imported, calls ``sys.exit`` or is invalid is logged and left out."""
     recorder, asked, wrong = Recorder(), [], plugin(on_everything=lambda: None)
 
@@ -144,9 +142,7 @@ def test_entry_points_are_loaded_and_broken_ones_left_out(
 
 @pytest.mark.parametrize("name", ["is_routable", *CALLS])
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt])
-def test_a_plugin_that_raises_is_switched_off_and_others_go_on(
-    name: str, error: type[BaseException], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_plugin_that_raises_is_off(name: str, error: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
     """Any exception of a hook on the orchestrator's thread is logged once with names, and other plugins are called."""
     manager, recorder, calls = HookManager(), Recorder(), []
 

@@ -14,13 +14,7 @@ from pydantic import Field
 from wrapt import FunctionWrapper
 
 from omni_fastpath.declare import AnySeam, Call, Fit, Options, Patch, Pin, Process, Replace, Row, State, Wrap
-from omni_fastpath.install import (
-    apply,
-    install,
-    is_installed,
-    uninstall,
-    verify_patch,
-)
+from omni_fastpath.install import apply, install, is_installed, uninstall, verify_patch
 from omni_fastpath.ledger import LEDGER, runtime
 from omni_fastpath.startup import RefusedError
 from tests.fakes.upstream import (
@@ -130,10 +124,7 @@ class _Copies(type):
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [
-        ({}, "does not contain what was just written"),
-        ({"wrappers_module": "made_up_missing"}, "made_up_missing"),
-    ],
+    [({}, "does not contain what was just written"), ({"wrappers_module": "made_up_missing"}, "made_up_missing")],
 )
 def test_a_patch_that_cannot_be_written_whole_is_put_back(upstream: Upstream, fields: Any, named: str) -> None:
     """If a slot does not keep what was written, or a wrapper is missing, the slots before are restored."""
@@ -146,9 +137,7 @@ def test_a_patch_that_cannot_be_written_whole_is_put_back(upstream: Upstream, fi
 
 
 @pytest.mark.parametrize("line", ["from vllm_omni.gone import Thing", "from vllm_omni import Thing"])
-def test_what_the_wrappers_import_of_upstream_is_gone(
-    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
+def test_a_missing_import(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     """A patch that imports a missing name of upstream is unsupported, and the reason names the module."""
     monkeypatch.setitem(sys.modules, "vllm_omni", ModuleType("vllm_omni"))
     (tmp_path / "made_up_importing.py").write_text(f"{line}\n")
@@ -183,9 +172,7 @@ def test_upstreams_own_is_kept(upstream: Upstream, owner: str) -> None:
 @WRAPS
 @pytest.mark.parametrize("below", [False, True], ids=["theirs alone", "theirs on ours"])
 @pytest.mark.parametrize("seam", [REPLACING, Pin(MODULE, "Loop.run")], ids=["replace", "pin"])
-def test_a_foreign_wrapper_on_a_body_that_matters_is_refused(
-    upstream: Upstream, wrap: Any, below: bool, seam: AnySeam
-) -> None:
+def test_foreign_wrapper_on_pinned_body_is_refused(upstream: Upstream, wrap: Any, below: bool, seam: AnySeam) -> None:
     """A patch that replaces or pins a function with another package's wrapper is unsupported, but may call it."""
     if below:
         install(patch("below", RUN))
@@ -196,9 +183,7 @@ def test_a_foreign_wrapper_on_a_body_that_matters_is_refused(
 
 
 @WRAPS
-def test_undo_under_a_foreign_wrapper_is_refused(
-    upstream: Upstream, wrap: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_undo_under_foreign_wrapper_is_refused(upstream: Upstream, wrap: Any, caplog: pytest.LogCaptureFixture) -> None:
     """If another package has wrapped a slot, no slot is restored, the state stays, and the log names the slot."""
     install(FOUR)
     upstream.module.Loop.make = theirs = wrap(vars(upstream.module.Loop)["make"])
@@ -263,9 +248,7 @@ def test_what_is_installed_stays_with_its_values(upstream: Upstream, caplog: pyt
 
 
 @pytest.mark.parametrize("broken", [patch("e", MOVED), patch("e", RUN, wrappers_module="made_up_missing"), None])
-def test_refusal_takes_off_what_it_installed(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, broken: Patch | None
-) -> None:
+def test_refusal_undoes_its_installs(upstream: Upstream, monkeypatch: pytest.MonkeyPatch, broken: Patch | None) -> None:
     """A refused start names every patch and uninstalls only what it has installed, and so does an internal error."""
     apply(resolved(D), Process.SERVER, (D,))
     before, last = upstream.slots(), patch("last", CHECK, requires=("e",))
@@ -355,16 +338,11 @@ def test_the_nearest_release_is_the_newest_that_is_not_newer(release: str, neare
 
 def test_the_row_with_the_same_code_is_found(upstream: Upstream) -> None:
     """The nearest release with the same code is used with its row's state and note. Rows without seams go by name."""
-    superseded = Row(releases=("0.32.0rc1",), state=State.SUPERSEDED, note="upstream's own", preview=True, seams=(RUN,))
+    superseded = Row(releases=("0.32.0rc1",), state=State.SUPERSEDED, note="theirs", preview=True, seams=(RUN,))
     nothing = Row(releases=("0.28.0",), state=State.NOT_APPLICABLE, note="no flag")
     rows = (nothing, Fit(releases=("0.30.0",), seams=(RUN,), note="a note"), superseded)
     for version, other, state, reason in (
-        (
-            "0.32.0",
-            "0.30.0",
-            State.SUPERSEDED,
-            "preview; upstream's own; vllm-omni 0.32.0: every function is as in 0.32",
-        ),
+        ("0.32.0", "0.30.0", State.SUPERSEDED, "preview; theirs; vllm-omni 0.32.0: every function is as in 0.32.0rc1"),
         ("0.32.0", "0.32.0rc1", State.APPLIED, "a note; vllm-omni 0.32.0: every function is as in 0.30.0"),
         ("0.28.0.post1", "0.28.0", State.NOT_APPLICABLE, "no flag; vllm-omni 0.28.0.post1: every function is as in"),
         ("0.28.1", "0.28.0", State.APPLIED, "a note; vllm-omni 0.28.1: every function is as in 0.30.0"),

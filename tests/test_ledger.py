@@ -116,12 +116,7 @@ def _ours(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "is_ours"),
-    [
-        ("{}['gone']", True),
-        ("import json; json.loads('{')", True),
-        ("upstream()", False),
-    ],
+    ("what", "is_ours"), [("{}['gone']", True), ("import json; json.loads('{')", True), ("upstream()", False)]
 )
 def test_an_exception_is_whose_code_raised_it(monkeypatch: pytest.MonkeyPatch, what: str, is_ours: bool) -> None:
     """An exception of a library belongs to its caller, and one of another package does not belong to this one."""
@@ -144,13 +139,10 @@ def test_a_guard_ends_in_failed_and_nothing_else(caplog: pytest.LogCaptureFixtur
     with guard:
         raise KeyError("again")
     entry.report(State.APPLIED, "as if nothing had been")
-    assert (entry.state, entry.cause) == (
-        State.FAILED,
-        "beating failed: KeyError('stick'); from now on only upstream's code runs",
-    )
-    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
-        "omni-fastpath: drum: beating failed"
-    ]
+    assert entry.state is State.FAILED
+    assert entry.cause == "beating failed: KeyError('stick'); from now on only upstream's code runs"
+    [record] = (each for each in caplog.records if each.exc_info)
+    assert record.getMessage() == "omni-fastpath: drum: beating failed"
     with pytest.raises(KeyboardInterrupt), guard:
         raise KeyboardInterrupt
 
@@ -167,9 +159,7 @@ def _guarded(wrapper: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[ledger.Entr
 @pytest.mark.parametrize("where", ["before", "after", "never", "instead", "meant", "while handling"])
 @pytest.mark.parametrize("upstream_raises", [False, True])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_upstreams_function_is_called_once_whatever_fails(
-    where: str, upstream_raises: bool, is_async: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upstream_runs_once(where: str, upstream_raises: bool, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller gets the result or exception of one call, unless the wrapper answers or raises on purpose."""
     calls: list[Any] = []
 
@@ -253,9 +243,7 @@ def test_an_exception_that_passes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -
     assert not entry.has_failed
 
 
-def test_a_patch_that_fails_releases_what_others_wait_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_patch_is_taken_off_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """``taken_off`` is called once after the state was set, and its exception is logged."""
     book = ledger.Ledger()
     monkeypatch.setattr(ledger, "LEDGER", book)

@@ -16,7 +16,7 @@ from omni_fastpath.install import row_here, state_here
 from omni_fastpath.patches import PATCHES
 from omni_fastpath.releases import vllm_omni_release
 from tests.fakes.processes import isolated
-from tests.fakes.registration import Key, is_ours, raw, take_off, written
+from tests.fakes.registration import Key, is_ours, raw, written
 
 pytestmark = pytest.mark.upstream
 
@@ -69,7 +69,7 @@ def test_every_function_is_as_it_was_read() -> None:
 @isolated("warm")
 def test_all_patches_together_and_off_again() -> None:
     """After two installations each slot is wrapped once per patch, and after uninstalling it has its own object."""
-    from omni_fastpath.install import apply
+    from omni_fastpath.install import apply, uninstall
     from omni_fastpath.ledger import LEDGER
 
     own, on = slots(), resolve([], {patch.env: "1" for patch in PATCHES}, PATCHES)
@@ -80,7 +80,8 @@ def test_all_patches_together_and_off_again() -> None:
         apply(on, Process.STAGE, [patch for patch in PATCHES if patch not in of_server])  # which no real process does
         assert {entry.patch.name: entry.state for entry in LEDGER} == {each.name: state_here(each) for each in PATCHES}
         assert_holds(own, *on.enabled)
-    take_off()
+    for patch in reversed(PATCHES):
+        uninstall(patch)
     assert_holds(own)
     assert ours_anywhere() == set()
     # 0.32 does one of them itself, and 0.28 has no use for another.

@@ -23,11 +23,8 @@ from tests.fakes.upstream import patch
 from tests.tools.made import snapshot
 
 EVERYWHERE = frozenset(Process)
-DRUM = patch(
-    "drum",
-    counters=(Counter("beats", "beats"), Counter("loudest", "the loudest", is_maximum=True)),
-    processes=EVERYWHERE,
-)
+COUNTERS = (Counter("beats", "beats"), Counter("loudest", "the loudest", is_maximum=True))
+DRUM = patch("drum", counters=COUNTERS, processes=EVERYWHERE)
 
 LOOKS = frozenset({"open", "os.listdir", "os.scandir"})
 """Python's audit events of whatever reads a file or a folder."""
@@ -184,9 +181,7 @@ def test_a_child_of_a_script_is_a_server_of_its_own(monkeypatch: pytest.MonkeyPa
         assert metrics._root() == root
 
 
-def test_the_threads_of_every_api_process_are_shown(
-    ledger: Ledger, tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_every_api_process_are_shown(ledger: Ledger, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """The current processor time of named threads is shown, but not of stages or threads that have ended."""
     me = os.getpid()
     used = {me: {1: 0.5, 2: 9.0}, 21: {5: 1.5, 6: 2.5}}
@@ -272,9 +267,7 @@ def test_figures_of_every_process_are_shown(tree: Tree) -> None:
 # Nothing breaks a scrape
 
 
-def test_state_files_that_cannot_be_read_leave_this_process(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_files(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Unreadable state files are logged once, and this process is shown."""
 
     def refused() -> list[Any]:
@@ -289,9 +282,7 @@ def test_state_files_that_cannot_be_read_leave_this_process(
     assert told == ["omni-fastpath: the state files cannot be read, so /metrics shows only this process: a link"]
 
 
-def test_a_ledger_that_fails_costs_only_our_own_samples(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_ledger_that_fails(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """If the ledger raises, the scrape has no samples of this package, and the error is logged."""
     collector = Collector(ledger, Process.SERVER)
     collector.refresh()

@@ -170,9 +170,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_pod_without_a_runtime_directory_has_one(
-    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_runtime_directory(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a usable runtime directory the files are in the folder for temporary files."""
     for user in (1234, os.geteuid()):  # there is no /run/user/1234
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)

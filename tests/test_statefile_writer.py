@@ -83,9 +83,7 @@ def test_file_says_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
         assert on_disk()["port"] == port
 
 
-def test_disk_that_fails_is_told_once_and_disturbs_nobody(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Failing writes are one warning, and the next write that succeeds is complete."""
     real = statefile.write
 
@@ -218,9 +216,7 @@ def test_counters_follow_and_the_file_goes_with_its_process() -> None:
         ("VllmWorker-0", {"rank": 0}, (None, None)),
     ],
 )
-def test_a_spawned_process_knows_its_stage(
-    name: str, arguments: dict[str, int], expected: tuple[int | None, int | None]
-) -> None:
+def test_stage_and_replica(name: str, arguments: dict[str, int], expected: tuple[int | None, int | None]) -> None:
     """It finds stage and replica in the name of an engine process, or in the arguments of a diffusion process."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)

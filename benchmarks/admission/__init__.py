@@ -1,10 +1,11 @@
-"""What ``--max-num-queued-reqs`` is worth where more arrives than a server bears: stock, and `admission_limit`.
+"""What ``--max-num-queued-reqs`` gains when more requests arrive than a server can sustain: stock, `admission_limit`.
 
-    python -m benchmarks.admission --bears 6 --starts 3
+    python -m benchmarks.admission --capacity 6 --starts 3
 
-Each start: a closed loop of one stream less than the limit of 8; an open loop at half of what stock bears; one at three
-times that; a burst of 200 at once. What it bears is the throughput of 64 streams, by ``python -m benchmarks.server
---arms stock --levels 64``: light engines take more than 8 at a time. A refusal's time is from sending, with a new
-connection, until its body has come; the load has a process of its own. Who is neither served nor refused ends the run;
-the counters of the state file stand below the table.
+Each start has a closed loop with one stream less than the limit of 8, an open loop at half of stock's capacity, one at
+three times the capacity, and a burst of 200 requests. The capacity is stock's throughput with 64 streams, as
+``python -m benchmarks.server --arms stock --levels 64`` measures it, because light engines serve more than 8 requests
+at a time. The time of a refusal is measured on a new connection, from sending the request until its body was received.
+The load runs outside of the server's processes. A request that is neither served nor refused ends the run. The counters
+of the state file are printed below the table.
 """

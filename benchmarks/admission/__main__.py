@@ -26,7 +26,7 @@ LIMIT, BURST = 8, 200
 
 
 def figures(captures: Sequence[Capture]) -> dict[str, float]:
-    """Of one load; times in milliseconds.
+    """The figures of one load, with times in milliseconds.
 
     Raises:
         MeasureError: A request was neither served nor refused.
@@ -44,7 +44,7 @@ def measure(load: Load, arm: ServerArm, model: Path, log: Path) -> dict[str, Any
     """One start of the arm's server: its figures by load, and its counters."""
     with serving(arm, load, model, log) as (server, _):
         captures = {"below": run_closed_loop(server.url, load.asked("below the limit", 8 * LIMIT), LIMIT - 1)}
-        captures |= {f"{rate:g} a second": load.run(server.url, rate) for rate in load.levels}
+        captures |= {f"{rate:g} per second": load.run(server.url, rate) for rate in load.levels}
         captures["burst"] = run_open_loop(server.url, load.asked("a burst", BURST), [0.0] * BURST)
         time.sleep(server_arms.STATE_FILES_SETTLE_S)
         counters = server.snapshots()["api"].patches["admission_limit"].counters
@@ -55,10 +55,10 @@ def main() -> None:
     """Run the starts and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admission", description=benchmarks.admission.__doc__)
     parser.add_argument("--starts", type=int, default=3, help="of each arm")
-    parser.add_argument("--bears", type=float, required=True, help="requests a second that stock bears")
+    parser.add_argument("--capacity", type=float, required=True, help="of stock, requests per second")
     parser.add_argument("--requests", type=int, default=240, help="of an open loop")
     options = parser.parse_args()
-    rates = (0.5 * options.bears, 3 * options.bears)
+    rates = (0.5 * options.capacity, 3 * options.capacity)
     load = Load(rates, loop="open", requests=options.requests, vary=0.5)
     limited = ("--max-num-queued-reqs", str(LIMIT))
     arms = [dataclasses.replace(ARMS[name], arguments=limited) for name in ("stock", "fastpath")]

@@ -27,20 +27,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, ParamSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-COLD = (
-    "torch",
-    "transformers",
-    "vllm.v1.engine.utils",
-    "vllm.config",
-    "vllm.v1.executor",
-    "pytest",
-    "prometheus_client",
-)
-WARM = (
-    "vllm_omni.config.stage_config",
-    "vllm_omni.engine.orchestrator",
-    "vllm_omni.entrypoints.async_omni",
-)
+COLD = ("torch", "transformers", "vllm.v1.engine.utils", "vllm.v1.executor", "pytest", "prometheus_client")
+WARM = ("vllm_omni.config.stage_config", "vllm_omni.engine.orchestrator", "vllm_omni.entrypoints.async_omni")
 TIMEOUT_S = 120
 _PR_SET_PDEATHSIG = 1
 
@@ -48,11 +36,12 @@ P = ParamSpec("P")
 State = Literal["cold", "warm"]
 
 
-def process(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def process(*command: str, timeout_s: int = 120, **variables: str) -> subprocess.CompletedProcess[str]:
     """A process with the repository on Python's path, when it has ended."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, **variables}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    how: dict[str, Any] = {"cwd": ROOT, "env": environment, "timeout": timeout_s}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
 
 
 def isolated(state: State, *argv: str) -> Callable[[Callable[P, None]], Callable[P, None]]:

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,8 @@ from omni_fastpath.startup import HEADLESS, PLANS, READER
 Key = tuple[str, str]
 """A slot: its module, and its path in it."""
 
-ALL_ON: dict[str, Any] = {
-    "fastpath": {"nonblocking_dequeue": True, "budgeted_drain": True, "final_output_wakeup": True}
-}
-ON = dict.fromkeys(ALL_ON["fastpath"], "applied")
+ON = dict.fromkeys(("nonblocking_dequeue", "budgeted_drain", "final_output_wakeup"), "applied")
+ALL_ON: dict[str, Any] = {"fastpath": dict.fromkeys(ON, True)}
 NOTHING = {READER}
 """The slots in ``ours`` where no patch is installed."""
 
@@ -74,15 +73,6 @@ def written(*names: str) -> set[Key]:
     rows = [row_here(patch) for patch in PATCHES if patch.name in names]
     seams = [seam for row in rows if isinstance(row, Fit) for seam in row.seams_in(Process.SERVER)]
     return {(seam.module, seam.qualname) for seam in seams if isinstance(seam, (Wrap, Replace, Add))}
-
-
-def take_off() -> None:
-    """Undo every patch, the last one first."""
-    from omni_fastpath.install import uninstall
-    from omni_fastpath.patches import PATCHES
-
-    for patch in reversed(PATCHES):
-        uninstall(patch)
 
 
 # ---- States ----
@@ -146,11 +136,11 @@ def log() -> list[str]:
     return messages
 
 
-def engine(file: Path | None) -> Any:
+def engine(file: Path | None, stages: Sequence[Any] = ()) -> Any:
     """Plan an engine's stages as upstream does before it spawns them: it reads the YAML again, and drops exceptions."""
     kind = importlib.import_module(PLANS[0]).StageRuntime
     runtime = kind.__new__(kind)
-    runtime._stage_configs, runtime._model, runtime._config_path = [], "model", str(file) if file else None
+    runtime._stage_configs, runtime._model, runtime._config_path = stages, "model", str(file) if file else None
     return runtime._prepare_stage_plans()
 
 

@@ -28,9 +28,3 @@ def recorder() -> Iterator[Any]:
     """A recorder of what the hooks are told, registered meanwhile."""
     with recording() as found:
         yield found
-
-
-@pytest.fixture(params=[False, True], ids=["poll", "event-driven"])
-def event_driven(request: pytest.FixtureRequest) -> bool:
-    """Both modes of the orchestrator."""
-    return bool(request.param)

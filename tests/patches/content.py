@@ -52,13 +52,7 @@ def message(found: Any) -> tuple[Any, ...]:
     if kind == "StageMetricsMessage":
         return (kind, found.replica_id, metrics(found.metrics))
     output = found.engine_outputs
-    return (
-        kind,
-        found.replica_id,
-        output.finished,
-        [completion(each) for each in output.outputs],
-        metrics(found.metrics),
-    )
+    return kind, found.replica_id, output.finished, list(map(completion, output.outputs)), metrics(found.metrics)
 
 
 def sequences(messages: Iterable[Any]) -> dict[tuple[str, int | None], list[tuple[Any, ...]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,6 +74,24 @@ def only(*names: str, process: Process = Process.SERVER, **values: Any) -> Itera
         yield entry
 
 
+def engine_without_stages(add_request: Callable[..., None] = lambda *_, **__: None) -> Any:
+    """Upstream's engine without stages, whose processing of inputs is this."""
+    from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
+
+    own = {"__init__": lambda _self: None, "__del__": lambda _self: None, "add_request": staticmethod(add_request)}
+    return type("Engine", (AsyncOmniEngine,), own)()
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Nothing is logged meanwhile."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 @contextmanager
 def recording(plugin: Any = None) -> Iterator[Any]:
     """A recorder, or this plugin, registered meanwhile."""
@@ -85,15 +104,6 @@ def recording(plugin: Any = None) -> Iterator[Any]:
         yield registered
     finally:
         HOOKS.unregister(registered)
-
-
-def every_reading_takes(monkeypatch: pytest.MonkeyPatch, nanoseconds: int) -> None:
-    """``budgeted_drain`` reads the clock so much later each time: how busy the machine is says nothing."""
-    from omni_fastpath.patches.budgeted_drain import dispatch, drain, wakeup
-
-    clock = iter(range(0, 10**12, nanoseconds))
-    for module in (dispatch, drain, wakeup):
-        monkeypatch.setattr(module, "perf_counter_ns", lambda: next(clock))
 
 
 def queued_replica(stage: Any, *waiting: Any, replica_id: int = 0, clock: Iterator[int] | None = None) -> Any:

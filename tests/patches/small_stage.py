@@ -236,9 +236,7 @@ class SmallStage:
         for row, name in enumerate(names):
             batch[row] = self._counts[name]
             self._counts[name] += 1
-        payloads: list[Any] = [
-            {"codes.audio": batch[row : row + 1], "sr": torch.tensor(24000)} for row in range(len(names))
-        ]
+        payloads: list[Any] = [{"codes.audio": row[None], "sr": torch.tensor(24000)} for row in batch]
         sent = {"inter_stage_outputs": payloads, "multimodal_outputs": payloads} if names else {}
         return OmniModelRunnerOutput(
             req_ids=names,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER, AwaitedCall
 from omni_fastpath.patches.admission_limit.places import Places, Ticket
-from tests.patches.drive import only
+from tests.patches.drive import engine_without_stages, only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
@@ -116,28 +116,17 @@ class Served:
         from fastapi import FastAPI
         from vllm.entrypoints.generate.base.serving import GenerateBaseServing
         from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-        from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
         from vllm_omni.entrypoints.async_omni import AsyncOmni
         from vllm_omni.entrypoints.openai import api_server, batch_serving, serving_chat, serving_speech
 
         served = self
-
-        class Submission(AsyncOmniEngine):  # type: ignore[misc]
-            def __init__(self) -> None:  # no super(): there are no stages
-                pass
-
-            def add_request(self, *_args: Any, **_kwargs: Any) -> None:
-                """To no orchestrator."""
-
-            def __del__(self) -> None:
-                """Nothing to shut down."""
 
         class Engine(AsyncOmni):  # type: ignore[misc]
             errored, dead_error, final_output_task = False, SystemError(), "runs"
 
             def __init__(self) -> None:  # no super(): there are no stages
                 self.request_states: dict[Any, None] = {}
-                self.engine = Submission()
+                self.engine = engine_without_stages()
 
             def __del__(self) -> None:
                 """Nothing to shut down."""
@@ -326,6 +315,7 @@ SAID = st.fixed_dictionaries(
         "request_id": st.sampled_from(["../../a", "a\nb", 3]),
     },
 )
+PATHS = st.sampled_from([CHAT, f"{CHAT}/batch", "/v1/audio/speech", "/v1/audio/speech/batch"])
 SENT = st.binary(max_size=20) | SAID.map(json.dumps).map(str.encode) | st.just(b"[" * 100_000)
 HEADERS = st.sampled_from([(b"content-type", b"text/plain"), (b"x-request-id", b"../\xff"), (b"content-length", b"x")])
 
@@ -347,11 +337,7 @@ def test_whatever_a_client_sends_is_answered_as_stock_answers(served: Served) ->
 
     with asyncio.Runner() as runner:
 
-        @given(
-            st.sampled_from([CHAT, f"{CHAT}/batch", "/v1/audio/speech", "/v1/audio/speech/batch"]),
-            SENT,
-            st.lists(HEADERS),
-        )
+        @given(PATHS, SENT, st.lists(HEADERS))
         def sends(path: str, body: bytes, headers: list[Any]) -> None:
             stock, free, full = (
                 runner.run(answered(path, body, headers, *with_))

@@ -102,10 +102,8 @@ def test_a_death_is_reported_once_whatever_happens_to_its_slot(event_driven: boo
         with pipeline:
             pipeline.settle()
     messages = pipeline.messages()
-    assert [(each.request_id, type(each).__name__) for each in messages] == [
-        *[("D", "OutputMessage")] * 5,
-        ("D", "ErrorMessage"),
-    ]
+    assert {each.request_id for each in messages} == {"D"}
+    assert [type(each).__name__ for each in messages] == ["OutputMessage"] * 5 + ["ErrorMessage"]
     assert list(pipeline.orchestrator.request_states) == ["S"]
     assert pool.select_replica_id("somebody new") == 0
     if slot == "replaced":

@@ -52,9 +52,7 @@ async def test_first_audio_goes_first_and_nothing_overtakes_its_own(entry: Any, 
     assert entry.counters["overtaken"] == len(messages) - 5
 
 
-async def test_after_an_exception_in_the_patch_messages_keep_their_order_of_arrival(
-    entry: Any, event_driven: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_keep_order_after_error(entry: Any, event_driven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the tenth take fails, the queued messages are handed out in order of arrival and the state is failed."""
     from omni_fastpath.patches.deadline_order.queued_messages import QueuedMessages
 

@@ -313,9 +313,7 @@ def _quiet_api_server() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("patch", "play"), [(patch, play) for patch, plays in SCENARIOS.items() for play in plays])
-def test_an_exception_at_any_line_changes_nothing(
-    patch: str, play: Play, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_an_exception_changes_nothing(patch: str, play: Play, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Users receive what stock gives, and the state is failed."""
     process = Process.STAGE if patch in IN_STAGES else Process.SERVER
     options = OPTIONS.get(patch, {})

@@ -44,9 +44,7 @@ each_drain = pytest.mark.parametrize("drain", ["try_get_output_async", "get_outp
 
 @each_drain
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_messages_of_another_thread_wake_the_front_end(
-    drain: str, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_put_wakes_the_front_end(drain: str, new_loop: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand messages, in bursts and singly, arrive once each and in order, and no thread waits for them."""
     from omni_fastpath.patches.final_output_wakeup import wrappers
 

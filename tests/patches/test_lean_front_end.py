@@ -17,6 +17,7 @@ import pytest
 
 from omni_fastpath.ledger import LEDGER
 from tests.patches import chat_stream
+from tests.patches.chat_stream import output, sound, token
 from tests.patches.drive import only
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
@@ -310,17 +311,11 @@ def _outputs(texts: Sequence[str] = TEXTS, *, indexes: Sequence[int] = (0,), **m
     """The outputs of one request: text with audio in between, and both ends."""
     found = []
     for number, text in enumerate(texts):
-        found.append(
-            chat_stream.output("text", [chat_stream.token(text, number, index=index) for index in indexes], **more)
-        )
+        found.append(output("text", [token(text, number, index=index) for index in indexes], **more))
         if number % 3 == 2:
-            found.append(chat_stream.output("audio", [chat_stream.sound()]))
-    found.append(
-        chat_stream.output(
-            "text", [chat_stream.token("!", 99, index=index, finish="stop") for index in indexes], finished=True
-        )
-    )
-    found.append(chat_stream.output("audio", [chat_stream.sound(finish="stop")], finished=True))
+            found.append(output("audio", [sound()]))
+    found.append(output("text", [token("!", 99, index=index, finish="stop") for index in indexes], finished=True))
+    found.append(output("audio", [sound(finish="stop")], finished=True))
     return found
 
 

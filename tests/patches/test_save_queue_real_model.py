@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.upstream, pytest.mark.more, pytest.mark.timeout(300)]
+from benchmarks.rigs.server import OFFLINE
+from tests.fakes.processes import process
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {
-    "OMNI_SIMULATED_DEVICE": "real",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "OMP_NUM_THREADS": "1",  # sums in one order only
-}
+pytestmark = [pytest.mark.upstream, pytest.mark.more, pytest.mark.timeout(300)]
 
 
 def test_held_streams_come_out_as_without_the_patch(tmp_path: Path) -> None:
@@ -27,14 +18,7 @@ def test_held_streams_come_out_as_without_the_patch(tmp_path: Path) -> None:
     from omni_simulated_device import models
 
     models.write_qwen3_omni_tiny(tmp_path / "model")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_FASTPATH")}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.patches.real_stages", str(tmp_path / "model")],
-        cwd=REPOSITORY,
-        env={**environment, **ENVIRONMENT, "XDG_RUNTIME_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    variables = {**OFFLINE, "OMNI_SIMULATED_DEVICE": "real", "VLLM_LOGGING_LEVEL": "WARNING"}
+    command = (sys.executable, "-m", "tests.patches.real_stages", str(tmp_path / "model"))
+    ran = process(*command, timeout_s=280, **variables)
     assert ran.returncode == 0, ran.stderr[-8000:]

@@ -148,6 +148,9 @@ def scheduler(kind: str = "OmniARScheduler", **config: Any) -> Any:
     return made
 
 
+SENDS_CACHE = SimpleNamespace(omni_kv_config={"need_send_cache": True})
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "says"),
     [
@@ -157,11 +160,7 @@ def scheduler(kind: str = "OmniARScheduler", **config: Any) -> Any:
         ("OmniARScheduler", {"lora_config": object()}, "LoRA"),
         ("OmniARScheduler", {"speculative_config": object()}, "speculative"),
         ("OmniARScheduler", {"kv_transfer_config": object()}, "KV cache is transferred"),
-        (
-            "OmniARScheduler",
-            {"model_config": SimpleNamespace(omni_kv_config={"need_send_cache": True})},
-            "KV cache is transferred",
-        ),
+        ("OmniARScheduler", {"model_config": SENDS_CACHE}, "KV cache is transferred"),
         ("OmniARScheduler", {"model_config": SimpleNamespace(omni_kv_config={})}, None),
         ("OmniARScheduler", {"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}, "pipeline"),
     ],

@@ -1,8 +1,8 @@
-"""The real orchestrator on a clock of its own, to which anything may happen at any time.
+"""The real orchestrator on a virtual clock, with methods for each event that can occur.
 
-Real are the orchestrator with its admission, forwards, aborts, evictions and detaches, the pools, the output processors
-and vLLM's dequeue. Only the engine behind a client is a fake. Everything that happens has a method here, with plain
-arguments, so that the same can happen in another world.
+The orchestrator with its admission, forwards, aborts, evictions and detaches, the pools, the output processors and
+vLLM's dequeue are real. Only the engine behind a client is a fake. Each event is a method with plain arguments, so that
+the same events can be repeated in another world.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tests.patches import content
 from tests.schedules.virtual_time import VirtualLoop
 
 Entry = tuple[str, str, int, str]
-"""Of a raw output: request, what is in it, a number unlike any other, and how it ends (``""``, ``stop``, ...)."""
+"""An entry of a raw output: request, kind of content, a unique number, and finish reason (``""``, ``stop``, ...)."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a world is made of.
+    """The configuration of a world.
 
     Attributes:
         stages: The stages.
-        async_chunk: As the deploy YAML's key.
-        coordinated: Requests are bound to addresses, as where a coordinator attaches and detaches replicas.
-        gated: What the talker says is not sent to the orchestrator, as with ``forward_gate``.
+        async_chunk: The key of the deploy YAML.
+        coordinated: Requests are bound to addresses, as with a coordinator that attaches and detaches replicas.
+        gated: The talker's payload is not sent to the orchestrator, as with ``forward_gate``.
     """
 
     stages: tuple[Stage, ...]
@@ -51,7 +51,7 @@ class Shape:
 
 @dataclass(eq=False)
 class Note:
-    """An entry of a raw output that was sent, or the statistics of one (of no request)."""
+    """An entry of a raw output that was sent, or the statistics of a raw output, which have no request."""
 
     request: str
     stage: int
@@ -63,15 +63,15 @@ class Note:
 
 @dataclass
 class Got:
-    """What one request got.
+    """The messages that one request received.
 
     Attributes:
-        stages: What the messages of each stage say, without errors and what an abort gives back.
-        errors: Its errors, and whether each is of a death.
-        ends: How many messages said that they are the last.
-        last_is_end: Its very last message said so.
-        engines: Of each stage the replicas that had it.
-        lost: It may have got less than was sent: it was aborted, or what waited of it was lost with a replica.
+        stages: The content of each stage's messages, without errors and outputs that an abort returns.
+        errors: Its errors, each with whether it is fatal.
+        ends: Number of messages that are marked as the last one.
+        last_is_end: Whether its last message is marked so.
+        engines: The replicas of each stage that processed it.
+        lost: It may have received less than was sent, because it was aborted or a replica was lost with queued outputs.
     """
 
     stages: dict[int | None, list[Any]] = field(default_factory=lambda: defaultdict(list))
@@ -82,7 +82,7 @@ class Got:
     lost: bool = False
 
     def add(self, found: Any) -> None:
-        """A message, read when it is sent: upstream's may grow afterwards (token ids under CUMULATIVE)."""
+        """Record a message when it is sent, because upstream may extend it later (token ids under CUMULATIVE)."""
         kind, *said = content.message(found)
         error = kind == "ErrorMessage"
         self.last_is_end = error or bool(getattr(found, "finished", False))
@@ -90,14 +90,14 @@ class Got:
         outputs = getattr(getattr(found, "engine_outputs", None), "outputs", None) or []
         if error:
             self.errors.append((found.fatal, found.stage_id, *said))
-            self.lost |= "no live replica" in found.error  # it came too late for those that have died
+            self.lost |= "no live replica" in found.error  # every replica of a stage had died
         elif not any(each.finish_reason == "abort" for each in outputs):
             no_replica = [{**each, "replica_id": None} if isinstance(each, dict) else each for each in said[1:]]
             self.stages[found.stage_id].append((kind, *no_replica))
 
 
 class Engine(Replica):
-    """A replica, whose name is the same in every world."""
+    """A replica with the same name in every world."""
 
     requires_multimodal_data = False
 
@@ -115,21 +115,21 @@ class Engine(Replica):
             self.heard |= isinstance(item, EngineDeadError)
             return item
 
-        vars(self.outputs_queue)["_get"] = taken  # each of the queue's ways to read goes through it
+        vars(self.outputs_queue)["_get"] = taken  # every read of the queue calls it
 
     def __repr__(self) -> str:
         return self.name
 
     @property
     def works(self) -> bool:
-        """Whether it sends: it has not died, and was not shut down."""
+        """Whether it sends outputs, because it has neither died nor been shut down."""
         return not (self.down or self.resources.engine_dead)
 
     async def add_request_async(self, request: Any, **_kwargs: Any) -> None:
-        """Begin to work.
+        """Start to process a request.
 
         Raises:
-            EngineDeadError: It died, as the real client's.
+            EngineDeadError: The replica has died, as with the real client.
         """
         if self.resources.engine_dead:
             self.world.refused(self, request.request_id)
@@ -140,29 +140,29 @@ class Engine(Replica):
         await asyncio.sleep(0)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """What is in flight comes still: one raw output."""
+        """Abort the requests. One raw output that is in flight is still sent."""
         await super().abort_requests_async(request_ids)
         for name in request_ids:
             self.world.work[self.stage_id, name] = deque([(self, False)])
             self.world.stopping.add((self.stage_id, name))
 
     def process_engine_inputs(self, *_args: Any, **_kwargs: Any) -> list[Any]:
-        """The next stage's input."""
+        """Return the next stage's input."""
         return [{"prompt_token_ids": [1, 2, 3]}]
 
 
 class World:
-    """One orchestrator; nothing happens in it but in ``advance``, ``attach`` and ``detach``.
+    """One orchestrator. Its event loop runs only in ``advance`` and ``detach``, and at the end in ``close``.
 
     Args:
-        shape: What it is made of.
+        shape: Its configuration.
         event_driven: The orchestrator's mode.
         on_sleep: Called before its event loop sleeps.
 
     Attributes:
-        work: Of each stage and request, the replica that has it, for each of its segments, and whether more will come.
-        got: What each request got.
-        wrong: What was seen that must not be.
+        work: For each stage and request, the replica of each of its segments, and whether more segments will follow.
+        got: What each request received.
+        wrong: Violations that were observed.
     """
 
     def __init__(self, shape: Shape, *, event_driven: bool, on_sleep: Callable[[], None] = lambda: None) -> None:
@@ -196,7 +196,7 @@ class World:
         self.advance(2e-5)
 
     def _select_by_name(self, pool: Any) -> None:
-        """Let upstream's round robin go on at the replica that a request would choose in any world."""
+        """Set upstream's round robin so that a request gets the same replica in every world."""
         select = pool.select_replica_id
 
         def selected(request_id: str, **kwargs: Any) -> int:
@@ -210,9 +210,9 @@ class World:
         pool.select_replica_id = selected
 
     def refused(self, engine: Engine, name: str) -> None:
-        """A request was given to a replica that has died: upstream evicts it at once, and what waits of it is lost."""
+        """Note a request for a dead replica, which upstream evicts at once, so that its queued outputs are lost."""
         if engine.heard and not any(each.request_id == name for each in engine.submitted):
-            self.wrong.append(f"{name}: given to {engine.name} after its death was heard")
+            self.wrong.append(f"{name}: sent to {engine.name} after its death was read")
         pool = self.pipeline.pools[engine.stage_id]
         last = pool.live_replica_ids() in ([], [engine.replica_id])
         for each in self.asked:
@@ -221,7 +221,7 @@ class World:
     # ---- What happens ----
 
     def submit(self, name: str, kind: str, asked: tuple[int, ...], *, more: bool = False) -> None:
-        """A request, or with ``more`` the first segment of a session."""
+        """Submit a request, or with ``more`` the first segment of a session."""
         self.asked[name] = asked
         self.params[name] = [
             SamplingParams(output_kind=RequestOutputKind[kind], detokenize=False, max_tokens=100_000)
@@ -230,7 +230,7 @@ class World:
         self._say(name, "add_request", more=more)
 
     def update(self, name: str, *, more: bool) -> None:
-        """The next segment of a session."""
+        """Submit the next segment of a session."""
         self._say(name, "streaming_update", more=more)
 
     def _say(self, name: str, what: Any, *, more: bool) -> None:
@@ -251,13 +251,13 @@ class World:
         )
 
     def abort(self, name: str, *, waits: bool) -> None:
-        """The user leaves; or waits for the answer."""
+        """Abort a request. The user waits for the result or disconnects."""
         self.got[name].lost = True
         message = AbortRequestMessage(request_ids=[name], rpc_id=name if waits else None)
         self.pipeline.requests.sync_q.put_nowait(message)
 
     def send(self, stage: int, entries: Sequence[Entry], *, stats: bool = False) -> None:
-        """A raw output of each replica that has these requests."""
+        """Send a raw output of each replica that processes these requests."""
         sent: dict[Engine, list[tuple[Any, Note]]] = defaultdict(list)
         for name, kind, value, finish in entries:
             queue = self.work[stage, name]
@@ -277,7 +277,7 @@ class World:
             engine.outputs_queue.put_nowait(raw)
 
     def came(self, raw: Any, notes: list[Note]) -> None:
-        """A raw output is there to be read: an entry each, and its statistics."""
+        """Called before a raw output is queued, with a note for each entry and for its statistics."""
 
     def _entry(self, name: str, kind: str, value: int, finish: str, *, segment: bool) -> Any:
         reason = FinishReason[finish.upper()] if finish else None
@@ -290,20 +290,18 @@ class World:
             return text(name, value, finish=reason, **more)
         if kind == "codes":
             return codes(name, reason, **more)
-        return (
-            silent(name, finish_reason=reason, **more)
-            if kind == "silent"
-            else audio(name, value, finish=reason, **more)
-        )
+        if kind == "silent":
+            return silent(name, finish_reason=reason, **more)
+        return audio(name, value, finish=reason, **more)
 
     def die(self, stage: int, which: int) -> None:
-        """A replica sends nothing any more but the news."""
+        """Let a replica die. It queues an ``EngineDeadError`` and sends nothing after it."""
         engine = self.engines[stage][which]
         engine.resources.engine_dead = True
         engine.outputs_queue.put_nowait(EngineDeadError())
 
     def attach(self, stage: int, in_place_of: int | None = None) -> None:
-        """A replica comes, into a slot of its own or that of one that has died."""
+        """Attach a replica in a new slot, or in the slot of a dead one."""
         engines = self.engines[stage]
         slot = len(engines) if in_place_of is None else engines[in_place_of].replica_id
         engine = Engine(self, stage)
@@ -311,7 +309,7 @@ class World:
         engine.replica_id = self.pipeline.pools[stage].add_client(address, engine, replica_id=slot)
 
     def detach(self, stage: int, which: int) -> None:
-        """The coordinator takes a replica away, as upstream does."""
+        """Detach a replica with upstream's controller."""
         address = self.engines[stage][which].client_addresses["input_address"]
         pool = self.pipeline.pools[stage]
         for name in [*self.asked]:
@@ -330,7 +328,7 @@ class World:
         detaching.result()
 
     def advance(self, seconds: float) -> None:
-        """Time goes by."""
+        """Run the event loop for *seconds* of its clock."""
         self.loop.go_on(seconds)
         if self.task.done():
             raise AssertionError(f"the orchestrator ended: {self.task.exception()!r}")
@@ -338,7 +336,7 @@ class World:
     # ---- What is left ----
 
     def left(self) -> set[tuple[str, str]]:
-        """Where something of a request is still kept, and of which."""
+        """The maps that still have an entry of a request, each with the request."""
         kept = {"requests": self.orchestrator.request_states}
         for pool in self.pipeline.pools:
             for owner in (pool, pool.output_processor):
@@ -347,7 +345,7 @@ class World:
         return {(key, name) for key, value in kept.items() for name in value if name in self.asked}
 
     def answers(self) -> list[Any]:
-        """What was answered to those who waited; what it gives back is theirs too."""
+        """The results of aborts that users wait for, whose returned outputs are recorded."""
         found = []
         while not self.pipeline.rpc.sync_q.empty():
             found.append(self.pipeline.rpc.sync_q.get_nowait())
@@ -356,7 +354,7 @@ class World:
         return found
 
     def close(self) -> None:
-        """Shut the orchestrator down, whatever state it is in."""
+        """Shut the orchestrator down in any state."""
         with suppress(Exception):
             self.pipeline.requests.sync_q.put_nowait(ShutdownRequestMessage())
             self.loop.go_on(1.0)

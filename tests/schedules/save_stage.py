@@ -1,7 +1,7 @@
-"""One arm of a schedule: upstream's stage with its save thread in a test's hand, and a plain model of what is queued.
+"""One arm of a schedule: upstream's stage, whose save thread the test controls, and a plain model of its queue.
 
-Real are the scheduler, the adapter, its ``save_loop`` and shared memory. A request's payload at a position says the
-position, so that what a chunk must say is known.
+The scheduler, the adapter, its ``save_loop`` and shared memory are real. The payload of a request at a position
+contains the position, so that the expected content of each chunk is known.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from tests.schedules.save_thread import Condition, Cut, Lock, SaveThread, at_lin
 
 WIDTH = 1024
 CHUNK = 8 * WIDTH
-"""Bytes of a payload: eight are the least ``max_bytes``."""
+"""Bytes of a payload. The smallest ``max_bytes`` is eight payloads."""
 KEPT = ("_sender_tokens", "put_req_chunk", "request_payload", "code_prompt_token_ids")
 
 
 class OtherConnector(SharedMemoryConnector):  # type: ignore[misc]  # upstream is not typed here
-    """Another class than shared memory's, whose unfetched chunks nobody counts."""
+    """A subclass, for which the patch does not count unfetched chunks."""
 
 
 class Clock:
-    """Seconds of a test, in place of the module `time`."""
+    """The clock of a schedule, in place of the module `time`."""
 
     now = 1000.0
 
     def monotonic(self) -> float:
-        """As `time.monotonic`."""
+        """Return the seconds, as `time.monotonic`."""
         return self.now
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A stage.
+    """The configuration of a stage.
 
     Attributes:
-        asynchronous: Upstream's asynchronous scheduler.
-        device: Of which the payloads come; of "cpu" they are a buffer of the runner, which a later step writes over.
-        blocks: Of KV cache; with few requests are preempted.
-        is_counted: Whether the connector is shared memory's own class.
-        may_raise: Whether one exception in the patch may be injected.
-        options: Of `save_queue_cap`.
+        asynchronous: Whether upstream's asynchronous scheduler is used.
+        device: The device of the payloads. On "cpu" they are a buffer of the runner that a later step overwrites.
+        blocks: Blocks of KV cache. If they are few, requests are preempted.
+        is_counted: Whether the connector has exactly upstream's shared-memory class.
+        may_raise: Whether one exception may be injected into the patch.
+        options: Options of `save_queue_cap`.
     """
 
     asynchronous: bool
@@ -72,7 +72,15 @@ class Shape:
 
 @dataclass
 class Task:
-    """A save task in the model; ``value`` is what its payload says, ``delays`` what slow streams sent before it."""
+    """A save task in the model.
+
+    Attributes:
+        number: Its number in the order of arrival.
+        stream: Its stream.
+        value: The position in its payload. None without a payload.
+        delays: Slow sends that it has waited for, by stream.
+        others_s: Seconds of fast sends that it has waited for.
+    """
 
     number: int
     stream: str
@@ -85,9 +93,9 @@ class Stage(SmallStage):
     """An arm, with the patch if it is installed.
 
     Args:
-        config: Of `stage_config`.
-        shape: Of it.
-        clock: What the patch sees.
+        config: The result of `stage_config`.
+        shape: Its configuration.
+        clock: The clock of the patch.
     """
 
     def __init__(self, config: Any, shape: Shape, clock: Clock) -> None:
@@ -134,7 +142,7 @@ class Stage(SmallStage):
         self.turns.free()
         super().__exit__()
 
-    # ---- The model: what is queued, in the order of arrival ----
+    # ---- The model: queued tasks in the order of arrival ----
 
     def _appended(self, task: dict[str, Any]) -> None:
         payload = task.get("multimodal_output")
@@ -160,18 +168,18 @@ class Stage(SmallStage):
         earlier = [each for each in self.waiting.values() if self._goes_before(each, known)]
         if earlier:
             self.wrong.append(f"{known} is sent before {earlier[0]}")
-        self._was_aside = self.queue.is_aside  # it was taken before that
+        self._was_aside = self.queue.is_aside  # it counts from the next task on, because this one was taken earlier
         if known.value is not None and bool((task["multimodal_output"]["codes.audio"] != known.value).any()):
             self.wrong.append(f"{known} has another payload now")
         self._sending = known
 
     def _goes_before(self, one: Task, other: Task) -> bool:
-        """Of the same stream, of two that were never slow, and after the queue stepped aside: in order of arrival."""
+        """Whether one must be sent first: one stream, two that were never slow, or a queue that has stepped aside."""
         is_alike = self._was_aside or one.stream == other.stream or not {one.stream, other.stream} & self._slow
         return is_alike and one.number < other.number
 
     def _end(self, known: Task, seconds: float) -> None:
-        """A send is over; check that no fast stream waits for slow ones again and again."""
+        """End a send, and check that no fast stream waits for slow ones repeatedly."""
         self._sending = None
         if seconds >= SLOW_S:
             self._slow.add(known.stream)
@@ -186,7 +194,7 @@ class Stage(SmallStage):
                 self.wrong.append(f"{each} waits for slow sends of {known.stream}")
 
     def look(self) -> None:
-        """What must be true between two events."""
+        """Check the invariants between two events."""
         if self.is_ours:
             where, queue = self.turns.parked, self.queue
             if where == "wait" and self.waiting and not self.condition.is_notified:
@@ -204,7 +212,16 @@ class Stage(SmallStage):
     def arrive(
         self, name: str, tokens: int, segments: list[int], failing: Mapping[int, str], slow_s: float, is_fetched: bool
     ) -> None:
-        """A request, or a session with further segments; its puts last so long, some fail; is anything fetched?"""
+        """Add a request, or a session with further segments.
+
+        Args:
+            name: Its name.
+            tokens: Tokens of the request or of the first segment.
+            segments: Tokens of further segments.
+            failing: The puts that fail, by number, and how.
+            slow_s: Seconds that each of its puts lasts.
+            is_fetched: Whether its chunks are fetched.
+        """
         self._failing[self.stream(name)] = failing
         self._slow_s[self.stream(name)] = slow_s
         self.unfetched |= set() if is_fetched else {name}
@@ -213,7 +230,7 @@ class Stage(SmallStage):
         self.add(name, tokens=tokens, resumable=bool(segments))
 
     def steps(self, count: int, cut: Cut | None) -> None:
-        """Steps of the engine; the save thread may have turns between two lines of the patch."""
+        """Run steps of the engine. At a cut the save thread runs between two lines of the patch."""
 
         def switch() -> None:
             self.cuts += 1
@@ -229,7 +246,7 @@ class Stage(SmallStage):
             sys.settrace(before)
 
     def sends(self, seconds: list[float], cut: Cut | None) -> None:
-        """Sends that last so much longer; they may stop between two lines of the patch."""
+        """Let the save thread send, with these further seconds per send. At a cut it stops between two lines."""
 
         def stop() -> None:
             self.cuts += 1
@@ -257,23 +274,23 @@ class Stage(SmallStage):
         return at_line(cut.line, action if cut.turns else raises)
 
     def _leave_line(self) -> None:
-        """No time passes while the save thread is between two sends."""
+        """Let the save thread continue to its next send or wait, without time passing."""
         while self.turns.parked in ("line", "lock"):
             self.turns.resume()
 
     def wait(self, seconds: float) -> None:
-        """Time passes."""
+        """Advance the clock."""
         self._leave_line()
         self.clock.now += seconds
 
     def leave(self, name: str) -> None:
-        """A client goes away."""
+        """Abort a request, as when its client disconnects."""
         if name in self.scheduler.requests:
             self.aborted.add(name)
             self.abort(name)
 
     def fetch(self, name: str, count: int) -> None:
-        """The next stage takes chunks that are there."""
+        """Fetch up to *count* chunks, as the next stage does."""
         while count and name not in self.aborted | self.unfetched:
             count -= 1
             stream = self.stream(name)
@@ -284,7 +301,7 @@ class Stage(SmallStage):
     # ---- The stage ----
 
     def _noted(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> Any:
-        """Upstream's ``put``, which lasts as long as the schedule says."""
+        """Call upstream's ``put``, which lasts as long as the schedule has it."""
         stream = put_key.rsplit("_", 2)[0]
         codes = None if data.codes is None or data.codes.audio is None else data.codes.audio.flatten().tolist()[:1]
         fails = self._failing[stream].get(len(self.chunks[stream]))
@@ -299,7 +316,11 @@ class Stage(SmallStage):
         return result
 
     def step(self) -> list[str]:
-        """Schedule; take in what is no longer in flight; give sessions what they wait for. Who was in the step."""
+        """Schedule a step, process finished ones, and give sessions their next segment.
+
+        Returns:
+            The requests in the step.
+        """
         running = list(self.scheduler.running)
         scheduled = self.scheduler.schedule()
         names = list(scheduled.num_scheduled_tokens)
@@ -328,7 +349,7 @@ class Stage(SmallStage):
         self._preempt(request, *args, **kwargs)
 
     def is_quiet(self) -> bool:
-        """Whether nothing is queued or being sent."""
+        """Whether no task is queued or being sent."""
         return not len(self.queue) and self.turns.parked == "wait"
 
     def _answer(self, scheduled: Any) -> Any:
@@ -354,15 +375,15 @@ class Stage(SmallStage):
     # ---- Limits ----
 
     def _look_at_holds(self, running: set[str], scheduled: list[str]) -> None:
-        """A hold is as long as it may be, and what is on its way as much."""
+        """Check that no hold is too long and that no limit is exceeded."""
         options = LEDGER.named("save_queue_cap").options
         left_out = running - set(scheduled)
         self._left_out_s = {name: self._left_out_s.get(name, self.clock.now) for name in left_out}
         for name, since_s in self._left_out_s.items():
             if self.clock.now - since_s > options.max_hold_s:
                 self.wrong.append(f"{name} is held for {self.clock.now - since_s} s")
-        # Each request has steps in flight and a step that it may always take, also where it runs again; a clean-up at
-        # its end has no payload.
+        # Each request has steps in flight, and one step that it may always take, also after it was resumed. The
+        # clean-up at its end has no payload.
         requests, expired = len(self._failing), LEDGER.named("save_queue_cap").counters["expired_holds"]
         steps = requests * (2 + self.shape.asynchronous) + self._returns + expired
         tasks = len(self.waiting) + (self._sending is not None)
@@ -378,7 +399,7 @@ class Stage(SmallStage):
     # ---- The end ----
 
     def settle(self) -> None:
-        """Everything that must go on goes on, until nothing is left."""
+        """Run until no request, step or task is left."""
         for _ in range(4000):
             self.sends([0.0] * 8, None)
             for name in self.names():
@@ -391,7 +412,7 @@ class Stage(SmallStage):
         else:
             raise AssertionError(f"hangs: {list(self.scheduler.requests)}, {list(self.waiting.values())[:9]}")
         self.step()
-        for _ in range(4):  # two looks, a minute apart, forget what nobody fetches
+        for _ in range(4):  # two checks, a minute apart, forget unfetched chunks
             self.clock.now += 61.0
             self.sends([0.0], None)
         self.look()
@@ -408,11 +429,11 @@ class Stage(SmallStage):
         return [stream.rsplit("-", 1)[1] for stream in self._failing]
 
     def tokens(self, name: str) -> list[int]:
-        """What a request has sampled."""
+        """The tokens that a request has sampled."""
         return [token for tokens, *_ in self.outputs[name] for token in tokens]
 
     def _left(self, name: str) -> list[str]:
-        """What is kept of a request: attributes of the adapter, and segments."""
+        """The attributes of the adapter and the segments that still belong to a request."""
         stream = self.stream(name)
         kept = [each for each in KEPT if stream in getattr(self.adapter, each)]
         return kept + sorted(path.name for path in self.segments(stream))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import itertools
 import math
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,24 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.patches.drive import silent
 from tests.patches.lines import Line, fail, traced
 
 pytestmark = [pytest.mark.upstream, pytest.mark.every_release]
 
-NOBODYS = (math.inf, -math.inf)
-
 Message = tuple[str | None, float, int]
 """Request, deadline, number of arrival."""
 
-arrivals = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from("abcde"), st.integers(-20, 20).map(float)),
-        st.tuples(st.none(), st.sampled_from(NOBODYS)),
-    ),
-    max_size=40,
-)
+of_requests = st.tuples(st.sampled_from("abcde"), st.integers(-20, 20).map(float))
+arrivals = st.lists(of_requests | st.tuples(st.none(), st.sampled_from((math.inf, -math.inf))), max_size=40)
 schedules = st.lists(st.one_of(arrivals, st.integers(0, 12)), max_size=12)
 """What arrives, and how many are taken then."""
+
+
+def takes(schedule: list[Any], source: list[Message]) -> Iterator[int]:
+    """Let messages arrive as the schedule has it, and say how many are taken in between, at its end all."""
+    numbers = itertools.count()
+    for step in [*schedule, 10_000]:
+        if isinstance(step, list):
+            source += [(*each, next(numbers)) for each in step]
+        else:
+            yield step
 
 
 def plain(waiting: list[Message]) -> Message:
@@ -53,14 +57,9 @@ def queued_messages() -> Any:
 @given(schedules)
 def test_the_next_message_is_the_models(schedule: list[Any]) -> None:
     """Earliest deadline first, in order within a request; nothing overtakes a fatal error; none is lost."""
-    ours, waiting, arrived, source = queued_messages(), [], 0, list[Message]()
-    for step in [*schedule, 10_000]:
-        if isinstance(step, list):
-            for each in step:
-                source.append((*each, arrived))
-                arrived += 1
-            continue
-        for _ in range(step):
+    ours, waiting, source = queued_messages(), list[Message](), list[Message]()
+    for count in takes(schedule, source):
+        for _ in range(count):
             ours.collect(lambda: source.pop(0), lambda: not source)
             waiting += [each for each in ours.messages.values() if each not in waiting]
             message = ours.take()
@@ -85,7 +84,7 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
     from omni_fastpath.patches.deadline_order import wrappers
 
     before = entry.state
-    ours, source, arrived, taken = queued_messages(), list[Message](), 0, list[Message]()
+    ours, source, taken = queued_messages(), list[Message](), list[Message]()
     left = line
 
     def at(where: Line) -> None:
@@ -100,15 +99,9 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
             raise queue.Empty
         return source.pop(0)
 
-    logging.disable()  # a line for each example
-    try:
-        for step in [*schedule, 10_000]:
-            if isinstance(step, list):
-                for each in step:
-                    source.append((*each, arrived))
-                    arrived += 1
-                continue
-            for _ in range(step):
+    with silent():  # a line for each example
+        for count in takes(schedule, source):
+            for _ in range(count):
                 with traced("deadline_order", at):
                     message = wrappers._next(ours, get, lambda: not source)
                 if entry.has_failed:  # they are given back in front of what upstream's queue has
@@ -119,9 +112,8 @@ def test_an_exception_at_any_line_loses_nothing(schedule: list[Any], line: int) 
                         break
                     message = get()  # upstream's own look
                 taken.append(message)
-    finally:
-        logging.disable(logging.NOTSET)
-        entry.state = before
+    entry.state = before
+    arrived = sum(len(step) for step in schedule if isinstance(step, list))
     assert sorted(each[2] for each in taken) == list(range(arrived))
     for request in {each[0] for each in taken} - {None}:
         mine = [each[2] for each in taken if each[0] == request]

@@ -7,7 +7,6 @@ the same happens to stock with enough time after each event, so that a request r
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ from omni_fastpath.hooks import HOOKS, BacklogView, hookimpl
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.budgeted_drain.drain import DrainLoop
 from omni_fastpath.patches.budgeted_drain.order import WINDOW_NS, floor_of
-from tests.patches.drive import options, switched_on
+from tests.patches.drive import options, silent, switched_on
 from tests.patches.lines import FailsAt, Line, lines_of, traced
 from tests.schedules.drain_world import Engine, Got, Note, Shape, World
 
@@ -175,9 +174,7 @@ class Judged(World):
             if stage == stage_id or not backlog:
                 self.waited_s[stage] = 0.0
             elif self.waited_s[stage] > self.bounds_s[stage]:
-                self.wrong.append(
-                    f"stage {stage} waits {self.waited_s[stage]} s, its floor allows {self.bounds_s[stage]}"
-                )
+                self.wrong.append(f"stage {stage} waits {self.waited_s[stage]} s, limit {self.bounds_s[stage]}")
 
     def _sleeps(self) -> None:
         unread = [each.name for each in chain(*self.engines) if not each.down and each.outputs_queue.qsize()]
@@ -527,13 +524,9 @@ def test_drain(pipeline: str) -> None:
     machine: Any = type("Drain", (Drain,), {"pipeline": stages, "async_chunk": async_chunk})
     examples = settings().max_examples // len(PIPELINES)
     COUNTS.clear()
-    logging.disable(logging.CRITICAL)
-    try:
-        with switched_on():
-            run_state_machine_as_test(machine, settings=settings(machine.TestCase.settings, max_examples=examples))
-            COUNTS["held"] = LEDGER.named("budgeted_drain").counters["held"]
-    finally:
-        logging.disable(logging.NOTSET)
+    with silent(), switched_on():
+        run_state_machine_as_test(machine, settings=settings(machine.TestCase.settings, max_examples=examples))
+        COUNTS["held"] = LEDGER.named("budgeted_drain").counters["held"]
     print(f"{pipeline}: {dict(sorted(COUNTS.items()))}, at {len(BROKEN)} of {len(LINES)} lines")  # noqa: T201
     seen = ["done", "failed", "lost", "die", "attach", "exceptions", *(["asked"] if async_chunk else [])]
     assert all(COUNTS[each] for each in seen), COUNTS

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,7 @@ from benchmarks.rigs.inprocess import Pipeline, Stage, audio, batch, text
 from omni_fastpath.declare import State
 from omni_fastpath.ledger import LEDGER
 from omni_fastpath.patches.budgeted_drain.replicas import QueuedReplica
-from tests.patches.drive import switched_on
+from tests.patches.drive import silent, switched_on
 from tests.patches.lines import FailsAt, Line, lines_of, traced
 from tests.schedules.drain_world import Shape, World
 from tests.schedules.test_drain import PIPELINES, Drain, Judged
@@ -113,21 +110,11 @@ def served(end: str, event_driven: bool, broken: FailsAt) -> tuple[list[Any], bo
     return [*sorted(found), found[-1]], "R" not in pipeline.orchestrator.request_states
 
 
-@contextmanager
-def _silent() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 @pytest.mark.parametrize("end", ["image", "error", "death", "audio"])
 def test_where_replicas_are_polled(end: str, event_driven: bool) -> None:
     """An exception at any line leaves a request the messages of stock, its end last."""
     wrong: list[tuple[Line, int, Any]] = []
-    with _silent():
+    with silent():
         expected = served(end, True, FailsAt((), 1))
         assert expected[1]
         with switched_on(floor=0.0):
@@ -205,11 +192,10 @@ class Script(Drain):
         self.teardown()
 
 
-@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 def test_where_all_is_queued(event_driven: bool) -> None:
     """An exception at any line leaves each request what stock gives it."""
     wrong: list[tuple[Line, int, str]] = []
-    with _silent(), switched_on():
+    with silent(), switched_on():
         entry = LEDGER.named("budgeted_drain")
         whole = FailsAt(LINES, float("inf"))
         Script(whole, event_driven=event_driven).play()
@@ -226,12 +212,11 @@ def test_where_all_is_queued(event_driven: bool) -> None:
     assert len(whole.reached) > 200
 
 
-@pytest.mark.parametrize("event_driven", [False, True], ids=["poll", "event-driven"])
 def test_what_arrives_after_a_failed_arrival_stays_behind_it(event_driven: bool) -> None:
     """An error does not overtake unnumbered text of its request if it arrives before the loop steps aside."""
     code = QueuedReplica.follow_queue.__code__
     line = next(line for line in LINES if line[0] == code.co_filename and line[1] > code.co_firstlineno)
-    with _silent(), switched_on():
+    with silent(), switched_on():
         broken = FailsAt([line], 1)
         script = Script(FailsAt((), 1), event_driven=event_driven)
         script._submit("DELTA", "all", 1, session=False)

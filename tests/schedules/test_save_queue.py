@@ -11,7 +11,6 @@ apart, so that streams are compared, never times.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from omni_fastpath.declare import Process
-from tests.patches.drive import only
+from tests.patches.drive import only, silent
 from tests.patches.small_stage import stage_config
 from tests.schedules.save_thread import Cut
 
@@ -170,10 +169,9 @@ def test_every_schedule_is_stocks(tmp_path_factory: pytest.TempPathFactory) -> N
     """Nothing is lost, doubled or reordered, limits and holds are kept, and each stream is stock's."""
     Schedule.config = stage_config(tmp_path_factory.mktemp("model"))
     Schedule.counts.clear()
-    logging.disable(logging.CRITICAL)
     try:
-        run_state_machine_as_test(Schedule, settings=settings(suppress_health_check=list(HealthCheck)))
+        with silent():
+            run_state_machine_as_test(Schedule, settings=settings(suppress_health_check=list(HealthCheck)))
     finally:
-        logging.disable(logging.NOTSET)
         print(dict(sorted(Schedule.counts.items())))  # noqa: T201
     assert all(Schedule.counts.values()), Schedule.counts

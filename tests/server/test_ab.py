@@ -16,9 +16,7 @@ pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
 METRICS = "ttft,tpot,itl,e2el,audio_ttfp,audio_rtf"
 
 
-def test_two_arms_on_real_servers(
-    models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_real_servers(models: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's client measures text, audio and throughput, answers are equal, and two starts give no verdict."""
     import omni_simulated_device
     from benchmarks.rigs.server import DEFAULT_ENVIRONMENT, vllm_command

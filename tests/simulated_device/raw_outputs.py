@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.trust import distribution
@@ -31,9 +32,8 @@ def arm() -> None:
     if path:
         from wrapt import register_post_import_hook
 
-        register_post_import_hook(
-            lambda module: _record(module, Path(path)), "vllm_omni.engine.stage_engine_core_client"
-        )
+        name = "vllm_omni.engine.stage_engine_core_client"
+        register_post_import_hook(lambda module: _record(module, Path(path)), name)
 
 
 def _record(module: Any, path: Path) -> None:
@@ -42,28 +42,18 @@ def _record(module: Any, path: Path) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        self.decoder = _Recorder(self.decoder, path, self)
+        decode = self.decoder.decode
+
+        def decoded(frames: Any) -> Any:
+            found = decode(frames)
+            line = {"stage": self.stage_id, "replica": self.replica_id, "raw": described(found)}
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            return found
+
+        self.decoder = SimpleNamespace(decode=decoded)
 
     client.__init__ = init
-
-
-class _Recorder:
-    """A decoder that writes down the raw outputs that it decodes."""
-
-    def __init__(self, decoder: Any, path: Path, client: Any) -> None:
-        self._decoder, self._path, self._client = decoder, path, client
-
-    def decode(self, frames: Any) -> Any:
-        """Upstream's, written down."""
-        found = self._decoder.decode(frames)
-        line = {"stage": self._client.stage_id, "replica": self._client.replica_id, "raw": described(found)}
-        _write(self._path, line)
-        return found
-
-
-def _write(path: Path, line: Mapping[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def described(value: Any) -> Any:

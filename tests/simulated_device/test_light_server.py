@@ -72,9 +72,7 @@ def shapes(lines: Sequence[Mapping[str, Any]]) -> dict[int, set[frozenset[str]]]
         ("qwen3_tts", "qwen3_tts.yaml", SPEECH, Arm("stock")),
     ],
 )
-def test_light_engines_send_what_simulated_stages_send(
-    tmp_path: Path, kind: str, deploy: str, requests: Sequence[Request], arm: Arm
-) -> None:
+def test_light_engines_are_alike(tmp_path: Path, kind: str, deploy: str, requests: Sequence[Request], arm: Arm) -> None:
     """The same requests one after the other: equal answers, and raw outputs that are equal entry by entry."""
     expected, theirs = recorded(tmp_path, kind, deploy, "stages", requests, arm)
     captures, ours = recorded(tmp_path, kind, deploy, "light", requests, arm)

@@ -50,10 +50,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
 
 def live(state: str, count: int = 0) -> None:
     """Write a state file of this process with this state of the first patch and this first counter."""
-    first = record(state, reason="because [so] it is") | {
-        "remarks": "preview",
-        "counters": {FIRST.counters[0].name: count},
-    }
+    shown = {"remarks": "preview", "counters": {FIRST.counters[0].name: count}}
+    first = {**record(state, reason="because [so] it is"), **shown}
     statefile.write(snapshot(0, process_name="APIServer", patches={FIRST.name: first}))
 
 
@@ -173,9 +171,7 @@ def test_our_variables_show_and_no_other_ones_value(run: Output, monkeypatch: py
     assert report(run)[1]["installation"]["environment"] == {FIRST.env: "off", f"{FIRST.env}X": None}
 
 
-def test_deploy_config_is_resolved_with_the_environment(
-    run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_status_resolves_a_deploy_config(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """``--deploy-config`` shows which patches would be on or off, and why."""
     path = tmp_path / "deploy.yaml"
     path.write_text("fastpath: true\n")
@@ -187,9 +183,7 @@ def test_deploy_config_is_resolved_with_the_environment(
     assert "OMNI_FASTPATH=0" in out
 
 
-def test_what_a_server_would_refuse_is_code_2_and_the_rest_shows(
-    run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_refused_configuration_is_code_2(run: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A missing or invalid YAML and a wrong variable are exit code 2, and running servers are shown as well."""
     live("applied")
     path = tmp_path / "deploy.yaml"

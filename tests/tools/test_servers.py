@@ -80,9 +80,7 @@ BOTH = {"front_end": 10, "orchestrator": 14}
         ((snapshot(10, threads={"front_end": 10}), snapshot(12, "stage")), {}),
     ],
 )
-def test_the_busiest_api_process_is_watched(
-    snapshots: tuple[Any, ...], expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_busiest_process(snapshots: Any, expected: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares of a core are computed over the real interval, and only if both threads are known."""
     clock = iter((100.0, 101.0, 110.0))
     monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _s: None))

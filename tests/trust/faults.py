@@ -183,13 +183,7 @@ FAULTS = (
     Fault("hook-raises", "a hook raises", _TWO, word="hook-raises", is_injected=None),
     Fault("killed", "a code2wav of two: SIGKILL", _TWO, signalled("stage2_replica0", _KILL)),
     Fault("killed-last", "the code2wav that is left: SIGKILL", _TWO, signalled("stage2_replica1", _KILL)),
-    Fault(
-        "sigterm",
-        f"SIGTERM with all under way; clients leave {HOLD_ON_S:g} s later",
-        _TERMINATED,
-        _stop_server,
-        ends=True,
-    ),
+    Fault("sigterm", f"SIGTERM, and clients leave {HOLD_ON_S:g} s later", _TERMINATED, _stop_server, ends=True),
     _FILLED,
     Fault(
         "processing",

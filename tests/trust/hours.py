@@ -1,20 +1,23 @@
-"""Does anything grow, or get later, within an hour? ``python -m tests.trust.hours``.
+"""Whether anything grows or slows down within an hour: ``python -m tests.trust.hours``.
 
-Whole servers at the same time, each with ports, folders and real stage processes of its own: stock and fastpath at 0.8
-of the configuration's capacity, and fastpath with ``--max-num-queued-reqs`` at 2.5 times that, where most are refused.
-Requests arrive in an open loop (Poisson), with text and audio, of many lengths; one client in five leaves in the
-middle, some before the first piece. Steps are long and slots are few, so that the simulated device is what limits, and
-a server takes a fifth of a core.
+Three servers run at the same time, each with its own ports, folders and stage processes: stock and fastpath at 0.8 of
+the configuration's capacity, and fastpath with ``--max-num-queued-reqs`` at 2.5 times the capacity, where most requests
+are refused. Requests arrive in an open loop (Poisson) and ask for text and audio of many lengths. One client in five
+disconnects before the end, some of them before the first piece. Steps are long and slots are few, so that the simulated
+device is the limit and a server uses a fifth of a core.
 
-Sampled through the run, by process: memory (USS, RSS), threads, open descriptors, asyncio tasks and blocks that
-Python's allocator has given out (`counts`, a plugin in every arm); and what of the server's requests lies in
-``/dev/shm``, where chunks bear their requests' names: of clients that stayed, and, judged by nobody since upstream
-leaves them alike (docs/upstream-defects.md), of those that left. The first quarter is warming up. Memory's slope is
-Theil and Sen's through what follows. Counts are compared at rest: before the load, after eight requests, and after it.
+Each process is sampled during the run: memory (USS, RSS), threads, open descriptors, asyncio tasks and blocks of
+Python's allocator (by `counts`, a plugin in every arm). So are the server's chunks in ``/dev/shm``, whose names contain
+the request's id. Chunks of clients that stayed and chunks of clients that left are counted separately. The rule ignores
+the second kind, which upstream leaves behind too (docs/upstream-defects.md). The first quarter is warm-up. The slope of
+memory is a Theil-Sen estimate over the remaining samples. Counts are compared at rest, after eight
+warm-up requests and after the load.
 
-The rule, by which it exits with 1: something of fastpath grows by more than one and a half times what the same grows by
-of stock and ``ALLOWED`` more; or its median first audio rises from the second quarter to the last by a quarter more
-than stock's does; or one of its requests failed, or a process had to be killed.
+The program exits with 1 if one of these is true of a fastpath server:
+
+- A figure grew by more than 1.5 times stock's growth plus ``ALLOWED``.
+- The ratio of median first audio, last quarter to second, is more than 1.25 and more than 1.25 times stock's.
+- A request failed, or a process had to be killed.
 """
 
 from __future__ import annotations
@@ -52,14 +55,14 @@ STEPS = {
     "code2wav": {"base_ms": 80},
 }
 SLOTS, LIMIT = 4, 8
-"""Requests in a step of a stage; requests that a server with a limit admits."""
+"""Requests per step of a stage, and requests that a server with a limit admits."""
 TOKENS = (8, 30)
 LEAVES = 0.2
-"""Share of the clients that close the connection before the end."""
+"""Share of the clients that disconnect before the end."""
 LEAVER = "leaves"
 EVERY_S = 30.0
 REST_S = 15.0
-"""After which nothing of a load is under way."""
+"""Time after which no request of a load is in flight."""
 
 STOCK = "stock"
 SIDES: Mapping[str, tuple[ServerArm, float]] = {
@@ -67,31 +70,24 @@ SIDES: Mapping[str, tuple[ServerArm, float]] = {
     "fastpath": (ARMS["fastpath"], 0.8),
     "beyond": (dataclasses.replace(ARMS["fastpath"], arguments=("--max-num-queued-reqs", str(LIMIT))), 2.5),
 }
-"""Each side's arm, and its load as a multiple of the capacity."""
+"""The arm of each side, and its load as a multiple of the capacity."""
 MEMORY = ("USS, MiB", "RSS, MiB", "blocks, 1000s")
-ALLOWED: Mapping[str, float] = {
-    "USS, MiB": 8,
-    "blocks, 1000s": 20,
-    "threads": 2,
-    "descriptors": 4,
-    "tasks": 2,
-    "chunks": 0,
-}
-"""How much more than one and a half times stock's growth is no matter, each of a process."""
+ALLOWED = {"USS, MiB": 8, "blocks, 1000s": 20, "threads": 2, "descriptors": 4, "tasks": 2, "chunks": 0}
+"""Growth of a process that is allowed on top of one and a half times stock's."""
 
 OUTCOMES = ("served", "refused", "left", "failed")
 
 Side = Mapping[str, Any]
-"""What came of a side.
+"""The result of a side.
 
-``before`` and ``after`` at rest and ``samples`` between are `Watched.sample`'s; ``seen`` says of each request when it
-was due (seconds into the load), how it went, and its seconds to first audio; ``errors`` what the failed were told;
-``shutdown`` how the server ended, and ``left`` the chunks that lay there afterwards.
+``before`` and ``after`` are samples at rest and ``samples`` those during the load, all from `Watched.sample`. ``seen``
+has for each request the seconds into the load at which it was due, its outcome, and its seconds to first audio.
+``errors`` has the errors of failed requests, ``shutdown`` how the server ended, and ``left`` the chunks that remained.
 """
 
 
 class Watched:
-    """A side's server on real stage processes, and what can be seen of it from outside."""
+    """The server of a side, with real stage processes, and what can be observed from outside."""
 
     def __init__(self, name: str, arm: ServerArm, folder: Path) -> None:
         self.name, self._plugin = f"trust{os.getpid()}{name}", folder / name
@@ -103,7 +99,7 @@ class Watched:
         self.server = Server(model, deploy, environment=environment, arguments=arm.arguments)
 
     def asked(self, number: int | str, draws: random.Random, leaves: float = LEAVES) -> Request:
-        """A request; what is random of it follows from *draws*."""
+        """A request. *draws* determines its random values."""
         after = draws.randint(0, TOKENS[0]) if draws.random() < leaves else None
         body: dict[str, Any] = {
             "max_tokens": draws.randint(*TOKENS),
@@ -113,15 +109,15 @@ class Watched:
         return chat_request(f"Question {number}", abort_after=after, **body)
 
     def chunks(self) -> list[Path]:
-        """What lies in ``/dev/shm`` of its requests."""
+        """The chunks of its requests in ``/dev/shm``."""
         return [entry for entry in SHARED_MEMORY.iterdir() if self.name in entry.name]
 
     def sample(self) -> dict[str, Any]:
-        """What there is now: of each process, by its role, and of its requests in ``/dev/shm``."""
+        """The current figures of each process, by its role, and the numbers of chunks in ``/dev/shm``."""
         roles: dict[str, dict[str, float]] = {}
         for pid, role in self.server.processes().items():
             process = psutil.Process(pid)
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            with contextlib.suppress(psutil.Error):  # it may have ended
                 memory = process.memory_full_info()
                 values = {"USS, MiB": memory.uss / 2**20, "RSS, MiB": memory.rss / 2**20}
                 values |= {"threads": process.num_threads(), "descriptors": process.num_fds()}
@@ -130,16 +126,16 @@ class Watched:
         left = sum(LEAVER in name for name in names)
         return {"roles": roles, "chunks": len(names) - left, "chunks of clients that left": left}
 
-    async def bears(self) -> float:
-        """Requests per second that it answers while there are always more than it has slots."""
-        draws = random.Random("what it bears")
+    async def capacity(self) -> float:
+        """Requests per second that it answers while more requests are in flight than it has slots."""
+        draws = random.Random("capacity")
         asked = [self.asked(f"b{number}", draws, leaves=0) for number in range(88)]
         captures = await asyncio.to_thread(run_closed_loop, self.server.url, asked, 2 * LIMIT)
         ends = sorted(each.started_at_s + each.e2e_s for each in captures)[LIMIT : -2 * LIMIT]
         return (len(ends) - 1) / (ends[-1] - ends[0])
 
     async def load(self, rate: float, seconds: float) -> dict[str, Any]:
-        """Requests for so long, and samples meanwhile, until the last request has ended."""
+        """Send requests for *seconds* and take samples, then wait until the last request has ended."""
         draws, begun = random.Random("an hour"), time.monotonic()
         seen: list[tuple[float, str, float | None]] = []
         errors: Counter[str] = Counter()
@@ -170,7 +166,7 @@ class Watched:
 
 
 def outcome(capture: Capture) -> str:
-    """How a request went."""
+    """The outcome of a request, one of `OUTCOMES`."""
     if capture.status == 503:
         return "refused"
     if capture.aborted:
@@ -179,9 +175,9 @@ def outcome(capture: Capture) -> str:
 
 
 async def run(name: str, folder: Path, rate: float | None, seconds: float, ready: asyncio.Barrier) -> Side:
-    """One side from its start to its end; *rate* is the capacity, or None to measure it alone."""
+    """One side from its start to its end. *rate* is the capacity, or None to measure only that."""
     arm, times = SIDES[name]
-    watched = Watched(name if rate else "bears", arm, folder)
+    watched = Watched(name if rate else "capacity", arm, folder)
     server, found = watched.server, dict[str, Any]()
     try:
         await asyncio.to_thread(server.start)
@@ -189,7 +185,7 @@ async def run(name: str, folder: Path, rate: float | None, seconds: float, ready
         warm = [watched.asked(f"w{each}", random.Random(each), leaves=0) for each in range(LIMIT)]
         whole_server.checked(await asyncio.to_thread(run_closed_loop, server.url, warm, SLOTS), audio=True)
         if rate is None:
-            found["bears"] = await watched.bears()
+            found["capacity"] = await watched.capacity()
         else:
             await asyncio.sleep(REST_S)
             found["before"] = watched.sample()
@@ -210,9 +206,9 @@ Growth = dict[tuple[str, str], tuple[float, float, float]]
 
 
 def grown(side: Side) -> Growth:
-    """By process and figure: what it was, what it came to, and by how much it grew.
+    """The first value, the last value and the growth, by process and figure.
 
-    Counts at rest, before the load and after it; memory in the load's last three quarters.
+    Counts are those at rest, before the load and after it. Memory is that of the last three quarters of the load.
     """
     from scipy.stats import theilslopes
 
@@ -234,7 +230,7 @@ def grown(side: Side) -> Growth:
 
 
 def first_audio(side: Side, seconds: float) -> list[tuple[float, float]]:
-    """Median and 99th percentile of the first audio of those that were served, by quarter of the load, milliseconds."""
+    """Median and 99th percentile of the first audio of served requests, in milliseconds, by quarter of the load."""
     quarters: list[list[float]] = [[], [], [], []]
     for due, went, ttfp in side["seen"]:
         if went == "served":
@@ -243,7 +239,7 @@ def first_audio(side: Side, seconds: float) -> list[tuple[float, float]]:
 
 
 def judge(sides: Mapping[str, Side], of: Mapping[str, Growth], seconds: float) -> list[str]:
-    """Where the rule is broken, in words, by what grew of each side; the module says the rule."""
+    """The violations of the rule in the module's docstring, from the growth of each side."""
     stock, found = of[STOCK], []
     medians = {name: [median for median, _ in first_audio(side, seconds)] for name, side in sides.items()}
     drift = {name: each[3] / each[1] for name, each in medians.items()}
@@ -253,7 +249,7 @@ def judge(sides: Mapping[str, Side], of: Mapping[str, Growth], seconds: float) -
             if more > 1.5 * theirs + ALLOWED.get(figure, math.inf):
                 found.append(f"{name}: {role}: {figure} grew by {more:.1f}, stock's by {theirs:.1f}")
         if drift[name] > 1.25 * max(1.0, drift[STOCK]):
-            found.append(f"{name}: first audio came {drift[name]:.2f} times as late, stock's {drift[STOCK]:.2f} times")
+            found.append(f"{name}: first audio slowed down by {drift[name]:.2f}, stock's by {drift[STOCK]:.2f}")
         errors, killed = dict(sides[name]["errors"]), sides[name]["shutdown"]["killed"]
         if errors or killed:
             found.append(f"{name}: failed {errors}, killed {killed}")
@@ -261,7 +257,7 @@ def judge(sides: Mapping[str, Side], of: Mapping[str, Growth], seconds: float) -
 
 
 def show(sides: Mapping[str, Side], of: Mapping[str, Growth], seconds: float) -> None:
-    """The tables."""
+    """Print the tables."""
     rows = []
     for role, figure in of[STOCK]:
         an_hour = 3600 / (0.75 * seconds) if figure in MEMORY else 1.0
@@ -283,28 +279,28 @@ def show(sides: Mapping[str, Side], of: Mapping[str, Growth], seconds: float) ->
 
 
 async def run_all(seconds: float) -> dict[str, Any]:
-    """The configuration's capacity, and then all sides at once."""
+    """Measure the configuration's capacity, and then run all sides at the same time."""
     with tempfile.TemporaryDirectory() as folder:
-        bears = (await run(STOCK, Path(folder), None, 0.0, asyncio.Barrier(1)))["bears"]
-        results.progress(f"capacity: {bears:.2f} requests per second")
+        rate = (await run(STOCK, Path(folder), None, 0.0, asyncio.Barrier(1)))["capacity"]
+        results.progress(f"capacity: {rate:.2f} requests per second")
         ready = asyncio.Barrier(len(SIDES))
         async with asyncio.TaskGroup() as tasks:
-            runs = {name: tasks.create_task(run(name, Path(folder), bears, seconds, ready)) for name in SIDES}
-    return {"bears": bears, "seconds": seconds, "sides": {name: each.result() for name, each in runs.items()}}
+            runs = {name: tasks.create_task(run(name, Path(folder), rate, seconds, ready)) for name in SIDES}
+    return {"capacity": rate, "seconds": seconds, "sides": {name: each.result() for name, each in runs.items()}}
 
 
 def main() -> int:
-    """Run it, keep the samples in ``results/``, print the tables; 1 where the rule is broken."""
+    """Run it, save the samples in ``results/`` and print the tables. The exit code is 1 if the rule is violated."""
     parser = argparse.ArgumentParser(prog="python -m tests.trust.hours", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     seconds = 60 * parser.parse_args().minutes
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with this process
     found = asyncio.run(run_all(seconds))
     results.save("trust-hours", found)
     of = {name: grown(side) for name, side in found["sides"].items()}
     show(found["sides"], of, seconds)
     broken = judge(found["sides"], of, seconds)
-    print(*(broken or ["nothing of fastpath grows or gets later"]), about.line(), sep="\n")  # noqa: T201
+    print(*(broken or ["fastpath does not grow or slow down more than allowed"]), about.line(), sep="\n")  # noqa: T201
     return 1 if broken else 0
 
 

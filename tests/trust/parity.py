@@ -1,11 +1,14 @@
-"""``python -m tests.trust.parity [MODEL ...]``: requests of every kind to stock and to fastpath, compared byte by byte.
+"""Send requests of every kind to stock and to fastpath, and compare the answers byte by byte.
 
-Qwen3-Omni with two replicas a stage, then Qwen3-TTS, on the simulated device: API server, orchestrator, schedulers,
-connectors and stage processes are real; only the device is a clock. Both arms get the same: requests whose answers
-follow from what was asked; then the counters of ``/metrics`` are read; then come clients that leave, requests of which
-upstream counts by chance, and others that stay. Where fastpath differs stock is started once more: a request differs if
-no start of stock answered so. Upstream loses the end of some answers for audio alone (``docs/upstream-defects.md``):
-where stock did, there is nothing to compare with, and it is counted apart.
+    python -m tests.trust.parity [MODEL ...]
+
+It runs Qwen3-Omni with two replicas per stage, then Qwen3-TTS, on the simulated device. API server, orchestrator,
+schedulers, connectors and stage processes are real, and only the device is a clock. Both arms get the same requests.
+The first part has requests whose answers depend only on the request. Then the counters of ``/metrics`` are read. The
+last part has clients that leave, requests that upstream does not count reliably, and others that stay. If fastpath
+differs, stock is started once more, and a request differs only if its answer differs from that of every start of stock.
+Upstream loses the end of some answers with audio alone (``docs/upstream-defects.md``). Requests whose answer stock lost
+in this way cannot be compared and are counted separately.
 """
 
 from __future__ import annotations
@@ -36,24 +39,24 @@ from tests.trust.kinds import Asked, Kinds
 
 STREAMS = 6
 STAGES = {name: {"base_ms": ms} for name, ms in (("thinker", 12), ("talker", 10), ("qwen3_tts", 3), ("code2wav", 5))}
-"""What stock sustains on two cores. Beyond that it loses audio."""
+"""Step times that stock sustains on two cores. With shorter ones it loses audio."""
 LOST = "without the end of its audio"
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and what is asked of it.
+    """A model, and the requests that it gets.
 
     Attributes:
         name: One of `omni_simulated_device.models`.
-        deploy: Which of the simulated device's deploy YAMLs.
-        stages: How many.
-        replicas: Of each stage.
-        alone: What is asked one at a time.
-        certain: Whose answers follow from what was asked, and what is counted of them.
-        last: What is asked when the counters have been read.
-        event_driven: Whether the orchestrator runs as upstream's default for this model has it.
-        arguments: Of ``vllm serve``.
+        deploy: One of the simulated device's deploy YAMLs.
+        stages: Number of stages.
+        replicas: Number of replicas of each stage.
+        alone: Requests that are sent one at a time.
+        certain: Requests whose answers and counters depend only on the request.
+        last: Requests that are sent after the counters were read.
+        event_driven: Whether the orchestrator runs event-driven, as upstream's default for this model.
+        arguments: Further arguments of ``vllm serve``.
     """
 
     name: str
@@ -67,7 +70,7 @@ class Model:
     arguments: tuple[str, ...] = ()
 
     def asked(self, count: int, name: str) -> list[tuple[list[Asked], int]]:
-        """So many requests in three parts, each with how many are under way at a time."""
+        """*count* requests in three parts, each with the number of requests in flight at a time."""
         alone = kinds.asked(self.alone, count // 20 if self.alone else 0, name)
         last = kinds.asked(self.last, count // 6, name, seed=1)
         return [(alone, 1), (kinds.asked(self.certain, count - len(alone) - len(last), name), STREAMS), (last, STREAMS)]
@@ -101,13 +104,13 @@ MODELS = {model.name: model for model in (OMNI, SPEECH)}
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for a request.
+    """The answer to a request.
 
     Attributes:
-        status: Of HTTP; None: there was no answer.
-        headers: Of the answer, without its date.
-        events: What came, in order, as `alike` has it: events, messages, a whole body, or blocks of a stream of bytes.
-        ended: How it ended, if not as it should: an error of the transport, or `LOST`.
+        status: The HTTP status. None if there was no answer.
+        headers: The headers without the date.
+        events: The result of `alike`, in order: events, messages, a whole body, or blocks of a stream of bytes.
+        ended: A transport error, or `LOST`. Empty if the answer is complete.
     """
 
     status: int | None
@@ -127,18 +130,18 @@ _LONG = 1500
 
 
 def alike(asked: Asked, events: Sequence[bytes]) -> dict[str, list[bytes]]:
-    """What came for a request, by the stage that it is of ("" for none), with nothing else made alike than this.
+    """The events of an answer by the stage that sent them ("" for none), without what differs in every run.
 
-    Identifiers are drawn for each request: each becomes the number of its first appearance, so that it must still be
-    the same one throughout. So is an Ogg stream's serial number, which its pages' check sums cover. Times of creation
-    and expiry are the clock's.
+    Identifiers are drawn for each request. Each one is replaced by the number of its first occurrence, so that all
+    occurrences must still be equal. The serial number and the check sums of an Ogg stream are removed. Times of
+    creation and expiry are set to 0.
 
-    Text and audio come from different stages, and which is ahead is a matter of time, on stock too. So where audio was
-    asked for, their events are compared stage by stage, not how they interleave, and three fields that tell who was
-    ahead are made alike: an event's ``metrics`` are null instead of {} once any stage has ended, audio events repeat
-    the length of the prompt once text has come, and of text and audio the one that ends last has the finish reason.
+    Text and audio come from different stages, and their order depends on timing, on stock too. Therefore, if audio was
+    requested, events are compared stage by stage and not how they interleave. Three fields depend on that order and are
+    made equal. ``metrics`` of an event are null instead of {} once a stage has ended, audio events repeat the length of
+    the prompt once text was sent, and the finish reason is in the stage that ends last.
 
-    All other bytes stay; what is long has its digest in place of its middle.
+    All other bytes are unchanged. The middle of a long event is replaced by its digest.
     """
     seen: dict[bytes, bytes] = {}
     body = asked.body if isinstance(asked.body, dict) else {}
@@ -173,7 +176,7 @@ def _short(event: bytes) -> bytes:
 
 
 async def ask(to: aiohttp.ClientSession, asked: Asked) -> Answer:
-    """Send a request and read its answer to the end, or as long as the client stays."""
+    """Send a request and read its answer to the end, or until the client leaves."""
     status, headers, body, ended = None, {}, bytearray(), ""
     if isinstance(asked.body, list):
         return await _talk(to, asked)
@@ -199,7 +202,7 @@ async def ask(to: aiohttp.ClientSession, asked: Asked) -> Answer:
         events = [whole, b""]
     else:
         events = [whole[start : start + _BLOCK] for start in range(0, len(whole) + 1, _BLOCK)]
-    # What follows the last separator is nothing, or cut where the client left.
+    # The rest after the last separator is empty, or incomplete if the client left.
     rest = events.pop()
     if rest and asked.leaves is None:
         ended = ended or f"unfinished: {rest[:80]!r}"
@@ -213,7 +216,7 @@ def _ends_audio(event: bytes) -> bool:
 
 
 _LAST = ("response.output_audio.done", "error")
-"""After which nothing more comes over a realtime socket, which the client closes."""
+"""The last messages over a realtime socket. The client closes it after one of them."""
 
 
 async def _talk(to: aiohttp.ClientSession, asked: Asked) -> Answer:
@@ -234,14 +237,15 @@ async def _talk(to: aiohttp.ClientSession, asked: Asked) -> Answer:
 
 
 def run(url: str, asked: Sequence[Asked], streams: int = STREAMS) -> list[Answer]:
-    """What a server answers, in the order of the requests, of which so many are under way at a time."""
+    """The answers of a server, in the order of the requests, with *streams* requests in flight at a time."""
     return in_flight(url, asked, streams, ask)
 
 
 def unlike(asked: Asked, ours: Answer, theirs: Answer) -> str:
-    """Where two answers to a request differ first, or "".
+    """The first difference of two answers to a request, or "".
 
-    Of a client that leaves, each stage's events must begin alike: how many have come by then is a matter of time.
+    If the client leaves, the shorter list of events of each stage must be a prefix of the other one, because their
+    number depends on timing.
     """
     if asked.leaves is None:
         for name in ("status", "headers", "ended"):
@@ -258,7 +262,7 @@ def unlike(asked: Asked, ours: Answer, theirs: Answer) -> str:
 
 
 def differences(asked: Sequence[Asked], ours: Sequence[Answer], theirs: Sequence[Answer]) -> list[str]:
-    """Where answers to the same requests differ, one line each."""
+    """The differences between answers to the same requests, one line each."""
     said = [(each[0].kind, unlike(*each)) for each in zip(asked, ours, theirs, strict=True)]
     return [f"{kind}: {words}" for kind, words in said if words]
 
@@ -267,20 +271,15 @@ def differences(asked: Sequence[Asked], ours: Sequence[Answer], theirs: Sequence
 
 _COUNTED = re.compile(r"^(vllm\S*(?:_total|_count))(\{.*\})? (\S+)$")
 _REPLICA = re.compile(r'(engine|replica|replica_id)="\d+",?')
-_RACES = (
-    "transfer_rx_s",
-    "transfer_in_flight_s",
-    "stage_gen_time_s",
-    "vllm_omni:generation_tokens",
-    "vllm_omni:prompt_tokens",
-)
-"""Counts that differ between two runs of stock. The transfers are counted only if the front end hears of a stage's end
-before the orchestrator has forgotten the request's replica, which the wake-up does more often (19 of 19 in one run,
-where stock counted 3). The others are missed when a request's messages happen to share an ``id()``, by which upstream
-remembers what it has counted: two starts of stock counted 113,412 and 113,931 tokens of the same answers, and fastpath
-114,908; what each stage counts (``vllm:generation_tokens_total``) is compared."""
+_OMNI_TOKENS = ("vllm_omni:generation_tokens", "vllm_omni:prompt_tokens")
+_RACES = ("transfer_rx_s", "transfer_in_flight_s", "stage_gen_time_s", *_OMNI_TOKENS)
+"""Counters that differ between two runs of stock. Upstream counts a transfer only if the front end processes the end of
+a stage before the orchestrator has deleted the request's replica, which is more frequent with the wake-up (19 of 19 in
+one run, where stock counted 3). It misses tokens if two messages of a request have the same ``id()``, by which it
+recognizes messages that it has counted. Two starts of stock counted 113,412 and 113,931 tokens of the same answers, and
+fastpath 114,908. The counters of each stage (``vllm:generation_tokens_total``) are compared."""
 _TIMED = ("audio_continuity",)
-"""Counts of what came in time."""
+"""Counters of what was sent in time."""
 _BATCHING = ("iteration_tokens", "inter_token_latency", "num_preemptions", "prefix_cache", "mm_cache", "engine_steps")
 
 
@@ -292,7 +291,7 @@ def scrape(url: str) -> list[str]:
 
 
 def counts(lines: Sequence[str]) -> dict[str, float]:
-    """Upstream's counters that say how many, without those that say in how many batches; replicas added up."""
+    """Upstream's counters, summed over replicas, without those that depend on batches or timing."""
     left_out = _BATCHING + _RACES + _TIMED
     found: dict[str, float] = defaultdict(float)
     for match in filter(None, map(_COUNTED.match, lines)):
@@ -302,7 +301,7 @@ def counts(lines: Sequence[str]) -> dict[str, float]:
 
 
 def unequal(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, tuple[float | None, float | None]]:
-    """Counters that are not the same in both, or missing in one."""
+    """Counters that differ, or are missing in one of the two."""
     names = sorted(ours.keys() | theirs.keys())
     return {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
 
@@ -314,19 +313,19 @@ COLUMNS = ("requests", "refused", "audio lost by stock", "by fastpath", "stock u
 
 @dataclass(frozen=True)
 class Start:
-    """What a start of an arm showed: its answers, and its counters before the last part."""
+    """The answers of one start of an arm, and its counters before the last part."""
 
     answers: Sequence[Answer]
     counters: Mapping[str, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask both arms of each model; 0: alike, 1: not, or it could not be seen, 2: usage, 130: interrupted."""
+    """Run both arms of each model. 0: no difference, 1: a difference or a failure, 2: usage, 130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m tests.trust.parity", description=__doc__, allow_abbrev=False)
     parser.add_argument("models", nargs="*", choices=[*MODELS, []], metavar="MODEL", help="default both")
     parser.add_argument("--requests", type=positive, default=200, metavar="N", help="of each start (default 200)")
     options = parser.parse_args(argv)
-    about.commit()  # of the code that runs, whatever is committed meanwhile
+    about.commit()  # read now, because a commit may follow during the run
     models = [MODELS[name] for name in options.models or MODELS]
 
     def run_all(console: Console) -> int:
@@ -337,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _pair(model: Model, count: int, console: Console) -> list[str]:
-    """A start of each arm, and one more of stock where they differ; the differences."""
+    """The differences between a start of each arm, after a second start of stock if there are any."""
     parts = model.asked(count, str(whole_server.model_folder(model.name)))
     asked = [each for part, _ in parts for each in part]
     stock, fast = [_start(model, STOCK, parts)], _start(model, FASTPATH, parts)
@@ -355,7 +354,7 @@ def _pair(model: Model, count: int, console: Console) -> list[str]:
 
 
 def _start(model: Model, arm: Arm, parts: Sequence[tuple[Sequence[Asked], int]]) -> Start:
-    """What a start of the arm's server showed; it is proved to be the arm before the requests and after them."""
+    """One start of the arm's server, which is checked to be the arm before and after the requests."""
     begun = time.monotonic()
 
     def tell(words: str) -> None:
@@ -389,7 +388,7 @@ def _start(model: Model, arm: Arm, parts: Sequence[tuple[Sequence[Asked], int]])
 
 
 def compare(asked: Sequence[Asked], fast: Start, stock: Sequence[Start]) -> tuple[dict[str, Counter[str]], list[str]]:
-    """How many requests of each kind did what `COLUMNS` says, and what fastpath did as no start of stock did."""
+    """The counts of `COLUMNS` for each kind of request, and the differences from every start of stock."""
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     said: list[str] = []
     for index, one in enumerate(asked):

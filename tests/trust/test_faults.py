@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.fakes.processes import process
 
 pytestmark = [pytest.mark.server, pytest.mark.more, pytest.mark.timeout(900)]
 
 
 def test_what_fails_fails_as_on_stock() -> None:
     """The same requests fail with the same message, all others and later ones are answered, and none is lost."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.trust.faults", "put-raises", "killed", "killed-last"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    command = (sys.executable, "-W", "ignore", "-m", "tests.trust.faults", "put-raises", "killed", "killed-last")
+    done = process(*command, timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr

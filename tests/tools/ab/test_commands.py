@@ -28,10 +28,7 @@ def test_commands_stand_between_bare_dashes() -> None:
     ("assignments", "expected"),
     [
         (["X=1", "Y=a=b", "X=2"], ("A", {"X": "2", "Y": "a=b"})),
-        (
-            ["stock=OMNI_FASTPATH=0", "http_proxy=http://h?a=b"],
-            ("stock", {"OMNI_FASTPATH": "0", "http_proxy": "http://h?a=b"}),
-        ),
+        (["stock=FLAG=0", "http_proxy=http://h?a=b"], ("stock", {"FLAG": "0", "http_proxy": "http://h?a=b"})),
         (["X=1", "no-drain=FLAGS=A=B"], ("no-drain", {"X": "1", "FLAGS": "A=B"})),
         (["HF_TOKEN=ABC=", "PATH=X=1"], ("A", {"HF_TOKEN": "ABC=", "PATH": "X=1"})),
     ],
@@ -43,13 +40,8 @@ def test_an_arm_has_variables_and_may_have_a_name(assignments: list[str], expect
 
 def test_only_the_placeholders_are_filled_in() -> None:
     """Braces of JSON, shells and Jinja are not changed."""
-    words = ["serve ${EXTRA} --port {port}", "{{bos_token}}", '{"a": {}}', "--out={result}"]
-    assert commands.filled(words, 7, "x.json") == [
-        "serve ${EXTRA} --port 7",
-        "{{bos_token}}",
-        '{"a": {}}',
-        "--out=x.json",
-    ]
+    words = ["${EXTRA} --port {port}", "{{bos_token}}", '{"a": {}}', "--out={result}"]
+    assert commands.filled(words, 7, "x") == ["${EXTRA} --port 7", "{{bos_token}}", '{"a": {}}', "--out=x"]
 
 
 def test_the_clients_headers() -> None:
@@ -110,14 +102,8 @@ def test_of_variables_the_values_are_shown_that_are_ours() -> None:
         ([], "found 0 bare `--`"),
         (["--starts", "3", "--", "SERVE", "--", "BENCH"], "--starts: found 3; allowed: an even number"),
         (["--a", "OMNI_FASTPATH", "--", "SERVE", "--", "BENCH"], "--a: found 'OMNI_FASTPATH'; allowed: NAME=VALUE"),
-        (
-            ["--a", "x=FLAG=0", "--b", "x=FLAG=1", "--", "SERVE", "--", "BENCH"],
-            "--b: found the name x; allowed: another name",
-        ),
-        (
-            ["--b", "OMNI_FASTPATH_DRIAN=1", "--", "SERVE", "--", "BENCH"],
-            "OMNI_FASTPATH_DRIAN: found an unknown",
-        ),
+        (["--a", "x=FLAG=0", "--b", "x=FLAG=1", "--", "SERVE", "--", "BENCH"], "--b: found the name x;"),
+        (["--b", "OMNI_FASTPATH_DRIAN=1", "--", "SERVE", "--", "BENCH"], "OMNI_FASTPATH_DRIAN: found an unknown"),
         (["--", PYTHON, "--", "BENCH"], "serve command: found no {port}"),
         (["--", "SERVE", "--", PYTHON, "{port}"], "bench command: found no {result}"),
         (["--", PYTHON, "{port}", "--host", "10.0.0.5", "--", "BENCH"], "serve command: found --host 10.0.0.5"),
@@ -163,9 +149,7 @@ def test_where_no_request_is_known_none_is_sent() -> None:
     assert commands.fixed(["--endpoint", "/v1/completions"]) == commands.fixed([]) == []
 
 
-def test_without_what_it_needs_it_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_dependency_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing dependency is exit code 2 with a message instead of a traceback."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "aiohttp" else object())
     assert cli.main(["ab", "--help"]) == 2

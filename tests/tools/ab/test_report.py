@@ -19,11 +19,7 @@ def _series(starts: int = 6, factor: float = 2.0, ended: str = "", failed: int =
             Start(
                 arm=arm,
                 place=place + 1,
-                measured={
-                    "median_ttft_ms": slow * (100 + place),
-                    "p97_ttft_ms": 200.0 + place,
-                    "request_throughput": 2.0,
-                },
+                measured={"median_ttft_ms": slow * (100 + place), "p97_ttft_ms": 200 + place, "request_throughput": 2},
                 answers=[Answer(status=200, text=answer if arm == "B" else "abc", audio_bytes=10)],
                 failed=failed if arm == "B" else 0,
                 serve=["vllm", "serve", "<model>"],

@@ -202,10 +202,7 @@ def _started(serve: list[str], bench: list[str], **streams: Any) -> subprocess.P
     """The command line in a process of its own."""
     command = [sys.executable, "-m", "omni_fastpath", "ab", "--starts", "2", "--out", "out"]
     return subprocess.Popen(
-        [*command, "--", *serve, "--", *bench],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        text=True,
-        **streams,
+        [*command, "--", *serve, "--", *bench], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, **streams
     )
 
 
