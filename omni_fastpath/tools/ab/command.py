@@ -147,7 +147,7 @@ def _measure(plan: series.Plan) -> int:
         progress.print(f"{arm.name}: {' '.join(map('='.join, series.shown_variables(arm).items())) or 'no variables'}")
     order = " ".join(arm.name for arm in plan.order)
     count, load_s = len(plan.order), commands.load_s(plan.bench)
-    load = f"{count * load_s / 60:.0f} minutes of load" if load_s else f"{count} loads"
+    load = f"about {-(-count * load_s // 60):.0f} min of load" if load_s else f"{count} loads"
     for warning in commands.warnings(plan.bench):
         progress.print(warning, style="yellow")
     progress.print(f"{count} starts, one after another: {order}; to {plan.out}")
