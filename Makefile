@@ -15,7 +15,7 @@ demo: setup ## what the package is for: a server on light engines, stock and fas
 parity: setup ## the same answers: requests of every kind to real stage engines, stock and fastpath, byte by byte; ten minutes
 	@$(VENV_PYTHON) -W ignore -m tests.trust.parity $(ARGS)
 
-test: setup lint ## before each commit, ten minutes: no vLLM, each patch on the real upstream, one pair of servers
+test: setup lint ## before each commit, five minutes: no vLLM, each patch on the real upstream, one pair of servers
 	$(PYTEST) -m "not more"
 	@$(VENV_PYTHON) -W ignore -m benchmarks.micro --benchmark-disable
 

@@ -144,14 +144,13 @@ def allowed(options: type[Options], key: str) -> str:
     """The allowed values of a key, in words: its types and limits."""
     field = options.model_fields[key]
     types = get_args(field.annotation) or (field.annotation,)
-    names = {bool: "true or false", int: "an integer", float: "a number", ByteSize: "a size such as 256MiB"}
+    names = {bool: "true or false", int: "an integer", float: "a number", ByteSize: "a size such as 256MiB,"}
     words = " or ".join(names.get(each, repr(each)) for each in types if each is not NoneType)
-    limits = " and ".join(
-        f"{word} {getattr(limit, name)}"
-        for name, word in {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}.items()
-        for limit in field.metadata
-        if hasattr(limit, name)
-    )
+    signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = {name: getattr(limit, name) for name in signs for limit in field.metadata if hasattr(limit, name)}
+    limits = " and ".join(f"{signs[name]} {limit}" for name, limit in found.items())
+    if found.keys() == {"ge", "le"}:
+        limits = f"from {found['ge']} to {found['le']}"
     return f"{words} {limits}".strip() + (" or null" if NoneType in types else "")
 
 
@@ -189,7 +188,10 @@ def is_beside(name: str) -> bool:
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    """The message about an unknown variable."""
+    """The message about an unknown variable. It lists the known ones only if none has a similar spelling."""
+    near = nearest(name, known)
+    if near is not None:
+        return f"{name}: found an unknown variable; did you mean {near!r}?"
     return str(unknown(name, name, known, found="an unknown variable"))
 
 

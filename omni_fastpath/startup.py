@@ -345,8 +345,8 @@ def _is_refusal(error: Exception) -> bool:
 def _refuse(error: Exception) -> NoReturn:
     """End ``vllm serve`` with the message alone. A program that embeds an engine gets the exception."""
     if process_role.is_serve(sys.argv[1:]) and threading.current_thread() is threading.main_thread():
-        raise SystemExit(f"omni-fastpath: refused: {error}") from None
-    logger.error("omni-fastpath: refused: %s", error)
+        raise SystemExit(f"omni-fastpath: start refused: {error}") from None
+    logger.error("omni-fastpath: start refused: %s", error)
     raise error
 
 

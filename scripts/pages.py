@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def keys(patches: Sequence[Patch]) -> str:
     """Every key of the block that is not the name of a patch, as Markdown."""
-    refuse = "`fail`: refuse to start if a patch that is on cannot serve. `warn`: start without it"
+    refuse = "`fail`: refuse to start if a patch is `unsupported` or `failed`. `warn`: start without it"
     same = "`same_code`: treat an untested release like a tested one if every function is the same"
     lines = [
         "| key | default | allowed | what it does |",

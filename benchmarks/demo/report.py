@@ -43,10 +43,10 @@ PANELS: Sequence[tuple[str, Mapping[Name, tuple[Figure | None, Figure | None]]]]
         "first audio, ms",
         {"waves": (Figure.LATER_TTFP, Figure.LATER_TTFP_P99), "paced": (Figure.TTFP, Figure.TTFP_P99)},
     ),
-    ("requests per second", dict.fromkeys(("waves", "paced"), (Figure.THROUGHPUT, None))),
+    ("requests per second", {"waves": (Figure.THROUGHPUT, None), "paced": (None, None)}),
     ("underrun, ms", dict.fromkeys(("waves", "paced"), (None, Figure.DRY))),
 )
-"""Rows of the picture: what the dark bar shows of each load, and the light one."""
+"""Rows of the picture: what the dark bar shows of each load, and the light one. A paced load fixes its rate."""
 
 WHAT_IS_REAL = (
     "No GPU is needed: the stages are simulated (outputs on the clock). API server, HTTP, front end, orchestrator, "
@@ -141,6 +141,10 @@ def draw(data: Mapping[str, Any], path: Path) -> None:
         grid = picture.subplots(len(PANELS), len(data["loads"]), sharex="row", squeeze=False)
         for row, (title, figures) in enumerate(PANELS):
             for axes, (name, load) in zip(grid[row], data["loads"].items(), strict=True):
+                if not any(figures[name]):
+                    axes.set_axis_off()
+                    axes.set_title(f"{title}: the same", loc="left", fontsize=11, fontweight="bold")
+                    continue
                 _panel(axes, [start for start in data["starts"] if start["load"] == name], *figures[name])
                 head = "" if row else f"{_HEADS[name]}, {how(name, *load['levels']).replace(' ', ' requests ', 1)}\n"
                 axes.set_title(head + title, loc="left", fontsize=11, fontweight="bold")

@@ -1,4 +1,4 @@
-"""Show which patches are on and what they do, write an overlay YAML or a dashboard, and compare two settings.
+"""Show which patches are on and what they do, write a deploy YAML or a dashboard, and compare two settings.
 
 Only ``status --verify`` and ``seams`` import vllm and vllm-omni.
 """
@@ -61,25 +61,39 @@ def _write_as(stream: TextIO, *, encoding: str | None = None, errors: str | None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="omni-fastpath", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="omni-fastpath", description=(__doc__ or "").partition("\n\n")[0], allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"omni-fastpath {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    status = commands.add_parser("status", help="this installation and the running servers", allow_abbrev=False)
-    status.add_argument("--all", action="store_true", help="also each process by itself")
-    status.add_argument("--json", action="store_true", help="everything as one JSON document")
-    status.add_argument("--verify", action="store_true", help="compare every seam with the installed code")
-    status.add_argument(
-        "--deploy-config", metavar="NAME_OR_PATH", help="also show the result of this YAML and this shell's variables"
+    status = commands.add_parser(
+        "status",
+        help="this installation and the running servers",
+        description="Exit code: 0, 1 after an error, 2 for a wrong command line, or if a server with this shell's "
+        "variables or the deploy YAML would refuse to start.",
+        allow_abbrev=False,
     )
-    status.add_argument("--check", action="store_true", help="exit code 1 unless a server runs and all are on")
+    status.add_argument("--all", action="store_true", help="also show each process separately")
+    status.add_argument("--json", action="store_true", help="everything as one JSON document")
+    status.add_argument(
+        "--verify", action="store_true", help="also compare vLLM-Omni's functions with those that the patches expect"
+    )
+    status.add_argument(
+        "--deploy-config",
+        metavar="NAME_OR_PATH",
+        help="also show what this YAML and this shell's variables switch on",
+    )
+    status.add_argument(
+        "--check", action="store_true", help="exit code 1 also if no server runs, or one in which no patch is applied"
+    )
     status.set_defaults(run=_status)
 
     examine = commands.add_parser(
         "doctor",
         help="problems of this installation and its running servers, and what to do about them",
         description="Exit code: 0 if there is no finding above info, 1 after a warning or an error, 2 for a wrong "
-        "command line, or if this shell's variables or the deploy YAML would be refused.",
+        "command line, or if a server with this shell's variables or the deploy YAML would refuse to start.",
         allow_abbrev=False,
     )
     examine.add_argument("--json", action="store_true", help="the report as one JSON document")
@@ -89,19 +103,28 @@ def _parser() -> argparse.ArgumentParser:
     examine.set_defaults(run=_doctor)
 
     explain = commands.add_parser("explain", help="what a patch does, or one line per patch", allow_abbrev=False)
-    explain.add_argument("patch", nargs="?", metavar="PATCH")
-    explain.add_argument("--full", action="store_true", help="also what it relies on, its seams and its releases")
+    explain.add_argument("patch", nargs="?", metavar="PATCH", help="default: all, one line each")
+    explain.add_argument("--full", action="store_true", help="also the functions that it relies on, and its releases")
     explain.set_defaults(run=_explain)
 
-    seams = commands.add_parser("seams", help="each seam in the installed release, as JSON", allow_abbrev=False)
-    seams.add_argument("patch", nargs="?", metavar="PATCH")
+    what = "each function that a patch relies on, with file and line, as JSON"
+    seams = commands.add_parser("seams", help=what, description=f"Print {what}.", allow_abbrev=False)
+    seams.add_argument("patch", nargs="?", metavar="PATCH", help="default: all")
     seams.set_defaults(run=_seams)
 
-    write = commands.add_parser("overlay", help="write a deploy YAML with a fastpath block", allow_abbrev=False)
-    write.add_argument("base", nargs="?", metavar="NAME_OR_PATH", help="a file, or the name of a bundled deploy YAML")
-    write.add_argument("--list", action="store_true", help="the bundled names")
+    write = commands.add_parser("overlay", help="write a deploy YAML with a fastpath key", allow_abbrev=False)
+    write.add_argument(
+        "base", nargs="?", metavar="NAME_OR_PATH", help="the base: a file, or the name of one of vLLM-Omni's"
+    )
+    write.add_argument("--list", action="store_true", help="list the names of vLLM-Omni's deploy YAMLs")
     write.add_argument("-o", "--output", metavar="OUT", help="file to write; without it, or with -, standard output")
-    write.add_argument("--set", action="append", default=[], metavar="PATCH.KEY=VALUE", help="also PATCH=true or false")
+    write.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATCH.KEY=VALUE",
+        help="or PATCH=true, PATCH=false; may be repeated",
+    )
     write.add_argument("--force", action="store_true", help="overwrite OUT")
     write.set_defaults(run=_overlay, parser=write)
 
@@ -219,7 +242,7 @@ def _overlay(arguments: argparse.Namespace) -> int:
         _print("\n".join(names))
         return FINE
     if arguments.base is None:
-        arguments.parser.error("name a bundled deploy YAML or a file, or use --list")
+        arguments.parser.error("name a file or one of vLLM-Omni's deploy YAMLs, or use --list")
     output = None if arguments.output in (None, "-") else Path(arguments.output)
     base = overlay.find(arguments.base)
     text = overlay.build(base, arguments.set, PATCHES, output=output)
@@ -247,5 +270,5 @@ def _dashboard(arguments: argparse.Namespace) -> int:
     for path, content in files.items():
         path.write_bytes(content)
         _print(str(path))
-    print("The first lines of compose.yaml say how to view them", file=sys.stderr)  # noqa: T201
+    print("To view them, see the first lines of compose.yaml", file=sys.stderr)  # noqa: T201
     return FINE

@@ -75,6 +75,9 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _print(table: Table, to: Console) -> None:
+    if table.title:  # rich would wrap it at the width of the table
+        to.print(str(table.title), style="bold")
+        table.title = None
     to.print(table)
     to.print()
 
@@ -96,8 +99,7 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
             "requests, no patch is enabled, its VLLM_PLUGINS excludes the plugin, or its files are not visible here.\n"
         )
         _show_findings(f"server {server['pid']}", report, to)
-    if not (report["processes"] or report["servers_without_state"]):
-        to.print("No running server of this user.")
+    _show_no_server(report, to)
     to.print(_versions(report["installation"]))
     _show_findings(HERE, report, to)
     if report["verify"] is not None:
@@ -109,6 +111,11 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
         _show_patches([each], report, to)
     more = "" if every else "More: `omni-fastpath status --all`. "
     to.print(f"{more}How to solve problems: `omni-fastpath doctor`.")
+
+
+def _show_no_server(report: Mapping[str, Any], to: Console) -> None:
+    if not (report["processes"] or report["servers_without_state"]):
+        to.print("No running server of this user.")
 
 
 _GRAVEST = (State.FAILED, State.UNSUPPORTED, State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE, State.OFF)
@@ -174,7 +181,7 @@ def _show_findings(subject: str, report: Mapping[str, Any], to: Console) -> None
 
 
 def _show_verify(report: Mapping[str, Any], to: Console) -> None:
-    table = _table("Seams against the installed vllm and vllm-omni", "patch", "verdict")
+    table = _table("The installed vllm and vllm-omni, compared with what the patches expect", "patch", "verdict")
     for name, problems in report["verify"].items():
         state = report["installation"]["patches"].get(name, {}).get("release_state", State.APPLIED)
         fits = "as declared" if state == State.APPLIED else f"{state}: no seams on this release"
@@ -185,13 +192,13 @@ def _show_verify(report: Mapping[str, Any], to: Console) -> None:
 
 
 def _show_resolved(resolved: Mapping[str, Any], to: Console) -> None:
-    source = resolved["source"] or "no YAML"
+    source = resolved["source"]
     rules = f"on_unsupported: {resolved['on_unsupported']}, on_unlisted: {resolved['on_unlisted'] or 'not set'}"
-    title = f"{source} with this environment ({rules})"
+    title = f"{source} with this shell's variables ({rules})" if source else "The YAML is not read"
     table = _table(title, "patch", "on", "because", "values")
     for name, origin in resolved["origins"].items():
         on = name in resolved["enabled"]
-        because = origin if on else resolved["off"][name]
+        because = (origin if on else resolved["off"][name]).replace(f" in {source}", "")
         table.add_row(name, "on" if on else "off", because, _listed(resolved["enabled"].get(name, {})))
     _print(table, to)
 
@@ -212,7 +219,8 @@ def show_doctor(report: Mapping[str, Any], to: Console) -> None:
     counts = Counter(finding["severity"] for finding in report["findings"])
     total = ", ".join(f"{counts[each]} {each}" for each in SEVERITIES if counts[each])
     servers = {process["server"] for process in report["processes"]}
-    to.print(f"servers with state files: {len(servers)}; {total or 'no findings'}", style="bold")
+    _show_no_server(report, to)
+    to.print(f"servers with state files: {len(servers)}; findings: {total or 'none'}", style="bold")
     to.print(f"\nFor a bug report:\n\n```\n{report['issue']}\n```")
 
 
@@ -275,11 +283,11 @@ def show_patch(patch: Patch, to: Console, *, full: bool) -> None:
     """Show the parts of a declaration that operators need, or all of it."""
     page = patch.docs or "Python removes this text under -OO."
     summary, *parts = re.split(r"^(\S.*):$", page.strip(), flags=re.MULTILINE)
-    to.print(f"{patch.name}: {summary.strip()}\n", style="bold")
+    to.print(f"{patch.name}: {summary.strip()}\n".replace("``", "`"), style="bold")
     for heading, text in zip(parts[::2], parts[1::2], strict=True):
         if full or heading in FOR_OPERATORS:
             to.print(f"{heading}:")
-            to.print(Padding(" ".join(text.split()), (0, 0, 0, 4)))
+            to.print(Padding(" ".join(text.split()).replace("``", "`"), (0, 0, 0, 4)))
     to.print(f"\n{'in' if patch.default_on else 'opt-in, not in'} the default set (`fastpath: true`)")
     to.print(f"requires {', '.join(patch.requires) or 'nothing'}; switch: fastpath.{patch.name}, {patch.env}\n")
     options = _table(f"Values, also as variables {patch.env}__KEY", "key", "default", "allowed", "meaning")

@@ -77,8 +77,8 @@ class DrainOptions(Options):
     )
     stop_at_first_routable: bool = Field(
         default=True,
-        description="end a pass over a final-output stage at the first raw output with something for the user or the "
-        "next stage; ignored under the default order and downstream_first, unless a plugin chooses the stage",
+        description="with stage_order, or if a plugin chooses the stage: a pass over a final-output stage ends at the "
+        "first raw output with something for the user or the next stage. Otherwise without effect",
     )
     order: Literal["stage_order", "downstream_first", "visible_first"] = Field(
         default="visible_first", description="which stage is served first when several have raw outputs waiting"
@@ -104,8 +104,8 @@ PATCH = Patch(
         Counter("passes", "passes over a replica that took at least one raw output"),
         Counter("ended_empty", "passes that ended because the queue was empty"),
         Counter("ended_routable", "passes that ended at a routable output with more queued"),
-        Counter("ended_items", "passes that ended on the item budget with more queued (NAPI's time_squeeze)"),
-        Counter("ended_time", "passes that ended on the time budget with more queued (NAPI's time_squeeze)"),
+        Counter("ended_items", "passes that ended on the item budget with more queued"),
+        Counter("ended_time", "passes that ended on the time budget with more queued"),
         Counter("ended_floor", "passes over a stage that had less than its floor, with one raw output each"),
         Counter("ended_outranked", "passes that ended because another stage precedes it since the last yield"),
         Counter("held", "ends of requests, and outputs after them, held until earlier arrivals were dispatched"),

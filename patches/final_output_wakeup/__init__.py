@@ -63,7 +63,7 @@ PATCH = Patch(
             state=State.SUPERSEDED,
             preview=True,
             seams=(Pin("vllm_omni.engine.omni_engine_base", "OmniEngineBase.get_outputs_async"),),
-            note="the front end takes batches from the orchestrator's queue, which wakes its event loop, in both modes",
+            note="the front end takes batches from the orchestrator's queue, which wakes its event loop",
         ),
     ),
 )

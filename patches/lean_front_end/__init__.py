@@ -110,6 +110,6 @@ PATCH = Patch(
     rows=(
         _fit("0.28.0", DELTAS_0_28, *TABLES),
         _fit("0.30.0", DELTAS, *TABLES),
-        _fit("0.32.0rc1", DELTAS, note="summary changes nothing, because upstream itself logs one line per request"),
+        _fit("0.32.0rc1", DELTAS, note="summary has no effect, because upstream itself logs one line per request"),
     ),
 )

@@ -57,13 +57,13 @@ class SaveQueueOptions(Options):
     max_bytes: ByteSize | None = Field(
         default=ByteSize(256 * 2**20),
         ge=2**16,
-        description="payload of all streams of a stage together (queued, being sent and, over shared memory, not "
-        "fetched). Over this limit the streams with the most are left out of steps",
+        description="payload of all streams of a stage together: queued, being sent and, if it is in shared memory, "
+        "not fetched. Above this limit the streams with the most are left out of steps",
     )
     max_tasks: int | None = Field(
         default=None,
         ge=1,
-        description="queued chunks of all streams of a stage together. Over this limit the streams with the most are "
+        description="queued chunks of all streams of a stage together. Above this limit the streams with the most are "
         "left out of steps",
     )
     max_hold_s: float = Field(

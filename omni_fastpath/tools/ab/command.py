@@ -1,32 +1,43 @@
-r"""Compare two settings of a server: start it in each setting in turn, measure it, and judge the differences.
+r"""Compare two settings of a server.
 
-  omni-fastpath ab --starts 6 --a stock=OMNI_FASTPATH=0 --b fastpath=OMNI_FASTPATH=1 \
+It starts the server in each setting in turn, measures it, and judges the
+differences.
+
+  omni-fastpath ab --starts 6 \
+    --a stock=OMNI_FASTPATH=0 --b fastpath=OMNI_FASTPATH=1 \
     -- vllm serve MODEL --omni --port {port} \
-    -- vllm bench serve --omni --port {port} --model MODEL --backend openai-chat-omni \
-         --endpoint /v1/chat/completions --dataset-name random --random-input-len 100 \
+    -- vllm bench serve --omni --port {port} --model MODEL \
+         --backend openai-chat-omni --endpoint /v1/chat/completions \
+         --dataset-name random --random-input-len 100 \
          --random-output-len 100 --request-rate RATE --num-prompts 300 \
-         --percentile-metrics ttft,tpot,itl,e2el,audio_ttfp,audio_rtf,audio_underrun \
+         --percentile-metrics \
+           ttft,tpot,itl,e2el,audio_ttfp,audio_rtf,audio_underrun \
          --save-result --result-filename {result}
 
-RATE is the request rate of a busy hour. Without it the client sends all requests at once, which measures saturation.
---a and --b set a variable of a setting, NAME=VALUE. A word before it (stock=NAME=VALUE) names the setting.
+RATE is the request rate of a busy hour. Without it the client sends all
+requests at once, which measures an overloaded server.
 
-Both commands are run without a shell. The state files of a server's processes show that it runs its setting. Then your
-client sends its load, and the server gets fixed requests whose answers are compared: byte by byte if the starts of A
-are identical to each other, otherwise by errors, ends and lengths.
+--a and --b set a variable, NAME=VALUE. A word before it (stock=NAME=VALUE)
+names the setting in the report. ab fills in {port} in both commands, and
+{result}, a path for the client's JSON, in the second. No shell is used.
 
-A verdict is an exact rank test over starts. One measure is chosen in advance (--primary). Nine others share a
-correction for their number. All other measures have no verdict.
+Before and after the load, the state files of a server's processes must show
+that it runs its setting. Each server also gets fixed requests. Their answers
+are compared byte by byte if all starts of A answer identically, otherwise by
+errors, ends and lengths.
 
-`omni-fastpath ab compare` judges starts from files in the same way: starts/*.json of one or several series. The setting
-of the first file is the baseline.
+A verdict is an exact rank test over starts. One measure is chosen in advance
+(--primary). Nine others share a correction for multiple tests. All other
+measures have no verdict.
 
-Placeholders: {port} in both commands, {result} in the client's (a path for its JSON).
+`omni-fastpath ab compare` judges starts from files in the same way:
+starts/*.json of one or several runs. The setting of the first file is A.
 
-Exit codes: 0 no measure is worse and the answers agree; 1 a measure is worse or exists only for A, more requests
-failed, or the answers differ; 2 wrong command line; 3 the measurement failed; 4 too few starts for a verdict, and
-nothing that means 1; 130 interrupted. After 3 and 130 no process is left, and the report has what was measured, marked
-as incomplete.
+Exit codes: 0: no measure is worse, and the answers agree. 1: a measure is
+worse or exists for A only, more requests failed, or the answers differ.
+2: wrong command line. 3: the measurement failed. 4: too few starts for any
+verdict, and nothing that means 1. 130: interrupted. After 3 and 130 no process
+is left, and the report has what was measured, marked as incomplete.
 """
 
 from __future__ import annotations
@@ -87,9 +98,9 @@ def _parser(*, is_compare: bool) -> argparse.ArgumentParser:
     if is_compare:
         parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
         return parser
-    setting = "[ARM=]NAME=VALUE"
+    setting = "[LABEL=]NAME=VALUE"
     parser.add_argument(
-        "--a", action="append", default=[], metavar=setting, help="a variable of A's servers, may be repeated"
+        "--a", action="append", default=[], metavar=setting, help="a variable of A's servers; may be repeated"
     )
     parser.add_argument("--b", action="append", default=[], metavar=setting, help="a variable of B's")
     parser.add_argument(
@@ -136,7 +147,7 @@ def _measure(plan: series.Plan) -> int:
         progress.print(f"{arm.name}: {' '.join(map('='.join, series.shown_variables(arm).items())) or 'no variables'}")
     order = " ".join(arm.name for arm in plan.order)
     count, load_s = len(plan.order), commands.load_s(plan.bench)
-    load = f"{count * load_s / 60:.0f} minutes of load" if load_s else f"{count} loads"
+    load = f"about {-(-count * load_s // 60):.0f} min of load" if load_s else f"{count} loads"
     for warning in commands.warnings(plan.bench):
         progress.print(warning, style="yellow")
     progress.print(f"{count} starts, one after another: {order}; to {plan.out}")
