@@ -188,10 +188,7 @@ def is_beside(name: str) -> bool:
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    """The message about an unknown variable. It lists the known ones only if none has a similar spelling."""
-    near = nearest(name, known)
-    if near is not None:
-        return f"{name}: found an unknown variable; did you mean {near!r}?"
+    """The message about an unknown variable."""
     return str(unknown(name, name, known, found="an unknown variable"))
 
 

@@ -155,10 +155,9 @@ def draw(data: Mapping[str, Any], path: Path) -> None:
                 )
                 axes.set_title(said, loc="right", fontsize=9)
         picture.suptitle("\n".join(_named(data)), fontsize=12)
-        dark, light = COLOURS["stock"]
         shown = (
-            Patch(color=dark, label=_BARS[0]),
-            Patch(color=light, label=f"{_BARS[1]}: 1 request in 100 is worse"),
+            Patch(color=COLOURS["stock"][0], label=_BARS[0]),
+            Patch(color=COLOURS["stock"][1], label=f"{_BARS[1]}: 1 request in 100 is worse"),
             Line2D([], [], color="black", marker="|", linestyle="", markersize=9, label="one run of a server"),
         )
         picture.legend(handles=shown, loc="outside lower center", ncols=3, frameon=False, title=_LEGEND)

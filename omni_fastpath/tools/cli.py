@@ -61,45 +61,37 @@ def _write_as(stream: TextIO, *, encoding: str | None = None, errors: str | None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="omni-fastpath", description=(__doc__ or "").partition("\n\n")[0], allow_abbrev=False
-    )
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="omni-fastpath", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"omni-fastpath {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
+    yaml, refuses = "NAME_OR_PATH", "if a server with this shell's variables or the deploy YAML would refuse to start."
     status = commands.add_parser(
         "status",
         help="this installation and the running servers",
-        description="Exit code: 0, 1 after an error, 2 for a wrong command line, or if a server with this shell's "
-        "variables or the deploy YAML would refuse to start.",
+        description=f"Exit code: 0, 1 after an error, 2 for a wrong command line, or {refuses}",
         allow_abbrev=False,
     )
     status.add_argument("--all", action="store_true", help="also show each process separately")
     status.add_argument("--json", action="store_true", help="everything as one JSON document")
+    status.add_argument("--verify", action="store_true", help="also compare vLLM-Omni with what the patches expect")
     status.add_argument(
-        "--verify", action="store_true", help="also compare vLLM-Omni's functions with those that the patches expect"
+        "--deploy-config", metavar=yaml, help="also show what this YAML and this shell's variables switch on"
     )
-    status.add_argument(
-        "--deploy-config",
-        metavar="NAME_OR_PATH",
-        help="also show what this YAML and this shell's variables switch on",
-    )
-    status.add_argument(
-        "--check", action="store_true", help="exit code 1 also if no server runs, or one in which no patch is applied"
-    )
+    check = "exit code 1 also if no server runs, or one in which no patch is applied"
+    status.add_argument("--check", action="store_true", help=check)
     status.set_defaults(run=_status)
 
     examine = commands.add_parser(
         "doctor",
         help="problems of this installation and its running servers, and what to do about them",
         description="Exit code: 0 if there is no finding above info, 1 after a warning or an error, 2 for a wrong "
-        "command line, or if a server with this shell's variables or the deploy YAML would refuse to start.",
+        f"command line, or {refuses}",
         allow_abbrev=False,
     )
     examine.add_argument("--json", action="store_true", help="the report as one JSON document")
-    examine.add_argument(
-        "--deploy-config", metavar="NAME_OR_PATH", help="also check this YAML with this shell's variables"
-    )
+    examine.add_argument("--deploy-config", metavar=yaml, help="also check this YAML with this shell's variables")
     examine.set_defaults(run=_doctor)
 
     explain = commands.add_parser("explain", help="what a patch does, or one line per patch", allow_abbrev=False)
@@ -113,27 +105,16 @@ def _parser() -> argparse.ArgumentParser:
     seams.set_defaults(run=_seams)
 
     write = commands.add_parser("overlay", help="write a deploy YAML with a fastpath key", allow_abbrev=False)
-    write.add_argument(
-        "base", nargs="?", metavar="NAME_OR_PATH", help="the base: a file, or the name of one of vLLM-Omni's"
-    )
+    write.add_argument("base", nargs="?", metavar=yaml, help="the base: a file, or the name of one of vLLM-Omni's")
     write.add_argument("--list", action="store_true", help="list the names of vLLM-Omni's deploy YAMLs")
     write.add_argument("-o", "--output", metavar="OUT", help="file to write; without it, or with -, standard output")
-    write.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATCH.KEY=VALUE",
-        help="or PATCH=true, PATCH=false; may be repeated",
-    )
+    more = "or PATCH=true, PATCH=false; may be repeated"
+    write.add_argument("--set", action="append", default=[], metavar="PATCH.KEY=VALUE", help=more)
     write.add_argument("--force", action="store_true", help="overwrite OUT")
     write.set_defaults(run=_overlay, parser=write)
 
-    boards = commands.add_parser(
-        "dashboard",
-        help="write a Grafana dashboard, alert rules, and a compose file that shows them",
-        allow_abbrev=False,
-    )
-    default = "omni-fastpath-dashboard"
+    what, default = "write a Grafana dashboard, alert rules, and a compose file for them", "omni-fastpath-dashboard"
+    boards = commands.add_parser("dashboard", help=what, allow_abbrev=False)
     boards.add_argument("folder", nargs="?", type=Path, default=default, metavar="DIR", help=f"default: {default}")
     boards.add_argument("--force", action="store_true", help="overwrite files there that differ")
     boards.set_defaults(run=_dashboard)

@@ -107,7 +107,5 @@ def build(base: Path, sets: Sequence[str], patches: Sequence[Patch], *, output: 
     body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
     head = f"# `omni-fastpath overlay`, over {named.name}; start the server with --deploy-config and this file.\n"
     if base in bundled().values():
-        head += (
-            f"# If vllm-omni moves elsewhere, write it again, or use {MASTER}=1 with --deploy-config {named.name}.\n"
-        )
+        head += f"# If vllm-omni moves, write this file again, or use {MASTER}=1 and --deploy-config {named.name}.\n"
     return head + body

@@ -99,7 +99,8 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
             "requests, no patch is enabled, its VLLM_PLUGINS excludes the plugin, or its files are not visible here.\n"
         )
         _show_findings(f"server {server['pid']}", report, to)
-    _show_no_server(report, to)
+    if not (report["processes"] or report["servers_without_state"]):
+        to.print("No running server of this user.")
     to.print(_versions(report["installation"]))
     _show_findings(HERE, report, to)
     if report["verify"] is not None:
@@ -111,11 +112,6 @@ def show_status(report: Mapping[str, Any], to: Console, *, every: bool) -> None:
         _show_patches([each], report, to)
     more = "" if every else "More: `omni-fastpath status --all`. "
     to.print(f"{more}How to solve problems: `omni-fastpath doctor`.")
-
-
-def _show_no_server(report: Mapping[str, Any], to: Console) -> None:
-    if not (report["processes"] or report["servers_without_state"]):
-        to.print("No running server of this user.")
 
 
 _GRAVEST = (State.FAILED, State.UNSUPPORTED, State.APPLIED, State.SUPERSEDED, State.NOT_APPLICABLE, State.OFF)
@@ -219,7 +215,6 @@ def show_doctor(report: Mapping[str, Any], to: Console) -> None:
     counts = Counter(finding["severity"] for finding in report["findings"])
     total = ", ".join(f"{counts[each]} {each}" for each in SEVERITIES if counts[each])
     servers = {process["server"] for process in report["processes"]}
-    _show_no_server(report, to)
     to.print(f"servers with state files: {len(servers)}; findings: {total or 'none'}", style="bold")
     to.print(f"\nFor a bug report:\n\n```\n{report['issue']}\n```")
 
