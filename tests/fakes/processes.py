@@ -36,12 +36,11 @@ P = ParamSpec("P")
 State = Literal["cold", "warm"]
 
 
-def process(*command: str, timeout_s: int = 120, **variables: str) -> subprocess.CompletedProcess[str]:
+def process(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A process with the repository on Python's path, when it has ended."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, **variables}
-    how: dict[str, Any] = {"cwd": ROOT, "env": environment, "timeout": timeout_s}
-    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=900)
 
 
 def isolated(state: State, *argv: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
