@@ -129,9 +129,9 @@ class FairQueue:
             return
         stream = queued.stream
         stream.tasks -= 1
-        if queued.nbytes:
-            self.weighed(queued, 0)
-        queued.task = {}  # releases its payload
+        stream.nbytes -= queued.nbytes
+        self.nbytes -= queued.nbytes
+        queued.nbytes, queued.task = 0, {}  # releases its payload
         self._charge(stream, seconds, has_put=has_put)
         if stream.waiting:
             self._offer(stream)
@@ -142,6 +142,10 @@ class FairQueue:
         queued.nbytes += more
         queued.stream.nbytes += more
         self.nbytes += more
+
+    def is_behind(self, stream: Stream) -> bool:
+        """Whether tasks of other streams that arrive later are sent before a task of this one."""
+        return stream.virtual_s + stream.cost_s > self._virtual_s
 
     def forget_idle(self, is_live: Callable[[str], bool]) -> None:
         """Forget the streams that have no task and will get none."""
@@ -157,9 +161,8 @@ class FairQueue:
         """Let the first task of a stream be taken."""
         number = stream.waiting[0].number
         stream.virtual_s = max(stream.virtual_s, self._virtual_s)
-        end_s = stream.virtual_s + stream.cost_s
-        if end_s > self._virtual_s:
-            heapq.heappush(self._behind, (end_s, number, stream))
+        if self.is_behind(stream):
+            heapq.heappush(self._behind, (stream.virtual_s + stream.cost_s, number, stream))
         else:
             heapq.heappush(self._ready, (number, stream))
 

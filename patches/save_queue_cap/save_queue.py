@@ -2,8 +2,11 @@
 
 Upstream's ``save_loop`` asks ``bool(queue)``, calls ``popleft()``, sends, and asks again, so that its question means
 that the send is over. Two threads change the queue. The scheduler's thread appends tasks to `_inbox`, which needs no
-lock, and once before each step it sorts them in and takes over the payloads that wait (`before_step`). The save thread,
+lock, and once before each step it sorts them in and weighs the payloads that wait (`before_step`). The save thread,
 which alone takes tasks, sorts in too. ``_lock`` protects `_fair` and is not held during any call of upstream.
+
+The payloads of a step are parts of the same memory, which is kept while one of them waits. In order of arrival they are
+sent together. The payloads of a stream that is behind wait longer, so they are copied.
 
 A task is in `_inbox`, in its stream's deque or taken by the save thread, for a moment in two of them and never in none.
 So an exception of the patch, at any line, loses nothing (`step_aside`).
@@ -67,7 +70,7 @@ class SaveQueue:
     Args:
         adapter: Upstream's adapter, in which nothing is queued yet.
         unfetched: Chunks in shared memory, or None if they are not counted.
-        copies_all: Whether payloads are the runner's own memory.
+        copies_all: Whether payloads are the runner's own memory. Then each one that waits is copied.
     """
 
     def __init__(self, adapter: Any, *, unfetched: Unfetched | None, copies_all: bool) -> None:
@@ -112,7 +115,7 @@ class SaveQueue:
     # ---- The scheduler's thread ----
 
     def before_step(self) -> None:
-        """Called before each step. Sorts in the new tasks and takes over the payloads of those that wait."""
+        """Called before each step. Sorts in the new tasks, and weighs and copies the payloads of those that wait."""
         if self.is_aside or not (self._inbox or self._fresh):
             return
         with self._lock:
@@ -127,11 +130,15 @@ class SaveQueue:
             _counters["max_outstanding_bytes"] = max(_counters["max_outstanding_bytes"], self.nbytes)
 
     def _take_over(self, queued: QueuedTask) -> None:
-        """Weigh a payload and, unless the save thread has taken the task, copy the parts that it must not share."""
-        task = queued.task
-        self._fair.weighed(queued, weigh(task.get(PAYLOAD)))
-        if queued.is_waiting and queued.nbytes:
-            task[PAYLOAD] = own(task[PAYLOAD], all_tensors=self._copies_all)
+        """Weigh a payload and, unless the save thread has taken the task, copy what it must not share."""
+        self._fair.weighed(queued, weigh(queued.task.get(PAYLOAD)))
+        if queued.is_waiting and queued.nbytes and (self._copies_all or self._fair.is_behind(queued.stream)):
+            self._copy(queued)
+
+    def _copy(self, queued: QueuedTask) -> None:
+        """Copy the payload of a task that waits, under the lock."""
+        if payload := queued.task.get(PAYLOAD):
+            queued.task[PAYLOAD] = own(payload, all_tensors=self._copies_all)
             _counters["owned_payloads"] += 1
 
     def _sort_in(self) -> None:
@@ -202,8 +209,12 @@ class SaveQueue:
                 self._count_put(self._unfetched, key, now)
             seconds = now - self._since_s
             with self._lock:
-                _counters["slow_sends"] += seconds >= SLOW_S
+                was_behind = self._fair.is_behind(queued.stream)
                 self._fair.sent(seconds, has_put=has_put)
+                if seconds >= SLOW_S:
+                    _counters["slow_sends"] += 1
+                    for waiting in () if was_behind or self._copies_all else queued.stream.waiting:
+                        self._copy(waiting)
         if now >= self._next_check_s:
             self._next_check_s = now + CHECK_S
             is_live = self._adapter._sender_tokens.__contains__

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from omni_fastpath.ledger import LEDGER
+from omni_fastpath.patches.save_queue_cap import PATCH
 
 pytestmark = pytest.mark.upstream
 
@@ -81,3 +86,65 @@ def test_tensor_without_a_storage_passes(torch: Any) -> None:
     """A sparse tensor is kept as it is, and the scheduler does not fail."""
     sparse = torch.eye(3).to_sparse()
     assert through({"x": sparse})[0]["x"] is sparse
+
+
+# ---- When a payload is copied ----
+
+
+class Queue:
+    """A queue without a save thread. Each step queues a row of one batch for each of the streams, of three or more.
+
+    Args:
+        copies_all: Of ``SaveQueue``.
+    """
+
+    def __init__(self, torch: Any, monkeypatch: pytest.MonkeyPatch, *, copies_all: bool) -> None:
+        LEDGER.entry(PATCH)
+        from omni_fastpath.patches.save_queue_cap import save_queue
+
+        self.now, self._torch, self._key = 0.0, torch, save_queue.PAYLOAD
+        monkeypatch.setattr(save_queue, "time", SimpleNamespace(monotonic=lambda: self.now))
+        thread, chunks = SimpleNamespace(ident=threading.get_ident()), dict[str, int]()
+        adapter = SimpleNamespace(save_thread=thread, put_req_chunk=chunks, connector=None, _sender_tokens={"slow": 1})
+        self.queue = save_queue.SaveQueue(adapter, unfetched=None, copies_all=copies_all)
+
+    def step(self, *streams: str) -> None:
+        """Queue the rows of one batch, and begin the next step."""
+        batch = self._torch.zeros(len(streams), 10)
+        for row, stream in enumerate(streams):
+            request = SimpleNamespace(external_req_id=stream)
+            self.queue.append({"request": request, self._key: {"x": batch[row : row + 1]}})
+        self.queue.before_step()
+
+    def send(self, seconds: float = 0.0) -> tuple[str, bool]:
+        """Send the next task. Its stream, and whether its payload was copied."""
+        task = self.queue.popleft()
+        tensor = task[self._key]["x"]
+        self.now += seconds
+        assert self.queue or not len(self.queue)
+        return task["request"].external_req_id, bool(tensor.untyped_storage().nbytes() == tensor.nbytes)
+
+
+def test_payloads_that_are_sent_in_order_of_arrival_are_not_copied(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their batch is kept no longer than they are."""
+    queue = Queue(torch, monkeypatch, copies_all=False)
+    for _ in range(3):
+        queue.step("a", "b", "c")
+    assert [queue.send() for _ in range(9)] == [("a", False), ("b", False), ("c", False)] * 3
+
+
+def test_payloads_of_a_slow_stream_are_copied(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait when it becomes slow, and those that arrive while it is behind, so that they keep no batch."""
+    queue = Queue(torch, monkeypatch, copies_all=False)
+    queue.step("slow", "a", "b")
+    queue.step("slow", "a", "b")
+    assert queue.send(0.2) == ("slow", False)
+    queue.step("slow", "a", "b")
+    assert [queue.send() for _ in range(8)] == [("a", False), ("b", False)] * 3 + [("slow", True)] * 2
+
+
+def test_on_a_cpu_device_each_payload_that_waits_is_copied(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the next step, which writes into the same memory."""
+    queue = Queue(torch, monkeypatch, copies_all=True)
+    queue.step("a", "b")
+    assert [queue.send(), queue.send()] == [("a", True), ("b", True)]
