@@ -33,7 +33,9 @@ PAYLOAD = "multimodal_output"
 """The key of a save task under which its payload is. A clean-up task has none."""
 
 CHECK_S = 0.1
-"""Between two checks of what was fetched and which streams have ended. Upstream's idle save thread wakes as often."""
+"""Least time between two checks of what was fetched and which streams have ended. Upstream's idle save thread wakes as
+often. While tasks wait and few bytes are not fetched there is no check, because each system call of a check gives the
+interpreter lock away, and the save thread waits for it."""
 
 
 def stream_of(task: Mapping[str, Any]) -> str:
@@ -70,16 +72,18 @@ class SaveQueue:
     Args:
         adapter: Upstream's adapter, in which nothing is queued yet.
         unfetched: Chunks in shared memory, or None if they are not counted.
+        few_bytes: Bytes in shared memory that are not worth a check while tasks wait.
         copies_all: Whether payloads are the runner's own memory. Then each one that waits is copied.
     """
 
-    def __init__(self, adapter: Any, *, unfetched: Unfetched | None, copies_all: bool) -> None:
+    def __init__(self, adapter: Any, *, unfetched: Unfetched | None, few_bytes: int, copies_all: bool) -> None:
         self._inbox: deque[dict[str, Any]] = deque()
         self.append: Callable[[dict[str, Any]], None] = self._inbox.append  # not a method, which would cost more
         self.is_aside = False
         self._adapter = adapter
         self._save_thread = adapter.save_thread.ident
         self._unfetched = unfetched
+        self._few_bytes = few_bytes
         self._copies_all = copies_all
         self._lock = threading.Lock()
         self._fair = FairQueue()
@@ -215,13 +219,17 @@ class SaveQueue:
                     _counters["slow_sends"] += 1
                     for waiting in () if was_behind or self._copies_all else queued.stream.waiting:
                         self._copy(waiting)
-        if now >= self._next_check_s:
+        if now >= self._next_check_s and self._is_check_due():
             self._next_check_s = now + CHECK_S
             is_live = self._adapter._sender_tokens.__contains__
             if self._unfetched is not None:
                 self._unfetched.check(now)
             with self._lock:
                 self._fair.forget_idle(is_live)
+
+    def _is_check_due(self) -> bool:
+        """Whether a check is cheap, or much may have been fetched since the last one."""
+        return self._unfetched is None or not len(self) or self._unfetched.nbytes > self._few_bytes
 
     def _count_put(self, unfetched: Unfetched, key: str, now: float) -> None:
         """Count what the last send put into shared memory, by the connector's own figures."""

@@ -85,7 +85,10 @@ class Unfetched:
 
     def _gone(self, chunks: _Chunks) -> int:
         """How many of the first chunks are gone."""
-        numbers = range(len(chunks.sizes))
+        count = len(chunks.sizes)
+        if not self._exists(f"{chunks.stem}{chunks.first + count - 1}"):  # as a rule all were fetched
+            return count
+        numbers = range(count - 1)
         return bisect_left(numbers, 1, key=lambda each: self._exists(f"{chunks.stem}{chunks.first + each}"))
 
     def _forget(self, stream: str, chunks: _Chunks) -> None:

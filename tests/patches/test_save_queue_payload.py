@@ -1,4 +1,4 @@
-"""The size of a payload, and which of its tensors are copied while it is queued."""
+"""The size of a payload, and when and which of its tensors are copied. When the save thread checks what was fetched."""
 
 from __future__ import annotations
 
@@ -98,21 +98,27 @@ class Queue:
         copies_all: Of ``SaveQueue``.
     """
 
-    def __init__(self, torch: Any, monkeypatch: pytest.MonkeyPatch, *, copies_all: bool) -> None:
+    def __init__(
+        self, torch: Any, monkeypatch: pytest.MonkeyPatch, *, copies_all: bool = False, unfetched: Any = None
+    ) -> None:
         LEDGER.entry(PATCH)
         from omni_fastpath.patches.save_queue_cap import save_queue
 
         self.now, self._torch, self._key = 0.0, torch, save_queue.PAYLOAD
         monkeypatch.setattr(save_queue, "time", SimpleNamespace(monotonic=lambda: self.now))
-        thread, chunks = SimpleNamespace(ident=threading.get_ident()), dict[str, int]()
-        adapter = SimpleNamespace(save_thread=thread, put_req_chunk=chunks, connector=None, _sender_tokens={"slow": 1})
-        self.queue = save_queue.SaveQueue(adapter, unfetched=None, copies_all=copies_all)
+        adapter = SimpleNamespace(
+            save_thread=SimpleNamespace(ident=threading.get_ident()),
+            put_req_chunk={},
+            connector=SimpleNamespace(stage_id=0, _metrics={"puts": 0, "bytes_transferred": 0}),
+            _sender_tokens={"slow": 1},
+        )
+        self.queue = save_queue.SaveQueue(adapter, unfetched=unfetched, few_bytes=100, copies_all=copies_all)
 
     def step(self, *streams: str) -> None:
         """Queue the rows of one batch, and begin the next step."""
         batch = self._torch.zeros(len(streams), 10)
         for row, stream in enumerate(streams):
-            request = SimpleNamespace(external_req_id=stream)
+            request = SimpleNamespace(external_req_id=stream, additional_information=None)
             self.queue.append({"request": request, self._key: {"x": batch[row : row + 1]}})
         self.queue.before_step()
 
@@ -127,7 +133,7 @@ class Queue:
 
 def test_payloads_that_are_sent_in_order_of_arrival_are_not_copied(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their batch is kept no longer than they are."""
-    queue = Queue(torch, monkeypatch, copies_all=False)
+    queue = Queue(torch, monkeypatch)
     for _ in range(3):
         queue.step("a", "b", "c")
     assert [queue.send() for _ in range(9)] == [("a", False), ("b", False), ("c", False)] * 3
@@ -135,7 +141,7 @@ def test_payloads_that_are_sent_in_order_of_arrival_are_not_copied(torch: Any, m
 
 def test_payloads_of_a_slow_stream_are_copied(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait when it becomes slow, and those that arrive while it is behind, so that they keep no batch."""
-    queue = Queue(torch, monkeypatch, copies_all=False)
+    queue = Queue(torch, monkeypatch)
     queue.step("slow", "a", "b")
     queue.step("slow", "a", "b")
     assert queue.send(0.2) == ("slow", False)
@@ -148,3 +154,17 @@ def test_on_a_cpu_device_each_payload_that_waits_is_copied(torch: Any, monkeypat
     queue = Queue(torch, monkeypatch, copies_all=True)
     queue.step("a", "b")
     assert [queue.send(), queue.send()] == [("a", True), ("b", True)]
+
+
+@pytest.mark.parametrize(("nbytes", "checks"), [(100, 1), (101, 3)])
+def test_few_unfetched_bytes_are_checked_when_no_task_waits(
+    torch: Any, monkeypatch: pytest.MonkeyPatch, nbytes: int, checks: int
+) -> None:
+    """A check costs system calls, which the save thread makes between two sends only for more than a few bytes."""
+    found: list[float] = []
+    unfetched = SimpleNamespace(nbytes=nbytes, check=found.append, sent=lambda _stream, _now: None)
+    queue = Queue(torch, monkeypatch, unfetched=unfetched)
+    queue.step("a", "b", "c")
+    for _ in range(3):
+        queue.send(1.0)
+    assert len(found) == checks
