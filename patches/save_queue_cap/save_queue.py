@@ -6,9 +6,11 @@ lock, and once before each step it sorts them in and weighs the payloads that wa
 which alone takes tasks, sorts in too. ``_lock`` protects `_fair` and is not held during any call of upstream.
 
 The payloads of a step are parts of the same memory, which is kept while one of them waits. In order of arrival they are
-sent together. The payloads of a stream that is behind wait longer, so they are copied.
+sent together. Those of a stream that is behind wait longer, so they are copied. If all payloads of a step are less than
+half of its memory, as with prompts of requests for text alone in it, those that wait are copied. So what waits keeps at
+most twice its size, and the memory of one step.
 
-A task is in `_inbox`, in its stream's deque or taken by the save thread, for a moment in two of them and never in none.
+A task is in `_inbox`, in a deque of `_fair` or taken by the save thread, for a moment in two of them and never in none.
 So an exception of the patch, at any line, loses nothing (`step_aside`).
 """
 
@@ -33,9 +35,12 @@ PAYLOAD = "multimodal_output"
 """The key of a save task under which its payload is. A clean-up task has none."""
 
 CHECK_S = 0.1
-"""Least time between two checks of what was fetched and which streams have ended. Upstream's idle save thread wakes as
-often. While tasks wait and few bytes are not fetched there is no check, because each system call of a check gives the
-interpreter lock away, and the save thread waits for it."""
+"""Between two checks of what was fetched and which streams have ended, if no task waits. Upstream's idle save thread
+wakes as often."""
+
+BUSY_CHECK_S = 1.0
+"""The same while tasks wait, because the save thread releases the interpreter lock in each system call of a check and
+then waits for it."""
 
 
 def stream_of(task: Mapping[str, Any]) -> str:
@@ -46,8 +51,7 @@ def stream_of(task: Mapping[str, Any]) -> str:
     """
     request = task.get("request")
     if request is not None:
-        external_req_id: str = request.external_req_id
-        return external_req_id
+        return str(request.external_req_id)
     # 0.32 releases all segments of a prefix, which earlier releases counted.
     prefix: str = task["cleanup_shm"][0] if "cleanup_shm" in task else task["release_shm"].removesuffix("_")
     return prefix.rsplit("_", 1)[0]
@@ -72,23 +76,21 @@ class SaveQueue:
     Args:
         adapter: Upstream's adapter, in which nothing is queued yet.
         unfetched: Chunks in shared memory, or None if they are not counted.
-        few_bytes: Bytes in shared memory that are not worth a check while tasks wait.
         copies_all: Whether payloads are the runner's own memory. Then each one that waits is copied.
     """
 
-    def __init__(self, adapter: Any, *, unfetched: Unfetched | None, few_bytes: int, copies_all: bool) -> None:
+    def __init__(self, adapter: Any, *, unfetched: Unfetched | None, copies_all: bool) -> None:
         self._inbox: deque[dict[str, Any]] = deque()
         self.append: Callable[[dict[str, Any]], None] = self._inbox.append  # not a method, which would cost more
         self.is_aside = False
         self._adapter = adapter
         self._save_thread = adapter.save_thread.ident
         self._unfetched = unfetched
-        self._few_bytes = few_bytes
         self._copies_all = copies_all
         self._lock = threading.Lock()
         self._fair = FairQueue()
         self._fresh: list[QueuedTask] = []  # sorted in since the last step
-        self._next_check_s = 0.0
+        self._checked_s = 0.0
         # When the current task was taken, and its stream's next chunk and the connector's figures at that time.
         self._since_s = 0.0
         self._number = 0
@@ -126,18 +128,20 @@ class SaveQueue:
             if self.is_aside:
                 return
             self._sort_in()
-            fresh, self._fresh = self._fresh, []
-            for queued in fresh:
-                if queued.is_waiting or queued is self._fair.sending:
-                    self._take_over(queued)
+            fair, weighed, total_kept = self._fair, self._fair.nbytes, 0
+            step, self._fresh = self._fresh, []
+            for queued in step:
+                if queued.is_waiting or queued is fair.sending:
+                    nbytes, kept = weigh(queued.task.get(PAYLOAD))
+                    fair.weighed(queued, nbytes)
+                    total_kept += kept
+            # Each keeps the memory of the whole step, of which those that were sent had as large a part as the others.
+            copies_step = self._copies_all or total_kept > 2 * len(step) * (fair.nbytes - weighed)
+            for queued in step:
+                if queued.is_waiting and (copies_step or queued.stream.behind is not None):
+                    self._copy(queued)
             _counters["max_queued_tasks"] = max(_counters["max_queued_tasks"], self.tasks)
             _counters["max_outstanding_bytes"] = max(_counters["max_outstanding_bytes"], self.nbytes)
-
-    def _take_over(self, queued: QueuedTask) -> None:
-        """Weigh a payload and, unless the save thread has taken the task, copy what it must not share."""
-        self._fair.weighed(queued, weigh(queued.task.get(PAYLOAD)))
-        if queued.is_waiting and queued.nbytes and (self._copies_all or self._fair.is_behind(queued.stream)):
-            self._copy(queued)
 
     def _copy(self, queued: QueuedTask) -> None:
         """Copy the payload of a task that waits, under the lock."""
@@ -181,15 +185,15 @@ class SaveQueue:
         except Exception as error:
             _runtime.fail("taking a task", error)
             self.step_aside()
-            before = locals().get("fair", self._fair)
+            before: FairQueue = locals().get("fair", self._fair)
             if before.sending is not None:
-                task: dict[str, Any] = before.sending.task
-                return task
+                return before.sending.task
         return self._inbox.popleft()
 
     def _take(self) -> dict[str, Any]:
         """Take the next task, under the lock."""
-        self._sort_in()
+        if self._inbox:
+            self._sort_in()
         queued = self._fair.pop()
         key, connector = queued.stream.key, self._adapter.connector
         self._number = self._adapter.put_req_chunk.get(key, 0)
@@ -205,38 +209,32 @@ class SaveQueue:
         """Charge the send that is over, and check now and then what was fetched and which streams have ended."""
         queued = self._fair.sending
         if queued is not None:
-            key = queued.stream.key
+            key, connector = queued.stream.key, self._adapter.connector
             # The end of a request clears upstream's count of its chunks.
             has_put = self._adapter.put_req_chunk.get(key, 0) != self._number
             if self._unfetched is not None and queued.stream.has_receiver:
-                self._unfetched.sent(key, now)
-                self._count_put(self._unfetched, key, now)
+                # Counted by the connector's own figures, which do not count a put that failed.
+                puts, nbytes = connector._metrics["puts"], connector._metrics["bytes_transferred"]
+                if puts > self._put_before[0]:
+                    nbytes -= self._put_before[1]
+                    self._unfetched.put(key, connector.stage_id, self._number, nbytes, now)
+                else:
+                    self._unfetched.sent(key, now)
             seconds = now - self._since_s
             with self._lock:
-                was_behind = self._fair.is_behind(queued.stream)
+                was_behind = queued.stream.behind is not None
                 self._fair.sent(seconds, has_put=has_put)
                 if seconds >= SLOW_S:
                     _counters["slow_sends"] += 1
-                    for waiting in () if was_behind or self._copies_all else queued.stream.waiting:
+                    for waiting in () if was_behind or self._copies_all else queued.stream.behind or ():
                         self._copy(waiting)
-        if now >= self._next_check_s and self._is_check_due():
-            self._next_check_s = now + CHECK_S
+        if now - self._checked_s >= (BUSY_CHECK_S if len(self) else CHECK_S):
+            self._checked_s = now
             is_live = self._adapter._sender_tokens.__contains__
             if self._unfetched is not None:
                 self._unfetched.check(now)
             with self._lock:
                 self._fair.forget_idle(is_live)
-
-    def _is_check_due(self) -> bool:
-        """Whether a check is cheap, or much may have been fetched since the last one."""
-        return self._unfetched is None or not len(self) or self._unfetched.nbytes > self._few_bytes
-
-    def _count_put(self, unfetched: Unfetched, key: str, now: float) -> None:
-        """Count what the last send put into shared memory, by the connector's own figures."""
-        connector = self._adapter.connector
-        puts, nbytes = connector._metrics["puts"], connector._metrics["bytes_transferred"]
-        if puts > self._put_before[0]:
-            unfetched.put(key, connector.stage_id, self._number, nbytes - self._put_before[1], now)
 
     # ---- Stepping aside ----
 

@@ -59,12 +59,13 @@ class Unfetched:
             chunks = None
         if chunks is None:
             chunks = self._streams[stream] = _Chunks(f"{stream}_{stage}_", number, now)
+        chunks.moved_s = now
         chunks.sizes.append(nbytes)
         chunks.nbytes += nbytes
         self.nbytes += nbytes
 
     def sent(self, stream: str, now: float) -> None:
-        """Note that a task of the stream was sent, with or without a chunk."""
+        """Note that a task of the stream was sent without a chunk."""
         chunks = self._streams.get(stream)
         if chunks is not None:
             chunks.moved_s = now
@@ -85,10 +86,7 @@ class Unfetched:
 
     def _gone(self, chunks: _Chunks) -> int:
         """How many of the first chunks are gone."""
-        count = len(chunks.sizes)
-        if not self._exists(f"{chunks.stem}{chunks.first + count - 1}"):  # as a rule all were fetched
-            return count
-        numbers = range(count - 1)
+        numbers = range(len(chunks.sizes))
         return bisect_left(numbers, 1, key=lambda each: self._exists(f"{chunks.stem}{chunks.first + each}"))
 
     def _forget(self, stream: str, chunks: _Chunks) -> None:

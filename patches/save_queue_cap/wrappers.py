@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 _runtime = runtime("save_queue_cap")
 _counters = _runtime.counters
 
-_NO_LIMIT = 256 * 2**20
-"""In place of ``max_bytes`` where that is null, for what is only counted."""
-
 _ATTRIBUTE = "_omni_fastpath_save_queue"
 _queues: WeakSet[SaveQueue] = WeakSet()
 
@@ -61,7 +58,6 @@ def _set_up(scheduler: Any) -> None:
     queue = SaveQueue(
         adapter,
         unfetched=Unfetched() if uncounted is None else None,
-        few_bytes=(options.max_bytes or _NO_LIMIT) // 4,
         copies_all=scheduler.vllm_config.device_config.device_type == "cpu",
     )
     _queues.add(queue)
