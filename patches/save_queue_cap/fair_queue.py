@@ -1,8 +1,8 @@
 """Chooses the next task: in order of arrival, and for slow streams start-time fair queueing by the time of their sends.
 
-Streams that are not behind have one deque together. A stream whose send was slow is behind until the others have had as
-much of the save thread as it had. It has a deque of its own, and is sent only when no other stream has a task. There is
-no thread, lock or clock in here.
+A stream whose send was slow is behind until the others have had as much of the save thread as it had. Until then it is
+sent only when the others have no task, and its tasks are in a deque of its own. The tasks of all other streams are in
+one deque. There is no thread, lock or clock in here.
 """
 
 from __future__ import annotations

@@ -13,17 +13,16 @@ from typing import Any
 import torch
 
 
-def weigh(payload: Any) -> tuple[int, int]:
-    """Bytes of the tensors in a flat or nested payload of tensors and plain values, and of the memory they keep."""
-    values, nbytes, kept = [payload], 0, 0
+def weigh(payload: Any, *, kept: bool = False) -> int:
+    """Bytes of the tensors in a flat or nested payload of tensors and plain values, or of the memory that they keep."""
+    values, nbytes = [payload], 0
     for value in values:
         if isinstance(value, torch.Tensor):
             if value.layout is torch.strided:
-                nbytes += value.nbytes
-                kept += value.untyped_storage().nbytes()
+                nbytes += value.untyped_storage().nbytes() if kept else value.nbytes
         elif isinstance(value, (dict, list, tuple)):
             values += value.values() if isinstance(value, dict) else value
-    return nbytes, kept
+    return nbytes
 
 
 def own(value: Any, *, all_tensors: bool) -> Any:

@@ -6,9 +6,9 @@ lock, and once before each step it sorts them in and weighs the payloads that wa
 which alone takes tasks, sorts in too. ``_lock`` protects `_fair` and is not held during any call of upstream.
 
 The payloads of a step are parts of the same memory, which is kept while one of them waits. In order of arrival they are
-sent together. Those of a stream that is behind wait longer, so they are copied. If all payloads of a step are less than
-half of its memory, as with prompts of requests for text alone in it, those that wait are copied. So what waits keeps at
-most twice its size, and the memory of one step.
+sent together. Those of a stream that is behind wait longer, so they are copied. The payloads of a step are also copied
+if they are less than half of its memory, which a prompt of a request for text alone may fill. So what waits keeps about
+twice its size at most, and the memory of one step.
 
 A task is in `_inbox`, in a deque of `_fair` or taken by the save thread, for a moment in two of them and never in none.
 So an exception of the patch, at any line, loses nothing (`step_aside`).
@@ -128,18 +128,17 @@ class SaveQueue:
             if self.is_aside:
                 return
             self._sort_in()
-            fair, weighed, total_kept = self._fair, self._fair.nbytes, 0
             step, self._fresh = self._fresh, []
             for queued in step:
-                if queued.is_waiting or queued is fair.sending:
-                    nbytes, kept = weigh(queued.task.get(PAYLOAD))
-                    fair.weighed(queued, nbytes)
-                    total_kept += kept
-            # Each keeps the memory of the whole step, of which those that were sent had as large a part as the others.
-            copies_step = self._copies_all or total_kept > 2 * len(step) * (fair.nbytes - weighed)
-            for queued in step:
-                if queued.is_waiting and (copies_step or queued.stream.behind is not None):
-                    self._copy(queued)
+                if queued.is_waiting or queued is self._fair.sending:
+                    self._fair.weighed(queued, weigh(queued.task.get(PAYLOAD)))
+            if waiting := [each for each in step if each.is_waiting and each.nbytes]:
+                # The smallest keeps the memory of the step. Those that were sent had as much of it as the others.
+                kept = weigh(min(waiting, key=lambda each: each.nbytes).task[PAYLOAD], kept=True)
+                parts = sum(each.nbytes for each in waiting) / len(waiting) * len(step)
+                for queued in waiting:
+                    if self._copies_all or kept > 2 * parts or queued.stream.behind is not None:
+                        self._copy(queued)
             _counters["max_queued_tasks"] = max(_counters["max_queued_tasks"], self.tasks)
             _counters["max_outstanding_bytes"] = max(_counters["max_outstanding_bytes"], self.nbytes)
 

@@ -26,7 +26,7 @@ def through(payload: Any, *, all_tensors: bool = False) -> tuple[Any, int]:
     """What the queue keeps of a queued payload, and its bytes."""
     from omni_fastpath.patches.save_queue_cap.payload import own, weigh
 
-    return own(payload, all_tensors=all_tensors), weigh(payload)[0]
+    return own(payload, all_tensors=all_tensors), weigh(payload)
 
 
 @pytest.mark.parametrize(
